@@ -1,0 +1,45 @@
+# Every target works as the only command on a fresh clone.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: setup demo test check format proto bench soak mutants clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing Atoll into .venv (once; a minute or two)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: setup
+	@$(BIN)/python -m examples.demo $(DEMO)
+
+test: setup
+	$(BIN)/python -m pytest -q
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+proto: setup
+	$(BIN)/python -m tests.protocol.generate
+
+bench: setup
+	@for name in $(or $(NAME),crash_matrix round_latency resume_transfer); do $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+soak: setup
+	$(BIN)/python -m tests.server.histories --seeds 20000
+
+mutants: setup
+	$(BIN)/python -m tests.mutants
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis mutants demo-run

@@ -1,0 +1,1 @@
+"""How updates become a global model. Arrays in, arrays out: no grpc, no asyncio, no wall clock."""

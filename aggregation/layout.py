@@ -1,0 +1,69 @@
+"""Where a model's numbers lie: tensors, boxes of tensors, pieces. Values only, no arrays.
+
+A *layout* is the ordered tuple of a model's tensors. A *piece* is an N-d box of one tensor, stored contiguously in
+C order, little-endian. A plain client has one piece per tensor; a rank of a sharded client has its own boxes.
+The canonical order of pieces (and of the tensors in a version's file) is by element size, largest first, then by
+name, then by offsets: the order that safetensors uses, so that every tensor is aligned.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1}
+"""Element size [bytes] of the dtypes that may travel, by their safetensors names."""
+
+FLOATS = frozenset({"F32", "F16", "BF16"})
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One named tensor of a model."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_elements(self) -> int:
+        """Product of the shape; 1 for a scalar."""
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the whole tensor [bytes]."""
+        return self.num_elements * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of one tensor, as it is stored and sent; `sha256` is of its bytes."""
+
+    tensor: str
+    dtype: str
+    offsets: tuple[int, ...]
+    lengths: tuple[int, ...]
+    sha256: str
+
+    @property
+    def num_elements(self) -> int:
+        """Product of the lengths; 1 for a scalar."""
+        return math.prod(self.lengths)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the piece [bytes]."""
+        return self.num_elements * ITEM_BYTES[self.dtype]
+
+
+Layout = tuple[Tensor, ...]
+
+
+def in_order(tensors: Iterable[Tensor]) -> Layout:
+    """The tensors in canonical order."""
+    return tuple(sorted(tensors, key=lambda t: (-ITEM_BYTES[t.dtype], t.name)))
+
+
+def pieces_in_order(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """The pieces in canonical order."""
+    return tuple(sorted(pieces, key=lambda p: (-ITEM_BYTES[p.dtype], p.tensor, p.offsets)))

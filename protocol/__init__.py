@@ -1,0 +1,1 @@
+"""What both sides agree on: words, settings, manifests, messages, status codes."""

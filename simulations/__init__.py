@@ -1,0 +1,1 @@
+"""The world in one process: virtual clock, network, faults."""
