@@ -1,0 +1,377 @@
+"""What happens to a run, and what is to be done about it: the words of the machines. Pure values.
+
+Events are in the past tense and are what the journal holds; effects are imperatives and are carried out by the driver only
+after their event is on disk. Every event reaches the machine together with the time (seconds since the epoch, on a
+clock that never runs backward); updates are referred to by digest, never held.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from atoll.protocol.vocabulary import (
+    AbandonReason,
+    ClientId,
+    Digest,
+    FailureReason,
+    LossReason,
+    RejectReason,
+    ReleaseReason,
+    RoundId,
+    RunState,
+    Version,
+)
+
+Sums = Mapping[str, tuple[float, ...]]
+"""Sufficient statistics by metric; merged by addition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """An uploaded update whose bytes were found whole, finite and of the expected layout. num_examples is its FedAvg weight n_k."""
+
+    client_id: ClientId
+    round_id: RoundId
+    base_version: Version
+    digest: Digest
+    num_examples: int
+    work: float  # fraction of the requested steps that was done, in (0, 1]
+    num_bytes: int = 0
+    statistics: Sums = field(default_factory=dict)
+    download_seconds: float = 0.0
+    train_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a client says about itself: for sampling."""
+
+    num_examples: int = 0
+    label: str = ""
+
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """The run exists: version 0 of its model lies in the store."""
+
+    model_digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorStarted:
+    """The process came up again; it was last known alive at `down_since`. Nobody is connected."""
+
+    down_since: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClientJoined:
+    """A control stream was opened. The newest session of a client is the one that counts."""
+
+    client_id: ClientId
+    session: str
+    profile: Profile = Profile()
+    working_on: tuple[RoundId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClientDisconnected:
+    """A control stream ended. Not yet a loss: the client has its lease to come back."""
+
+    client_id: ClientId
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLost:
+    """The lease ran out, or the client said goodbye."""
+
+    client_id: ClientId
+    reason: LossReason
+
+
+@dataclass(frozen=True, slots=True)
+class RoundDue:
+    """The pause after the last round is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class CohortDrawn:
+    """The sampler's answer to DrawCohort."""
+
+    round_id: RoundId
+    clients: tuple[ClientId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerFailed:
+    """The user's own sampler raised, or named someone who is not available."""
+
+    round_id: RoundId
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFailed:
+    """A client gives up its part in a round and says why."""
+
+    client_id: ClientId
+    round_id: RoundId
+    reason: FailureReason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UploadBegun:
+    """The first bytes of an update are on their way."""
+
+    client_id: ClientId
+    round_id: RoundId
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateReceived:
+    """An update lies complete and checked on disk; the machine decides."""
+
+    update: Update
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRefused:
+    """An update failed a check of its bytes or its manifest before the machine saw it."""
+
+    client_id: ClientId
+    round_id: RoundId
+    reason: RejectReason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregated:
+    """The next version lies on disk."""
+
+    round_id: RoundId
+    model_digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class AggregationFailed:
+    """The fold or the server optimizer raised."""
+
+    round_id: RoundId
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEvaluated:
+    """The server's own data were run through a version; `statistics` is None when that failed, `detail` says why."""
+
+    version: Version
+    statistics: Sums | None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientEvaluated:
+    """A client ran a version on its own data; None when it could not."""
+
+    client_id: ClientId
+    version: Version
+    statistics: Sums | None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """The machine's deadline is here."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """The operator ends the run."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequested:
+    """The operator reopens a stopped or failed run."""
+
+
+Event = (
+    RunStarted
+    | CoordinatorStarted
+    | ClientJoined
+    | ClientDisconnected
+    | ClientLost
+    | RoundDue
+    | CohortDrawn
+    | SamplerFailed
+    | ClientFailed
+    | UploadBegun
+    | UpdateReceived
+    | UpdateRefused
+    | Aggregated
+    | AggregationFailed
+    | ModelEvaluated
+    | ClientEvaluated
+    | TimePassed
+    | StopRequested
+    | ResumeRequested
+)
+
+
+# ---------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An available client, with what a sampler may look at."""
+
+    client_id: ClientId
+    num_examples: int
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrawCohort:
+    """Let the seeded sampler choose `count` of the candidates (sorted by client id)."""
+
+    round_id: RoundId
+    count: int
+    candidates: tuple[Candidate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Invite:
+    """Tell a client to train from `base_version` and to report by `deadline`. Repeated when it reconnects."""
+
+    client_id: ClientId
+    round_id: RoundId
+    base_version: Version
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Tell a client to stop training; `submit`: what it has may still be sent."""
+
+    client_id: ClientId
+    round_id: RoundId
+    reason: ReleaseReason
+    submit: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """The update counts. `carried_into` names the round when it was late."""
+
+    client_id: ClientId
+    round_id: RoundId
+    digest: Digest
+    carried: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """The update does not count; the client is told why."""
+
+    client_id: ClientId
+    round_id: RoundId
+    digest: Digest
+    reason: RejectReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """One accepted update as the fold takes it: weight n_k * scale."""
+
+    client_id: ClientId
+    digest: Digest
+    num_examples: int
+    scale: float  # staleness discount times, under partial_work = "scaled", work; in (0, 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """Fold these updates (sorted by client id) into `base_version` + 1."""
+
+    round_id: RoundId
+    base_version: Version
+    contributions: tuple[Contribution, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The version is the global model from now on: publish it, write the record, take a snapshot."""
+
+    round_id: RoundId
+    version: Version
+    model_digest: Digest
+    used: tuple[Digest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """The round ended without a model: write its record. `unused`: accepted updates that no model will hold."""
+
+    round_id: RoundId
+    reason: AbandonReason
+    unused: tuple[Digest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluateModel:
+    """Run a version on the server's own data."""
+
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class AskEvaluation:
+    """Ask a client to run a version on its own data, by `deadline`."""
+
+    client_id: ClientId
+    version: Version
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class CloseEvaluation:
+    """All answers are in, or the deadline is over: write them down."""
+
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class OpenNextRound:
+    """Deliver RoundDue after the configured pause."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    """The run is over, with this cause. Delivered once for each end."""
+
+    state: RunState
+    cause: str
+
+
+Effect = (
+    DrawCohort
+    | Invite
+    | Release
+    | Accept
+    | Reject
+    | Aggregate
+    | Commit
+    | Abandon
+    | EvaluateModel
+    | AskEvaluation
+    | CloseEvaluation
+    | OpenNextRound
+    | EndRun
+)
+
