@@ -34,6 +34,20 @@ class RunState(StrEnum):
     FAILED = "failed"
 
 
+class Fate(StrEnum):
+    """What became of one invitation."""
+
+    WAITING = "waiting"
+    REPORTED = "reported"
+    FAILED = "failed"
+    REFUSED = "refused"
+    LOST = "lost"
+    STRAGGLER = "straggler"
+    RELEASED = "released"
+    LATE = "late"
+    CARRIED = "carried"
+
+
 class RejectReason(StrEnum):
     """Why an update was not accepted."""
 
@@ -66,6 +80,7 @@ class FailureReason(StrEnum):
     OUT_OF_TIME = "out_of_time"
     NOT_FINITE = "not_finite"
     DOWNLOAD_FAILED = "download_failed"
+    UPLOAD_FAILED = "upload_failed"
     DISK_FULL = "disk_full"
     SHUTTING_DOWN = "shutting_down"
 

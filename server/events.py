@@ -1,8 +1,8 @@
 """What happens to a run, and what is to be done about it: the words of the machines. Pure values.
 
-Events are in the past tense and are what the journal holds; effects are imperatives and are carried out by the driver only
-after their event is on disk. Every event reaches the machine together with the time (seconds since the epoch, on a
-clock that never runs backward); updates are referred to by digest, never held.
+Events are in the past tense and are what the journal holds; effects are imperatives and are carried out by the
+driver only after their event is on disk. Every event reaches the machine together with the time (seconds since the
+epoch, on a clock that never runs backward); updates are referred to by digest, never held.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ Sums = Mapping[str, tuple[float, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """An uploaded update whose bytes were found whole, finite and of the expected layout. num_examples is its FedAvg weight n_k."""
+    """An uploaded update whose bytes were found whole, finite and of the expected layout. `num_examples` is n_k."""
 
     client_id: ClientId
     round_id: RoundId
@@ -266,7 +266,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """The update counts. `carried_into` names the round when it was late."""
+    """The update counts; `carried`: it was late and counts in the next round that commits."""
 
     client_id: ClientId
     round_id: RoundId
@@ -316,11 +316,17 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """The round ended without a model: write its record. `unused`: accepted updates that no model will hold."""
+    """The round ended without a model: write its record."""
 
     round_id: RoundId
     reason: AbandonReason
-    unused: tuple[Digest, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AmendRecord:
+    """Something was learnt about a round that had ended: write its record again."""
+
+    round_id: RoundId
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,9 +347,11 @@ class AskEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class CloseEvaluation:
-    """All answers are in, or the deadline is over: write them down."""
+    """All answers are in, or the deadline is over: merge them and write them down."""
 
     version: Version
+    answers: Mapping[ClientId, Sums]
+    failures: Mapping[ClientId, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,10 +376,10 @@ Effect = (
     | Aggregate
     | Commit
     | Abandon
+    | AmendRecord
     | EvaluateModel
     | AskEvaluation
     | CloseEvaluation
     | OpenNextRound
     | EndRun
 )
-

@@ -24,12 +24,13 @@ class StragglerPolicy(BaseModel):
     """`ceil(cohort_size * over_selection)` clients are invited (1.3 in Bonawitz et al. 2019, section 9)."""
 
     quorum: int | float = 1.0
-    """Fewest accepted updates that may commit a round: a count (integer >= 1), or a fraction of `cohort_size` (a number with
-    a decimal point in (0, 1]). A late update carried in from an earlier round counts; one client counts once."""
+    """Fewest accepted updates that may commit a round: a count (integer >= 1), or a fraction of `cohort_size` (a
+    number with a decimal point in (0, 1]). A late update carried in from an earlier round counts; one client counts
+    once."""
 
     deadline: Seconds | Literal["adaptive"] = 600.0
-    """Seconds from the invitation to the end of collecting; or "adaptive": `adaptive_margin` times the time that the slowest
-    client that is needed is expected to take, from its measured download, training and upload times."""
+    """Seconds from the invitation to the end of collecting; or "adaptive": `adaptive_margin` times the time that the
+    slowest client that is needed is expected to take, from its measured download, training and upload times."""
 
     adaptive_margin: float = Field(default=1.5, ge=1.0, le=100.0)
     """Factor between the expected time and an adaptive deadline."""
@@ -47,21 +48,24 @@ class StragglerPolicy(BaseModel):
     """Seconds after the deadline for uploads that were begun before it."""
 
     late: Literal["discard", "next_round"] = "discard"
-    """What happens to an update that arrives after its round has closed: refused, or counted in the next round that commits,
-    with its weight discounted by its staleness."""
+    """What happens to an update that arrives after its round has closed: refused, or counted in the next round that
+    commits, with its weight discounted by its staleness. "next_round" also carries over the accepted updates of an
+    abandoned round."""
 
     max_staleness: int = Field(default=1, ge=0, le=1000)
     """With late = "next_round": an update may be at most this many model versions old when it arrives."""
 
     staleness_exponent: float = Field(default=0.5, ge=0.0, le=10.0)
-    """The discount of a late update is `(1 + staleness) ** -staleness_exponent`, in numerator and denominator (Xie et al. 2019)."""
+    """The discount of a late update is `(1 + staleness) ** -staleness_exponent`, in numerator and denominator
+    (the polynomial rule of Xie et al. 2019)."""
 
     partial_work: Literal["refuse", "accept", "scaled"] = "accept"
     """An update whose client stopped before it had done all requested steps: refused; accepted with weight
     `num_examples`; or accepted with weight `num_examples * work`."""
 
     retry: int = Field(default=3, ge=0, le=1_000_000)
-    """Rounds in a row that may be abandoned before the run stops as failed: `retry` retries follow the first failure."""
+    """Rounds in a row that may be abandoned and tried again with a new cohort; one more, and the run stops as
+    failed."""
 
     outage_max: SecondsOrNone = 3600.0
     """An open round is extended by the time that the coordinator was down, up to this many seconds in all."""
@@ -70,8 +74,8 @@ class StragglerPolicy(BaseModel):
     """Clients that must be connected before a cohort is drawn; 0: as many as are invited."""
 
     selection_timeout: Seconds = 300.0
-    """Seconds to wait for `min_available` clients. Then the round is drawn from those who are there if they can make the
-    quorum, and abandoned otherwise."""
+    """Seconds to wait for `min_available` clients. Then the round is drawn from those who are there if they can make
+    the quorum, and abandoned otherwise."""
 
     max_examples: int = Field(default=1_000_000_000, ge=1, le=2**40)
     """An update that claims more examples than this is refused."""
@@ -106,7 +110,9 @@ class StragglerPolicy(BaseModel):
     @property
     def quorum_count(self) -> int:
         """The quorum as a number of updates."""
-        return self.quorum if isinstance(self.quorum, int) else max(1, math.ceil(round(self.quorum * self.cohort_size, 9)))
+        if isinstance(self.quorum, int):
+            return self.quorum
+        return max(1, math.ceil(round(self.quorum * self.cohort_size, 9)))
 
     @property
     def num_needed_to_draw(self) -> int:

@@ -1,0 +1,311 @@
+"""The agent's side of the conversation as a pure state machine: events in, effects out; the clock is an argument.
+
+One job at a time (train for a round, or evaluate a version), any number of finished updates on their way. A job goes
+
+    DOWNLOADING --ModelReady--> WORKING --Trained, Evaluated--> done (an update goes to the spool and is uploaded)
+         any  --Released--> STOPPING --the worker answers, or is killed after its lease--> done
+
+Losing contact alone never ends a job: the worker knows its deadline, stops in time by itself, and the update waits in
+the spool until the coordinator has answered for it (DESIGN invariants 2 and 8). Randomness (the jitter of
+reconnecting) comes from a generator that is passed in.
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from atoll.client.events import (
+    Answered,
+    Asked,
+    Connect,
+    Connected,
+    Discard,
+    Disconnected,
+    Download,
+    Effect,
+    Effects,
+    Evaluated,
+    EvaluationRequest,
+    Event,
+    Extend,
+    JobFailed,
+    Key,
+    KillWorker,
+    ModelReady,
+    Released,
+    ReportEvaluation,
+    ReportFailure,
+    Request,
+    RunEnded,
+    StopWork,
+    Sums,
+    Trained,
+    Upload,
+    UploadCut,
+    Work,
+)
+from atoll.protocol.vocabulary import Digest, FailureReason, RejectReason, RoundId, RunId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRules:
+    """What the agent's operator has set. Seconds."""
+
+    tasks: frozenset[str]  # names that this agent allows
+    lease: float = 30.0  # how long a worker may outlive its deadline or its release
+    reconnect_min: float = 0.2
+    reconnect_max: float = 15.0
+    resends_max: int = 3  # of one update whose bytes were damaged on the way
+
+
+class Stage(Enum):
+    """Where a job stands."""
+
+    DOWNLOADING = auto()
+    WORKING = auto()
+    STOPPING = auto()
+
+
+@dataclass(slots=True)
+class Job:
+    """What the worker is busy with."""
+
+    request: Request
+    deadline: float
+    stage: Stage = Stage.DOWNLOADING
+    is_released: bool = False  # nobody waits for a failure report any more
+    submit: bool = True  # whether what is done is worth sending
+    kill_by: float = 0.0  # while STOPPING
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """A finished update until the coordinator has answered for it."""
+
+    digest: Digest
+    is_active: bool = False  # an upload is under way
+    begun_at: float = 0.0
+    retry_at: float = 0.0
+    num_cuts: int = 0
+    num_resends: int = 0
+
+
+class Session:
+    """See the module docstring. `spooled`: the finished updates that an earlier process of this agent left behind."""
+
+    def __init__(self, rules: SessionRules, rng: random.Random, spooled: Mapping[Key, Digest] | None = None) -> None:
+        self.rules = rules
+        self.job: Job | None = None
+        self.next: Asked | None = None  # waits until the worker is free
+        self.next_deadline = 0.0
+        self.outgoing = {key: Outgoing(digest) for key, digest in (spooled or {}).items()}
+        self.is_connected = False
+        self.upload_seconds = 0.0  # moving average of what an upload takes
+        self._rng = rng
+        self._num_dials = 0
+
+    @property
+    def working_on(self) -> tuple[tuple[RunId, RoundId], ...]:
+        """The rounds that this client trains for or has an unanswered update of; told in Hello."""
+        keys = set(self.outgoing)
+        if self.job is not None:
+            keys.add(self.job.request.key)
+        return tuple(sorted((run, RoundId(n)) for kind, run, n in keys if kind == "round"))
+
+    @property
+    def deadline(self) -> float | None:
+        """When the driver must deliver TimePassed; None when nothing is timed."""
+        instants = [o.retry_at for o in self.outgoing.values() if not o.is_active and self.is_connected]
+        if (due := self._job_due()) is not None:
+            instants.append(due)
+        return min(instants, default=None)
+
+    def _job_due(self) -> float | None:
+        job = self.job
+        if job is None:
+            return None
+        if job.stage is Stage.STOPPING:
+            return job.kill_by
+        if job.stage is Stage.WORKING:
+            return job.deadline + self.rules.lease
+        return job.deadline if self.is_connected else None  # a deadline may have moved while we were cut off
+
+    def receive(self, event: Event, now: float) -> Effects:
+        """Advance by one event. What is overdue takes effect first, however late the driver wakes."""
+        effects: list[Effect] = []
+        if (due := self._job_due()) is not None and now >= due:
+            effects += self._job_overdue(now)
+        effects += self._on(event, now)
+        if self.job is None and self.next is not None:
+            effects += self._start_next(now)
+        if self.is_connected:
+            effects += self._due_uploads(now)
+        return tuple(effects)
+
+    def _on(self, event: Event, now: float) -> Effects:
+        match event:
+            case Connected():
+                self.is_connected, self._num_dials = True, 0
+                for outgoing in self.outgoing.values():
+                    outgoing.retry_at = now
+            case Disconnected():
+                self.is_connected = False
+                return (Connect(self._back_off()),)
+            case Asked(request):
+                return self._asked(event, request, now)
+            case Released(run_id, round_id, _, submit):
+                return self._released(("round", run_id, round_id), submit, now)
+            case RunEnded(run_id):
+                return self._run_ended(run_id, now)
+            case Answered() | UploadCut():
+                return self._upload_ended(event, now)
+            case ModelReady() | Trained() | Evaluated() | JobFailed():
+                return self._job_advanced(event, now)
+        return ()
+
+    def _back_off(self) -> float:
+        """Exponential with full jitter between half and the whole of the step, so that a herd spreads out [s]."""
+        step = min(self.rules.reconnect_max, self.rules.reconnect_min * 2.0 ** min(self._num_dials, 30))
+        self._num_dials += 1
+        return step * self._rng.uniform(0.5, 1.0)
+
+    # ------------------------------------------------------------ jobs
+
+    def _asked(self, event: Asked, request: Request, now: float) -> Effects:
+        deadline = now + request.time_left
+        if request.task not in self.rules.tasks:
+            allowed = ", ".join(sorted(self.rules.tasks))
+            detail = f"task {request.task!r} is not allowed here (allowed: {allowed})"
+            return self._report(request, FailureReason.TASK_NOT_ALLOWED, detail)
+        if request.key in self.outgoing:
+            return ()  # the work is done; its upload is on the way or follows
+        if self.job is not None and self.job.request.key == request.key and not self.job.is_released:
+            return self._deadline_moved(self.job, deadline, now)
+        self.next, self.next_deadline = event, deadline
+        if self.job is not None and self.job.stage is not Stage.STOPPING:
+            return self._stop(self.job, submit=False, now=now)  # the coordinator has moved on
+        return ()
+
+    def _start_next(self, now: float) -> Effects:
+        assert self.next is not None
+        request, self.next = self.next.request, None
+        self.job = Job(request, self.next_deadline)
+        return (Download(request),)
+
+    def _deadline_moved(self, job: Job, deadline: float, now: float) -> Effects:
+        moved, job.deadline = abs(deadline - job.deadline) > 0.05, deadline
+        if moved and job.stage is Stage.WORKING:
+            return (Extend(self._budget(job, now)),)
+        return ()
+
+    def _budget(self, job: Job, now: float) -> float:
+        """Seconds that the worker may take, leaving time for an upload as long as the last ones took."""
+        left = job.deadline - now
+        if isinstance(job.request, EvaluationRequest):
+            return left
+        return max(left - 1.5 * self.upload_seconds, 0.5 * left)
+
+    def _job_advanced(self, event: ModelReady | Trained | Evaluated | JobFailed, now: float) -> Effects:
+        job = self.job
+        if job is None or job.request.key != event.key:
+            return (Discard(event.key, event.digest),) if isinstance(event, Trained) else ()
+        match event:
+            case ModelReady():
+                if job.stage is not Stage.DOWNLOADING:
+                    return ()
+                job.stage = Stage.WORKING
+                return (Work(job.request, self._budget(job, now)),)
+            case Trained(key, digest):
+                self.job = None
+                if not job.submit:
+                    return (Discard(key, digest),)
+                self.outgoing[key] = Outgoing(digest, retry_at=now)
+                return ()
+            case Evaluated(_, statistics, detail):
+                self.job = None
+                if job.is_released:
+                    return ()
+                return (_evaluation_report(job.request, statistics, detail),)
+            case JobFailed(_, reason, detail):
+                self.job = None
+                return () if job.is_released else self._report(job.request, reason, detail)
+
+    def _job_overdue(self, now: float) -> Effects:
+        job, self.job = self.job, None
+        assert job is not None
+        if job.stage is Stage.DOWNLOADING:
+            report = self._report(job.request, FailureReason.OUT_OF_TIME, "the model did not arrive by the deadline")
+            return (StopWork(job.request.key), *report)
+        detail = f"the worker did not stop within its lease of {self.rules.lease:g} s"
+        report = () if job.is_released else self._report(job.request, FailureReason.WORKER_HUNG, detail)
+        return (KillWorker(job.request.key), *report)
+
+    def _stop(self, job: Job, *, submit: bool, now: float) -> Effects:
+        """Wind the job down. The worker may answer with what it has; the download just ends."""
+        job.is_released, job.submit = True, submit
+        if job.stage is Stage.DOWNLOADING:
+            self.job = None
+            return (StopWork(job.request.key),)
+        if job.stage is Stage.STOPPING:
+            return ()
+        job.stage, job.kill_by = Stage.STOPPING, now + self.rules.lease
+        return (StopWork(job.request.key),)
+
+    def _released(self, key: Key, submit: bool, now: float) -> Effects:
+        effects: list[Effect] = []
+        if self.next is not None and self.next.request.key == key:
+            self.next = None
+        if self.job is not None and self.job.request.key == key:
+            effects += self._stop(self.job, submit=submit, now=now)
+        if key in self.outgoing and not submit:
+            effects.append(Discard(key, self.outgoing.pop(key).digest))
+        return tuple(effects)
+
+    def _run_ended(self, run_id: RunId, now: float) -> Effects:
+        keys = {*self.outgoing}
+        keys |= {job.request.key for job in (self.job, self.next) if job is not None}
+        return tuple(e for key in sorted(keys) if key[1] == run_id for e in self._released(key, False, now))
+
+    def _report(self, request: Request, reason: FailureReason, detail: str) -> Effects:
+        if isinstance(request, EvaluationRequest):
+            return (_evaluation_report(request, None, f"{reason}: {detail}"),)
+        return (ReportFailure(request.run_id, request.round_id, reason, detail),)
+
+    # ------------------------------------------------------------ uploads
+
+    def _due_uploads(self, now: float) -> Effects:
+        effects = []
+        for key, outgoing in self.outgoing.items():
+            if not outgoing.is_active and now >= outgoing.retry_at:
+                outgoing.is_active, outgoing.begun_at = True, now
+                effects.append(Upload(key, outgoing.digest))
+        return tuple(effects)
+
+    def _upload_ended(self, event: Answered | UploadCut, now: float) -> Effects:
+        outgoing = self.outgoing.get(event.key)
+        if outgoing is None:
+            return ()
+        if isinstance(event, UploadCut):
+            step = min(self.rules.reconnect_max, self.rules.reconnect_min * 2.0 ** min(outgoing.num_cuts, 30))
+            outgoing.is_active, outgoing.retry_at = False, now + step * self._rng.uniform(0.5, 1.0)
+            outgoing.num_cuts += 1
+            return ()
+        if event.resend and outgoing.num_resends < self.rules.resends_max:
+            outgoing.is_active, outgoing.retry_at = False, now
+            outgoing.num_resends += 1
+            return ()
+        del self.outgoing[event.key]
+        effects: list[Effect] = [Discard(event.key, outgoing.digest)]
+        if event.accepted:
+            self.upload_seconds = 0.5 * self.upload_seconds + 0.5 * (now - outgoing.begun_at)
+        elif event.resend:
+            detail = f"damaged on the way {outgoing.num_resends + 1} times: {RejectReason.DIGEST_MISMATCH}"
+            _, run_id, round_id = event.key
+            effects.append(ReportFailure(run_id, RoundId(round_id), FailureReason.UPLOAD_FAILED, detail))
+        return tuple(effects)
+
+
+def _evaluation_report(request: Request, statistics: Sums | None, detail: str) -> ReportEvaluation:
+    assert isinstance(request, EvaluationRequest)
+    return ReportEvaluation(request.run_id, request.version, statistics, detail)

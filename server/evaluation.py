@@ -1,0 +1,61 @@
+"""Clients run a committed version on their own data: who was asked, who answered, when it is over. Pure."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from atoll.protocol.vocabulary import ClientId, Version
+from atoll.server.events import AskEvaluation, ClientEvaluated, CloseEvaluation, Sums
+
+
+@dataclass(slots=True)
+class ClientEvaluation:
+    """One evaluation. The next round opens when it is closed."""
+
+    version: Version
+    deadline: float
+    asked: list[ClientId]
+    answers: dict[ClientId, Sums] = field(default_factory=dict)
+    failures: dict[ClientId, str] = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everyone who was asked has answered or failed."""
+        return len(self.answers) + len(self.failures) >= len(self.asked)
+
+    def is_waiting_for(self, client_id: ClientId) -> bool:
+        """Whether the client was asked and has neither answered nor failed."""
+        return client_id in self.asked and client_id not in self.answers and client_id not in self.failures
+
+    def ask(self, client_id: ClientId) -> AskEvaluation:
+        """The question, as often as the client must be told."""
+        return AskEvaluation(client_id, self.version, self.deadline)
+
+    def answered(self, event: ClientEvaluated) -> None:
+        """A client's sums, or why it has none."""
+        if event.version != self.version or not self.is_waiting_for(event.client_id):
+            return
+        if event.statistics is None:
+            self.failures[event.client_id] = event.detail
+        else:
+            self.answers[event.client_id] = event.statistics
+
+    def lost(self, client_id: ClientId, reason: str) -> None:
+        """The client's lease ran out."""
+        if self.is_waiting_for(client_id):
+            self.failures[client_id] = f"lost: {reason}"
+
+    def close(self) -> CloseEvaluation:
+        """Over: whoever is silent has failed."""
+        for client_id in self.asked:
+            if self.is_waiting_for(client_id):
+                self.failures[client_id] = "did not answer in time"
+        return CloseEvaluation(self.version, self.answers, self.failures)
+
+
+def clients_to_ask(connected: Iterable[ClientId], *, most: int, seed: int, version: Version) -> list[ClientId]:
+    """Everyone, or with `most` > 0 a choice of that many that depends on seed, version and names alone."""
+    if not most:
+        return sorted(connected)
+    order = sorted(connected, key=lambda c: hashlib.sha256(f"{seed} {version} {c}".encode()).digest())
+    return sorted(order[:most])

@@ -1,0 +1,139 @@
+"""Who is there: members, their sessions, what they say about themselves and how fast they were. Pure.
+
+A member is *connected* while its newest control stream stands. When the stream ends it has its lease to come back;
+when that runs out it is *lost*, which is an event of its own (DESIGN section 3: heartbeats are not journaled, so the
+lease is watched by `Leases` outside of the journaled state, and its verdict is journaled).
+"""
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from atoll.protocol.vocabulary import ClientId
+from atoll.server.events import Candidate, Profile
+
+
+@dataclass(slots=True)
+class Member:
+    """One client that has ever joined this run."""
+
+    profile: Profile
+    session: str | None = None  # of the standing control stream
+    download_seconds: float | None = None  # moving averages of what was measured
+    train_seconds: float | None = None
+    upload_seconds: float | None = None
+
+
+def _average(old: float | None, new: float) -> float:
+    return new if old is None else 0.5 * old + 0.5 * new
+
+
+@dataclass(slots=True)
+class Membership:
+    """The population of a run as far as it has shown itself."""
+
+    members: dict[ClientId, Member] = field(default_factory=dict)
+    num_connected: int = 0
+
+    def joined(self, client_id: ClientId, session: str, profile: Profile) -> None:
+        """A control stream stands; an older one of the same client no longer counts."""
+        member = self.members.setdefault(client_id, Member(profile))
+        self.num_connected += member.session is None
+        member.session, member.profile = session, profile
+
+    def disconnected(self, client_id: ClientId, session: str) -> bool:
+        """The stream `session` ended; False when a newer one has taken its place."""
+        member = self.members.get(client_id)
+        if member is None or member.session != session:
+            return False
+        self._drop(member)
+        return True
+
+    def lost(self, client_id: ClientId) -> None:
+        """The lease ran out."""
+        if client_id in self.members:
+            self._drop(self.members[client_id])
+
+    def everyone_disconnected(self) -> None:
+        """The coordinator came up again."""
+        for member in self.members.values():
+            self._drop(member)
+
+    def is_connected(self, client_id: ClientId) -> bool:
+        """Whether a control stream of the client stands."""
+        return client_id in self.members and self.members[client_id].session is not None
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Everyone who can be invited now, in order of client id."""
+        return tuple(
+            Candidate(c, m.profile.num_examples, m.profile.label)
+            for c, m in sorted(self.members.items())
+            if m.session is not None
+        )
+
+    def connected(self) -> Iterator[ClientId]:
+        """Everyone with a standing control stream, in order of client id."""
+        return (c for c, m in sorted(self.members.items()) if m.session is not None)
+
+    def measured(self, client_id: ClientId, *, download: float, train: float, upload: float) -> None:
+        """Remember how long a client took [s]; `train` is for the whole of the requested work."""
+        member = self.members.get(client_id)
+        if member is None:
+            return
+        member.download_seconds = _average(member.download_seconds, download)
+        member.train_seconds = _average(member.train_seconds, train)
+        member.upload_seconds = _average(member.upload_seconds, upload)
+
+    def expected_seconds(self, client_id: ClientId) -> float | None:
+        """How long the client is expected to take for a round [s]; None when nothing was measured."""
+        member = self.members.get(client_id)
+        if member is None or member.train_seconds is None:
+            return None
+        return (member.download_seconds or 0.0) + member.train_seconds + (member.upload_seconds or 0.0)
+
+    def _drop(self, member: Member) -> None:
+        self.num_connected -= member.session is not None
+        member.session = None
+
+
+class Leases:
+    """Who has been silent for too long. Not journaled: only its verdict is.
+
+    A lazy heap: each client has one entry, re-pushed when it is found to have been heard since. O(log n) per client
+    and lease, and nothing per heartbeat but one dictionary write.
+    """
+
+    def __init__(self, lease_s: float) -> None:
+        self.lease_s = lease_s
+        self._heard: dict[ClientId, float] = {}
+        self._due: list[tuple[float, ClientId]] = []
+        self._queued: set[ClientId] = set()  # who has an entry in the heap
+
+    def heard(self, client_id: ClientId, now: float) -> None:
+        """The client gave a sign of life."""
+        if client_id not in self._queued:
+            self._queued.add(client_id)
+            heapq.heappush(self._due, (now + self.lease_s, client_id))
+        self._heard[client_id] = now
+
+    def forget(self, client_id: ClientId) -> None:
+        """The client said goodbye: nothing is expected of it."""
+        self._heard.pop(client_id, None)
+
+    @property
+    def next_due(self) -> float | None:
+        """When to ask `expired` again; None while nobody is watched."""
+        return self._due[0][0] if self._due else None
+
+    def expired(self, now: float) -> list[ClientId]:
+        """Those whose lease ran out by now; each is named once and then no longer watched."""
+        gone = []
+        while self._due and self._due[0][0] <= now:
+            _, client_id = heapq.heappop(self._due)
+            if client_id in self._heard and (due := self._heard[client_id] + self.lease_s) > now:
+                heapq.heappush(self._due, (due, client_id))
+                continue
+            self._queued.discard(client_id)
+            if self._heard.pop(client_id, None) is not None:
+                gone.append(client_id)
+        return gone

@@ -1,0 +1,417 @@
+"""One federated round as a pure state machine: events in, effects out.
+
+No sockets, no clock, no tensors, no randomness, no await. Whoever drives the machine (the gRPC service, the simulator,
+a test) delivers events together with the time, and carries out the effects.
+
+    SELECTING ---enough clients are there: DrawCohort, CohortDrawn-------> COLLECTING
+    SELECTING ---selection_timeout, fewer than the quorum are there------> ABANDONED
+    COLLECTING --enough updates, everyone has answered, linger over,
+                 deadline (+ grace) with the quorum----------------------> AGGREGATING
+    COLLECTING --the quorum is out of reach, deadline below the quorum---> ABANDONED
+    AGGREGATING --Aggregated---------------------------------------------> COMMITTED
+    AGGREGATING --AggregationFailed--------------------------------------> ABANDONED
+    SELECTING, COLLECTING --stop-----------------------------------------> ABANDONED
+
+Source: Bonawitz et al., "Towards Federated Learning at Scale: System Design", MLSys 2019, section 2.2 (Selection,
+Configuration, Reporting). The rules of lateness are DESIGN section 4.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from atoll.protocol.vocabulary import (
+    AbandonReason,
+    ClientId,
+    CloseReason,
+    Digest,
+    Fate,
+    Phase,
+    RejectReason,
+    ReleaseReason,
+    RoundId,
+    Version,
+)
+from atoll.server.events import (
+    Abandon,
+    Accept,
+    Aggregate,
+    Commit,
+    Contribution,
+    DrawCohort,
+    Effect,
+    Invite,
+    Reject,
+    Release,
+    Update,
+)
+from atoll.server.membership import Membership
+from atoll.server.policy import StragglerPolicy
+from atoll.server.record import CarriedRecord, ClientRecord, Outage, RoundRecord
+
+Effects = tuple[Effect, ...]
+MAY_REPORT = (Fate.WAITING, Fate.LOST, Fate.FAILED)  # a client that was given up may still surprise us in time
+
+
+def fault_of(update: Update, *, base_version: Version, policy: StragglerPolicy) -> tuple[RejectReason, str] | None:
+    """What is wrong with an update's claims, whenever it arrives; None when nothing is."""
+    if update.base_version != base_version:
+        return RejectReason.WRONG_BASE, f"trained from version {update.base_version}, not {base_version}"
+    if update.num_examples < 1:
+        return RejectReason.NO_EXAMPLES, f"num_examples {update.num_examples} is not in 1..{policy.max_examples}"
+    if update.num_examples > policy.max_examples:
+        return RejectReason.TOO_MANY_EXAMPLES, f"num_examples {update.num_examples} is not in 1..{policy.max_examples}"
+    if not 0 < update.work <= 1:
+        return RejectReason.BAD_WORK, f"work {update.work} is not in (0, 1]"
+    if update.work < 1 and policy.partial_work == "refuse":
+        return RejectReason.PARTIAL_WORK, f"work {update.work:.3f} is less than 1 and partial_work is refuse"
+    return None
+
+
+class Round:
+    """One round, from birth to COMMITTED or ABANDONED. A new round is a new machine.
+
+    `carried` is the run's table of late updates that wait for a commit, by client; it may grow meanwhile.
+    """
+
+    def __init__(
+        self,
+        round_id: RoundId,
+        base_version: Version,
+        policy: StragglerPolicy,
+        membership: Membership,
+        carried: Mapping[ClientId, Update],
+        now: float,
+    ) -> None:
+        self.policy = policy
+        self.membership = membership
+        self.carried = carried
+        self.record = RoundRecord(
+            round_id=round_id,
+            base_version=base_version,
+            opened_at=now,
+            cohort_size=policy.cohort_size,
+            quorum=policy.quorum_count,
+            num_needed_to_draw=policy.num_needed_to_draw,
+            late=policy.late,
+        )
+        self._select_by = now + policy.selection_timeout
+        self._is_drawing = False
+        self._waiting: set[ClientId] = set()
+        self._reported: dict[ClientId, Update] = {}
+        self._in_grace = False
+        self._extended = 0.0
+
+    # ------------------------------------------------------------ time
+
+    @property
+    def phase(self) -> Phase:
+        """Where the round stands."""
+        return self.record.phase
+
+    @property
+    def deadline(self) -> float | None:
+        """When `time_passed` must be called; None when nothing is timed."""
+        record = self.record
+        if record.phase is Phase.SELECTING:
+            return None if self._is_drawing else self._select_by
+        if record.phase is not Phase.COLLECTING:
+            return None
+        if self._in_grace:
+            return record.grace_by
+        assert record.deadline is not None
+        return record.deadline if record.linger_by is None else min(record.linger_by, record.deadline)
+
+    def time_passed(self, now: float) -> Effects:
+        """The deadline is here: draw from fewer, close, enter the grace period, or give up."""
+        record = self.record
+        if record.phase is Phase.SELECTING:
+            return self._draw(now) if self._can_make_quorum() else self._too_few_clients(now)
+        if self._in_grace:
+            return self._close_or_abandon(CloseReason.GRACE_OVER, now)
+        assert record.deadline is not None
+        if record.linger_by is not None and record.linger_by < record.deadline:
+            return self._close(CloseReason.LINGER_OVER, now)
+        if self._uploading():
+            self._in_grace = True
+            record.grace_by = record.deadline + self.policy.grace
+            if now < record.grace_by:
+                return ()
+        return self._close_or_abandon(CloseReason.DEADLINE, now)
+
+    def coordinator_started(self, down_since: float, now: float) -> Effects:
+        """Extend by the downtime, up to `outage_max` in all, and repeat what was under way."""
+        record = self.record
+        seconds = max(0.0, now - down_since)
+        extension = min(seconds, self.policy.outage_max - self._extended)
+        self._extended += extension
+        record.outages.append(Outage(now, seconds, extension))
+        self._select_by += extension
+        for instant in ("deadline", "linger_by", "grace_by"):
+            if (value := getattr(record, instant)) is not None:
+                setattr(record, instant, value + extension)
+        for client in record.clients.values():
+            if client.fate is Fate.WAITING and client.disconnected_at is None:
+                client.disconnected_at = now
+        self._is_drawing = False  # nobody is connected: draw again from the same population when it is back
+        if record.phase is Phase.AGGREGATING:
+            return (self._aggregate(),)
+        return ()
+
+    # ------------------------------------------------------------ selecting
+
+    def look_for_cohort(self, now: float) -> Effects:
+        """Someone joined, or the round opened: draw as soon as enough clients are available."""
+        if self.phase is not Phase.SELECTING or self._is_drawing:
+            return ()
+        if self.membership.num_connected < self.policy.num_needed_to_draw:
+            return ()
+        return self._draw(now)
+
+    def _can_make_quorum(self) -> bool:
+        return self.membership.num_connected > 0 and self._reachable(self.membership.connected()) >= self.record.quorum
+
+    def _draw(self, now: float) -> Effects:
+        candidates = self.membership.candidates()
+        self._is_drawing = True
+        self.record.num_candidates = len(candidates)
+        return (DrawCohort(self.record.round_id, min(self.policy.num_invited, len(candidates)), candidates),)
+
+    def _too_few_clients(self, now: float) -> Effects:
+        there, needed = self.membership.num_connected, self.record.quorum
+        detail = f"{there} available after {self.policy.selection_timeout:g} s, {needed} needed"
+        return self._abandon(AbandonReason.TOO_FEW_CLIENTS, now, detail)
+
+    def cohort_drawn(self, clients: tuple[ClientId, ...], now: float) -> Effects:
+        """The sampler has answered: invite. An answer that nobody waits for any more is ignored."""
+        if self.phase is not Phase.SELECTING or not self._is_drawing:
+            return ()
+        record = self.record
+        self._is_drawing = False
+        record.phase, record.drawn_at = Phase.COLLECTING, now
+        record.clients = {c: ClientRecord(invited_at=now) for c in sorted(clients)}
+        for client_id, client in record.clients.items():
+            if not self.membership.is_connected(client_id):
+                client.disconnected_at = now
+        self._waiting = set(clients)
+        deadline = record.deadline = now + self._seconds_to_deadline()
+        invitations = (Invite(c, record.round_id, record.base_version, deadline) for c in record.clients)
+        return (*invitations, *self._settle(now))
+
+    def sampler_failed(self, detail: str, now: float) -> Effects:
+        """The user's own sampler raised."""
+        if self.phase is not Phase.SELECTING or not self._is_drawing:
+            return ()
+        return self._abandon(AbandonReason.SAMPLER_FAILED, now, detail)
+
+    def _seconds_to_deadline(self) -> float:
+        """Fixed, or `margin` times the expected time of the slowest of the `cohort_size` fastest that are invited.
+
+        A client of which nothing was measured counts as one that needs `deadline_max`.
+        """
+        policy = self.policy
+        if policy.deadline != "adaptive":
+            return policy.deadline
+        unknown = policy.deadline_max / policy.adaptive_margin
+        expected = (self.membership.expected_seconds(c) for c in self.record.clients)
+        seconds = sorted(unknown if e is None else e for e in expected)
+        slowest_needed = seconds[min(policy.cohort_size, len(seconds)) - 1]
+        return min(max(slowest_needed * policy.adaptive_margin, policy.deadline_min), policy.deadline_max)
+
+    # ------------------------------------------------------------ collecting
+
+    def client_joined(self, client_id: ClientId, now: float) -> Effects:
+        """An invited client is (back) on the line: tell it again, with the deadline as it stands."""
+        record = self.record
+        client = record.clients.get(client_id)
+        if self.phase is not Phase.COLLECTING or client is None or client.fate not in (Fate.WAITING, Fate.LOST):
+            return ()
+        client.num_reconnects += client.disconnected_at is not None
+        client.disconnected_at = None
+        self._set_fate(client_id, Fate.WAITING, now)
+        assert record.deadline is not None
+        return (Invite(client_id, record.round_id, record.base_version, record.deadline),)
+
+    def client_disconnected(self, client_id: ClientId, now: float) -> Effects:
+        """Noted; the client has its lease to come back."""
+        client = self.record.clients.get(client_id)
+        if client is not None and client.fate is Fate.WAITING:
+            client.disconnected_at = now
+        return ()
+
+    def client_gave_up(self, client_id: ClientId, fate: Fate, reason: str, detail: str, now: float) -> Effects:
+        """FAILED, REFUSED or LOST: nothing more is expected of this client."""
+        client = self.record.clients.get(client_id)
+        if self.phase is not Phase.COLLECTING or client is None or client.fate is not Fate.WAITING:
+            return ()
+        self._set_fate(client_id, fate, now, reason, detail)
+        return self._settle(now)
+
+    def upload_begun(self, client_id: ClientId, now: float) -> Effects:
+        """Noted: an upload that was begun before the deadline has the grace period to complete."""
+        client = self.record.clients.get(client_id)
+        if self.phase is Phase.COLLECTING and client is not None and client.fate in MAY_REPORT:
+            client.upload_begun_at = client.upload_begun_at or now
+        return ()
+
+    def is_open_for(self, update: Update) -> bool:
+        """Whether this update still comes in time for its round."""
+        if self.phase is not Phase.COLLECTING:
+            return False
+        if not self._in_grace:
+            return True
+        client = self.record.clients.get(update.client_id)
+        return client is None or self._began_in_time(client)
+
+    def update_received(self, update: Update, now: float) -> Effects:
+        """Accept or reject; the machine was told that the update is in time (`is_open_for`)."""
+        client = self.record.clients.get(update.client_id)
+        assert client is not None
+        assert self.phase is Phase.COLLECTING
+        if client.fate not in MAY_REPORT:
+            detail = f"your update was {client.fate} before: {client.reason}"
+            return (_reject(update, RejectReason.ALREADY_REPORTED, detail),)
+        if fault := fault_of(update, base_version=self.record.base_version, policy=self.policy):
+            self._set_fate(update.client_id, Fate.REFUSED, now, *fault)
+            return (_reject(update, *fault), *self._settle(now))
+        self._set_fate(update.client_id, Fate.REPORTED, now)
+        self._reported[update.client_id] = update
+        note_accepted(client, update)
+        self._measure(client, update, now)
+        return (Accept(update.client_id, update.round_id, update.digest), *self._settle(now))
+
+    def _measure(self, client: ClientRecord, update: Update, now: float) -> None:
+        self.membership.measured(
+            update.client_id,
+            download=max(0.0, update.download_seconds),
+            train=max(0.0, update.train_seconds) / update.work,
+            upload=now - (client.upload_begun_at or now),
+        )
+
+    def _set_fate(self, client_id: ClientId, fate: Fate, now: float, reason: str = "", detail: str = "") -> None:
+        client = self.record.clients[client_id]
+        client.fate, client.fate_at, client.reason, client.detail = fate, now, reason, detail
+        if fate is Fate.WAITING:
+            self._waiting.add(client_id)
+        else:
+            self._waiting.discard(client_id)
+
+    def _began_in_time(self, client: ClientRecord) -> bool:
+        deadline = self.record.deadline
+        return client.upload_begun_at is not None and deadline is not None and client.upload_begun_at <= deadline
+
+    def _uploading(self) -> list[ClientId]:
+        return [c for c in self._waiting if self._began_in_time(self.record.clients[c])]
+
+    def _reachable(self, more: Iterable[ClientId] = ()) -> int:
+        """Distinct clients with an accepted update in this round, or `more` that may still send one."""
+        return len({*self._reported, *self._late_ones(), *more})
+
+    def _late_ones(self) -> dict[ClientId, Update]:
+        """The carried updates that count here: those of earlier rounds."""
+        return {c: u for c, u in self.carried.items() if u.round_id < self.record.round_id}
+
+    def _settle(self, now: float) -> Effects:
+        """After every answer: is the round over, or hopeless?"""
+        record, policy = self.record, self.policy
+        if len(self._reported) >= policy.cohort_size:
+            return self._close(CloseReason.ENOUGH, now)
+        expected = self._uploading() if self._in_grace else self._waiting
+        if not expected:
+            reason = CloseReason.DEADLINE if self._in_grace and self._waiting else CloseReason.ALL_ANSWERED
+            return self._close_or_abandon(reason, now)
+        if self._reachable(expected) < record.quorum:
+            return self._below_quorum(AbandonReason.QUORUM_OUT_OF_REACH, now)
+        if policy.linger is not None and record.linger_by is None and len(self._reported) >= record.quorum:
+            record.linger_by = now + policy.linger
+            if policy.linger == 0:
+                return self._close(CloseReason.LINGER_OVER, now)
+        return ()
+
+    # ------------------------------------------------------------ the end
+
+    def _close_or_abandon(self, reason: CloseReason, now: float) -> Effects:
+        if self._reachable() >= self.record.quorum:
+            return self._close(reason, now)
+        on_time = reason is CloseReason.ALL_ANSWERED
+        return self._below_quorum(AbandonReason.QUORUM_OUT_OF_REACH if on_time else AbandonReason.BELOW_QUORUM, now)
+
+    def _below_quorum(self, reason: AbandonReason, now: float) -> Effects:
+        return self._abandon(reason, now, f"{self._reachable()} accepted, quorum {self.record.quorum}")
+
+    def _close(self, reason: CloseReason, now: float) -> Effects:
+        record = self.record
+        in_time = reason in (CloseReason.ENOUGH, CloseReason.LINGER_OVER)
+        releases = self._release(Fate.RELEASED if in_time else Fate.STRAGGLER, ReleaseReason.ROUND_CLOSED, now)
+        record.phase, record.closed_at, record.close_reason = Phase.AGGREGATING, now, reason
+        for client_id, update in sorted(self._late_ones().items()):
+            if client_id in self._reported:
+                record.superseded.append(update.digest)
+            else:
+                record.carried.append(self._carry(update))
+        return (*releases, self._aggregate())
+
+    def _carry(self, update: Update) -> CarriedRecord:
+        staleness = self.record.base_version - update.base_version
+        scale = (1.0 + staleness) ** -self.policy.staleness_exponent * self._work_scale(update.work)
+        return CarriedRecord(update.client_id, update.round_id, staleness, update.digest, update.num_examples, scale)
+
+    def _work_scale(self, work: float) -> float:
+        return work if self.policy.partial_work == "scaled" else 1.0
+
+    def _aggregate(self) -> Aggregate:
+        """A function of the record alone, so that it can be repeated after a crash."""
+        record = self.record
+        own = [Contribution(c, u.digest, u.num_examples, self._work_scale(u.work)) for c, u in self._reported.items()]
+        late = [Contribution(c.client_id, c.digest, c.num_examples, c.scale) for c in record.carried]
+        by_client = sorted(own + late, key=lambda c: c.client_id)
+        return Aggregate(record.round_id, record.base_version, tuple(by_client))
+
+    def aggregated(self, model_digest: Digest, now: float) -> Effects:
+        """The next version lies on disk: the round is committed."""
+        assert self.phase is Phase.AGGREGATING, self.phase
+        record = self.record
+        record.phase, record.ended_at = Phase.COMMITTED, now
+        record.version, record.model_digest = Version(record.base_version + 1), model_digest
+        for client_id in self._reported:
+            record.clients[client_id].used_in = record.round_id
+        used = tuple(c.digest for c in self._aggregate().contributions)
+        return (Commit(record.round_id, record.version, model_digest, used),)
+
+    def aggregation_failed(self, detail: str, now: float) -> Effects:
+        """The fold raised."""
+        assert self.phase is Phase.AGGREGATING, self.phase
+        return self._abandon(AbandonReason.AGGREGATION_FAILED, now, detail)
+
+    def stop(self, reason: str, now: float) -> Effects:
+        """The operator ends the run; a round that aggregates is let finish by whoever calls."""
+        assert self.phase in (Phase.SELECTING, Phase.COLLECTING), self.phase
+        return self._abandon(AbandonReason.STOP_REQUESTED, now, reason)
+
+    def _abandon(self, reason: AbandonReason, now: float, detail: str) -> Effects:
+        record = self.record
+        why = ReleaseReason.RUN_ENDED if reason is AbandonReason.STOP_REQUESTED else ReleaseReason.ROUND_ABANDONED
+        releases = self._release(Fate.STRAGGLER, why, now)
+        record.phase, record.ended_at, record.abandon_reason, record.detail = Phase.ABANDONED, now, reason, detail
+        return (*releases, Abandon(record.round_id, reason))
+
+    def _release(self, fate: Fate, reason: ReleaseReason, now: float) -> Effects:
+        submit = self.policy.late == "next_round" and reason is not ReleaseReason.RUN_ENDED
+        released = sorted(self._waiting)
+        for client_id in released:
+            self._set_fate(client_id, fate, now)
+        return tuple(Release(c, self.record.round_id, reason, submit) for c in released)
+
+    @property
+    def reported(self) -> Mapping[ClientId, Update]:
+        """The accepted updates of this round's own cohort."""
+        return self._reported
+
+
+def note_accepted(client: ClientRecord, update: Update) -> None:
+    """Write an accepted update's claims into the client's record."""
+    client.digest, client.num_examples, client.work = update.digest, update.num_examples, update.work
+    client.num_bytes = update.num_bytes
+    client.download_seconds, client.train_seconds = update.download_seconds, update.train_seconds
+
+
+def _reject(update: Update, reason: RejectReason, detail: str) -> Reject:
+    return Reject(update.client_id, update.round_id, update.digest, reason, detail)
