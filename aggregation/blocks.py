@@ -1,0 +1,193 @@
+"""Reads a stored update block by block, in the flat C order of its tensors, whatever boxes it was cut into.
+
+An update lies on disk as it was received: the raw bytes of its pieces, one after the other. The reader trusts that
+the boxes cover each tensor exactly once (`cover.check_cover`, when the update is accepted).
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.aggregation.layout import FLOATS, ITEM_BYTES, Piece, Tensor
+from atoll.aggregation.tensorfile import NUMPY_DTYPES, read_into, to_float32
+
+SHORT_RUN = 64
+"""Runs of fewer elements are scattered by an index array, longer ones slice by slice."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredUpdate:
+    """An accepted update, where it lies."""
+
+    path: Path
+    pieces: tuple[Piece, ...]
+    """In the order of their bytes; canonical for what was received."""
+    magnitudes: Mapping[str, float | int] = field(default_factory=dict)
+    """Largest |element| of each tensor, as `inspection.inspect` recorded it."""
+    data_start: int = 0
+    """Where the first piece begins [bytes]."""
+
+
+class UpdateReader:
+    """An open stored update. Threads may share one: it has no position of its own.
+
+    Args:
+        update: what to read.
+        keep_open: hold one file descriptor from entry to exit; otherwise open the file at each read.
+    """
+
+    def __init__(self, update: StoredUpdate, *, keep_open: bool = True) -> None:
+        self._path = update.path
+        self._keep_open = keep_open
+        self._fd: int | None = None
+        self._pieces: dict[str, list[tuple[Piece, int]]] = {}
+        self._boxes: dict[str, list[_Box]] = {}
+        position = update.data_start
+        for piece in update.pieces:
+            self._pieces.setdefault(piece.tensor, []).append((piece, position))
+            position += piece.num_bytes
+
+    def __enter__(self) -> Self:
+        if self._keep_open:
+            self._fd = os.open(self._path, os.O_RDONLY)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def carries(self, tensor: str) -> bool:
+        """Whether the update has this tensor."""
+        return tensor in self._pieces
+
+    def read(self, tensor: Tensor, start: int, stop: int) -> NDArray[Any]:
+        """The elements [start, stop) of a tensor in flat C order: float32 for floats (exact), int64 for integers.
+
+        Memory is a small multiple of the block. A box is read with one call for each block that it meets.
+
+        Raises:
+            KeyError: the update does not carry the tensor.
+            IndexError: the range is not inside the tensor.
+            TensorFileCorrupted: the file ends too early.
+        """
+        if not 0 <= start <= stop <= tensor.num_elements:
+            raise IndexError(f"elements {start}..{stop} of tensor {tensor.name!r} are not in 0..{tensor.num_elements}")
+        pieces = self._pieces[tensor.name]
+        piece, position = pieces[0]
+        if piece.lengths == tensor.shape:
+            return self._widened(piece.dtype, position, start, stop)
+        if tensor.name not in self._boxes:
+            self._boxes[tensor.name] = [_box_of(piece, position, tensor.shape) for piece, position in pieces]
+        block = np.empty(stop - start, np.float32 if piece.dtype in FLOATS else np.int64)
+        for box in self._boxes[tensor.name]:
+            if box.start < stop and start < box.stop:
+                self._gather(box, start, stop, block)
+        return block
+
+    def _gather(self, box: "_Box", start: int, stop: int, block: NDArray[Any]) -> None:
+        """Copy what `box` has of the elements [start, stop) to `block`."""
+        first, last = box.runs_below(start - box.run + 1), box.runs_below(stop)
+        if first >= last:
+            return
+        begins = box.begins(first, last) - start
+        head = max(0, -int(begins[0]))
+        tail = max(0, int(begins[-1]) + box.run - (stop - start))
+        values = self._widened(box.dtype, box.position, first * box.run + head, last * box.run - tail)
+        if box.run < SHORT_RUN:
+            index = (begins[:, np.newaxis] + np.arange(box.run)).reshape(-1)
+            block[index[head : index.size - tail]] = values
+            return
+        done = 0
+        for begin in begins.tolist():
+            low, high = max(begin, 0), min(begin + box.run, stop - start)
+            block[low:high] = values[done : done + high - low]
+            done += high - low
+
+    def _widened(self, dtype: str, position: int, start: int, stop: int) -> NDArray[Any]:
+        """Elements [start, stop) of the piece that begins at `position`, in the order of its bytes."""
+        raw = np.empty(stop - start, NUMPY_DTYPES[dtype])
+        fd = self._fd if self._fd is not None else os.open(self._path, os.O_RDONLY)
+        try:
+            read_into(raw, fd, position + start * ITEM_BYTES[dtype], path=self._path)
+        finally:
+            if fd != self._fd:
+                os.close(fd)
+        return to_float32(raw, dtype) if dtype in FLOATS else raw.astype(np.int64, copy=False)
+
+
+def read_block(update: StoredUpdate, tensor: Tensor, start: int, stop: int) -> NDArray[Any]:
+    """One block of one update; see `UpdateReader.read`, which is for many."""
+    with UpdateReader(update) as reader:
+        return reader.read(tensor, start, stop)
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """A box as runs: `run` elements that lie side by side both in the tensor and in the file.
+
+    Axes behind which the box has the tensor's full lengths melt into the run; the `lengths` of the axes before it
+    count the runs, which both the file and the flat tensor hold in C order.
+    """
+
+    dtype: str
+    position: int  # of the box's first byte
+    lengths: tuple[int, ...]
+    strides: tuple[int, ...]  # of the same axes in the flat tensor [elements]
+    run: int
+    start: int  # flat index of the first element
+    stop: int  # behind the flat index of the last element
+
+    def begins(self, first: int, last: int) -> NDArray[np.int64]:
+        """Flat index of the first element of each of the runs [first, last)."""
+        begins = np.full(last - first, self.start, np.int64)
+        rest = np.arange(first, last)
+        for length, stride in zip(self.lengths[::-1], self.strides[::-1], strict=True):
+            rest, index = np.divmod(rest, length)
+            begins += index * stride
+        return begins
+
+    def runs_below(self, element: int) -> int:
+        """How many runs begin below a flat index: one division per axis, no search."""
+        rest = element - self.start
+        if rest <= 0:
+            return 0
+        runs = 0
+        inner = [1]
+        for length in self.lengths[:0:-1]:
+            inner.insert(0, inner[0] * length)
+        for length, stride, num_inner in zip(self.lengths, self.strides, inner, strict=True):
+            index = (rest - 1) // stride
+            if index >= length:
+                return runs + length * num_inner
+            runs += index * num_inner
+            rest -= index * stride
+        return runs + 1
+
+
+def _box_of(piece: Piece, position: int, shape: tuple[int, ...]) -> _Box:
+    strides = [1]
+    for length in shape[:0:-1]:
+        strides.insert(0, strides[0] * length)
+    start = sum(offset * stride for offset, stride in zip(piece.offsets, strides, strict=True))
+    extent = sum((length - 1) * stride for length, stride in zip(piece.lengths, strides, strict=True))
+    axis = len(shape) - 1
+    while axis > 0 and piece.lengths[axis] == shape[axis]:
+        axis -= 1
+    return _Box(
+        dtype=piece.dtype,
+        position=position,
+        lengths=piece.lengths[:axis] or (1,),
+        strides=tuple(strides[:axis]) or (strides[0] * shape[0],),
+        run=piece.lengths[axis] * strides[axis],
+        start=start,
+        stop=start + extent + 1,
+    )

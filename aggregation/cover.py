@@ -1,0 +1,99 @@
+"""Do the pieces of an update cover the model's tensors, each element exactly once?"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from atoll.aggregation.layout import FLOATS, Layout, Piece, Tensor
+
+BOXES_MAX = 1024
+"""Most boxes of one tensor: as many ranks as a client may shard a tensor over."""
+
+
+def check_cover(layout: Layout, pieces: Iterable[Piece], *, may_omit: bool = False) -> list[str]:
+    """All that is wrong with the pieces of an update; empty when they cover the layout.
+
+    A float tensor travels in its own dtype or as F32, an integer tensor in its own; all boxes of a tensor in one dtype.
+    A tensor without elements travels as one box of its full (empty) shape.
+
+    Time is bounded for hostile pieces too: each box of a known tensor is compared with at most `BOXES_MAX` others
+    (more boxes are one fault and are not looked at), so n pieces cost at most 1,024 n comparisons per axis, in numpy.
+
+    Args:
+        layout: the model's tensors.
+        pieces: as the client declares them; nothing about them is trusted.
+        may_omit: whether a tensor may be left out altogether.
+
+    Returns:
+        Faults, each with the tensor, the value and what is allowed.
+    """
+    boxes: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        boxes.setdefault(piece.tensor, []).append(piece)
+    known = {tensor.name for tensor in layout}
+    faults = [f"tensor {name!r} is not one of the model's {len(known)}" for name in boxes if name not in known]
+    for tensor in layout:
+        if tensor.name in boxes:
+            faults += _faults_of(tensor, boxes[tensor.name])
+        elif not may_omit:
+            faults.append(f"tensor {tensor.name!r} is missing: {tensor.num_elements} elements")
+    return faults
+
+
+def _faults_of(tensor: Tensor, boxes: list[Piece]) -> list[str]:
+    if len(boxes) > BOXES_MAX:
+        return [f"tensor {tensor.name!r} has {len(boxes)} boxes, allowed are {BOXES_MAX}"]
+    faults = _dtype_faults(tensor, boxes)
+    misplaced = [fault for box in boxes if (fault := _misplaced(tensor, box))]
+    if misplaced:
+        return faults + misplaced
+    if tensor.num_elements == 0:
+        return faults + ([f"tensor {tensor.name!r} is empty and has {len(boxes)} boxes, not 1"] if boxes[1:] else [])
+    return faults + _tiling_faults(tensor, boxes)
+
+
+def _dtype_faults(tensor: Tensor, boxes: list[Piece]) -> list[str]:
+    allowed = sorted({tensor.dtype, "F32"} if tensor.dtype in FLOATS else {tensor.dtype})
+    dtypes = sorted({box.dtype for box in boxes})
+    faults = [
+        f"tensor {tensor.name!r} has dtype {dtype!r}, allowed: {', '.join(allowed)}"
+        for dtype in dtypes
+        if dtype not in allowed
+    ]
+    if not faults and len(dtypes) > 1:
+        faults.append(f"tensor {tensor.name!r} has boxes of dtypes {', '.join(dtypes)}, allowed is one of them")
+    return faults
+
+
+def _misplaced(tensor: Tensor, box: Piece) -> str | None:
+    """Why a box is no box of the tensor. In Python's integers: a hostile number may have any size."""
+    where = f"box at {box.offsets} of lengths {box.lengths} of tensor {tensor.name!r}"
+    num_axes = len(tensor.shape)
+    if len(box.offsets) != num_axes or len(box.lengths) != num_axes:
+        return f"{where} has {len(box.offsets)} and {len(box.lengths)} axes, allowed are {num_axes}"
+    if box.lengths == tensor.shape and not any(box.offsets):
+        return None
+    if min(box.lengths, default=1) < 1:
+        return f"{where} has a length below 1"
+    for offset, length, size in zip(box.offsets, box.lengths, tensor.shape, strict=True):
+        if offset < 0 or offset + length > size:
+            return f"{where} is not inside the shape {tensor.shape}"
+    return None
+
+
+def _tiling_faults(tensor: Tensor, boxes: list[Piece]) -> list[str]:
+    """Overlaps (the first, and how many) and missing elements of boxes that all lie inside the tensor."""
+    shape = (len(boxes), len(tensor.shape))
+    low = np.array([box.offsets for box in boxes], np.int64).reshape(shape)
+    high = low + np.array([box.lengths for box in boxes], np.int64).reshape(shape)
+    num_overlaps = 0
+    first = ""
+    for i in range(len(boxes) - 1):
+        meets = ((low[i] < high[i + 1 :]) & (low[i + 1 :] < high[i])).all(axis=1)
+        num_overlaps += int(meets.sum())
+        if not first and num_overlaps:
+            first = f"{boxes[i].offsets} and {boxes[i + 1 + int(meets.argmax())].offsets}"
+    if num_overlaps:
+        return [f"tensor {tensor.name!r} has {num_overlaps} overlapping pairs of boxes, the first at {first}"]
+    missing = tensor.num_elements - sum(box.num_elements for box in boxes)
+    return [f"tensor {tensor.name!r} lacks {missing} of {tensor.num_elements} elements"] if missing else []

@@ -1,0 +1,198 @@
+"""Fold, don't collect: the exact weighted mean of stored updates, block by block, into the next model version.
+
+    base file ---------------------------+
+    update 1 --block--> add on the grid  |
+    update 2 --block-->      ...         +--> base + mean --block--> new file
+    update K --block-->      ...
+
+One block of each update after the other is read, added and forgotten: memory is a few blocks, whatever the size of
+the model or of the cohort.
+
+    mean = sum_k w_k u_k / sum_k w_k                        over the updates that carry the tensor
+    new  = float32(float64(base) + mean)                    floats; the base holds them as F32
+    new  = base + round_half_even(mean)                     integers, exactly (`integers`)
+
+A tensor that no update carries stays. Float sums are exact on a grid that depends on the set of updates alone
+(`grid`), hence the bits of the result depend neither on the order of the updates nor on blocks, threads, or the boxes
+into which an update was cut.
+
+Source: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
+Algorithm 1. The paper averages models; averaging updates is equal when all start from one global model.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.aggregation.blocks import StoredUpdate, UpdateReader
+from atoll.aggregation.grid import add_on_grid, grid_exponent, grid_scale, mean_from_grid
+from atoll.aggregation.integers import apply_mean, rounded_mean, sum_dtype, weighted_sum
+from atoll.aggregation.layout import FLOATS, Layout, Piece, Tensor, in_order
+from atoll.aggregation.tensorfile import NUMPY_DTYPES, TensorFileWriter, parse_header, read_metadata
+
+TILE_ELEMENTS = 1 << 17
+"""Elements that one thread folds at once: a tile's sum and scratch stay in its cache, 2.5 MiB with the block read."""
+
+FILES_OPEN_MAX = 256
+"""Updates whose files stay open; those of the others are opened at each read."""
+
+WEIGHT_MAX = 1 << 53
+"""Largest weight: the largest that every float64 up to it holds exactly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted:
+    """One update of the mean, with its weight in 1..2^53 (`weights.integer_weights`)."""
+
+    update: StoredUpdate
+    weight: int
+
+
+def fold(
+    base: Path,
+    updates: Sequence[Weighted],
+    out: Path,
+    *,
+    block_elements: int = 1 << 20,
+    threads: int = 1,
+    between: Callable[[], None] | None = None,
+) -> tuple[Piece, ...]:
+    """Write the version that follows `base` to `out`, atomically and durably.
+
+    Args:
+        base: the global model that the updates are added to: a safetensors file, floats as F32.
+        updates: K >= 1 accepted updates (covered, sound, with recorded magnitudes), in any order.
+        out: where the new version appears, with the base's metadata.
+        block_elements: elements that are finished and written at once.
+        threads: how many tiles of a block are folded at the same time.
+        between: called before each block; what it raises ends the fold, and `out` does not appear.
+
+    Returns:
+        The manifest of the new version: one piece per tensor, in canonical order.
+
+    Raises:
+        ValueError: no updates, a weight out of range, a base with other floats than F32, an update with a tensor of
+            another kind or without its magnitude, a value that is not finite or beyond the recorded magnitude, or a
+            new value that leaves its dtype.
+        TensorFileCorrupted: a file is shorter than it should be, or the base has a broken header.
+    """
+    layout, data_start = parse_header(base)
+    _check(layout, updates, base)
+    whole = tuple(Piece(t.name, t.dtype, (0,) * len(t.shape), t.shape, "") for t in layout)
+    with ExitStack() as stack:
+        masters = stack.enter_context(UpdateReader(StoredUpdate(base, whole, data_start=data_start)))
+        terms = [
+            _Term(stack.enter_context(UpdateReader(item.update, keep_open=k < FILES_OPEN_MAX)), item)
+            for k, item in enumerate(updates)
+        ]
+        pool = stack.enter_context(ThreadPoolExecutor(threads))
+        writer = stack.enter_context(TensorFileWriter(out, layout, metadata=read_metadata(base)))
+        for tensor in in_order(layout):
+            rule = _rule_for(tensor, masters, [term for term in terms if term.reader.carries(tensor.name)])
+            for start, stop in _ranges(0, tensor.num_elements, block_elements):
+                if between is not None:
+                    between()
+                tiles = pool.map(lambda tile, rule=rule: rule(*tile), _ranges(start, stop, TILE_ELEMENTS))
+                writer.append(np.concatenate(list(tiles)))
+        return writer.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """An update that is being folded."""
+
+    reader: UpdateReader
+    item: Weighted
+
+    def read(self, tensor: Tensor, start: int, stop: int) -> NDArray[Any]:
+        """A block, within the recorded magnitude: what the proof of `grid` rests on. NaN is within nothing."""
+        block = self.reader.read(tensor, start, stop)
+        magnitude = self.item.update.magnitudes[tensor.name]
+        low, high = block.min().item(), block.max().item()
+        if not -magnitude <= low <= high <= magnitude:
+            raise ValueError(
+                f"update {self.item.update.path}: tensor {tensor.name!r} has values in {low}..{high}, "
+                f"beyond its recorded magnitude {magnitude}"
+            )
+        return block
+
+
+_Rule = Callable[[int, int], NDArray[Any]]
+"""(start, stop) -> the new values of these elements of one tensor."""
+
+
+def _rule_for(tensor: Tensor, masters: UpdateReader, terms: list[_Term]) -> _Rule:
+    dtype = NUMPY_DTYPES[tensor.dtype]
+    if not terms:
+        return lambda start, stop: masters.read(tensor, start, stop).astype(dtype, copy=False)
+    total_weight = sum(term.item.weight for term in terms)
+    magnitude = max(term.item.update.magnitudes[tensor.name] for term in terms)
+    if tensor.dtype in FLOATS:
+        return _float_rule(tensor, masters, terms, magnitude, total_weight)
+    return _integer_rule(tensor, masters, terms, int(magnitude), total_weight)
+
+
+def _float_rule(
+    tensor: Tensor, masters: UpdateReader, terms: list[_Term], magnitude: float, total_weight: int
+) -> _Rule:
+    exponent = grid_exponent(magnitude, total_weight=total_weight, count=len(terms))
+    scales = [grid_scale(term.item.weight, exponent) for term in terms]
+
+    def new_values(start: int, stop: int) -> NDArray[Any]:
+        total, scratch = np.zeros(stop - start), np.empty(stop - start)
+        for term, scale in zip(terms, scales, strict=True):
+            add_on_grid(total, term.read(tensor, start, stop), scale, scratch=scratch)
+        mean = mean_from_grid(total, exponent, total_weight=total_weight)
+        np.add(masters.read(tensor, start, stop), mean, out=mean)
+        with np.errstate(over="ignore"):
+            new = mean.astype(np.float32)
+        if not np.isfinite(new).all():
+            raise ValueError(f"tensor {tensor.name!r}: new values in {mean.min()}..{mean.max()} leave float32")
+        return new
+
+    return new_values
+
+
+def _integer_rule(
+    tensor: Tensor, masters: UpdateReader, terms: list[_Term], magnitude: int, total_weight: int
+) -> _Rule:
+    dtype = sum_dtype(magnitude, total_weight=total_weight)
+
+    def new_values(start: int, stop: int) -> NDArray[Any]:
+        blocks = ((term.read(tensor, start, stop), term.item.weight) for term in terms)
+        mean = rounded_mean(weighted_sum(blocks, stop - start, dtype=dtype), total_weight=total_weight)
+        try:
+            return apply_mean(masters.read(tensor, start, stop), mean, NUMPY_DTYPES[tensor.dtype])
+        except ValueError as fault:
+            raise ValueError(f"tensor {tensor.name!r}: {fault}") from fault
+
+    return new_values
+
+
+def _check(layout: Layout, updates: Sequence[Weighted], base: Path) -> None:
+    if not updates:
+        raise ValueError("no updates to fold")
+    tensors = {tensor.name: tensor for tensor in layout}
+    for tensor in layout:
+        if tensor.dtype in FLOATS and tensor.dtype != "F32":
+            raise ValueError(f"base {base}: tensor {tensor.name!r} is {tensor.dtype}, masters are F32")
+    for item in updates:
+        if not 1 <= item.weight <= WEIGHT_MAX:
+            raise ValueError(f"update {item.update.path}: weight {item.weight} is not in 1..{WEIGHT_MAX}")
+        for piece in item.update.pieces:
+            expected = tensors.get(piece.tensor)
+            if expected is None or (piece.dtype != expected.dtype and not {piece.dtype, expected.dtype} <= FLOATS):
+                kind = "no such tensor" if expected is None else expected.dtype
+                raise ValueError(f"update {item.update.path}: {piece.dtype} {piece.tensor!r}, the base has {kind}")
+            if piece.tensor not in item.update.magnitudes:
+                raise ValueError(f"update {item.update.path}: tensor {piece.tensor!r} has no recorded magnitude")
+
+
+def _ranges(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
+    return ((begin, min(begin + step, stop)) for begin in range(start, stop, step))

@@ -1,0 +1,58 @@
+"""The rule for integer tensors: buffers such as a batch norm's `num_batches_tracked`.
+
+    new = base + round_half_even(sum_k w_k u_k / W)
+
+Exact: in int64 where it provably cannot overflow, else in Python's integers. Both give the same numbers. A value that
+leaves its dtype is an error, never clamped.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+INT64_SAFE = 1 << 62
+
+
+def sum_dtype(magnitude: int, *, total_weight: int) -> type[Any]:
+    """np.int64 when W M <= 2^62 (then no |partial sum| and no remainder passes it), else object: Python's integers."""
+    return np.int64 if max(magnitude, 1) * total_weight <= INT64_SAFE else object
+
+
+def weighted_sum(
+    blocks: Iterable[tuple[NDArray[np.int64], int]], num_elements: int, *, dtype: type[Any]
+) -> NDArray[Any]:
+    """sum_k w_k u_k of (u_k, w_k) blocks of (num_elements), in `dtype` of `sum_dtype`."""
+    total = np.zeros(num_elements, dtype)
+    for block, weight in blocks:
+        total += block.astype(dtype, copy=False) * weight
+    return total
+
+
+def rounded_mean(total: NDArray[Any], *, total_weight: int) -> NDArray[Any]:
+    """round_half_even(total / W) of integers, exactly.
+
+    Floor division leaves 0 <= r < W; up goes what has r > W - r, and r == W - r when the quotient is odd.
+    """
+    quotient, rest = total // total_weight, total % total_weight
+    other = total_weight - rest
+    is_up = (rest > other) | ((rest == other) & (quotient % 2 == 1))
+    rounded: NDArray[Any] = quotient + is_up.astype(quotient.dtype)
+    return rounded
+
+
+def apply_mean(base: NDArray[np.int64], mean: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """base + mean in the tensor's own dtype, of (n) elements, n >= 1.
+
+    Raises:
+        ValueError: an element leaves the dtype.
+    """
+    info = np.iinfo(dtype)
+    largest = max(int(base.max()), -int(base.min())) + max(int(mean.max()), -int(mean.min()))
+    exact = base.astype(object) + mean if largest > INT64_SAFE else base + mean
+    for value in (int(exact.min()), int(exact.max())):
+        if not info.min <= value <= info.max:
+            raise ValueError(f"value {value} is not in {info.min}..{info.max} of {dtype.name}")
+    new: NDArray[Any] = exact.astype(dtype)
+    return new

@@ -1,0 +1,234 @@
+"""Safetensors files, written and read as a stream: nobody ever holds a whole model.
+
+A file is a header (`tensorheader`), then the data. The tensors that we write lie in canonical order
+(`layout.in_order`), so every tensor is aligned and the safetensors library loads the file. A file appears under its
+name complete and durable, or not at all.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.aggregation.layout import ITEM_BYTES, Layout, Piece, Tensor, in_order
+from atoll.aggregation.tensorheader import HEADER_BYTES_MAX, decode_header, header_bytes
+
+NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+}
+"""How raw values lie in numpy; bfloat16, which numpy lacks, as its 16 bits."""
+
+
+class TensorFileCorrupted(OSError):
+    """The bytes of a file are not what its header, its manifest or the format says."""
+
+
+def to_float32(raw: NDArray[Any], dtype: str) -> NDArray[np.float32]:
+    """Widen raw float values exactly; F32 comes back as the same memory.
+
+    Args:
+        raw: (*S) values as `NUMPY_DTYPES[dtype]`.
+        dtype: F32, F16 or BF16.
+
+    Returns:
+        (*S) float32. A bfloat16 is the upper half of a float32.
+    """
+    if dtype == "F32":
+        return raw
+    if dtype == "F16":
+        return raw.astype(np.float32)
+    return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def parse_header(path: Path) -> tuple[Layout, int]:
+    """The tensors of a file in the order of their bytes, and where the data starts [bytes].
+
+    Raises:
+        TensorFileCorrupted: the header breaks the format, or does not describe every byte of the file exactly once.
+    """
+    layout, _, data_start = _load_header(path)
+    return layout, data_start
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """What the writer of a file said about it; empty when nothing. Raises as `parse_header`."""
+    return _load_header(path)[1]
+
+
+def read(path: Path) -> dict[str, NDArray[Any]]:
+    """All tensors of a file as arrays of `NUMPY_DTYPES`: for models that fit in memory. Raises as `parse_header`."""
+    layout, position = parse_header(path)
+    arrays = {}
+    with path.open("rb") as file:
+        for tensor in layout:
+            array = np.empty(tensor.shape, NUMPY_DTYPES[tensor.dtype])
+            read_into(array, file.fileno(), position, path=path)
+            arrays[tensor.name] = array
+            position += tensor.num_bytes
+    return arrays
+
+
+def write(
+    path: Path,
+    arrays: Mapping[str, NDArray[Any]],
+    *,
+    dtypes: Mapping[str, str] | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> tuple[Piece, ...]:
+    """Write arrays that are in memory, atomically and durably.
+
+    Args:
+        path: where the file appears; an older one is replaced.
+        arrays: by name.
+        dtypes: safetensors names of the arrays whose numpy dtype does not say it: BF16 for the bits of bfloat16.
+        metadata: free text for the header.
+
+    Returns:
+        One piece per tensor, in canonical order.
+
+    Raises:
+        ValueError: an array's dtype may not travel, or is not the one in `dtypes`.
+    """
+    names = {dtype: name for name, dtype in NUMPY_DTYPES.items() if name != "BF16"}
+    tensors = []
+    for name, array in arrays.items():
+        dtype = (dtypes or {}).get(name) or names.get(array.dtype)
+        if dtype not in ITEM_BYTES:
+            raise ValueError(f"dtype {dtype or array.dtype} of tensor {name!r} is not one of {', '.join(ITEM_BYTES)}")
+        tensors.append(Tensor(name, dtype, array.shape))
+    with TensorFileWriter(path, tensors, metadata=metadata) as writer:
+        for tensor in in_order(tensors):
+            if tensor.num_bytes:
+                writer.append(arrays[tensor.name])
+        return writer.finish()
+
+
+def read_into(buffer: NDArray[Any], fd: int, position: int, *, path: Path) -> None:
+    """Fill a contiguous array from `position` [bytes] of an open file; any number of threads may share the file.
+
+    Raises:
+        TensorFileCorrupted: the file ends before the array is full.
+    """
+    view = buffer.reshape(-1).view(np.uint8).data
+    while view:
+        count = os.preadv(fd, [view], position)
+        if count == 0:
+            raise TensorFileCorrupted(f"{path}: ends at byte {position}, {len(view)} bytes too early")
+        view = view[count:]
+        position += count
+
+
+class TensorFileWriter:
+    """Writes one file block by block; it appears under its name at `finish`, or never.
+
+    Blocks follow each other in canonical order, each within one tensor:
+
+        with TensorFileWriter(path, layout) as writer:
+            for block in blocks:
+                writer.append(block)
+            pieces = writer.finish()
+
+    The bytes grow in `<name>.part` beside the file. Leaving without `finish` removes it; a `.part` that a crash left
+    behind is overwritten by the next attempt.
+    """
+
+    def __init__(self, path: Path, layout: Iterable[Tensor], *, metadata: Mapping[str, str] | None = None) -> None:
+        self._path = path
+        self._part = path.with_name(path.name + ".part")
+        self._tensors = in_order(layout)
+        header = header_bytes(self._tensors, metadata)
+        self._pieces: list[Piece] = []
+        self._sha256 = hashlib.sha256()
+        self._written = 0
+        self._file = self._part.open("wb")
+        self._file.write(header)
+        self._close_full_tensors()
+
+    def append(self, block: NDArray[Any]) -> None:
+        """Write the next elements of the tensor whose turn it is, in C order.
+
+        Raises:
+            ValueError: the block has another dtype than the tensor, or more elements than it lacks.
+        """
+        if len(self._pieces) == len(self._tensors):
+            raise ValueError(f"block of {block.nbytes} bytes follows the last tensor")
+        tensor = self._tensors[len(self._pieces)]
+        left = tensor.num_bytes - self._written
+        if block.dtype != NUMPY_DTYPES[tensor.dtype] or block.nbytes > left:
+            raise ValueError(
+                f"block of {block.nbytes} bytes {block.dtype} does not fit tensor {tensor.name!r}: "
+                f"{left} bytes {tensor.dtype} are missing"
+            )
+        data = np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
+        self._file.write(data)
+        self._sha256.update(data)
+        self._written += block.nbytes
+        self._close_full_tensors()
+
+    def finish(self) -> tuple[Piece, ...]:
+        """Make the file durable, then let it appear; returns one piece per tensor, in canonical order.
+
+        Raises:
+            ValueError: a tensor is not complete.
+        """
+        if len(self._pieces) < len(self._tensors):
+            raise ValueError(f"tensor {self._tensors[len(self._pieces)].name!r} is not complete")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        os.replace(self._part, self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        return tuple(self._pieces)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._file.closed:
+            self._file.close()
+            self._part.unlink()
+
+    def _close_full_tensors(self) -> None:
+        while len(self._pieces) < len(self._tensors):
+            tensor = self._tensors[len(self._pieces)]
+            if self._written < tensor.num_bytes:
+                return
+            offsets = (0,) * len(tensor.shape)
+            digest = self._sha256.hexdigest()
+            self._pieces.append(Piece(tensor.name, tensor.dtype, offsets, tensor.shape, digest))
+            self._sha256 = hashlib.sha256()
+            self._written = 0
+
+
+def _load_header(path: Path) -> tuple[Layout, dict[str, str], int]:
+    with path.open("rb") as file:
+        num_bytes = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if num_bytes < 8 or length > min(HEADER_BYTES_MAX, num_bytes - 8):
+            raise TensorFileCorrupted(
+                f"{path}: header of {length} bytes in a file of {num_bytes} (at most {HEADER_BYTES_MAX})"
+            )
+        raw = file.read(length)
+    try:
+        layout, metadata = decode_header(raw, num_bytes - 8 - length)
+    except ValueError as fault:
+        raise TensorFileCorrupted(f"{path}: {fault}") from fault
+    return layout, metadata, 8 + length

@@ -1,0 +1,323 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ClientMessage(_message.Message):
+    __slots__ = ("hello", "heartbeat", "failed", "evaluated", "goodbye")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    heartbeat: Heartbeat
+    failed: Failed
+    evaluated: Evaluated
+    goodbye: Goodbye
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+
+class ServerMessage(_message.Message):
+    __slots__ = ("welcome", "invite", "release", "evaluate", "run_ended")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    INVITE_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    EVALUATE_FIELD_NUMBER: _ClassVar[int]
+    RUN_ENDED_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    invite: Invite
+    release: Release
+    evaluate: Evaluate
+    run_ended: RunEnded
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., run_ended: _Optional[_Union[RunEnded, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol", "client_id", "session", "tasks", "num_examples", "label", "working_on", "software")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    WORKING_ON_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    client_id: str
+    session: str
+    tasks: _containers.RepeatedScalarFieldContainer[str]
+    num_examples: int
+    label: str
+    working_on: _containers.RepeatedCompositeFieldContainer[Work]
+    software: str
+    def __init__(self, protocol: _Optional[int] = ..., client_id: _Optional[str] = ..., session: _Optional[str] = ..., tasks: _Optional[_Iterable[str]] = ..., num_examples: _Optional[int] = ..., label: _Optional[str] = ..., working_on: _Optional[_Iterable[_Union[Work, _Mapping]]] = ..., software: _Optional[str] = ...) -> None: ...
+
+class Work(_message.Message):
+    __slots__ = ("run_id", "round_id")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUND_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    round_id: int
+    def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Failed(_message.Message):
+    __slots__ = ("run_id", "round_id", "reason", "detail")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUND_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    round_id: int
+    reason: str
+    detail: str
+    def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class Evaluated(_message.Message):
+    __slots__ = ("run_id", "version", "statistics", "error")
+    class StatisticsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Statistics
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Statistics, _Mapping]] = ...) -> None: ...
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STATISTICS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    version: int
+    statistics: _containers.MessageMap[str, Statistics]
+    error: str
+    def __init__(self, run_id: _Optional[str] = ..., version: _Optional[int] = ..., statistics: _Optional[_Mapping[str, Statistics]] = ..., error: _Optional[str] = ...) -> None: ...
+
+class Statistics(_message.Message):
+    __slots__ = ("values",)
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, values: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Goodbye(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("heartbeat_s", "lease_s", "tasks")
+    HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    heartbeat_s: float
+    lease_s: float
+    tasks: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., tasks: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Invite(_message.Message):
+    __slots__ = ("run_id", "round_id", "task", "base_version", "model_digest", "time_left_s", "seed", "local", "grace_s", "manifest")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUND_ID_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TIME_LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FIELD_NUMBER: _ClassVar[int]
+    GRACE_S_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    round_id: int
+    task: str
+    base_version: int
+    model_digest: str
+    time_left_s: float
+    seed: int
+    local: str
+    grace_s: float
+    manifest: bytes
+    def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., task: _Optional[str] = ..., base_version: _Optional[int] = ..., model_digest: _Optional[str] = ..., time_left_s: _Optional[float] = ..., seed: _Optional[int] = ..., local: _Optional[str] = ..., grace_s: _Optional[float] = ..., manifest: _Optional[bytes] = ...) -> None: ...
+
+class Release(_message.Message):
+    __slots__ = ("run_id", "round_id", "reason", "submit")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUND_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SUBMIT_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    round_id: int
+    reason: str
+    submit: bool
+    def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., reason: _Optional[str] = ..., submit: bool = ...) -> None: ...
+
+class Evaluate(_message.Message):
+    __slots__ = ("run_id", "task", "version", "model_digest", "time_left_s", "manifest")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TIME_LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    task: str
+    version: int
+    model_digest: str
+    time_left_s: float
+    manifest: bytes
+    def __init__(self, run_id: _Optional[str] = ..., task: _Optional[str] = ..., version: _Optional[int] = ..., model_digest: _Optional[str] = ..., time_left_s: _Optional[float] = ..., manifest: _Optional[bytes] = ...) -> None: ...
+
+class RunEnded(_message.Message):
+    __slots__ = ("run_id", "state", "cause")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    state: str
+    cause: str
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[str] = ..., cause: _Optional[str] = ...) -> None: ...
+
+class ManifestRequest(_message.Message):
+    __slots__ = ("run_id", "digest")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    digest: str
+    def __init__(self, run_id: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class ManifestReply(_message.Message):
+    __slots__ = ("manifest",)
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    manifest: bytes
+    def __init__(self, manifest: _Optional[bytes] = ...) -> None: ...
+
+class Box(_message.Message):
+    __slots__ = ("tensor", "offsets", "lengths")
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    tensor: str
+    offsets: _containers.RepeatedScalarFieldContainer[int]
+    lengths: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tensor: _Optional[str] = ..., offsets: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DownloadRequest(_message.Message):
+    __slots__ = ("open", "credit")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_FIELD_NUMBER: _ClassVar[int]
+    open: DownloadOpen
+    credit: int
+    def __init__(self, open: _Optional[_Union[DownloadOpen, _Mapping]] = ..., credit: _Optional[int] = ...) -> None: ...
+
+class DownloadOpen(_message.Message):
+    __slots__ = ("run_id", "digest", "boxes", "position", "credit")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    BOXES_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    digest: str
+    boxes: _containers.RepeatedCompositeFieldContainer[Box]
+    position: int
+    credit: int
+    def __init__(self, run_id: _Optional[str] = ..., digest: _Optional[str] = ..., boxes: _Optional[_Iterable[_Union[Box, _Mapping]]] = ..., position: _Optional[int] = ..., credit: _Optional[int] = ...) -> None: ...
+
+class DownloadReply(_message.Message):
+    __slots__ = ("total_bytes", "data", "sha256")
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    total_bytes: int
+    data: bytes
+    sha256: bytes
+    def __init__(self, total_bytes: _Optional[int] = ..., data: _Optional[bytes] = ..., sha256: _Optional[bytes] = ...) -> None: ...
+
+class UploadRequest(_message.Message):
+    __slots__ = ("open", "chunk")
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    open: UploadOpen
+    chunk: Chunk
+    def __init__(self, open: _Optional[_Union[UploadOpen, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+
+class UploadOpen(_message.Message):
+    __slots__ = ("manifest", "statistics", "download_seconds", "train_seconds")
+    class StatisticsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Statistics
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Statistics, _Mapping]] = ...) -> None: ...
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    STATISTICS_FIELD_NUMBER: _ClassVar[int]
+    DOWNLOAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TRAIN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    manifest: bytes
+    statistics: _containers.MessageMap[str, Statistics]
+    download_seconds: float
+    train_seconds: float
+    def __init__(self, manifest: _Optional[bytes] = ..., statistics: _Optional[_Mapping[str, Statistics]] = ..., download_seconds: _Optional[float] = ..., train_seconds: _Optional[float] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("position", "data")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    data: bytes
+    def __init__(self, position: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class UploadReply(_message.Message):
+    __slots__ = ("position", "verdict")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    verdict: Verdict
+    def __init__(self, position: _Optional[int] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ...) -> None: ...
+
+class Verdict(_message.Message):
+    __slots__ = ("accepted", "reason", "detail", "resend")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    RESEND_FIELD_NUMBER: _ClassVar[int]
+    accepted: bool
+    reason: str
+    detail: str
+    resend: bool
+    def __init__(self, accepted: bool = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ..., resend: bool = ...) -> None: ...
+
+class StartRunRequest(_message.Message):
+    __slots__ = ("config_toml", "overrides")
+    CONFIG_TOML_FIELD_NUMBER: _ClassVar[int]
+    OVERRIDES_FIELD_NUMBER: _ClassVar[int]
+    config_toml: str
+    overrides: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, config_toml: _Optional[str] = ..., overrides: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StopRunRequest(_message.Message):
+    __slots__ = ("run_id", "reason")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    reason: str
+    def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ResumeRunRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class RunReply(_message.Message):
+    __slots__ = ("run_id", "state", "message")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    state: str
+    message: str
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...

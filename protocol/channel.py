@@ -1,0 +1,116 @@
+"""Limits, and the gRPC options of both ends: one place, so that both sides use the same numbers.
+
+A message is at most 4 MiB; bulk bytes travel in chunks of 1 MiB, of which at most 4 MiB per transfer are under way. A
+silent peer is noticed by keepalive within half a minute, also when its machine has lost power.
+"""
+
+import ipaddress
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from atoll.protocol.settings import ConfigError
+
+PROTOCOL = 1
+"""Version of the protocol; `Hello.protocol`."""
+
+MIB = 2**20
+MESSAGE_BYTES_MAX = 4 * MIB
+CHUNK_BYTES = 1 * MIB
+WINDOW_BYTES = 4 * MIB
+"""Bytes of one transfer that may be sent and not yet confirmed."""
+
+METADATA_BYTES_MAX = 8 * 1024
+STREAMS_MAX = 32
+"""RPCs that one connection may have open at once."""
+
+KEEPALIVE_S = 20
+KEEPALIVE_TIMEOUT_S = 10
+HANDSHAKE_S = 10
+
+Options = list[tuple[str, int]]
+
+_BOTH: Options = [
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_metadata_size", METADATA_BYTES_MAX),
+    ("grpc.absolute_max_metadata_size", 2 * METADATA_BYTES_MAX),
+    ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
+    ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+    ("grpc.http2.max_pings_without_data", 0),  # 0: no limit; a client that trains sends little else
+]
+
+
+def server_options() -> Options:
+    """The options of a server."""
+    return [
+        *_BOTH,
+        ("grpc.so_reuseport", 0),  # a second server on the same port must fail to bind, not share it
+        ("grpc.max_concurrent_streams", STREAMS_MAX),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_S * 1000),
+        ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_S * 1000 // 2),  # more often is a strike
+    ]
+
+
+def client_options() -> Options:
+    """The options of a channel. The caller decides when to dial again: gRPC's own back-off stays below its."""
+    return [
+        *_BOTH,
+        ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection, with no back-off inherited
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 5000),  # also the least time that one attempt to connect is given
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        ("grpc.enable_http_proxy", 0),  # loopback only: no proxy is ever on the way
+    ]
+
+
+def loopback_only(address: str) -> tuple[str, int]:
+    """Parse `host:port` and refuse a host that is not this machine.
+
+    Args:
+        address: "127.0.0.1:7070" (any of 127.0.0.0/8), "localhost:7070" or "[::1]:7070"; port 0: the system chooses.
+
+    Returns:
+        Host, without brackets, and port.
+
+    Raises:
+        ConfigError: not of that form, or another host.
+    """
+    try:
+        return _parse(address)
+    except ValueError as error:
+        raise ConfigError([f"address {address!r}: {error}"]) from None
+
+
+def _parse(address: str) -> tuple[str, int]:
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
+        raise ValueError("allowed: host:port, with a port in 0..65535")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not _is_loopback(bare, in_brackets=bare != host):
+        raise ValueError(
+            "allowed: 127.0.0.1, localhost or [::1]; until both sides prove who they are (mutual TLS), "
+            "servers bind to loopback only"
+        )
+    return bare, int(port)
+
+
+def _is_loopback(host: str, *, in_brackets: bool) -> bool:
+    if host == "localhost":
+        return not in_brackets
+    try:
+        parsed = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    if isinstance(parsed, ipaddress.IPv6Address):
+        return in_brackets and parsed == ipaddress.IPv6Address("::1")
+    return parsed.is_loopback and not in_brackets
+
+
+def _valid(address: str) -> str:
+    _parse(address)
+    return address
+
+
+LoopbackAddress = Annotated[str, AfterValidator(_valid)]
+"""The type of a setting that `loopback_only` will parse."""

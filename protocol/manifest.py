@@ -1,0 +1,296 @@
+"""Manifests: what a version of the global model, or an update, consists of. Their bytes are canonical.
+
+A manifest is one JSON object: keys sorted, no spaces, ASCII only, no NaN. Equal content has equal bytes, so the SHA-256
+of the bytes is the identity of the version or the update, and it commits to every claim in it. `parse_version` and
+`parse_update` take bytes from anyone: they return a manifest whose bytes are exactly the given ones, or they raise
+ManifestError.
+
+    version   {"format","kind":"version","tensors":[{"dtype","model_dtype","name","sha256","shape"}, ...]}
+    update    {"format","kind":"update","run_id","round_id","client_id","base_version","base_digest","num_examples",
+               "work","pieces":[{"dtype","lengths","offsets","sha256","tensor"}, ...]}
+
+What the numbers of an update claim (its round, its examples, its work) is judged by the round's machine, which can say
+precisely what it refuses; here they only have to be numbers.
+"""
+
+import hashlib
+import json
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.aggregation.cover import check_cover
+from atoll.aggregation.layout import FLOATS, ITEM_BYTES, Layout, Piece, Tensor, pieces_in_order
+from atoll.protocol.channel import MESSAGE_BYTES_MAX
+from atoll.protocol.strict import (
+    INT64_MAX,
+    constant,
+    fields_of,
+    finite,
+    integer,
+    items_of,
+    one_of,
+    read_object,
+    refuse,
+    sha256_hex,
+    text,
+)
+from atoll.protocol.strict import ManifestError as ManifestError
+from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
+
+FORMAT = "atoll/1"
+
+MANIFEST_BYTES_MAX = MESSAGE_BYTES_MAX - 256 * 1024
+"""A manifest travels whole in one message, beside an update's statistics."""
+
+PIECES_MAX = 65_536
+DIMS_MAX = 8
+BYTES_MAX = 2**50
+"""Of all pieces together, as every size and offset: far from what int64 holds."""
+
+NAME_MAX = 1024
+ID_MAX = 256
+RESERVED_NAMES = frozenset({"__metadata__"})
+"""Keys of a safetensors header that are no tensor."""
+
+UPDATE_DTYPES = frozenset(ITEM_BYTES)
+VERSION_DTYPES = UPDATE_DTYPES - FLOATS | {"F32"}
+"""A version's floats are float32 masters, whatever the model computes in."""
+
+MODEL_DTYPES = {"F32": FLOATS | {"F64"}, "U8": frozenset({"U8", "BOOL"})}
+"""The model's own dtypes, by the dtype that they are stored as; every other is stored as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionManifest:
+    """A version of the global model: one piece per tensor, covering it, in canonical order."""
+
+    pieces: tuple[Piece, ...]
+    model_dtypes: tuple[str, ...] = ()
+    """In the order of `pieces`: the dtype that the model itself computes in. Left out: as stored."""
+
+    def __post_init__(self) -> None:
+        if not self.model_dtypes:
+            object.__setattr__(self, "model_dtypes", tuple(piece.dtype for piece in self.pieces))
+        assert len(self.model_dtypes) == len(self.pieces)
+
+    @property
+    def layout(self) -> Layout:
+        """The tensors as stored; every update has these names, shapes and dtypes."""
+        return tuple(Tensor(piece.tensor, piece.dtype, piece.lengths) for piece in self.pieces)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the tensors [bytes]."""
+        return sum(piece.num_bytes for piece in self.pieces)
+
+    @property
+    def digest(self) -> Digest:
+        """The identity of the version."""
+        return digest_of(self.encode())
+
+    def encode(self) -> bytes:
+        """The canonical bytes."""
+        tensors = [
+            {
+                "name": piece.tensor,
+                "dtype": piece.dtype,
+                "model_dtype": model_dtype,
+                "shape": piece.lengths,
+                "sha256": piece.sha256,
+            }
+            for piece, model_dtype in zip(self.pieces, self.model_dtypes, strict=True)
+        ]
+        return _canonical({"format": FORMAT, "kind": "version", "tensors": tensors})
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateManifest:
+    """An update: who made it, in which round, from which version, with how much data and work; its pieces."""
+
+    run_id: RunId
+    round_id: RoundId
+    client_id: ClientId
+    base_version: Version
+    base_digest: Digest
+    num_examples: int
+    work: float
+    pieces: tuple[Piece, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the pieces [bytes]."""
+        return sum(piece.num_bytes for piece in self.pieces)
+
+    @property
+    def digest(self) -> Digest:
+        """The identity of the update."""
+        return digest_of(self.encode())
+
+    def encode(self) -> bytes:
+        """The canonical bytes."""
+        pieces = [
+            {
+                "tensor": piece.tensor,
+                "dtype": piece.dtype,
+                "offsets": piece.offsets,
+                "lengths": piece.lengths,
+                "sha256": piece.sha256,
+            }
+            for piece in self.pieces
+        ]
+        return _canonical(
+            {
+                "format": FORMAT,
+                "kind": "update",
+                "run_id": self.run_id,
+                "round_id": self.round_id,
+                "client_id": self.client_id,
+                "base_version": self.base_version,
+                "base_digest": self.base_digest,
+                "num_examples": self.num_examples,
+                "work": self.work,
+                "pieces": pieces,
+            }
+        )
+
+
+def digest_of(manifest: bytes) -> Digest:
+    """The identity of a manifest, from its canonical bytes."""
+    return Digest(hashlib.sha256(manifest).hexdigest())
+
+
+def parse_version(data: bytes) -> VersionManifest:
+    """Read a version's manifest.
+
+    Raises:
+        ManifestError: not the canonical bytes of one.
+    """
+    fields = fields_of(
+        read_object(data, num_bytes_max=MANIFEST_BYTES_MAX), "manifest", keys=frozenset({"format", "kind", "tensors"})
+    )
+    constant(fields["format"], "format", expected=FORMAT)
+    constant(fields["kind"], "kind", expected="version")
+    tensors = [
+        _tensor(item, f"tensors[{index}]")
+        for index, item in enumerate(items_of(fields["tensors"], "tensors", num_max=PIECES_MAX))
+    ]
+    pieces = tuple(piece for piece, _ in tensors)
+    _check_together(pieces, "tensors")
+    manifest = VersionManifest(pieces, tuple(model_dtype for _, model_dtype in tensors))
+    _check_canonical(manifest.encode(), data)
+    return manifest
+
+
+def parse_update(data: bytes) -> UpdateManifest:
+    """Read an update's manifest; its claims are numbers, and not yet judged.
+
+    Raises:
+        ManifestError: not the canonical bytes of one.
+    """
+    fields = fields_of(read_object(data, num_bytes_max=MANIFEST_BYTES_MAX), "manifest", keys=_UPDATE_KEYS)
+    constant(fields["format"], "format", expected=FORMAT)
+    constant(fields["kind"], "kind", expected="update")
+    manifest = UpdateManifest(
+        run_id=RunId(text(fields["run_id"], "run_id", num_max=ID_MAX)),
+        round_id=RoundId(integer(fields["round_id"], "round_id", low=0, high=INT64_MAX)),
+        client_id=ClientId(text(fields["client_id"], "client_id", num_max=ID_MAX)),
+        base_version=Version(integer(fields["base_version"], "base_version", low=0, high=INT64_MAX)),
+        base_digest=Digest(sha256_hex(fields["base_digest"], "base_digest")),
+        num_examples=integer(fields["num_examples"], "num_examples", low=-INT64_MAX - 1, high=INT64_MAX),
+        work=finite(fields["work"], "work"),
+        pieces=tuple(
+            _piece(item, f"pieces[{index}]")
+            for index, item in enumerate(items_of(fields["pieces"], "pieces", num_max=PIECES_MAX))
+        ),
+    )
+    _check_together(manifest.pieces, "pieces")
+    _check_canonical(manifest.encode(), data)
+    return manifest
+
+
+_TENSOR_KEYS = frozenset({"dtype", "model_dtype", "name", "sha256", "shape"})
+_PIECE_KEYS = frozenset({"dtype", "lengths", "offsets", "sha256", "tensor"})
+_UPDATE_KEYS = frozenset(UpdateManifest.__dataclass_fields__) | {"format", "kind"}
+
+
+def _tensor(value: object, path: str) -> tuple[Piece, str]:
+    fields = fields_of(value, path, keys=_TENSOR_KEYS)
+    name = text(fields["name"], f"{path}.name", num_max=NAME_MAX, refused=RESERVED_NAMES)
+    dtype = one_of(fields["dtype"], f"{path}.dtype", allowed=VERSION_DTYPES)
+    model_dtype = one_of(
+        fields["model_dtype"], f"{path}.model_dtype", allowed=MODEL_DTYPES.get(dtype, frozenset({dtype}))
+    )
+    shape = _sizes(fields["shape"], f"{path}.shape")
+    piece = Piece(name, dtype, (0,) * len(shape), shape, sha256_hex(fields["sha256"], f"{path}.sha256"))
+    return piece, model_dtype
+
+
+def _piece(value: object, path: str) -> Piece:
+    fields = fields_of(value, path, keys=_PIECE_KEYS)
+    name = text(fields["tensor"], f"{path}.tensor", num_max=NAME_MAX, refused=RESERVED_NAMES)
+    dtype = one_of(fields["dtype"], f"{path}.dtype", allowed=UPDATE_DTYPES)
+    offsets = _sizes(fields["offsets"], f"{path}.offsets")
+    lengths = _sizes(fields["lengths"], f"{path}.lengths")
+    if len(offsets) != len(lengths):
+        refuse(f"{path}.offsets", fields["offsets"], f"as many as lengths ({len(lengths)})")
+    return Piece(name, dtype, offsets, lengths, sha256_hex(fields["sha256"], f"{path}.sha256"))
+
+
+def _sizes(value: object, path: str) -> tuple[int, ...]:
+    items = items_of(value, path, num_max=DIMS_MAX)
+    return tuple(integer(item, f"{path}[{index}]", low=0, high=BYTES_MAX) for index, item in enumerate(items))
+
+
+def _check_together(pieces: tuple[Piece, ...], path: str) -> None:
+    """Sizes; one dtype and one number of dimensions per tensor; no piece twice; canonical order."""
+    total = 0
+    kinds: dict[str, tuple[str, int]] = {}
+    boxes: set[tuple[str, tuple[int, ...]]] = set()
+    for index, piece in enumerate(pieces):
+        size = ITEM_BYTES[piece.dtype]
+        for length in piece.lengths:
+            size *= max(length, 1)  # a zero must not hide a product that no array library takes
+            if size > BYTES_MAX:
+                refuse(f"{path}[{index}]", piece.lengths, f"at most {BYTES_MAX} bytes")
+        total += piece.num_bytes
+        kind = (piece.dtype, len(piece.lengths))
+        if kinds.setdefault(piece.tensor, kind) != kind:
+            refuse(f"{path}[{index}]", piece.tensor, "one dtype and one number of dimensions per tensor")
+        if (piece.tensor, piece.offsets) in boxes:
+            refuse(f"{path}[{index}]", piece.tensor, "each piece once")
+        boxes.add((piece.tensor, piece.offsets))
+    if total > BYTES_MAX:
+        raise ManifestError(f"{path}: {total} bytes together; allowed: at most {BYTES_MAX}")
+    if pieces_in_order(pieces) != pieces:
+        raise ManifestError(f"{path}: not in canonical order: larger elements first, then by name, then by offsets")
+
+
+def _check_canonical(canonical: bytes, data: bytes) -> None:
+    if canonical != data:
+        at = bisect_left(range(len(data)), True, key=lambda index: canonical[: index + 1] != data[: index + 1])
+        raise ManifestError(
+            f"manifest: not canonical from byte {at} on: keys sorted, no spaces, ASCII, shortest floats"
+        )
+
+
+FAULTS_MAX = 20
+
+
+def check_against(layout: Layout, manifest: VersionManifest | UpdateManifest, *, may_omit: bool = False) -> list[str]:
+    """What in the manifest does not fit the expected names, shapes and dtypes; empty when all of it does.
+
+    Args:
+        layout: the tensors that are expected: `VersionManifest.layout` of the base version.
+        manifest: its pieces must cover every tensor exactly once.
+        may_omit: whether a tensor may be left out altogether.
+
+    Returns:
+        At most `FAULTS_MAX` faults, and how many there are beyond.
+    """
+    faults = check_cover(layout, manifest.pieces, may_omit=may_omit)
+    return faults[:FAULTS_MAX] + [f"and {len(faults) - FAULTS_MAX} more"] * (len(faults) > FAULTS_MAX)
+
+
+def _canonical(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")

@@ -1,0 +1,275 @@
+"""Settings: a TOML file, `--set key=value` over it, defaults under it. Every fault at once, one line each.
+
+    run.toml: round.quorum: got 'six'; allowed: integer | number
+    run.toml: round.cohort_sise: unknown key (did you mean cohort_size? known: cohort_size, over_selection, quorum, ...)
+    --set: round.retry: got -1; allowed: integer >= 0, <= 1000000
+
+A model is a pydantic model with `model_config = STRICT`; the string under a field is its documentation.
+"""
+
+import difflib
+import json
+import re
+import reprlib
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+Model = TypeVar("Model", bound=BaseModel)
+
+STRICT = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True)
+"""Frozen, no unknown keys, no conversion between types."""
+
+Folder = Annotated[Path, Field(strict=False)]
+"""A path, written as a string; relative to the current directory."""
+
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_TYPE_WORDS = {int: "integer", float: "number", bool: "true | false", str: "string", Path: "path", NoneType: ""}
+_BOUNDS = (
+    ("gt", "> {}"),
+    ("ge", ">= {}"),
+    ("lt", "< {}"),
+    ("le", "<= {}"),
+    ("min_length", "length >= {}"),
+    ("max_length", "length <= {}"),
+    ("pattern", "of the form {}"),
+)
+
+
+class ConfigError(ValueError):
+    """The operator's mistakes: all of them, one line each."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = tuple(faults)
+
+
+def load(model_type: type[Model], path: Path | None, overrides: Sequence[str] = ()) -> Model:
+    """Read settings from a file (None: defaults only) and from `key=value` overrides.
+
+    Raises:
+        ConfigError: the file cannot be read, or anything in it or in the overrides is not allowed.
+    """
+    if path is None:
+        return load_text(model_type, "", overrides, name="")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([f"{path}: cannot be read: {error}"]) from error
+    return load_text(model_type, text, overrides, name=str(path))
+
+
+def load_text(model_type: type[Model], text: str, overrides: Sequence[str] = (), *, name: str) -> Model:
+    """Read settings from the text of a TOML file; `name` stands for the file in the faults.
+
+    Raises:
+        ConfigError: anything in it or in the overrides is not allowed.
+    """
+    faults = []
+    document: dict[str, Any] = {}
+    try:
+        document = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        faults.append(_line(name, f"not TOML: {error}"))
+    overridden = []
+    for override in overrides:
+        try:
+            overridden.append(_apply(override, document))
+        except ValueError as error:
+            faults.append(_line("--set", str(error)))
+    if faults:
+        raise ConfigError(faults)
+    try:
+        return model_type.model_validate(document)
+    except ValidationError as error:
+        errors: dict[tuple[str, ...], list[ErrorDetails]] = {}
+        for detail in error.errors():
+            errors.setdefault(_key(detail, document), []).append(detail)
+    for key, details in errors.items():
+        is_set = any(key[: len(start)] == start for start in overridden)
+        faults += [_line("--set" if is_set else name, what) for what in _faults(model_type, key, details, document)]
+    raise ConfigError(faults)
+
+
+def _line(source: str, what: str) -> str:
+    return f"{source}: {what}" if source else what
+
+
+# ---------------------------------------------------------------- --set
+
+
+def _apply(override: str, document: dict[str, Any]) -> tuple[str, ...]:
+    """Put `a.b=value` into the document and return its key; ValueError says what is wrong."""
+    name, equals, text = override.partition("=")
+    key = tuple(part.strip() for part in name.split("."))
+    if not equals or not all(_BARE_KEY.fullmatch(part) for part in key):
+        raise ValueError(f"got {override!r}; allowed: key=value, with a key such as round.quorum")
+    table = document
+    for part in key[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ValueError(f"{'.'.join(key)}: {part} is not a table")
+    table[key[-1]] = _value(".".join(key), text.strip())
+    return key
+
+
+def _value(key: str, text: str) -> Any:
+    """A TOML value; what is none, and does not begin like one, is a string."""
+    try:
+        table = tomllib.loads(f"value = {text}")
+        if table.keys() == {"value"}:
+            return table["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        if text and text[0] not in "\"'[{" and text.isprintable():
+            return text
+    raise ValueError(f"{key}: got {text!r}; allowed: a TOML value or a bare word")
+
+
+# ---------------------------------------------------------------- faults
+
+
+def _key(detail: ErrorDetails, document: Any) -> tuple[str, ...]:
+    """The fault's key in the document: its location without pydantic's names for the branches of a union."""
+    key = []
+    for part in detail["loc"]:
+        if isinstance(document, dict) and part in document:
+            document = document[part]
+        elif detail["type"] != "missing" or part != detail["loc"][-1]:
+            break
+        key.append(str(part))
+    return tuple(key)
+
+
+def _faults(model_type: type[BaseModel], key: tuple[str, ...], details: list[ErrorDetails], document: Any) -> list[str]:
+    dotted = ".".join(key)
+    if details[0]["type"] == "extra_forbidden":
+        return [f"{dotted}: unknown key ({_known(key[-1], _annotation(model_type, key[:-1]))})"]
+    allowed = type_text(_annotation(model_type, key))
+    if details[0]["type"] == "missing":
+        return [f"{dotted}: missing; allowed: {allowed}"]
+    for part in key:
+        document = document[part]
+    messages = [detail["msg"].removeprefix("Value error, ") for detail in details if detail["type"] == "value_error"]
+    if messages and isinstance(document, dict):  # the table's fields contradict each other
+        return [_line(dotted, fault) for message in messages for fault in message.split("; ")]
+    got = f"{dotted}: got {reprlib.repr(document)}"
+    return [f"{got}: {message}" for message in messages] or [f"{got}; allowed: {allowed}"]
+
+
+def _known(name: str, table: Any) -> str:
+    names = list(table.model_fields)
+    near = difflib.get_close_matches(name, names, n=1)
+    return "".join(f"did you mean {other}? " for other in near) + f"known: {', '.join(names)}"
+
+
+def _annotation(model_type: type[BaseModel], key: tuple[str, ...]) -> Any:
+    """The declared type at a key."""
+    found: Any = model_type
+    for part in key:
+        if isinstance(found, type) and issubclass(found, BaseModel):
+            found = _declared(found.model_fields[part])
+        elif get_origin(found) is dict:
+            found = get_args(found)[1]
+    return found
+
+
+def _declared(field: FieldInfo) -> Any:
+    return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+
+
+# ---------------------------------------------------------------- documentation
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One documented key. `default` is TOML; empty when there is none, and `is_required` says whether that matters."""
+
+    key: str
+    type: str
+    default: str
+    doc: str
+    is_required: bool
+
+
+def describe(model_type: type[BaseModel]) -> list[Setting]:
+    """Every key of a model, in the order of its fields."""
+    return list(_describe(model_type, ""))
+
+
+def _describe(model_type: type[BaseModel], prefix: str) -> Iterator[Setting]:
+    for name, field in model_type.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _describe(field.annotation, f"{prefix}{name}.")
+            continue
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        yield Setting(
+            key=prefix + name,
+            type=type_text(_declared(field)),
+            default="" if default is None else _toml(default),
+            doc=" ".join((field.description or "").split()),
+            is_required=field.is_required(),
+        )
+
+
+def type_text(annotation: Any) -> str:
+    """What a value may be, in words: `number > 0, <= 3600 | "adaptive"`."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        bounds = [text for part in arguments[1:] for text in _bounds(part)]
+        return f"{type_text(arguments[0])} {', '.join(bounds)}".strip()
+    if origin is Literal:
+        return " | ".join(_toml(value) for value in arguments)
+    if origin in (Union, UnionType):
+        return " | ".join(text for argument in arguments if (text := type_text(argument)))
+    if origin in (list, tuple):
+        return f"list of ({type_text(arguments[0])})"
+    return _TYPE_WORDS.get(annotation, "table")
+
+
+def _bounds(part: Any) -> list[str]:
+    if isinstance(part, FieldInfo):
+        return [text for inner in part.metadata for text in _bounds(inner)]
+    values = [(form, getattr(part, name, None)) for name, form in _BOUNDS]
+    return [
+        form.format(_toml(value) if isinstance(value, int) else value) for form, value in values if value is not None
+    ]
+
+
+def effective(model: BaseModel) -> str:
+    """The settings as a TOML file that loads to an equal model."""
+    return "".join(_tables(model.model_dump(), ())).lstrip("\n")
+
+
+def _tables(table: Mapping[str, Any], key: tuple[str, ...]) -> Iterator[str]:
+    """The table's own values first, then the tables in it."""
+    if key:
+        yield f"\n[{'.'.join(map(_toml_key, key))}]\n"
+    for name, value in table.items():
+        if value is not None and not isinstance(value, dict):
+            yield f"{_toml_key(name)} = {_toml(value)}\n"
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _tables(value, (*key, name))
+
+
+def _toml_key(name: str) -> str:
+    return name if _BARE_KEY.fullmatch(name) else _toml(name)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str | Path):
+        return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_toml_key(name)} = {_toml(item)}" for name, item in value.items()) + "}"
+    return "[" + ", ".join(_toml(item) for item in value) + "]"

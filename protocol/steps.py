@@ -1,0 +1,70 @@
+"""Named points at which a test may kill the process: crash recovery is proven at each of them.
+
+`ATOLL_CRASH_AT=upload.mid_chunk:3` kills the process, as `kill -9` does, when it reaches that step for the third time.
+Without the variable `reached` does nothing.
+"""
+
+import itertools
+import os
+import signal
+from collections.abc import Mapping
+
+VARIABLE = "ATOLL_CRASH_AT"
+
+STEPS = (
+    ("journal.before_write", "an event is decided, nothing of it is on disk"),
+    ("journal.after_write", "an event is on disk, none of its effects has left"),
+    ("upload.mid_chunk", "a part of an update's bytes is on disk"),
+    ("upload.before_check", "all bytes of an update are on disk, unchecked"),
+    ("upload.before_accept", "an update is whole and checked, the machine has not seen it"),
+    ("aggregate.before_fold", "a round is closed, no update is read yet"),
+    ("aggregate.mid_fold", "some blocks of the sum are done"),
+    ("aggregate.after_fold", "the next version's file is written, the journal does not know it"),
+    ("publish.before", "a round is committed in the journal, its version is not announced"),
+    ("publish.after", "a version is announced, its record and its snapshot are not written"),
+    ("download.mid", "a client has a part of a version"),
+    ("snapshot.before", "a snapshot is due, nothing of it is on disk"),
+    ("snapshot.after", "a snapshot is on disk, the journal before it is not yet dropped"),
+    ("agent.invited", "an agent knows of an invitation, and has done nothing"),
+    ("agent.downloading", "an agent has a part of a version"),
+    ("agent.downloaded", "an agent has a whole version, checked"),
+    ("agent.training", "an agent's worker is training"),
+    ("agent.trained", "an update is finished, and only in memory"),
+    ("agent.spooled", "an update is in the spool, no byte of it is sent"),
+    ("agent.uploading", "an agent has sent a part of an update"),
+    ("agent.uploaded", "an agent has sent every byte, and has no answer"),
+    ("agent.answered", "an agent has the answer, the spool still has the update"),
+)
+"""Every step, with what is true there."""
+
+_NAMES = frozenset(name for name, _ in STEPS)
+
+
+def parse_crash_at(environment: Mapping[str, str]) -> tuple[str, int] | None:
+    """The step to die at and the how-manieth time, from `step` or `step:n`; None when the variable is not set.
+
+    Raises:
+        ValueError: no such step, or n is not a count from 1.
+    """
+    text = environment.get(VARIABLE, "")
+    if not text:
+        return None
+    step, _, count = text.partition(":")
+    if step not in _NAMES or not ((count.isascii() and count.isdigit() and int(count) >= 1) or text == step):
+        raise ValueError(
+            f"{VARIABLE}={text!r}: allowed: step or step:n with n >= 1; steps: {', '.join(sorted(_NAMES))}"
+        )
+    return step, int(count or 1)
+
+
+_CRASH_AT = parse_crash_at(os.environ)
+_visits = itertools.count(1)
+
+
+def reached(step: str) -> None:
+    """Say that the process is at `step`; it ends here when the environment asks for that."""
+    assert step in _NAMES, f"step {step!r} is not in STEPS"
+    if _CRASH_AT is None or step != _CRASH_AT[0]:
+        return
+    if next(_visits) == _CRASH_AT[1]:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,160 @@
+"""The settings of a run and of the coordinator's process. One TOML file may hold both.
+
+The string under a field is its documentation; `docs/configuration.md` is held against these strings by a test.
+"""
+
+import re
+from typing import Annotated
+
+from pydantic import BaseModel, Field, field_validator, model_validator
+
+from atoll.protocol.channel import LoopbackAddress
+from atoll.protocol.reference import Reference, check_reference
+from atoll.protocol.settings import STRICT, Folder
+from atoll.server.policy import Seconds, SecondsOrNone, StragglerPolicy
+from atoll.server.sampling import SAMPLERS
+
+_NAME = re.compile(r"[a-z0-9_-]{1,64}")
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Plain = bool | int | Finite | str
+"""A value that travels in an invitation; nothing in it can be executed."""
+
+
+class CohortConfig(BaseModel):
+    """Who is chosen."""
+
+    model_config = STRICT
+
+    sampler: str = "uniform"
+    """How a cohort is drawn from the available clients: "uniform"; "weighted" by the size of their training data;
+    "stratified" by their label; or your own `path/to/file.py:function` or `module:function`, called with (candidates,
+    count, rng)."""
+
+    @field_validator("sampler")
+    @classmethod
+    def _known_or_reference(cls, sampler: str) -> str:
+        if sampler not in SAMPLERS:
+            try:
+                check_reference(sampler)
+            except ValueError:
+                names = " | ".join(f'"{name}"' for name in SAMPLERS)
+                raise ValueError(f"allowed: {names} | module:function | path/to/file.py:function") from None
+        return sampler
+
+
+class EvaluationConfig(BaseModel):
+    """Which versions are measured, and on whose data."""
+
+    model_config = STRICT
+
+    server_every: int = Field(default=1, ge=0, le=1_000_000)
+    """Each n-th version is run on the server's own test data, when the task has some; 0: never."""
+
+    clients_every: int = Field(default=0, ge=0, le=1_000_000)
+    """Each n-th version is run by the clients on their own test data; 0: never."""
+
+    clients_max: int = Field(default=0, ge=0, le=1_000_000)
+    """At most this many clients are asked; 0: all who are connected."""
+
+    deadline: Seconds = 60.0
+    """Seconds that clients have for their answer; then the version's measure is what has come in."""
+
+
+class RunConfig(BaseModel):
+    """One run: which task, for how long, by which rules."""
+
+    model_config = STRICT
+
+    name: str = "run"
+    """What the run is called: 1 to 64 of the characters a-z, 0-9, - and _."""
+
+    task: Reference
+    """The task: `module:attribute` or `path/to/file.py:attribute`; on the command line it stands first."""
+
+    rounds: int = Field(default=10, ge=1, le=2**31)
+    """Commits after which the run is finished; abandoned rounds do not count."""
+
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Decides the initial model, every cohort and every client's own seed."""
+
+    pause: SecondsOrNone = 0.0
+    """Seconds between the end of a round and the beginning of the next."""
+
+    round: StragglerPolicy = StragglerPolicy()
+    """What a round waits for, and for how long."""
+
+    cohort: CohortConfig = CohortConfig()
+    """Who is chosen."""
+
+    local: dict[str, Plain | list[Plain]] = {}
+    """Overrides of the task's own `Local`, such as `lr = 0.05`: plain values, checked by the task."""
+
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Which versions are measured, and on whose data."""
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_plain(cls, name: str) -> str:
+        if _NAME.fullmatch(name) is None:
+            raise ValueError("allowed: 1 to 64 of the characters a-z, 0-9, - and _")
+        return name
+
+
+class CoordinatorConfig(BaseModel):
+    """The coordinator's process, whatever runs it hosts."""
+
+    model_config = STRICT
+
+    listen: LoopbackAddress = "127.0.0.1:7070"
+    """host:port to serve on; port 0: the system chooses. Loopback only, until both sides prove who they are."""
+
+    state: Folder = Field(default="atoll-state", validate_default=True)
+    """The directory of everything that must survive: the journal, versions, updates."""
+
+    lease: Seconds = 30.0
+    """Seconds of silence after which a client counts as lost; it may come back."""
+
+    heartbeat: SecondsOrNone = 0.0
+    """Seconds between a client's heartbeats; 0: a third of the lease."""
+
+    keep_versions: int = Field(default=5, ge=1, le=1_000_000)
+    """Newest versions of the global model that stay on disk; those that a round or a late update needs stay anyway."""
+
+    keep_rounds: int = Field(default=1000, ge=1, le=1_000_000_000)
+    """Newest rounds of each run whose records and events stay in the journal."""
+
+    max_connections: int = Field(default=1000, ge=1, le=100_000)
+    """Clients that may be connected at once; a further one is turned away and tries again."""
+
+    @property
+    def heartbeat_interval(self) -> float:
+        """Seconds between a client's heartbeats."""
+        return self.heartbeat or self.lease / 3
+
+    @model_validator(mode="after")
+    def _lease_outlives_heartbeats(self) -> "CoordinatorConfig":
+        if self.heartbeat >= self.lease:
+            raise ValueError(f"heartbeat {self.heartbeat} is not less than lease ({self.lease})")
+        return self
+
+
+class HostFile(BaseModel):
+    """What `atoll coordinator` reads when it starts no run of its own: nothing but its own table."""
+
+    model_config = STRICT
+
+    coordinator: CoordinatorConfig = CoordinatorConfig()
+    """The coordinator's process."""
+
+
+class RunFile(RunConfig):
+    """What a run's TOML may hold: the run's keys, and beside them the coordinator's table."""
+
+    coordinator: CoordinatorConfig = CoordinatorConfig()
+    """The coordinator's process."""
+
+    @property
+    def run(self) -> RunConfig:
+        """The run's part alone, as it is recorded."""
+        return RunConfig(**{name: getattr(self, name) for name in RunConfig.model_fields})

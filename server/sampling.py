@@ -1,0 +1,151 @@
+"""Who is invited: seeded, reproducible draws of a cohort from the available clients. Pure, but for `load_sampler`.
+
+A draw depends on (seed, round, the set of candidates) alone: not on the order of arrival, the process or its hash seed.
+"""
+
+import hashlib
+import heapq
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from atoll.protocol.reference import resolve
+from atoll.protocol.settings import ConfigError
+from atoll.protocol.vocabulary import ClientId, RoundId
+from atoll.server.events import Candidate
+
+Sampler = Callable[[Sequence[Candidate], int, random.Random], Sequence[ClientId]]
+"""(candidates sorted by client id, how many at most, the round's own randomness) -> whom to invite."""
+
+
+Name = TypeVar("Name", bound=str)
+
+
+class SamplerError(ValueError):
+    """The sampler raised, or its answer is no cohort of these candidates."""
+
+
+def draw(
+    sampler: Sampler, *, seed: int, round_id: RoundId, count: int, candidates: Sequence[Candidate]
+) -> tuple[ClientId, ...]:
+    """Draw a cohort, sorted by client id.
+
+    Args:
+        sampler: one of `SAMPLERS`, or a user's own.
+        seed: of the run.
+        round_id: each round has randomness of its own.
+        count: how many at most, >= 1; when fewer candidates are there, ours draw all of them.
+        candidates: distinct clients, in any order.
+
+    Raises:
+        SamplerError: there are no candidates; the sampler raised; it named nobody, too many, a client twice or one that
+            is no candidate.
+    """
+    assert count >= 1, count
+    if not candidates:
+        raise SamplerError("there are no candidates")
+    ordered = sorted(candidates, key=lambda candidate: candidate.client_id)
+    try:
+        drawn = list(sampler(tuple(ordered), count, _randomness(seed, round_id)))
+    except Exception as error:  # the user's own code: whatever it raises abandons this round, with its reason
+        raise SamplerError(f"the sampler raised {type(error).__name__}: {error}") from error
+    known = {candidate.client_id for candidate in candidates}
+    strangers = [client for client in drawn if not isinstance(client, str) or client not in known]
+    if strangers:
+        raise SamplerError(f"the sampler named {strangers[0]!r}, which is none of the {len(known)} candidates")
+    if not 1 <= len(drawn) <= count:
+        raise SamplerError(f"the sampler named {len(drawn)} clients, allowed are 1 to {count}")
+    if len(set(drawn)) < len(drawn):
+        raise SamplerError(f"the sampler named {Counter(drawn).most_common(1)[0][0]!r} more than once")
+    return tuple(sorted(drawn))
+
+
+def _randomness(seed: int, round_id: RoundId) -> random.Random:
+    return random.Random(hashlib.sha256(f"atoll cohort {seed} {round_id}".encode("ascii")).digest())
+
+
+def uniform(candidates: Sequence[Candidate], count: int, rng: random.Random) -> list[ClientId]:
+    """Draw without replacement; every set of `count` clients is equally likely."""
+    return _smallest(count, {candidate.client_id: rng.random() for candidate in candidates})
+
+
+def weighted(candidates: Sequence[Candidate], count: int, rng: random.Random) -> list[ClientId]:
+    """Draw one after another without replacement, each time with probability proportional to `num_examples`.
+
+    Exponential keys: client k has the key E_k / n_k with E_k ~ Exp(1), and the smallest keys win. The first of
+    independent exponentials with rates n_k is k with probability n_k / sum(n), and what remains is again such a race.
+    A client that does not tell how much data it has (num_examples 0) counts as one example: seldom drawn, not shut out.
+
+    The aggregate weights by num_examples a second time, so large clients count more than in the pooled data.
+
+    Source:
+        Efraimidis, Spirakis, "Weighted random sampling with a reservoir", Information Processing Letters 97 (2006),
+        algorithm A: the largest u ** (1 / w) are the smallest -log(u) / w, which cannot underflow.
+    """
+    keys = {c.client_id: -math.log(1.0 - rng.random()) / max(1, c.num_examples) for c in candidates}
+    return _smallest(count, keys)
+
+
+def stratified(candidates: Sequence[Candidate], count: int, rng: random.Random) -> list[ClientId]:
+    """Draw from each label its proportional number of clients, uniformly within.
+
+    Proportional to the number of clients, not to their examples: so every client has the same chance as under
+    `uniform`, the aggregate estimates the same mean, and only the variance between the labels is gone.
+    """
+    count = min(count, len(candidates))
+    strata: dict[str, list[Candidate]] = {}
+    for candidate in candidates:
+        strata.setdefault(candidate.label, []).append(candidate)
+    seats = allocate(count, {label: len(members) for label, members in sorted(strata.items())}, rng)
+    return [client for label, num in seats.items() for client in uniform(strata[label], num, rng)]
+
+
+def allocate(count: int, sizes: Mapping[str, int], rng: random.Random) -> dict[str, int]:
+    """Divide `count` seats among strata in proportion to their sizes: each gets its share rounded down or up.
+
+    Every stratum has floor(share) seats. The seats that remain go by lot, with chances exactly equal to the remainders,
+    and not to the largest remainders: for those are the same in every round. Of nine clients of one label and one of
+    another, two seats are shared 1.8 to 0.2; the largest remainder would have the one client wait forever.
+
+    The lot is one systematic draw over the strata in random order, in integers: with remainders r_i = count * size_i
+    mod total, laid end to end on a line, the strata under u, u + total, u + 2 total, ... win, for u uniform in
+    0..total-1. No r_i reaches total, so none wins twice.
+
+    Source:
+        Madow, "On the theory of systematic sampling, II", Annals of Mathematical Statistics 20 (1949).
+    """
+    total = sum(sizes.values())
+    order = _smallest(len(sizes), {label: rng.random() for label in sizes})
+    at = int(rng.random() * total)
+    seats = {}
+    for label in order:
+        floor, remainder = divmod(count * sizes[label], total)
+        seats[label] = floor + (at < remainder)
+        at += total * (at < remainder) - remainder
+    return seats
+
+
+def _smallest(count: int, keys: Mapping[Name, float]) -> list[Name]:
+    """The names with the smallest keys. Of `Random` only `random` is used: Python promises that it never changes."""
+    return heapq.nsmallest(count, keys, key=lambda name: (keys[name], name))
+
+
+SAMPLERS: Mapping[str, Sampler] = {"uniform": uniform, "weighted": weighted, "stratified": stratified}
+
+
+def load_sampler(reference: str) -> Sampler:
+    """One of `SAMPLERS` by name, or a user's own by `module:function` or `path/to/file.py:function`.
+
+    Raises:
+        ConfigError: there is none under this name.
+    """
+    if reference in SAMPLERS:
+        return SAMPLERS[reference]
+    found = resolve(reference)
+    if not callable(found):
+        raise ConfigError(
+            [f"{reference}: is a {type(found).__name__}; allowed: a function of (candidates, count, rng)"]
+        )
+    return found

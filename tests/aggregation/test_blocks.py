@@ -1,0 +1,94 @@
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.aggregation import blocks
+from atoll.aggregation.blocks import UpdateReader, read_block
+from atoll.aggregation.layout import Tensor
+from atoll.aggregation.tensorfile import TensorFileCorrupted
+from tests.aggregation.models import DTYPES, random_cuts, store, widened
+
+shapes = st.lists(st.integers(1, 9), max_size=4).map(tuple)
+
+
+def values_of(shape, kind, seed=0):
+    rng = np.random.default_rng(seed)
+    return np.asarray(rng.integers(-100, 100, shape) if kind != "<u2" else rng.integers(0, 1 << 14, shape)).astype(kind)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    shape=shapes,
+    depth=st.integers(0, 12),
+    seed=st.integers(0, 1 << 20),
+    kind=st.sampled_from(["<f4", "<f2", "<u2", "<i8", "|i1"]),
+    short_run=st.sampled_from([1, 3, 64]),
+    ends=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+)
+def test_reader_gives_any_range_of_any_boxes_as_numpy_slices_it(
+    tmp_path_factory, shape, depth, seed, kind, short_run, ends
+):
+    path = tmp_path_factory.getbasetemp() / "blocks"
+    array = values_of(shape, kind, seed)
+    tensor = Tensor("w", DTYPES[kind], shape)
+    start, stop = sorted(round(end * array.size) for end in ends)
+    cuts = random_cuts(np.random.default_rng(seed), shape, depth=depth)
+    update = store(path, {"other": array, "w": array}, cuts={"w": cuts}, junk=bytes(seed % 9))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "SHORT_RUN", short_run)
+        block = read_block(update, tensor, start, stop)
+    assert block.dtype == (np.int64 if array.dtype.kind == "i" else np.float32)
+    assert np.array_equal(block, widened(array).reshape(-1)[start:stop])
+
+
+def test_reader_reassembles_boxes_that_are_interleaved_one_element_apart(tmp_path):
+    array = values_of((40, 16), "<f4")
+    cuts = [((0, column), (40, 1)) for column in range(16)]
+    update = store(tmp_path / "u", {"w": array}, cuts={"w": cuts})
+    assert np.array_equal(read_block(update, Tensor("w", "F32", (40, 16)), 7, 633), array.reshape(-1)[7:633])
+
+
+def test_reader_reads_only_the_bytes_of_the_block(tmp_path):
+    array = values_of((1 << 16, 2), "<f4")
+    update = store(tmp_path / "u", {"w": array}, cuts={"w": [((0, 0), (1 << 16, 1)), ((0, 1), (1 << 16, 1))]})
+    num_bytes = []
+    preadv = os.preadv
+
+    def counting(fd, views, position):
+        num_bytes.append(sum(len(view) for view in views))
+        return preadv(fd, views, position)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "preadv", counting)
+        block = read_block(update, Tensor("w", "F32", (1 << 16, 2)), 1001, 2002)
+    assert np.array_equal(block, array.reshape(-1)[1001:2002])
+    assert sorted(num_bytes) == [500 * 4, 501 * 4]
+
+
+@pytest.mark.parametrize("keep_open", [True, False])
+def test_reader_holds_at_most_one_file_and_none_after_exit(tmp_path, keep_open):
+    update = store(tmp_path / "u", {"w": values_of((3,), "<f4"), "v": values_of((2, 2), "<i8")})
+    before = len(os.listdir("/proc/self/fd"))
+    with UpdateReader(update, keep_open=keep_open) as reader:
+        for _ in range(3):
+            assert reader.read(Tensor("v", "I64", (2, 2)), 0, 4).size == 4
+        assert len(os.listdir("/proc/self/fd")) == before + keep_open
+        assert reader.carries("v")
+        assert not reader.carries("x")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_reader_refuses_what_is_not_there(tmp_path):
+    tensor = Tensor("w", "F32", (4,))
+    update = store(tmp_path / "u", {"w": values_of((4,), "<f4")})
+    with pytest.raises(KeyError, match="x"):
+        read_block(update, Tensor("x", "F32", (4,)), 0, 1)
+    for start, stop in ((-1, 2), (3, 2), (0, 5)):
+        with pytest.raises(IndexError, match=r"of tensor 'w' are not in 0\.\.4"):
+            read_block(update, tensor, start, stop)
+    os.truncate(tmp_path / "u", 15)
+    with pytest.raises(TensorFileCorrupted, match="ends at byte 15, 1 bytes too early"):
+        read_block(update, tensor, 0, 4)

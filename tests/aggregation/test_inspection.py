@@ -1,0 +1,96 @@
+import dataclasses
+import math
+import os
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.aggregation.inspection import BUFFER_BYTES, TILE_ELEMENTS, inspect
+from atoll.aggregation.tensorfile import TensorFileCorrupted
+from tests.aggregation.models import random_cuts, store, widened
+
+MIXED = {
+    "w": np.linspace(-3, 2, 700, dtype=np.float32).reshape(70, 10),
+    "h": np.array([1, -65504, 2], np.float16),
+    "b": np.array([0xC040, 0x3F80], np.uint16),
+    "n": np.array(-(1 << 63)),
+    "i": np.array([-128, 127], np.int8),
+    "none": np.zeros((0, 2), np.float32),
+}
+
+
+def inspected(update):
+    return inspect(update.path, update.pieces, data_start=update.data_start)
+
+
+def test_inspection_records_magnitudes_and_norms_of_a_sound_update(tmp_path):
+    cuts = {"w": random_cuts(np.random.default_rng(1), (70, 10), depth=9)}
+    result = inspected(store(tmp_path / "u", MIXED, cuts=cuts, junk=b"123"))
+    assert result.is_sound
+    assert result.magnitudes == {"w": 3.0, "h": 65504.0, "b": 3.0, "n": 1 << 63, "i": 128, "none": 0.0}
+    assert {type(result.magnitudes[name]) for name in ("n", "i")} == {int}
+    for name, array in MIXED.items():
+        expected = math.fsum(float(value) ** 2 for value in widened(array).reshape(-1))
+        assert result.squared_norms[name] == pytest.approx(expected, rel=1e-14)
+
+
+def test_inspection_counts_nan_and_infinity_by_tensor(tmp_path):
+    values = np.ones(3 * TILE_ELEMENTS, np.float32)
+    values[[0, TILE_ELEMENTS, -1]] = np.nan, np.inf, -np.inf
+    values[5] = -7
+    arrays = {
+        "w": values,
+        "h": np.array([np.nan, np.nan], np.float16),
+        "b": np.array([0x7FC0, 0x7F80, 0x3F80], np.uint16),
+        "ok": np.array([3e38], np.float32),
+    }
+    result = inspected(store(tmp_path / "u", arrays))
+    assert not result.is_sound
+    assert result.wrong_digests == ()
+    assert result.non_finite == {"w": 3, "h": 2, "b": 2}
+    assert result.magnitudes == {"w": 7.0, "h": 0.0, "b": 1.0, "ok": pytest.approx(3e38)}
+    assert result.squared_norms["w"] == 3 * TILE_ELEMENTS - 4 + 49
+
+
+@settings(max_examples=60, deadline=None)
+@given(at=st.integers(0, 70 * 10 * 4 - 1), bit=st.integers(0, 7))
+def test_inspection_finds_the_piece_of_any_flipped_bit(tmp_path_factory, at, bit):
+    path = tmp_path_factory.getbasetemp() / "flipped"
+    cuts = random_cuts(np.random.default_rng(2), (70, 10), depth=6)
+    update = store(path, {"w": MIXED["w"]}, cuts={"w": cuts})
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1 << bit
+    path.write_bytes(raw)
+    position = 0
+    for piece in update.pieces:
+        if position <= at < position + piece.num_bytes:
+            assert inspected(update).wrong_digests == (piece,)
+        position += piece.num_bytes
+
+
+def test_inspection_finds_wrong_digests_of_the_manifest(tmp_path):
+    update = store(tmp_path / "u", MIXED)
+    pieces = tuple(dataclasses.replace(p, sha256=p.sha256[::-1]) if p.tensor in "nw" else p for p in update.pieces)
+    assert {piece.tensor for piece in inspect(update.path, pieces).wrong_digests} == {"n", "w"}
+
+
+def test_inspection_raises_when_the_file_is_too_short(tmp_path):
+    update = store(tmp_path / "u", MIXED)
+    os.truncate(update.path, update.path.stat().st_size - 1)
+    with pytest.raises(TensorFileCorrupted, match="1 bytes too early"):
+        inspected(update)
+
+
+def test_inspection_memory_is_bounded_by_its_buffer(tmp_path):
+    update = store(tmp_path / "u", {"w": np.ones(8 * BUFFER_BYTES // 4, np.float32)})
+    tracemalloc.start()
+    try:
+        result = inspected(update)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert result.squared_norms["w"] == 8 * BUFFER_BYTES // 4
+    assert peak < 3 * BUFFER_BYTES

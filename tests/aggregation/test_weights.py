@@ -1,0 +1,78 @@
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.aggregation.weights import FIXED_POINT_ONE, Share, integer_weights, staleness_discount
+
+shares = st.lists(
+    st.builds(
+        Share,
+        num_examples=st.integers(1, 10**12),
+        scale=st.floats(0, 1, exclude_min=True) | st.sampled_from([1.0, 0.5]),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(counts=st.lists(st.integers(1, 10**15), min_size=1))
+def test_weights_are_num_examples_when_nothing_is_scaled(counts):
+    assert integer_weights([Share(n) for n in counts]) == tuple(counts)
+
+
+@given(shares=shares, seed=st.randoms(use_true_random=False))
+def test_weights_follow_their_shares_in_any_order(shares, seed):
+    order = list(range(len(shares)))
+    seed.shuffle(order)
+    weights = integer_weights(shares)
+    assert integer_weights([shares[i] for i in order]) == tuple(weights[i] for i in order)
+
+
+@given(shares=shares.filter(lambda shares: any(share.scale < 1 for share in shares)))
+def test_weights_are_the_shares_to_half_a_unit_of_two_to_the_thirty(shares):
+    exact = [share.num_examples * Fraction(share.scale) for share in shares]
+    for weight, x in zip(integer_weights(shares), exact, strict=True):
+        error = abs(weight - FIXED_POINT_ONE * x / max(exact))
+        assert 1 <= weight <= FIXED_POINT_ONE
+        assert error <= Fraction(1, 2) or weight == 1
+
+
+def test_weights_round_half_to_even_and_never_to_zero():
+    tie = [Share(1 << 31, 0.5), Share(3, 0.5), Share(5, 0.5), Share(1, 2.0**-60)]
+    assert integer_weights(tie) == (1 << 30, 2, 2, 1)
+
+
+def test_weights_scaled_down_alike_count_alike():
+    assert integer_weights([Share(10, 0.1), Share(20, 0.1)]) == (1 << 29, 1 << 30)
+
+
+@pytest.mark.parametrize("num_examples", [0, -3])
+def test_share_refuses_num_examples_below_one(num_examples):
+    with pytest.raises(ValueError, match=f"num_examples {num_examples} is not at least 1"):
+        Share(num_examples)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.5, 1.5, float("nan"), float("inf")])
+def test_share_refuses_scales_outside_zero_to_one(scale):
+    with pytest.raises(ValueError, match=f"scale {scale} is not in"):
+        Share(1, scale)
+
+
+def test_weights_refuse_an_empty_round():
+    with pytest.raises(ValueError, match="no shares"):
+        integer_weights([])
+
+
+def test_staleness_discount_is_the_polynomial_of_xie_2019():
+    assert staleness_discount(0, exponent=0.5) == 1.0
+    assert staleness_discount(3, exponent=0.5) == 0.5
+    assert staleness_discount(4, exponent=2.0) == pytest.approx(1 / 25)
+    assert staleness_discount(7, exponent=0.0) == 1.0
+
+
+@pytest.mark.parametrize(("staleness", "exponent"), [(-1, 0.5), (1, -0.5), (1, float("nan"))])
+def test_staleness_discount_refuses_what_would_count_more_than_a_fresh_update(staleness, exponent):
+    with pytest.raises(ValueError, match="is not at least 0"):
+        staleness_discount(staleness, exponent=exponent)

@@ -1,0 +1,80 @@
+"""Both ends have the same limits, and no server listens beyond this machine."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from atoll.protocol.channel import (
+    CHUNK_BYTES,
+    MESSAGE_BYTES_MAX,
+    WINDOW_BYTES,
+    client_options,
+    loopback_only,
+    server_options,
+)
+from atoll.protocol.settings import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "port"),
+    [
+        ("127.0.0.1:7070", "127.0.0.1", 7070),
+        ("127.8.9.10:1", "127.8.9.10", 1),
+        ("localhost:0", "localhost", 0),
+        ("[::1]:65535", "::1", 65535),
+        ("[0:0:0:0:0:0:0:1]:7070", "0:0:0:0:0:0:0:1", 7070),
+    ],
+)
+def test_loopback_addresses_are_parsed(address: str, host: str, port: int) -> None:
+    assert loopback_only(address) == (host, port)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "0.0.0.0:7070",
+        "[::]:7070",
+        "10.0.0.1:7070",
+        "[::ffff:127.0.0.1]:7070",
+        "[::1%eth0]:7070",
+        "example.org:7070",
+        "localhost.example.org:7070",
+        "127.1:7070",
+        "::1:7070",
+        "[127.0.0.1]:7070",
+        "[localhost]:7070",
+    ],
+)
+def test_every_other_host_is_refused_with_the_reason(address: str) -> None:
+    with pytest.raises(ConfigError, match="servers bind to loopback only"):
+        loopback_only(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["", ":", "127.0.0.1", "127.0.0.1:", ":7070", "localhost:65536", "localhost:-1", "localhost:٣", "[::1]"]
+)
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="allowed: "):
+        loopback_only(address)
+
+
+def test_a_chunk_fits_a_message_and_a_window_holds_whole_chunks() -> None:
+    assert CHUNK_BYTES + 64 * 1024 < MESSAGE_BYTES_MAX
+    assert WINDOW_BYTES % CHUNK_BYTES == 0
+
+
+def test_both_ends_have_the_same_limits_and_no_option_twice() -> None:
+    server, client = dict(server_options()), dict(client_options())
+    assert len(server) == len(server_options())
+    assert len(client) == len(client_options())
+    for name in ("grpc.max_send_message_length", "grpc.max_receive_message_length"):
+        assert server[name] == client[name] == MESSAGE_BYTES_MAX
+    assert server["grpc.http2.min_ping_interval_without_data_ms"] < client["grpc.keepalive_time_ms"]
+
+
+def test_a_second_server_on_the_same_port_fails_to_bind() -> None:
+    first, second = (grpc.server(ThreadPoolExecutor(1), options=server_options()) for _ in range(2))
+    port = first.add_insecure_port("127.0.0.1:0")
+    with pytest.raises(RuntimeError):
+        second.add_insecure_port(f"127.0.0.1:{port}")

@@ -1,0 +1,160 @@
+"""Settings: every fault at once, each with its source, its key, what was found and what is allowed."""
+
+import tomllib
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field, field_validator, model_validator
+
+from atoll.protocol.settings import STRICT, ConfigError, Folder, describe, effective, load, load_text
+
+
+class Tides(BaseModel):
+    """A section."""
+
+    model_config = STRICT
+
+    low: int = Field(default=1, ge=0, le=100)
+    """The lower one,
+    in metres."""
+
+    high: int | Literal["never"] = 9
+    """The upper one."""
+
+    slack: float | None = None
+    """Minutes of neither."""
+
+    @field_validator("low")
+    @classmethod
+    def _low_is_odd(cls, low: int) -> int:
+        if low % 2 == 0:
+            raise ValueError("must be odd")
+        return low
+
+    @model_validator(mode="after")
+    def _in_order(self) -> "Tides":
+        if isinstance(self.high, int) and self.low > self.high:
+            raise ValueError(f"low {self.low} is more than high ({self.high}); the sea is upside down")
+        return self
+
+
+class Lagoon(BaseModel):
+    """A file."""
+
+    model_config = STRICT
+
+    name: str
+    """What it is called."""
+
+    state: Folder = Field(default="here", validate_default=True)
+    """Where it is."""
+
+    tides: Tides = Tides()
+    """How it moves."""
+
+    fish: dict[str, bool | int | float | str | list[int]] = {}
+    """What lives in it."""
+
+
+def faults(text: str, *overrides: str) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as refusal:
+        load_text(Lagoon, text, overrides, name="run.toml")
+    assert str(refusal.value) == "\n".join(refusal.value.faults)
+    return refusal.value.faults
+
+
+def test_overrides_stand_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('name = "a"\n[tides]\nlow = 3\nhigh = 5\n', encoding="utf-8")
+    lagoon = load(Lagoon, path, ["tides.high=7", "fish.cod=0.5", "fish.eels=[1, 2]", "fish.kind=gold", "state=/a/b"])
+    assert (lagoon.name, lagoon.tides.low, lagoon.tides.high, lagoon.tides.slack) == ("a", 3, 7, None)
+    assert lagoon.fish == {"cod": 0.5, "eels": [1, 2], "kind": "gold"}
+    assert lagoon.state == Path("/a/b")
+    assert load(Lagoon, None, ["name=b"]) == Lagoon(name="b")
+
+
+def test_all_faults_are_told_at_once() -> None:
+    assert faults('nam = "a"\n[tides]\nlow = "six"\nhigh = "evr"\nlwo = 1\n[fish]\ncod = [true]\n') == (
+        "run.toml: name: missing; allowed: string",
+        "run.toml: tides.low: got 'six'; allowed: integer >= 0, <= 100",
+        "run.toml: tides.high: got 'evr'; allowed: integer | \"never\"",
+        "run.toml: tides.lwo: unknown key (did you mean low? known: low, high, slack)",
+        "run.toml: fish.cod: got [True]; allowed: true | false | integer | number | string | list of (integer)",
+        "run.toml: nam: unknown key (did you mean name? known: name, state, tides, fish)",
+    )
+
+
+def test_a_value_out_of_range_and_a_table_that_contradicts_itself_say_why() -> None:
+    assert faults("name='a'\ntides.low = 101") == ("run.toml: tides.low: got 101; allowed: integer >= 0, <= 100",)
+    assert faults("name='a'\ntides.low = 4") == ("run.toml: tides.low: got 4: must be odd",)
+    assert faults("name='a'\ntides.high = 0") == (
+        "run.toml: tides: low 1 is more than high (0)",
+        "run.toml: tides: the sea is upside down",
+    )
+
+
+@pytest.mark.parametrize("text", ["tides = 3", "name = true", "name = 1979-05-27", "state = 1", "tides.low = 1.0"])
+def test_no_type_is_turned_into_another(text: str) -> None:
+    assert any("; allowed: " in fault and "missing" not in fault for fault in faults(text))
+
+
+def test_faults_of_overrides_say_that_they_come_from_there() -> None:
+    assert faults("", "name=a", "tides.low=7.5", "tides.lo=1", "lagoon=2") == (
+        "--set: tides.low: got 7.5; allowed: integer >= 0, <= 100",
+        "--set: tides.lo: unknown key (did you mean low? known: low, high, slack)",
+        "--set: lagoon: unknown key (known: name, state, tides, fish)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("tides.low", "--set: got 'tides.low'; allowed: key=value, with a key such as round.quorum"),
+        ("=3", "--set: got '=3'; allowed: key=value"),
+        ("a..b=3", "--set: got 'a..b=3'; allowed: key=value"),
+        ("name.first=a", "--set: name.first: name is not a table"),
+        ("name=", "--set: name: got ''; allowed: a TOML value or a bare word"),
+        ("name='a", '--set: name: got "\'a"; allowed: a TOML value or a bare word'),
+        ("name=1\nstate='x'", "--set: name: got "),
+    ],
+)
+def test_an_override_that_cannot_be_read_is_a_fault(override: str, fault: str) -> None:
+    [found] = faults("name = 'a'", override)
+    assert found.startswith(fault)
+
+
+def test_what_is_no_toml_is_refused_with_its_line() -> None:
+    [fault, other] = faults("name = 'a'\n\noops\n", "abc")
+    assert fault.startswith("run.toml: not TOML: ")
+    assert "line 3" in fault
+    assert other.startswith("--set: ")
+
+
+def test_a_file_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no\.toml: cannot be read"):
+        load(Lagoon, tmp_path / "no.toml")
+    (tmp_path / "latin.toml").write_bytes(b"name = '\xff'")
+    with pytest.raises(ConfigError, match=r"latin\.toml: cannot be read"):
+        load(Lagoon, tmp_path / "latin.toml")
+
+
+@given(
+    st.dictionaries(st.text(max_size=5), st.text() | st.floats(-9, 9) | st.integers(-9, 9) | st.booleans(), max_size=3)
+)
+@settings(deadline=None)
+def test_the_effective_settings_load_to_an_equal_model(fish: dict[str, str | float | int | bool]) -> None:
+    lagoon = Lagoon.model_validate({"name": 'a "quoted"\n\x7f\\ 🐟', "tides": {"slack": 1e-7}, "fish": fish})
+    assert load_text(Lagoon, effective(lagoon), name="") == lagoon
+
+
+def test_every_key_is_described() -> None:
+    described = {setting.key: setting for setting in describe(Lagoon)}
+    assert list(described) == ["name", "state", "tides.low", "tides.high", "tides.slack", "fish"]
+    low = described["tides.low"]
+    assert (low.type, low.default, low.doc) == ("integer >= 0, <= 100", "1", "The lower one, in metres.")
+    assert described["name"].is_required
+    assert described["tides.slack"].default == ""
+    assert tomllib.loads(f"x = {described['state'].default}") == {"x": "here"}

@@ -1,0 +1,131 @@
+"""What a run's file, a coordinator's and an agent's may say."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from atoll.client.config import AgentConfig
+from atoll.protocol.settings import ConfigError, describe, effective, load_text
+from atoll.server.config import CoordinatorConfig, HostFile, RunConfig, RunFile
+from atoll.server.policy import StragglerPolicy
+
+EXAMPLE = """
+name = "digits-1"
+task = "examples/digits.py:task"
+rounds = 20
+pause = 0.5
+
+[round]
+cohort_size = 8
+quorum = 0.5
+deadline = "adaptive"
+
+[cohort]
+sampler = "stratified"
+
+[local]
+lr = 0.05
+betas = [0.9, 0.999]
+nesterov = true
+
+[evaluation]
+clients_every = 5
+
+[coordinator]
+listen = "[::1]:0"
+lease = 12.0
+"""
+
+
+def test_one_file_holds_a_run_and_its_coordinator() -> None:
+    file = load_text(RunFile, EXAMPLE, ["local.lr=0.1"], name="run.toml")
+    assert file.round == StragglerPolicy(cohort_size=8, quorum=0.5, deadline="adaptive")
+    assert file.local == {"lr": 0.1, "betas": [0.9, 0.999], "nesterov": True}
+    assert file.coordinator == CoordinatorConfig(listen="[::1]:0", lease=12.0)
+    assert type(file.run) is RunConfig
+    assert file.run.model_dump() == file.model_dump(exclude={"coordinator"})
+    assert load_text(RunFile, effective(file), name="") == file
+
+
+def test_a_coordinator_without_a_run_reads_its_own_table_alone() -> None:
+    host = load_text(HostFile, "[coordinator]\nstate = 'here'\n", name="coordinator.toml")
+    assert host.coordinator.state == Path("here")
+    assert HostFile().coordinator == CoordinatorConfig()
+    assert CoordinatorConfig().state == Path("atoll-state")
+
+
+def test_heartbeats_are_a_third_of_the_lease_unless_they_are_set() -> None:
+    assert CoordinatorConfig(lease=12.0).heartbeat_interval == 4
+    assert CoordinatorConfig(lease=12.0, heartbeat=1.0).heartbeat_interval == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("name=Digits", "name: got 'Digits': allowed: 1 to 64 of the characters a-z"),
+        ("name=''", "name: got ''"),
+        ("task=digits", "task: got 'digits': allowed: module:attribute"),
+        ("rounds=0", "rounds: got 0; allowed: integer >= 1"),
+        ("seed=-1", "seed: got -1; allowed: integer >= 0"),
+        ("pause=inf", "pause: got inf; allowed: number >= 0"),
+        ("round.cohort_sise=3", "round.cohort_sise: unknown key (did you mean cohort_size?"),
+        ("cohort.sampler=unifrom", 'cohort.sampler: got \'unifrom\': allowed: "uniform" | "weighted" | "stratified"'),
+        ("local.lr=nan", "local.lr: got nan; allowed: "),
+        ("local.lr={a = 1}", "local.lr: got {'a': 1}; allowed: "),
+        ("local.day=1979-05-27", "local.day: got datetime.date(1979, 5, 27); allowed: "),
+        ("evaluation.deadline=0", "evaluation.deadline: got 0; allowed: number > 0"),
+        ("coordinator.listen=0.0.0.0:7070", "coordinator.listen: got '0.0.0.0:7070': allowed: 127.0.0.1, localhost"),
+        ("coordinator.keep_versions=0", "coordinator.keep_versions: got 0"),
+    ],
+)
+def test_a_wrong_value_in_a_run_s_file_is_refused(override: str, fault: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load_text(RunFile, EXAMPLE, [override], name="run.toml")
+    assert len(refusal.value.faults) == 1
+    assert str(refusal.value).startswith(f"--set: {fault}")
+
+
+def test_a_run_names_its_task_and_a_heartbeat_is_shorter_than_the_lease() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load_text(RunFile, "[coordinator]\nlease = 5\nheartbeat = 5\n", name="run.toml")
+    assert refusal.value.faults == (
+        "run.toml: task: missing; allowed: string",
+        "run.toml: coordinator: heartbeat 5.0 is not less than lease (5.0)",
+    )
+
+
+def test_a_user_s_own_sampler_is_a_reference() -> None:
+    file = load_text(RunFile, EXAMPLE, ["cohort.sampler=mine.py:draw"], name="run.toml")
+    assert file.cohort.sampler == "mine.py:draw"
+
+
+def test_an_agent_needs_nothing_but_its_site() -> None:
+    agent = load_text(AgentConfig, "", ["site=north"], name="")
+    assert (agent.site, agent.join, agent.device) == ("north", "127.0.0.1:7070", "auto")
+    assert load_text(AgentConfig, effective(agent), name="") == agent
+
+
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("site=../north", "--set: site: got '../north': allowed: 1 to 64"),
+        ("join=example.org:7070", "--set: join: got 'example.org:7070': allowed: 127.0.0.1"),
+        ("device=tpu", '--set: device: got \'tpu\'; allowed: "auto" | "cpu" | "cuda"'),
+        ("reconnect_min=20.0", "agent.toml: reconnect_min 20.0 is more than reconnect_max (15.0)"),
+        ("spool_max_bytes=1", "--set: spool_max_bytes: got 1"),
+    ],
+)
+def test_a_wrong_value_in_an_agent_s_file_is_refused(override: str, fault: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load_text(AgentConfig, "site = 'north'\n", [override], name="agent.toml")
+    assert str(refusal.value).startswith(fault)
+
+
+@pytest.mark.parametrize("model_type", [RunFile, AgentConfig])
+def test_every_setting_has_a_type_and_a_documentation(model_type: type[BaseModel]) -> None:
+    for setting in describe(model_type):
+        assert len(setting.doc) > 20, setting
+        assert setting.doc.endswith("."), setting
+        assert setting.type, setting
+        assert setting.default or setting.is_required or setting.key == "round.linger", setting

@@ -1,0 +1,257 @@
+"""Cohorts: reproducible anywhere, and distributed as their names promise."""
+
+import itertools
+import random
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.protocol.settings import ConfigError
+from atoll.protocol.vocabulary import ClientId, RoundId
+from atoll.server.events import Candidate
+from atoll.server.sampling import (
+    SAMPLERS,
+    Sampler,
+    SamplerError,
+    allocate,
+    draw,
+    load_sampler,
+    stratified,
+    uniform,
+    weighted,
+)
+
+CHI_SQUARE_5, CHI_SQUARE_9 = 25.74, 33.72
+"""Exceeded with probability 1e-4 by a chi-square of 5, of 9 degrees of freedom."""
+
+
+def candidates(*sizes: int, labels: str = "") -> list[Candidate]:
+    """Clients c0, c1, ... of these sizes; each with one letter of `labels`."""
+    return [Candidate(ClientId(f"c{index}"), size, labels[index : index + 1]) for index, size in enumerate(sizes)]
+
+
+def cohorts(
+    sampler: Sampler, population: Sequence[Candidate], *, count: int, num_rounds: int
+) -> Counter[tuple[ClientId, ...]]:
+    return Counter(
+        draw(sampler, seed=1, round_id=RoundId(round_id), count=count, candidates=population)
+        for round_id in range(1, num_rounds + 1)
+    )
+
+
+def chi_square(observed: Counter[tuple[ClientId, ...]], expected: dict[tuple[ClientId, ...], float]) -> float:
+    assert observed.keys() <= expected.keys()
+    total = sum(observed.values())
+    return sum((observed[key] - total * p) ** 2 / (total * p) for key, p in expected.items())
+
+
+def inclusion(observed: Counter[tuple[ClientId, ...]]) -> dict[ClientId, float]:
+    """How often each client was in."""
+    times = Counter(client for cohort, num in observed.items() for client in cohort * num)
+    return {client: num / sum(observed.values()) for client, num in times.items()}
+
+
+# ---------------------------------------------------------------- reproducible
+
+
+@given(st.sampled_from(sorted(SAMPLERS)), st.integers(0, 2**63), st.integers(1, 12), st.randoms(use_true_random=False))
+@settings(deadline=None)
+def test_a_cohort_does_not_depend_on_the_order_of_the_candidates(
+    name: str, seed: int, count: int, rng: random.Random
+) -> None:
+    population = candidates(*range(9), labels="aabbbcccc")
+    shuffled = rng.sample(population, len(population))
+    first, second = (
+        draw(SAMPLERS[name], seed=seed, round_id=RoundId(3), count=count, candidates=who)
+        for who in (population, shuffled)
+    )
+    assert first == second == tuple(sorted(first))
+    assert len(first) == min(count, 9)
+
+
+def test_a_cohort_is_the_same_in_every_process() -> None:
+    program = (
+        "from tests.server.test_sampling import *\n"
+        "for name in sorted(SAMPLERS):\n"
+        "    print(*draw(SAMPLERS[name], seed=7, round_id=RoundId(2), count=4,"
+        " candidates=candidates(*range(1, 10), labels='aabbbcccc')))\n"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={"PYTHONHASHSEED": hash_seed},
+            cwd=Path(__file__).parents[2],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert outputs == {"c1 c4 c7 c8\nc1 c4 c6 c8\nc1 c4 c6 c8\n"}
+
+
+def test_each_round_and_each_seed_has_a_cohort_of_its_own() -> None:
+    population = candidates(*[1] * 40)
+    drawn = {
+        draw(uniform, seed=seed, round_id=RoundId(round_id), count=10, candidates=population)
+        for seed in range(5)
+        for round_id in range(5)
+    }
+    assert len(drawn) == 25
+
+
+# ---------------------------------------------------------------- distributed as promised
+
+
+def test_uniform_draws_every_set_equally_often() -> None:
+    population = candidates(1, 1000, 1, 1, 0)
+    observed = cohorts(uniform, population, count=2, num_rounds=5000)
+    sets = itertools.combinations([c.client_id for c in population], 2)
+    assert chi_square(observed, dict.fromkeys(sets, 1 / 10)) < CHI_SQUARE_9
+
+
+def successive(weights: dict[ClientId, float]) -> dict[tuple[ClientId, ...], float]:
+    """P({i, j}) of two draws without replacement: p_i p_j / (1 - p_i) + p_j p_i / (1 - p_j)."""
+    total = sum(weights.values())
+    p = {client: weight / total for client, weight in weights.items()}
+    return {(i, j): p[i] * p[j] * (1 / (1 - p[i]) + 1 / (1 - p[j])) for i, j in itertools.combinations(sorted(p), 2)}
+
+
+def test_weighted_draws_sets_as_often_as_successive_sampling_does() -> None:
+    population = candidates(1, 2, 3, 10)
+    observed = cohorts(weighted, population, count=2, num_rounds=5000)
+    expected = successive({c.client_id: c.num_examples for c in population})
+    assert sum(expected.values()) == pytest.approx(1)
+    assert chi_square(observed, expected) < CHI_SQUARE_5
+
+
+def test_weighted_includes_each_client_as_often_as_numpy_does() -> None:
+    sizes = np.array([5, 1, 8, 2, 40, 3, 1])
+    rng, num_rounds = np.random.default_rng(0), 4000
+    drawn = [rng.choice(7, size=3, replace=False, p=sizes / sizes.sum()) for _ in range(num_rounds)]
+    theirs = np.bincount(np.concatenate(drawn), minlength=7) / num_rounds
+    ours = inclusion(cohorts(weighted, candidates(*sizes.tolist()), count=3, num_rounds=num_rounds))
+    for index, frequency in enumerate(theirs):
+        sigma = (2 * frequency * (1 - frequency) / num_rounds) ** 0.5
+        assert abs(ours[ClientId(f"c{index}")] - frequency) < 5 * sigma
+
+
+def test_weighted_counts_a_client_that_does_not_tell_its_size_as_one_example() -> None:
+    observed = cohorts(weighted, candidates(0, 1, 1, 7), count=2, num_rounds=5000)
+    expected = successive({ClientId("c0"): 1, ClientId("c1"): 1, ClientId("c2"): 1, ClientId("c3"): 7})
+    assert chi_square(observed, expected) < CHI_SQUARE_5
+
+
+# ---------------------------------------------------------------- stratified
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes", "lowest", "highest"),
+    [
+        (4, [6, 3, 3], [2, 1, 1], [2, 1, 1]),  # shares 2, 1, 1
+        (5, [6, 3, 1], [3, 1, 0], [3, 2, 1]),  # shares 3, 1.5, 0.5
+        (10, [14, 13, 13], [3, 3, 3], [4, 4, 4]),  # shares 3.5, 3.25, 3.25
+        (1, [1, 1], [0, 0], [1, 1]),
+        (9, [9], [9], [9]),
+    ],
+)
+def test_each_stratum_has_its_share_rounded_down_or_up(
+    count: int, sizes: list[int], lowest: list[int], highest: list[int]
+) -> None:
+    seen = set()
+    for seed in range(100):
+        seats = allocate(count, {f"s{index}": size for index, size in enumerate(sizes)}, random.Random(seed))
+        numbers = [seats[f"s{index}"] for index in range(len(sizes))]
+        assert sum(numbers) == count
+        seen.add(tuple(numbers))
+    assert [min(column) for column in zip(*seen, strict=True)] == lowest
+    assert [max(column) for column in zip(*seen, strict=True)] == highest
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(0, 2**32), st.data())
+@settings(deadline=None)
+def test_seats_are_all_given_and_never_exceed_a_stratum(sizes: list[int], seed: int, data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, sum(sizes)))
+    strata = {str(index): size for index, size in enumerate(sizes)}
+    seats = allocate(count, strata, random.Random(seed))
+    assert sum(seats.values()) == count
+    for label, size in strata.items():
+        assert count * size // sum(sizes) <= seats[label] <= min(size, -(-count * size // sum(sizes)))
+
+
+def test_stratified_includes_every_client_equally_often_also_the_only_one_of_its_label() -> None:
+    num_rounds = 5000
+    often = inclusion(cohorts(stratified, candidates(*[1] * 10, labels="aaaaaaaaab"), count=2, num_rounds=num_rounds))
+    sigma = (0.2 * 0.8 / num_rounds) ** 0.5
+    assert len(often) == 10
+    assert all(abs(frequency - 0.2) < 4 * sigma for frequency in often.values())
+
+
+def test_stratified_draws_uniformly_within_a_label() -> None:
+    observed = cohorts(stratified, candidates(*[1] * 8, labels="aaaabbbb"), count=4, num_rounds=5000)
+    first = Counter(tuple(client for client in cohort if client < "c4") for cohort in observed.elements())
+    sets = itertools.combinations([ClientId(f"c{index}") for index in range(4)], 2)
+    assert chi_square(first, dict.fromkeys(sets, 1 / 6)) < CHI_SQUARE_5
+
+
+# ---------------------------------------------------------------- a user's own
+
+
+def own(answer: Sequence[object]) -> Sampler:
+    return lambda candidates, count, rng: answer  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ([], "named 0 clients, allowed are 1 to 2"),
+        (["c0", "c1", "c2"], "named 3 clients"),
+        (["c0", "c0"], "'c0' more than once"),
+        (["c0", "mallory"], "'mallory', which is none of the 3 candidates"),
+        ([0], "named 0, which is none"),
+        ([["c0"]], "which is none"),
+        (None, "the sampler raised TypeError"),
+    ],
+)
+def test_an_answer_that_is_no_cohort_is_refused(answer: Sequence[object], message: str) -> None:
+    with pytest.raises(SamplerError, match=message):
+        draw(own(answer), seed=0, round_id=RoundId(1), count=2, candidates=candidates(1, 1, 1))
+
+
+def test_a_sampler_that_raises_is_named_with_its_cause() -> None:
+    def broken(candidates: Sequence[Candidate], count: int, rng: random.Random) -> Sequence[ClientId]:
+        raise KeyError("site")
+
+    with pytest.raises(SamplerError, match="the sampler raised KeyError: 'site'") as refusal:
+        draw(broken, seed=0, round_id=RoundId(1), count=2, candidates=candidates(1))
+    assert isinstance(refusal.value.__cause__, KeyError)
+
+
+def test_nobody_to_draw_from_is_an_error() -> None:
+    with pytest.raises(SamplerError, match="no candidates"):
+        draw(uniform, seed=0, round_id=RoundId(1), count=2, candidates=[])
+
+
+def test_a_user_s_own_sampler_sees_sorted_candidates_and_the_round_s_randomness(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def largest(candidates, count, rng):\n"
+        "    assert [c.client_id for c in candidates] == sorted(c.client_id for c in candidates)\n"
+        "    assert 0 <= rng.random() < 1\n"
+        "    return [c.client_id for c in sorted(candidates, key=lambda c: -c.num_examples)][:count]\n"
+        "three = 3\n"
+    )
+    sampler = load_sampler(f"{tmp_path}/mine.py:largest")
+    cohort = draw(sampler, seed=0, round_id=RoundId(1), count=2, candidates=candidates(1, 9, 4)[::-1])
+    assert cohort == ("c1", "c2")
+    with pytest.raises(ConfigError, match="three: is a int; allowed: a function of"):
+        load_sampler(f"{tmp_path}/mine.py:three")
+    with pytest.raises(ConfigError, match="there is no smallest"):
+        load_sampler(f"{tmp_path}/mine.py:smallest")
+    assert load_sampler("weighted") is weighted

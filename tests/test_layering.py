@@ -1,0 +1,198 @@
+"""Arrows point down only: the house of the design's second section, read from the imports of every file."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+GROUND = {"aggregation", "parallel"}
+MAY_IMPORT = {
+    "aggregation": {"aggregation"},
+    "parallel": {"parallel"},
+    "protocol": {"protocol"} | GROUND,
+    "server": {"server", "protocol"} | GROUND,
+    "client": {"client", "protocol"} | GROUND,
+    "simulations": {"simulations", "server", "client", "protocol"} | GROUND,
+}
+"""The rooms that each room may import."""
+
+ALSO = {"parallel": {"atoll.aggregation.layout", "atoll.aggregation.tensorfile"}}
+"""What the ground floor shares: where numbers lie, and the file that they lie in."""
+
+PURE = {
+    "protocol/vocabulary.py",
+    "server/evaluation.py",
+    "server/events.py",
+    "server/ledger.py",
+    "server/membership.py",
+    "server/policy.py",
+    "server/record.py",
+    "server/rounds.py",
+    "server/run.py",
+    "server/sampling.py",
+    "client/events.py",
+    "client/session.py",
+}
+"""Files that know no clock, socket, file or randomness but what they are handed."""
+
+PURE_STDLIB = {
+    "bisect",
+    "collections",
+    "contextlib",
+    "dataclasses",
+    "enum",
+    "functools",
+    "hashlib",
+    "heapq",
+    "itertools",
+    "math",
+    "random",
+    "typing",
+}
+PURE_ALSO = {
+    "server/policy.py": {"pydantic"},
+    "server/sampling.py": {"atoll.protocol.reference", "atoll.protocol.settings"},  # load_sampler finds a user's own
+}
+
+MONOTONIC = {"parallel/workers.py", "parallel/worker_main.py"}
+"""The only files of the ground floor that may read a clock: the monotonic one."""
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Full dotted names of everything that is imported anywhere in the file; relative ones begin with a dot."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def within(name: str, modules: set[str]) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+def violations(path: str, source: str) -> list[str]:
+    """What the file at `path` (from the root, such as server/rounds.py) imports and must not."""
+    room = path.split("/")[0]
+    tree = ast.parse(source)
+    names = sorted(set(imported(tree)))
+    faults = [f"{path}: relative import {name}" for name in names if name.startswith(".")]
+    faults += [f"{path}: {name} is imported by its bare name" for name in names if within(name, set(MAY_IMPORT))]
+    if room in MAY_IMPORT:
+        faults += [f"{path}: {name} is above" for name in names if is_above(name, room)]
+    if room in GROUND:
+        faults += [f"{path}: {name} on the ground floor" for name in [*names, *clocks(tree)] if is_shell(name, path)]
+    if path in PURE:
+        faults += [f"{path}: {name} is not pure" for name in names if not is_pure(name, path)]
+    return faults
+
+
+def is_above(name: str, room: str) -> bool:
+    """Whether a file of `room` reaches for something of ours that is not its own floor's or below."""
+    if name in ("atoll", "atoll.__version__") or not name.startswith("atoll."):
+        return False
+    return name.split(".")[1] not in MAY_IMPORT[room] and not within(name, ALSO.get(room, set()))
+
+
+def is_shell(name: str, path: str) -> bool:
+    if within(name, {"time"}):
+        return name != "time" and not (name == "time.monotonic" and path in MONOTONIC)
+    return within(name, {"grpc", "asyncio", "datetime"})
+
+
+def clocks(tree: ast.AST) -> Iterator[str]:
+    """`time.x` wherever it is used, under whatever name: importing `time` says not yet which clock is read."""
+    aliases = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    names = {alias.asname or alias.name for alias in aliases if alias.name == "time"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in names:
+            yield f"time.{node.attr}"
+
+
+def is_pure(name: str, path: str) -> bool:
+    if within(name, PURE_STDLIB | PURE_ALSO.get(path, set())):
+        return True
+    return within(name, {f"atoll.{file.removesuffix('.py').replace('/', '.')}" for file in PURE})
+
+
+def files(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")) if "_pb2" not in path.name]
+
+
+@pytest.mark.parametrize("room", sorted(MAY_IMPORT))
+def test_a_room_imports_only_what_is_below_it(room: str) -> None:
+    checked = files(room)
+    assert checked, f"no files in {room}"
+    faults = [f for path in checked for f in violations(path.relative_to(ROOT).as_posix(), path.read_text("utf-8"))]
+    assert faults == []
+
+
+def test_everything_else_uses_full_names_too() -> None:
+    outside = [path for path in sorted((ROOT / "atoll").rglob("*.py")) if path.resolve() == path]
+    outside += files("benchmarks", "examples", "tests")
+    faults = [f for path in outside for f in violations(path.relative_to(ROOT).as_posix(), path.read_text("utf-8"))]
+    assert faults == []
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("aggregation/fold.py", "from atoll.protocol.vocabulary import Digest"),
+        ("aggregation/fold.py", "import atoll.parallel.task"),
+        ("aggregation/fold.py", "import grpc.aio"),
+        ("aggregation/fold.py", "def f():\n    import asyncio"),
+        ("aggregation/fold.py", "import time\nnow = time.time()"),
+        ("aggregation/fold.py", "import time\nnow = time.monotonic()"),
+        ("aggregation/fold.py", "import time as clock\nnow = clock.time()"),
+        ("aggregation/fold.py", "from time import monotonic"),
+        ("aggregation/fold.py", "from datetime import datetime"),
+        ("parallel/workers.py", "import time\nnow = time.time()"),
+        ("parallel/task.py", "from atoll.aggregation.fold import fold"),
+        ("parallel/task.py", "from atoll.aggregation import fold"),
+        ("protocol/manifest.py", "from atoll.server.policy import StragglerPolicy"),
+        ("protocol/manifest.py", "from atoll import server"),
+        ("protocol/manifest.py", "from atoll import Task"),
+        ("server/service.py", "from atoll.client.config import AgentConfig"),
+        ("client/agent.py", "import atoll.server"),
+        ("server/service.py", "if True:\n    from atoll.simulations import clock"),
+        ("simulations/clock.py", "from atoll.cli.main import run"),
+        ("server/service.py", "from atoll import cli"),
+        ("server/service.py", "from . import policy"),
+        ("server/service.py", "from ..client import agent"),
+        ("server/service.py", "import server.policy"),
+        ("tests/test_x.py", "from client import agent"),
+        ("atoll/cli/main.py", "from .. import protocol"),
+        ("server/rounds.py", "import time"),
+        ("server/rounds.py", "from pathlib import Path"),
+        ("server/rounds.py", "import pydantic"),
+        ("server/rounds.py", "import numpy as np"),
+        ("server/rounds.py", "from atoll.protocol.settings import load"),
+        ("client/session.py", "from os import urandom"),
+    ],
+)
+def test_the_check_bites(path: str, source: str) -> None:
+    assert violations(path, source)
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("aggregation/fold.py", "from atoll.aggregation.layout import Piece\nimport numpy\nimport torch.distributed"),
+        ("parallel/workers.py", "import time\nnow = time.monotonic()"),
+        ("parallel/task.py", "from atoll.aggregation import tensorfile\nfrom atoll.aggregation.layout import Tensor"),
+        ("protocol/channel.py", "import grpc\nfrom atoll.protocol.settings import ConfigError"),
+        ("server/service.py", "import asyncio\nfrom atoll.aggregation.fold import fold\nfrom atoll import __version__"),
+        ("client/agent.py", "from atoll.parallel.task import Task\nfrom atoll.protocol import atoll_pb2"),
+        ("simulations/run.py", "from atoll.server.rounds import Round\nfrom atoll.client.session import Session"),
+        ("server/policy.py", "from pydantic import BaseModel\nfrom collections.abc import Mapping"),
+        ("server/rounds.py", "from atoll.server.policy import StragglerPolicy\nfrom atoll.protocol import vocabulary"),
+        ("atoll/cli/main.py", "from atoll.server.config import RunFile"),
+        ("tests/server/test_x.py", "from tests.server import histories"),
+    ],
+)
+def test_the_check_lets_through_what_is_allowed(path: str, source: str) -> None:
+    assert violations(path, source) == []
