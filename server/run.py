@@ -104,6 +104,25 @@ class RunMachine:
             return self.round.record
         return self.ledger.past.get(round_id)
 
+    def refusal(self, update: Update) -> tuple[RejectReason, str] | None:
+        """Why an update can be refused without its bytes, and without anything to write down; None otherwise."""
+        if self.is_accepted(update):
+            return None
+        record = self.record_of(update.round_id)
+        return self._fault_before_the_round(update, record, record.clients.get(update.client_id) if record else None)
+
+    def is_accepted(self, update: Update) -> bool:
+        """Whether this very update was accepted before, so that only its answer was lost."""
+        record = self.record_of(update.round_id)
+        client = record.clients.get(update.client_id) if record else None
+        return client is not None and client.digest == update.digest
+
+    def is_hopeless(self, update: Update) -> bool:
+        """Whether what the update claims of itself will be refused, so that its bytes need not come."""
+        record = self.record_of(update.round_id)
+        policy = self.rules.policy
+        return record is None or fault_of(update, base_version=record.base_version, policy=policy) is not None
+
     def receive(self, event: Event, now: float) -> Effects:
         """Advance by one event. A deadline that has passed takes effect first, however late the driver wakes.
 

@@ -1,0 +1,135 @@
+"""The machines' values <-> JSON, for the journal, the snapshots and the records. Pure.
+
+Exact: floats (also NaN and infinities), tuples, enums and integer keys come back as they were. Strict: a body with a
+missing or unknown key, or a value of another type, is not read at all. A field with a default may be added to a value
+without a new schema version; nothing else may change.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar, cast, get_args
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError
+
+from atoll.server.events import Event
+from atoll.server.ledger import Ledger
+from atoll.server.record import RoundRecord
+from atoll.server.run import RunRules
+
+Value = TypeVar("Value")
+
+_CONFIG = ConfigDict(ser_json_inf_nan="constants", extra="forbid", strict=True)
+_EVENTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
+
+
+class StoreCorrupted(OSError):
+    """What lies on disk is not what was written there; the text says what, where, and what can be done."""
+
+
+def encode_event(event: Event) -> tuple[str, str]:
+    """The event's kind and its body."""
+    return type(event).__name__, _encode(event)
+
+
+def decode_event(kind: str, body: str, *, where: str) -> Event:
+    """Read an event back.
+
+    Args:
+        kind: as `encode_event` gave it.
+        body: as `encode_event` gave it.
+        where: what the error calls it, such as `run r, entry 7`.
+
+    Raises:
+        StoreCorrupted: no such kind, or the body is not one of that kind.
+    """
+    if kind not in _EVENTS:
+        raise StoreCorrupted(f"{where}: unknown kind {kind!r}; known: {', '.join(sorted(_EVENTS))}")
+    event: Event = _decode(_EVENTS[kind], body, where)
+    return event
+
+
+def encode_ledger(ledger: Ledger) -> str:
+    """The body of a snapshot."""
+    return _encode(ledger)
+
+
+def decode_ledger(body: str, *, where: str) -> Ledger:
+    """Read a ledger back; raises as `decode_event`."""
+    return _decode(Ledger, body, where)
+
+
+def encode_record(record: RoundRecord) -> str:
+    """The record as it is stored."""
+    return _encode(record)
+
+
+def decode_record(body: str, *, where: str) -> RoundRecord:
+    """Read a record back; raises as `decode_event`."""
+    return _decode(RoundRecord, body, where)
+
+
+def encode_rules(rules: RunRules) -> str:
+    """The rules as they are stored beside their run, so that its journal can be replayed by anyone."""
+    return _encode(rules)
+
+
+def decode_rules(body: str, *, where: str) -> RunRules:
+    """Read rules back; raises as `decode_event`."""
+    return _decode(RunRules, body, where)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredUpdateMeta:
+    """What is known of an accepted update besides its bytes: the sidecar of its file."""
+
+    manifest: bytes
+    """Canonical, so ASCII: its SHA-256 is the update's digest."""
+    magnitudes: Mapping[str, float | int]
+    """Largest |element| of each tensor."""
+    squared_norms: Mapping[str, float]
+    """Sum of the squared elements of each tensor."""
+
+    @property
+    def norm(self) -> float:
+        """Euclidean norm of the whole update."""
+        return math.sqrt(math.fsum(self.squared_norms.values()))
+
+
+def encode_meta(meta: StoredUpdateMeta) -> str:
+    """The sidecar as it is stored."""
+    return _encode(meta)
+
+
+def decode_meta(body: str, *, where: str) -> StoredUpdateMeta:
+    """Read a sidecar back; raises as `decode_event`."""
+    return _decode(StoredUpdateMeta, body, where)
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[tuple[Any]]:
+    """For a tuple of one: pydantic takes a config for that, and not for a bare dataclass."""
+    one: Any = tuple[kind]
+    return TypeAdapter(one, config=_CONFIG)
+
+
+def _encode(value: Any) -> str:
+    try:
+        kind: Any = type(value)
+        return _adapter(kind).dump_json((value,))[1:-1].decode()
+    except PydanticSerializationError as error:  # a lone surrogate: no text that came over the wire has one
+        raise ValueError(f"{type(value).__name__} cannot be written down: {error}") from error
+
+
+def _decode(kind: type[Value], body: str, where: str) -> Value:
+    try:
+        adapter = _adapter(cast(Any, kind))
+        value: Value = adapter.validate_json(f"[{body}]")[0]
+        return value
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        path = ".".join(str(part) for part in first["loc"][1:])
+        fault = f"{path}: {first['msg']}" if path else first["msg"]
+        raise StoreCorrupted(f"{where}: not a {kind.__name__}: {fault}") from error

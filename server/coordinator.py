@@ -1,0 +1,344 @@
+"""The coordinator: it hosts runs, one after the other, knows who is on the line, and comes back after a crash.
+
+It owns what the runs share (the state directory, the hub of control streams, the leases, the threads) and hands each
+event to the run that it concerns. What a run decides is its machine's business; how it is carried out, its driver's.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from atoll.parallel.task import task_name
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.vocabulary import ClientId, Digest, LossReason, RoundId, RunId, RunState
+from atoll.server import messages
+from atoll.server.clock import Clock
+from atoll.server.config import CoordinatorConfig, RunConfig
+from atoll.server.driver import RunDriver
+from atoll.server.evaluator import EvaluationFailed, Evaluator, Reference
+from atoll.server.events import (
+    ClientDisconnected,
+    ClientJoined,
+    ClientLost,
+    CoordinatorStarted,
+    ResumeRequested,
+    RunStarted,
+    StopRequested,
+)
+from atoll.server.hub import Connection, Hub
+from atoll.server.journal import Journal, RunRow
+from atoll.server.membership import Leases
+from atoll.server.reduce import Reducer
+from atoll.server.run import RunMachine, RunRules
+from atoll.server.sampling import load_sampler
+from atoll.server.statedir import StateDirectory
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+ALIVE_S = 0.5
+TASK_TIMEOUT_S = 600.0
+TERMINAL = (RunState.FINISHED, RunState.STOPPED, RunState.FAILED)
+
+
+class OperatorError(RuntimeError):
+    """The operator asked for something that cannot be; the message says what can."""
+
+
+class UnknownRun(OperatorError):
+    """There is no such run here."""
+
+
+class Coordinator:
+    """See the module docstring. Everything happens on one event loop, but for disk, arithmetic and user code."""
+
+    def __init__(self, config: CoordinatorConfig, state: StateDirectory) -> None:
+        self.config, self.state = config, state
+        self.journal = Journal(state)
+        self.hub = Hub()
+        self.runs: dict[RunId, RunDriver] = {}
+        self.queue: list[RunId] = []
+        self.clock = Clock(self.journal.last_instant())
+        self.compute = ThreadPoolExecutor(2, thread_name_prefix="compute")
+        self._journal_thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._leases = Leases(config.lease)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._uploads: dict[Digest, asyncio.Task[Any]] = {}
+        self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+
+    # ------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Recover every run from the journal, then go on where the last process stopped."""
+        down_since = self.state.last_alive() or self.clock.now()
+        for row in self.journal.runs():
+            await self._recover(row, min(down_since, self.clock.now()))
+        self._start_next()
+        self.spawn(self._watch_leases())
+        self.spawn(self._stay_alive())
+
+    async def stop(self) -> None:
+        """End everything; what is not on disk was told to nobody."""
+        for connection in self.hub:
+            connection.close("the coordinator stops")
+        for run in self.runs.values():
+            await run.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._journal_thread.shutdown(wait=True)
+        self.compute.shutdown(wait=False, cancel_futures=True)
+        self.state.mark_alive(self.clock.now())
+        self.journal.close()
+
+    def spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """Run something beside everything else; it is cancelled at the end."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def on_thread(self, function: Callable[..., T], *args: Any) -> T:
+        """Do what takes the disk or the processor on one of the compute threads."""
+        return await asyncio.get_running_loop().run_in_executor(self.compute, function, *args)
+
+    def _crash(self, error: BaseException) -> None:
+        """A mistake of ours: end the process; the next one replays the journal."""
+        if not self.crashed.done():
+            self.crashed.set_result(error)
+
+    async def _stay_alive(self) -> None:
+        """Say twice a second that this process lives: the downtime after a crash is measured from here."""
+        while True:
+            self.state.mark_alive(self.clock.now())
+            await asyncio.sleep(ALIVE_S)
+
+    # ------------------------------------------------------------ runs
+
+    @property
+    def active(self) -> RunDriver | None:
+        """The run whose rounds are under way; the others are queued, or have ended."""
+        return next((run for run in self.runs.values() if run.machine.ledger.state is RunState.RUNNING), None)
+
+    def state_of(self, run_id: RunId) -> RunState:
+        """Where a run stands."""
+        if run_id in self.queue:
+            return RunState.QUEUED
+        return self.runs[run_id].machine.ledger.state
+
+    async def add_run(self, config: RunConfig) -> RunId:
+        """Host one more run: its task is loaded, version 0 is made, and it begins when those before it have ended.
+
+        Raises:
+            OperatorError: the task or the sampler does not load; the message says why.
+        """
+        rules = rules_of(config)
+        run_id = RunId(f"{config.name}-{1 + sum(row.config.name == config.name for row in self.journal.runs())}")
+        evaluator = self._evaluator(config, run_id)
+        reducer = Reducer(self.state.run(run_id), self.compute, keep_versions=self.config.keep_versions)
+        try:
+            await evaluator.check()
+            load_sampler(config.cohort.sampler)
+            await reducer.write_initial(evaluator, config.seed)
+        except (EvaluationFailed, ValueError) as error:
+            evaluator.close()
+            raise OperatorError(str(error)) from error
+        row = RunRow.new(run_id, config, rules, self.clock.now())
+        await asyncio.get_running_loop().run_in_executor(self._journal_thread, self.journal.add_run, row)
+        self._host(row, RunMachine(rules), 0, evaluator, reducer)
+        self.queue.append(run_id)
+        self._start_next()
+        return run_id
+
+    async def stop_run(self, run_id: RunId, reason: str) -> None:
+        """End a run for the operator's reason."""
+        run = self._run(run_id)
+        if run_id in self.queue:
+            self.queue.remove(run_id)
+            raise OperatorError(f"run {run_id} was waiting; it is not started any more")
+        if run.machine.ledger.state is not RunState.RUNNING:
+            raise OperatorError(f"run {run_id} is {run.machine.ledger.state}: {run.machine.ledger.cause}")
+        await run.post(StopRequested(reason))
+
+    async def resume_run(self, run_id: RunId) -> None:
+        """Reopen a stopped or failed run; it goes on from its last committed version."""
+        run = self._run(run_id)
+        if run.machine.ledger.state not in (RunState.STOPPED, RunState.FAILED):
+            raise OperatorError(f"run {run_id} is {self.state_of(run_id)}; only a stopped or failed one can be resumed")
+        if (active := self.active) is not None:
+            raise OperatorError(f"run {active.run_id} is running; stop it first, or wait for its end")
+        run.ended.clear()
+        self._introduce_everyone(run)
+        await run.post(ResumeRequested())
+
+    def _run(self, run_id: RunId) -> RunDriver:
+        if run_id not in self.runs:
+            raise UnknownRun(f"there is no run {run_id!r} (known: {', '.join(self.runs) or 'none'})")
+        return self.runs[run_id]
+
+    async def _recover(self, row: RunRow, down_since: float) -> None:
+        """Rebuild a run's machine: its last snapshot, and every event since."""
+        recovered = self.journal.load(row.run_id)
+        machine = RunMachine(row.rules, recovered.ledger)
+        for entry in recovered.entries:
+            machine.receive(entry.event, entry.at)
+        self.clock.advance_to(machine.ledger.now)
+        reducer = Reducer(self.state.run(row.run_id), self.compute, keep_versions=self.config.keep_versions)
+        reducer.recover(machine.ledger.version)
+        evaluator = self._evaluator(row.config, row.run_id)
+        run = self._host(row, machine, recovered.seq, evaluator, reducer)
+        if machine.ledger.state is RunState.QUEUED:
+            self.queue.append(row.run_id)
+        elif machine.ledger.state is RunState.RUNNING:
+            run.post(CoordinatorStarted(down_since))
+            for client_id in machine.ledger.membership.members:
+                self._leases.heard(client_id, self.clock.now())  # it has a fresh lease to come back
+            logger.info("run %s goes on in %s", row.run_id, _where(machine))
+
+    def _host(self, row: RunRow, machine: RunMachine, seq: int, evaluator: Evaluator, reducer: Reducer) -> RunDriver:
+        run = self.runs[row.run_id] = RunDriver(
+            row.run_id,
+            row.config,
+            task_name(row.config.task),
+            machine,
+            seq,
+            journal=self.journal,
+            journal_thread=self._journal_thread,
+            reducer=reducer,
+            evaluator=evaluator,
+            sampler=load_sampler(row.config.cohort.sampler),
+            hub=self.hub,
+            clock=self.clock,
+            crash=self._crash,
+        )
+        run.start()
+        return run
+
+    def _evaluator(self, config: RunConfig, run_id: RunId) -> Evaluator:
+        log = self.state.run(run_id) / "worker.log"
+        return Evaluator(Reference(config.task, dict(config.local)), log, timeout_s=TASK_TIMEOUT_S)
+
+    def _start_next(self) -> None:
+        """Begin the first of the queue when no run is under way."""
+        if self.active is not None or not self.queue:
+            return
+        run = self.runs[self.queue.pop(0)]
+        run.post(RunStarted(run.reducer.version(run.machine.ledger.version).digest))
+        self._introduce_everyone(run)
+        self.spawn(self._after(run))
+
+    async def _after(self, run: RunDriver) -> None:
+        await run.ended.wait()
+        self._start_next()
+
+    # ------------------------------------------------------------ clients
+
+    def join(self, connection: Connection, hello: pb.Hello) -> None:
+        """A control stream stands."""
+        client_id = connection.client_id
+        self.hub.add(connection)
+        self._leases.heard(client_id, self.clock.now())
+        tasks = sorted({run.task for run in self.runs.values() if run.machine.ledger.state not in TERMINAL})
+        heartbeat, lease = self.config.heartbeat_interval, self.config.lease
+        connection.send(pb.ServerMessage(welcome=pb.Welcome(heartbeat_s=heartbeat, lease_s=lease, tasks=tasks)))
+        logger.info("%s joined (%d connected)", client_id, len(self.hub))
+        working_on: dict[RunId, list[RoundId]] = {}
+        for work in hello.working_on:
+            working_on.setdefault(RunId(work.run_id), []).append(RoundId(work.round_id))
+        for run_id, run in self.runs.items():
+            ledger = run.machine.ledger
+            if ledger.state is RunState.RUNNING and run.task in connection.tasks:
+                rounds = tuple(working_on.get(run_id, ()))
+                run.post(ClientJoined(client_id, connection.session, connection.profile, rounds))
+            elif ledger.state in TERMINAL and run_id in working_on:
+                connection.send(messages.run_ended(run_id, ledger.state, ledger.cause))
+        if tasks and not connection.tasks & set(tasks):
+            logger.warning("%s allows none of the tasks that are run here (%s)", client_id, ", ".join(tasks))
+
+    def _introduce_everyone(self, run: RunDriver) -> None:
+        for connection in self.hub:
+            if run.task in connection.tasks:
+                run.post(ClientJoined(connection.client_id, connection.session, connection.profile))
+
+    def heard(self, client_id: ClientId) -> None:
+        """A sign of life."""
+        self._leases.heard(client_id, self.clock.now())
+
+    def leave(self, connection: Connection) -> None:
+        """A control stream ended; the client has its lease to come back."""
+        if self.hub.remove(connection):
+            logger.info("%s disconnected (%d connected)", connection.client_id, len(self.hub))
+            for run in self._running_with(connection.client_id):
+                run.post(ClientDisconnected(connection.client_id, connection.session))
+
+    def lost(self, clients: Iterable[ClientId], reason: LossReason) -> None:
+        """Leases ran out, or clients said goodbye."""
+        for client_id in clients:
+            self._leases.forget(client_id)
+            logger.info("%s is lost: %s", client_id, reason)
+            for run in self._running_with(client_id):
+                run.post(ClientLost(client_id, reason))
+
+    def _running_with(self, client_id: ClientId) -> list[RunDriver]:
+        return [
+            run
+            for run in self.runs.values()
+            if run.machine.ledger.state is RunState.RUNNING and client_id in run.machine.ledger.membership.members
+        ]
+
+    async def _watch_leases(self) -> None:
+        while True:
+            due = self._leases.next_due
+            wait = self.config.lease if due is None else due - self.clock.now()
+            await asyncio.sleep(min(max(wait, 0.01), self.config.lease))
+            self.lost(self._leases.expired(self.clock.now()), LossReason.LEASE_EXPIRED)
+
+    # ------------------------------------------------------------ uploads
+
+    @asynccontextmanager
+    async def only_upload_of(self, digest: Digest) -> AsyncIterator[None]:
+        """The newest upload of an update wins: an older stream may be half dead and must not own the file."""
+        task = asyncio.current_task()
+        assert task is not None
+        while (older := self._uploads.get(digest)) is not None:
+            older.cancel()
+            await asyncio.wait([older])
+        self._uploads[digest] = task
+        try:
+            yield
+        finally:
+            if self._uploads.get(digest) is task:
+                del self._uploads[digest]
+
+    @asynccontextmanager
+    async def in_flight(self, run: RunDriver, digest: Digest) -> AsyncIterator[None]:
+        """Retention spares what is being received and judged."""
+        run.in_flight.add(digest)
+        try:
+            yield
+        finally:
+            run.in_flight.discard(digest)
+
+
+def rules_of(config: RunConfig) -> RunRules:
+    """What the machine needs of a run's settings."""
+    evaluation = config.evaluation
+    return RunRules(
+        policy=config.round,
+        rounds=config.rounds,
+        seed=config.seed,
+        evaluate_server_every=evaluation.server_every,
+        evaluate_clients_every=evaluation.clients_every,
+        evaluate_clients_max=evaluation.clients_max,
+        evaluation_deadline=evaluation.deadline,
+    )
+
+
+def _where(machine: RunMachine) -> str:
+    if machine.round is None:
+        return f"version {machine.ledger.version}"
+    record = machine.round.record
+    return f"round {record.round_id} ({record.phase}, {record.num_reported} updates kept)"

@@ -1,0 +1,114 @@
+"""Sends pieces of a version: any boxes, from any byte, never more than the client has granted."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Executor
+
+from atoll.aggregation.boxes import BoxReader
+from atoll.aggregation.layout import Piece
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol import steps
+from atoll.protocol.channel import CHUNK_BYTES
+from atoll.server.reduce import VersionFile
+
+INLINE_BYTES = CHUNK_BYTES
+BOXES_MAX = 65_536
+
+
+class BadRequest(ValueError):
+    """The client broke the protocol; the message says how."""
+
+
+async def send_version(
+    version: VersionFile,
+    opened: pb.DownloadOpen,
+    requests: AsyncIterator[pb.DownloadRequest],
+    compute: Executor,
+) -> AsyncIterator[pb.DownloadReply]:
+    """The replies to one download: its size, its bytes from `position` on, and a digest when boxes were asked for.
+
+    Raises:
+        BadRequest: a box that the version does not have, or a position beyond the end.
+    """
+    boxes = _boxes(version, opened)
+    total = sum(box.num_bytes for box in boxes)
+    if opened.position > total:
+        raise BadRequest(f"position {opened.position} is not in 0..{total}")
+    yield pb.DownloadReply(total_bytes=total)
+    credit = _Credit(opened.credit)
+    granting = asyncio.ensure_future(credit.follow(requests))
+    digest = hashlib.sha256()
+    try:
+        with BoxReader(version.path, version.pieces, version.data_start, boxes) as reader:
+            loop, position = asyncio.get_running_loop(), opened.position
+            if opened.boxes and position:
+                await loop.run_in_executor(compute, _hash_prefix, reader, position, digest)
+            while position < total:
+                size = min(CHUNK_BYTES, total - position, await credit.beyond(position))
+                if size <= 0:
+                    return  # the client went away
+                data = reader.read(position, position + size)
+                if opened.boxes:
+                    digest.update(data)
+                yield pb.DownloadReply(data=data)
+                position += size
+                steps.reached("download.mid")
+        yield pb.DownloadReply(sha256=digest.digest() if opened.boxes else b"")
+    finally:
+        granting.cancel()
+
+
+class _Credit:
+    """How many bytes in all the client allows to be sent."""
+
+    def __init__(self, granted: int) -> None:
+        self._granted = granted
+        self._changed = asyncio.Event()
+        self._is_over = False
+
+    async def follow(self, requests: AsyncIterator[pb.DownloadRequest]) -> None:
+        """Read the grants until the client ends its side."""
+        try:
+            async for request in requests:
+                self._granted = max(self._granted, request.credit)
+                self._changed.set()
+        finally:
+            self._is_over = True
+            self._changed.set()
+
+    async def beyond(self, position: int) -> int:
+        """Wait for credit beyond `position`; 0 when none will come."""
+        while self._granted <= position and not self._is_over:
+            self._changed.clear()
+            await self._changed.wait()
+        return max(0, self._granted - position)
+
+
+def _boxes(version: VersionFile, opened: pb.DownloadOpen) -> list[Piece]:
+    if not opened.boxes:
+        return list(version.pieces)
+    if len(opened.boxes) > BOXES_MAX:
+        raise BadRequest(f"{len(opened.boxes)} boxes are more than {BOXES_MAX}")
+    shapes = {piece.tensor: piece for piece in version.pieces}
+    boxes = []
+    for box in opened.boxes:
+        whole = shapes.get(box.tensor)
+        if whole is None:
+            raise BadRequest(f"the version has no tensor {box.tensor!r}")
+        offsets, lengths = tuple(box.offsets), tuple(box.lengths)
+        if len(offsets) != len(whole.lengths) or len(lengths) != len(whole.lengths):
+            raise BadRequest(f"tensor {box.tensor!r} has {len(whole.lengths)} dimensions")
+        if any(n < 1 or o + n > size for o, n, size in zip(offsets, lengths, whole.lengths, strict=True)):
+            raise BadRequest(f"box {offsets} + {lengths} is not inside tensor {box.tensor!r} of shape {whole.lengths}")
+        boxes.append(Piece(box.tensor, whole.dtype, offsets, lengths, ""))
+    return boxes
+
+
+def _hash_prefix(reader: BoxReader, position: int, digest: "hashlib._Hash") -> None:
+    for start, stop in _chunks(position):
+        digest.update(reader.read(start, stop))
+
+
+def _chunks(stop: int) -> Iterator[tuple[int, int]]:
+    return ((start, min(start + INLINE_BYTES, stop)) for start in range(0, stop, INLINE_BYTES))

@@ -1,0 +1,371 @@
+"""The asyncio shell around one run's machine: it waits, it writes down, it acts.
+
+Every event goes through `post`: the machine decides at once, in memory; the event and all rows that follow from it are
+written by the next group commit; only then are its effects carried out and its poster told. So nothing leaves the
+building before it is on disk, and a crash at any instant is recovered from by replay.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from atoll.protocol import steps
+from atoll.protocol.atoll_pb2 import ServerMessage
+from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, RunState, Version
+from atoll.server import messages
+from atoll.server.clock import Clock
+from atoll.server.codec import encode_event, encode_ledger, encode_record
+from atoll.server.config import RunConfig
+from atoll.server.evaluator import EvaluationFailed, Evaluator
+from atoll.server.events import (
+    Abandon,
+    Aggregate,
+    Aggregated,
+    AggregationFailed,
+    AmendRecord,
+    AskEvaluation,
+    CloseEvaluation,
+    CohortDrawn,
+    Commit,
+    DrawCohort,
+    Effect,
+    EndRun,
+    EvaluateModel,
+    Event,
+    Invite,
+    ModelEvaluated,
+    OpenNextRound,
+    Release,
+    ResumeRequested,
+    RoundDue,
+    RunStarted,
+    SamplerFailed,
+    TimePassed,
+)
+from atoll.server.hub import Hub
+from atoll.server.journal import Batch, DiskFull, Entry, EvaluationRow, Journal, RecordRow, RunEnd, Snapshot, VersionRow
+from atoll.server.narration import narrate
+from atoll.server.reduce import Reducer
+from atoll.server.rounds import Effects
+from atoll.server.run import RunMachine
+from atoll.server.sampling import SAMPLERS, Sampler, draw
+
+logger = logging.getLogger(__name__)
+
+DISK_RETRY_S = 1.0
+SAMPLER_TIMEOUT_S = 60.0
+
+
+@dataclass(slots=True)
+class _Posted:
+    """An event that was decided and is not yet on disk."""
+
+    rows: Batch
+    effects: Effects
+    lines: tuple[str, ...]
+    done: "asyncio.Future[Effects]"
+
+
+class RunDriver:
+    """One run: its machine, and the hands that carry out what it decides."""
+
+    def __init__(
+        self,
+        run_id: RunId,
+        config: RunConfig,
+        task: str,
+        machine: RunMachine,
+        seq: int,
+        *,
+        journal: Journal,
+        journal_thread: Executor,
+        reducer: Reducer,
+        evaluator: Evaluator,
+        sampler: Sampler,
+        hub: Hub,
+        clock: Clock,
+        crash: Callable[[BaseException], None],
+    ) -> None:
+        self.run_id, self.config, self.task, self.machine = run_id, config, task, machine
+        self.reducer = reducer
+        self.ended = asyncio.Event()
+        self.in_flight: set[Digest] = set()  # updates that are being checked: garbage collection spares them
+        self.listeners: list[Callable[[Effects], None]] = []  # called after effects were carried out: for a person
+        self._seq = seq
+        self._journal, self._journal_thread = journal, journal_thread
+        self._evaluator, self._sampler, self._hub, self._clock = evaluator, sampler, hub, clock
+        self._crash = crash
+        self._posted: list[_Posted] = []
+        self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._evaluations: asyncio.Queue[Version] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+
+    # ------------------------------------------------------------ events in
+
+    def post(self, event: Event) -> "asyncio.Future[Effects]":
+        """Let the machine decide about an event; the future is done when the decision is on disk and carried out."""
+        now = self._clock.now()
+        effects = self.machine.receive(event, now)
+        self._seq += 1
+        done: asyncio.Future[Effects] = self._loop.create_future()
+        lines = tuple(narrate(self.machine, event, effects))  # read now, told when it is on disk
+        self._posted.append(_Posted(self._rows(event, effects, now), effects, lines, done))
+        self._wake.set()
+        self._arm_timer()
+        return done
+
+    def start(self) -> None:
+        """Begin to write, act and wait."""
+        self._spawn(self._write_and_act())
+        self._spawn(self._evaluate())
+
+    async def stop(self) -> None:
+        """End the hands; what was posted and not yet written is lost, as in a crash, and nobody was told."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._evaluator.close()
+
+    def _arm_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if (deadline := self.machine.deadline) is not None:
+            self._timer = self._loop.call_later(max(0.0, deadline - self._clock.now()), self._time_passed)
+
+    def _time_passed(self) -> None:
+        deadline = self.machine.deadline
+        if deadline is None or self._clock.now() < deadline:
+            self._arm_timer()  # it moved, or the loop's clock woke us a hair early
+            return
+        self.post(TimePassed())
+
+    # ------------------------------------------------------------ onto the disk
+
+    def _rows(self, event: Event, effects: Effects, now: float) -> Batch:
+        """Everything that must be on disk before the effects of this event leave, taken while the state is fresh."""
+        kind, body = encode_event(event)
+        rows = Batch(entries=[Entry(self.run_id, self._seq, now, kind, body)])
+        if isinstance(event, RunStarted | ResumeRequested):
+            rows.running.append(self.run_id)
+        if isinstance(event, ModelEvaluated):
+            rows.evaluations.append(
+                EvaluationRow(self.run_id, event.version, "server", event.statistics, 1, event.detail, now)
+            )
+        for effect in effects:
+            match effect:
+                case Commit(round_id, version, model_digest):
+                    size = self.reducer.version(version).path.stat().st_size
+                    rows.versions.append(VersionRow(self.run_id, version, model_digest, size, now))
+                    self._add_record(rows, round_id)
+                    self._add_snapshot(rows, now)
+                case Abandon(round_id):
+                    self._add_record(rows, round_id)
+                    self._add_snapshot(rows, now)
+                case AmendRecord(round_id):
+                    self._add_record(rows, round_id)
+                case CloseEvaluation():
+                    rows.evaluations.append(self._clients_evaluation(effect, now))
+                case EndRun(state, cause):
+                    rows.ends.append(RunEnd(self.run_id, state, cause, now))
+                    self._add_snapshot(rows, now)
+                case _:
+                    pass
+        return rows
+
+    def _add_record(self, rows: Batch, round_id: RoundId) -> None:
+        record = self.machine.record_of(round_id)
+        if record is not None:
+            rows.records.append(RecordRow(self.run_id, encode_record(record), record))
+
+    def _add_snapshot(self, rows: Batch, now: float) -> None:
+        if self.machine.may_snapshot and not rows.snapshots:
+            rows.snapshots.append(Snapshot(self.run_id, self._seq, now, encode_ledger(self.machine.ledger)))
+
+    def _clients_evaluation(self, effect: CloseEvaluation, now: float) -> EvaluationRow:
+        from atoll.parallel.metrics import merge
+
+        detail = "; ".join(f"{client}: {why}" for client, why in sorted(effect.failures.items()))
+        statistics = merge(effect.answers.values()) if effect.answers else None
+        return EvaluationRow(self.run_id, effect.version, "clients", statistics, len(effect.answers), detail, now)
+
+    async def _write_and_act(self) -> None:
+        """One group commit after the other: whatever was posted while the last one was being written."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            posted, self._posted = self._posted, []
+            rows = Batch.joined(p.rows for p in posted)
+            steps.reached("journal.before_write")
+            await self._commit(rows)
+            steps.reached("journal.after_write")
+            for p in posted:
+                for line in p.lines:
+                    logger.info("%s: %s", self.run_id, line)
+                for effect in p.effects:
+                    self._act(effect)
+                p.done.set_result(p.effects)
+                for listener in self.listeners:
+                    listener(p.effects)
+
+    async def _commit(self, rows: Batch) -> None:
+        """Write, and while the disk is full keep everybody waiting: nothing is acknowledged, nothing is lost."""
+        if rows.snapshots:
+            steps.reached("snapshot.before")
+        while True:
+            try:
+                await self._loop.run_in_executor(self._journal_thread, self._journal.commit, rows)
+                break
+            except DiskFull as error:
+                logger.error("the journal cannot be written, the run waits for space: %s", error)
+                await asyncio.sleep(DISK_RETRY_S)
+        if rows.snapshots:
+            steps.reached("snapshot.after")
+
+    # ------------------------------------------------------------ effects out
+
+    def _act(self, effect: Effect) -> None:
+        """Carry out one effect; never waits. Accept and Reject go to whoever posted; the records are on disk."""
+        match effect:
+            case Invite(client_id):
+                self._hub.send(client_id, self._invitation(effect))
+            case Release(client_id):
+                self._hub.send(client_id, messages.release(effect, run_id=self.run_id))
+            case AskEvaluation(client_id):
+                self._hub.send(client_id, self._evaluation_request(effect))
+            case DrawCohort():
+                self._spawn(self._draw(effect))
+            case Aggregate():
+                self._spawn(self._aggregate(effect))
+            case EvaluateModel(version):
+                self._evaluations.put_nowait(version)
+            case OpenNextRound():
+                self._loop.call_later(self.config.pause, self._open_next_round)
+            case Commit() | Abandon():
+                self._round_ended(effect)
+            case EndRun(state, cause):
+                self._end(state, cause)
+
+    def _round_ended(self, effect: Commit | Abandon) -> None:
+        if isinstance(effect, Commit):
+            steps.reached("publish.before")
+            self.reducer.publish(effect.version)
+            steps.reached("publish.after")
+        self._spawn(self._collect_garbage())
+
+    def _open_next_round(self) -> None:
+        if self.machine.ledger.state is RunState.RUNNING:
+            self.post(RoundDue())
+
+    def _invitation(self, effect: Invite) -> ServerMessage:
+        version = self.reducer.version(effect.base_version)
+        return messages.invitation(
+            effect,
+            run_id=self.run_id,
+            task=self.task,
+            digest=version.digest,
+            manifest=version.manifest_bytes,
+            seed=messages.training_seed(self.config.seed, self.config.name, effect.round_id, effect.client_id),
+            local=self.config.local,
+            grace=self.config.round.grace,
+            now=self._clock.now(),
+        )
+
+    def _evaluation_request(self, effect: AskEvaluation) -> ServerMessage:
+        version = self.reducer.version(effect.version)
+        return messages.evaluation_request(
+            effect,
+            run_id=self.run_id,
+            task=self.task,
+            digest=version.digest,
+            manifest=version.manifest_bytes,
+            now=self._clock.now(),
+        )
+
+    def _end(self, state: RunState, cause: str) -> None:
+        for connection in self._hub:
+            connection.send(messages.run_ended(self.run_id, state, cause))
+        self.ended.set()
+
+    # ------------------------------------------------------------ what takes time
+
+    def _spawn(self, work: "asyncio._CoroutineLike[None]") -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: "asyncio.Task[None]") -> None:
+        """Our own mistake ends the process: the journal brings it back (DESIGN: ours -> crash, recover by replay)."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.critical("run %s cannot go on", self.run_id, exc_info=error)
+            self._crash(error)
+
+    async def _draw(self, effect: DrawCohort) -> None:
+        """The sampler may be the user's own code: it runs on a thread, and what it raises costs the round."""
+
+        def drawn() -> tuple[ClientId, ...]:
+            return draw(
+                self._sampler,
+                seed=self.config.seed,
+                round_id=effect.round_id,
+                count=effect.count,
+                candidates=effect.candidates,
+            )
+
+        try:
+            if self.config.cohort.sampler in SAMPLERS:
+                clients = drawn()
+            else:
+                clients = await asyncio.wait_for(asyncio.to_thread(drawn), SAMPLER_TIMEOUT_S)
+        except Exception as error:
+            logger.error("the sampler failed in round %d", effect.round_id, exc_info=error)
+            self.post(SamplerFailed(effect.round_id, f"{type(error).__name__}: {error}"[:2000]))
+            return
+        self.post(CohortDrawn(effect.round_id, clients))
+
+    async def _aggregate(self, effect: Aggregate) -> None:
+        """Fold on a thread; while the disk is full the round waits, and keeps every update."""
+        begun = time.perf_counter()
+        while True:
+            try:
+                digest = await self.reducer.fold(effect)
+                break
+            except DiskFull as error:
+                logger.error("round %d cannot be aggregated, it waits for space: %s", effect.round_id, error)
+                await asyncio.sleep(DISK_RETRY_S)
+            except (ValueError, OSError) as error:
+                logger.error("the aggregation of round %d failed", effect.round_id, exc_info=error)
+                self.post(AggregationFailed(effect.round_id, f"{type(error).__name__}: {error}"[:2000]))
+                return
+        logger.debug("round %d folded in %.3f s", effect.round_id, time.perf_counter() - begun)
+        self.post(Aggregated(effect.round_id, Digest(digest)))
+
+    async def _evaluate(self) -> None:
+        """Run versions on the server's own data, one after the other; rounds do not wait for it."""
+        while True:
+            version = await self._evaluations.get()
+            statistics, detail = None, ""
+            try:
+                statistics = await self._evaluator.evaluate(self.reducer.version(version).path)
+                detail = "" if statistics is not None else "the task has no test_data"
+            except (EvaluationFailed, OSError) as error:
+                detail = str(error)[:2000]
+                logger.error("version %d could not be evaluated: %s", version, detail)
+            self.post(ModelEvaluated(version, statistics, detail))
+
+    async def _collect_garbage(self) -> None:
+        """Retention: updates that no open decision refers to, old versions, the journal before the last snapshots."""
+        ledger, open_round = self.machine.ledger, self.machine.round
+        live = {update.digest for update in ledger.carried.values()}
+        live |= {update.digest for update in open_round.reported.values()} if open_round else set()
+        live |= self.in_flight
+        await self.reducer.collect_garbage(live, pinned_versions=set(ledger.unevaluated), current=ledger.version)
+        await self._loop.run_in_executor(self._journal_thread, self._journal.prune, self.run_id)

@@ -1,0 +1,70 @@
+"""The coordinator's worker process: it makes version 0 and runs versions on the server's own data.
+
+The user's code, and torch, live there: the coordinator's process stays small, starts fast, and survives what the task
+does. A worker that crashes or hangs costs one evaluation, never a round.
+"""
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.aggregation.layout import Piece
+from atoll.parallel.workers import Worker, WorkerCrashed, WorkerError, WorkerHung
+from atoll.server.events import Sums
+
+logger = logging.getLogger(__name__)
+
+FAULTS = (WorkerCrashed, WorkerHung, WorkerError)
+
+
+class EvaluationFailed(RuntimeError):
+    """The task's code failed, crashed or hung; the message is for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A task, as its operator named it."""
+
+    task: str
+    local: dict[str, Any]
+
+
+class Evaluator:
+    """One warm worker, one request at a time, on a thread of its own."""
+
+    def __init__(self, reference: Reference, log_path: Path, *, timeout_s: float) -> None:
+        self._worker = Worker(reference.task, log_path=log_path, local=reference.local)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluator")
+        self._timeout_s = timeout_s
+
+    async def check(self) -> None:
+        """Load the task: what is wrong with it is the operator's to know at once."""
+        await self._call(self._worker.start)
+
+    async def write_initial(self, out: Path, seed: int) -> tuple[Piece, ...]:
+        """Make version 0 from the task's model, seeded."""
+        answer = await self._ask("initial", seed=seed, out=str(out))
+        return tuple(Piece(t, d, tuple(o), tuple(n), s) for t, d, o, n, s in answer["pieces"])
+
+    async def evaluate(self, model: Path) -> Sums | None:
+        """Sufficient statistics of a version on the server's data; None when the task has no such data."""
+        statistics = (await self._ask("evaluate", model=str(model), split="server"))["statistics"]
+        return None if statistics is None else {name: tuple(values) for name, values in statistics.items()}
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _ask(self, op: str, **args: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = await self._call(lambda: self._worker.call(op, self._timeout_s, **args))
+        return answer
+
+    async def _call(self, function: Any) -> Any:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+        except FAULTS as fault:
+            raise EvaluationFailed(str(fault)) from fault

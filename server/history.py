@@ -1,0 +1,147 @@
+"""What the command line reads: runs, rounds, versions, evaluations, clients. Changes nothing, takes no lock.
+
+It reads what is on disk, so it works beside a coordinator and after one has died. The open round is in no table: its
+record is what the last snapshot and the journal's entries since make of it.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Row, Table, select
+
+from atoll.protocol.vocabulary import ClientId, RoundId, RunId
+from atoll.server.codec import decode_record
+from atoll.server.journal import EvaluationRow, RunRow, VersionRow, recovered, run_rows
+from atoll.server.membership import Member
+from atoll.server.record import RoundRecord
+from atoll.server.run import RunMachine
+from atoll.server.statedir import (
+    EVALUATIONS,
+    ROUNDS,
+    VERSIONS,
+    Database,
+    RunningCoordinator,
+    StateUnusable,
+    check_version,
+    running_coordinator,
+)
+
+
+class History:
+    """A state directory, for looking at; every method sees one instant."""
+
+    def __init__(self, path: Path) -> None:
+        """Check that there is something to read.
+
+        Raises:
+            StateUnusable: there is no state directory at `path`.
+            StateTooNew: a later Atoll has written it.
+            StoreCorrupted: the database is damaged.
+        """
+        self.path = path.absolute()
+        if not (self.path / "state.db").is_file():
+            raise StateUnusable(f"{self.path} is no state directory: there is no state.db in it")
+        self._database = Database(self.path / "state.db", read_only=True)
+        with self._database.transaction() as connection:
+            check_version(connection, self.path)
+
+    def coordinator(self) -> RunningCoordinator | None:
+        """The process that holds the directory now; None when there is none."""
+        return running_coordinator(self.path)
+
+    def runs(self) -> list[RunRow]:
+        """Every run, in the order of the queue."""
+        with self._database.transaction() as connection:
+            return run_rows(connection)
+
+    def run(self, name: str) -> RunRow:
+        """The run with this id, or else the newest of this name.
+
+        Raises:
+            LookupError: there is none; the message names those that are there.
+        """
+        with self._database.transaction() as connection:
+            return _run(connection, name)
+
+    def rounds(self, run_id: RunId) -> list[RoundRecord]:
+        """The record of every round that is kept, the open one last."""
+        with self._database.transaction() as connection:
+            records = [_record(row) for row in connection.execute(_of_run(ROUNDS, run_id).order_by(ROUNDS.c.round_id))]
+            return records + _open_round(connection, run_id)
+
+    def round(self, run_id: RunId, round_id: RoundId) -> RoundRecord:
+        """The record of one round.
+
+        Raises:
+            LookupError: there is none, or it is no longer kept.
+        """
+        with self._database.transaction() as connection:
+            row = connection.execute(_of_run(ROUNDS, run_id).where(ROUNDS.c.round_id == round_id)).one_or_none()
+            found = [_record(row)] if row else _open_round(connection, run_id)
+        if not found or found[0].round_id != round_id:
+            raise LookupError(f"run {run_id} has no record of a round {round_id}")
+        return found[0]
+
+    def versions(self, run_id: RunId) -> list[VersionRow]:
+        """Every version that was ever committed, also those whose files are no longer kept."""
+        with self._database.transaction() as connection:
+            rows = connection.execute(_of_run(VERSIONS, run_id).order_by(VERSIONS.c.version))
+            return [VersionRow(**row._mapping) for row in rows]
+
+    def evaluations(self, run_id: RunId) -> list[EvaluationRow]:
+        """What each version was found to be worth, by the server's data and the clients'."""
+        order = (EVALUATIONS.c.version, EVALUATIONS.c.source)
+        with self._database.transaction() as connection:
+            return [_evaluation(row) for row in connection.execute(_of_run(EVALUATIONS, run_id).order_by(*order))]
+
+    def clients(self, run_id: RunId) -> dict[ClientId, Member]:
+        """Every client that ever joined the run; without a coordinator nobody is connected."""
+        with self._database.transaction() as connection:
+            membership = _machine(connection, run_id).ledger.membership
+        if self.coordinator() is None:
+            membership.everyone_disconnected()
+        return dict(sorted(membership.members.items()))
+
+    def machine(self, run_id: RunId) -> RunMachine:
+        """The run's machine as the last entry of its journal left it.
+
+        Raises:
+            LookupError: there is no such run.
+            StoreCorrupted: its journal cannot be replayed.
+        """
+        with self._database.transaction() as connection:
+            return _machine(connection, run_id)
+
+
+def _run(connection: Connection, name: str) -> RunRow:
+    rows = run_rows(connection)
+    for row in rows:
+        if row.run_id == name:
+            return row
+    for row in reversed(rows):
+        if row.name == name:
+            return row
+    known = ", ".join(row.run_id for row in rows) or "none"
+    raise LookupError(f"there is no run {name!r} (known: {known})")
+
+
+def _machine(connection: Connection, run_id: RunId) -> RunMachine:
+    return recovered(connection, run_id).replay(_run(connection, run_id).rules)
+
+
+def _open_round(connection: Connection, run_id: RunId) -> list[RoundRecord]:
+    machine = _machine(connection, run_id)
+    return [machine.round.record] if machine.round is not None else []
+
+
+def _of_run(table: Table, run_id: RunId) -> Any:
+    return select(table).where(table.c.run_id == run_id)
+
+
+def _record(row: Row[Any]) -> RoundRecord:
+    return decode_record(row.record, where=f"run {row.run_id}, round {row.round_id}")
+
+
+def _evaluation(row: Row[Any]) -> EvaluationRow:
+    statistics = row.statistics and {name: tuple(sums) for name, sums in row.statistics.items()}
+    return EvaluationRow(row.run_id, row.version, row.source, statistics, row.num_clients, row.detail, row.at)

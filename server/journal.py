@@ -1,0 +1,347 @@
+"""The journal: every event of every run, durable before its effects leave. With it snapshots and records.
+
+When `commit` returns, everything in its batch is on disk; when it raises, nothing of it is, and the same batch may be
+committed again. Values are encoded by whoever fills a batch, at the moment when they are true, so that a commit may
+run on a thread of its own while the machines go on. Every entry and every snapshot carries a checksum: what cannot be
+trusted is never replayed.
+"""
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import InitVar, dataclass, field, fields, replace
+from typing import Any, Self
+
+from sqlalchemy import Connection, Insert, Row, Table, delete, func, select, update
+from sqlalchemy.dialects.sqlite import insert
+
+from atoll.protocol.vocabulary import Digest, Phase, RoundId, RunId, RunState, Version
+from atoll.server.codec import StoreCorrupted, decode_event, decode_ledger, decode_rules, encode_rules
+from atoll.server.config import RunConfig
+from atoll.server.durable import DiskFull as DiskFull
+from atoll.server.events import Event, Sums
+from atoll.server.ledger import Ledger
+from atoll.server.record import RoundRecord
+from atoll.server.run import RunMachine, RunRules
+from atoll.server.statedir import EVALUATIONS, JOURNAL, ROUNDS, RUNS, SNAPSHOTS, VERSIONS, StateDirectory
+
+# ---------------------------------------------------------------- what is written
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A run as it was asked for, and what became of it."""
+
+    run_id: RunId
+    config: RunConfig
+    rules: RunRules
+    created_at: float
+    order: int = 0  # its place in the queue: `add_run` gives it the last one
+    state: RunState = RunState.QUEUED
+    cause: str = ""
+    ended_at: float | None = None
+
+    @classmethod
+    def new(cls, run_id: RunId, config: RunConfig, rules: RunRules, now: float) -> Self:
+        """A run that waits for its turn."""
+        return cls(run_id, config, rules, now)
+
+    @property
+    def name(self) -> str:
+        """What the operator calls it; runs may share a name."""
+        return self.config.name
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """A run came to its end."""
+
+    run_id: RunId
+    state: RunState
+    cause: str
+    ended_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One event: `seq` is 1, 2, 3, ... within its run; kind and body from `encode_event`."""
+
+    run_id: RunId
+    seq: int
+    at: float
+    kind: str
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The ledger, from `encode_ledger`, as the entry `seq` left it."""
+
+    run_id: RunId
+    seq: int
+    at: float
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRow:
+    """A round's record, from `encode_record`; a later one of the same round takes its place."""
+
+    run_id: RunId
+    record: str
+    of: InitVar[RoundRecord]
+    round_id: RoundId = field(init=False)
+    phase: Phase = field(init=False)
+    version: Version | None = field(init=False)
+
+    def __post_init__(self, of: RoundRecord) -> None:
+        for name in ("round_id", "phase", "version"):
+            object.__setattr__(self, name, getattr(of, name))
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRow:
+    """A version whose file is durable; `digest` is of its manifest."""
+
+    run_id: RunId
+    version: Version
+    digest: Digest
+    num_bytes: int
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRow:
+    """What a version is worth, by the server's data or the clients'; without statistics `detail` says why."""
+
+    run_id: RunId
+    version: Version
+    source: str  # "server" or "clients"
+    statistics: Sums | None
+    num_clients: int
+    detail: str
+    at: float
+
+
+@dataclass(slots=True)
+class Batch:
+    """Everything of one group commit."""
+
+    entries: list[Entry] = field(default_factory=list)
+    snapshots: list[Snapshot] = field(default_factory=list)
+    records: list[RecordRow] = field(default_factory=list)
+    versions: list[VersionRow] = field(default_factory=list)
+    evaluations: list[EvaluationRow] = field(default_factory=list)
+    runs: list[RunRow] = field(default_factory=list)  # new, or with other settings
+    running: list[RunId] = field(default_factory=list)  # left the queue, or were resumed
+    ends: list[RunEnd] = field(default_factory=list)
+
+    @classmethod
+    def joined(cls, batches: Iterable["Batch"]) -> Self:
+        """One batch of several, in their order."""
+        whole = cls()
+        for batch in batches:
+            for part in fields(cls):
+                getattr(whole, part.name).extend(getattr(batch, part.name))
+        return whole
+
+
+# ---------------------------------------------------------------- what is read back
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """One entry, read back."""
+
+    seq: int
+    at: float
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """The last good snapshot of a run (none: an empty ledger) and everything that happened since."""
+
+    ledger: Ledger
+    snapshot_seq: int
+    entries: tuple[Happened, ...]
+    faults: tuple[str, ...] = ()  # of newer snapshots that were passed over: an operator should know
+
+    @property
+    def seq(self) -> int:
+        """Of the last entry; the next one has one more."""
+        return self.entries[-1].seq if self.entries else self.snapshot_seq
+
+    def replay(self, rules: RunRules) -> RunMachine:
+        """The machine as the last entry left it; this takes the ledger, so it is done once."""
+        machine = RunMachine(rules, self.ledger)
+        for entry in self.entries:
+            machine.receive(entry.event, entry.at)
+        return machine
+
+
+class Journal:
+    """Writes and reads back; one thread at a time."""
+
+    def __init__(self, state: StateDirectory) -> None:
+        self._database = state.database
+
+    def add_run(self, row: RunRow) -> None:
+        """Write down a new run, last in the queue; raises as `commit`."""
+        with self._database.transaction() as connection:
+            last = connection.scalar(select(func.max(RUNS.c.order))) or 0
+            connection.execute(RUNS.insert(), _run_values(replace(row, order=last + 1)))
+
+    def runs(self) -> list[RunRow]:
+        """Every run, in the order of the queue."""
+        with self._database.transaction() as connection:
+            return run_rows(connection)
+
+    def last_instant(self) -> float:
+        """The latest time that any event or snapshot holds; 0 when there is none."""
+        with self._database.transaction() as connection:
+            latest = [connection.scalar(select(func.max(table.c.at))) or 0.0 for table in (JOURNAL, SNAPSHOTS)]
+            return max(latest)
+
+    def commit(self, batch: Batch) -> None:
+        """Write a batch in one transaction; it is on disk when this returns.
+
+        Raises:
+            DiskFull: nothing of it was written; try again when there is room.
+        """
+        with self._database.transaction() as connection:
+            for statement, rows in (
+                (_UPSERT_RUN, [_run_values(row) for row in batch.runs]),
+                (_INSERT_ENTRY, [_checked(row) for row in batch.entries]),
+                (_UPSERT_SNAPSHOT, [_checked(row) for row in batch.snapshots]),
+                (_UPSERT_ROUND, [_values(row) for row in batch.records]),
+                (_UPSERT_VERSION, [_values(row) for row in batch.versions]),
+                (_UPSERT_EVALUATION, [_values(row) for row in batch.evaluations]),
+            ):
+                if rows:
+                    connection.execute(statement, rows)
+            for run_id in batch.running:
+                reopened = {"state": RunState.RUNNING, "cause": "", "ended_at": None}
+                connection.execute(update(RUNS).where(RUNS.c.run_id == run_id).values(reopened))
+            for end in batch.ends:
+                connection.execute(update(RUNS).where(RUNS.c.run_id == end.run_id).values(_values(end)))
+
+    def load(self, run_id: RunId) -> Recovered:
+        """The last good snapshot and what happened since.
+
+        Raises:
+            StoreCorrupted: an entry that is needed is missing or damaged.
+        """
+        with self._database.transaction() as connection:
+            return recovered(connection, run_id)
+
+    def close(self) -> None:
+        """Let go of the file; what was committed is on disk already."""
+        self._database.close()
+
+    def prune(self, run_id: RunId, *, keep_snapshots: int = 2, keep_rounds: int | None = None) -> None:
+        """Drop the oldest: snapshots beyond the last few and the entries that these have made superfluous.
+
+        Records, versions and evaluations stay; with `keep_rounds` only the records of the newest rounds do.
+        """
+        with self._database.transaction() as connection:
+            oldest = connection.scalar(_nth_newest(SNAPSHOTS, "seq", run_id, keep_snapshots))
+            if oldest is not None:
+                connection.execute(delete(SNAPSHOTS).where(SNAPSHOTS.c.run_id == run_id, SNAPSHOTS.c.seq < oldest))
+                connection.execute(delete(JOURNAL).where(JOURNAL.c.run_id == run_id, JOURNAL.c.seq <= oldest))
+            if keep_rounds is None:
+                return
+            first = connection.scalar(_nth_newest(ROUNDS, "round_id", run_id, keep_rounds))
+            if first is not None:
+                connection.execute(delete(ROUNDS).where(ROUNDS.c.run_id == run_id, ROUNDS.c.round_id < first))
+
+
+def run_rows(connection: Connection) -> list[RunRow]:
+    """What `Journal.runs` gives, within a transaction of the caller's."""
+    return [_read_run(row) for row in connection.execute(select(RUNS).order_by(RUNS.c.order, RUNS.c.run_id))]
+
+
+def _read_run(row: Row[Any]) -> RunRow:
+    where = f"run {row.run_id}"
+    try:
+        config, state = RunConfig.model_validate_json(row.config), RunState(row.state)
+    except ValueError as error:
+        raise StoreCorrupted(f"{where}: not a configuration: {error}") from error
+    rules = decode_rules(row.rules, where=f"{where}, rules")
+    return RunRow(row.run_id, config, rules, row.created_at, row.order, state, row.cause, row.ended_at)
+
+
+def recovered(connection: Connection, run_id: RunId) -> Recovered:
+    """What `Journal.load` gives, within a transaction of the caller's."""
+    faults: list[str] = []
+    ledger, seq = Ledger(), 0
+    snapshots = select(SNAPSHOTS).where(SNAPSHOTS.c.run_id == run_id).order_by(SNAPSHOTS.c.seq.desc())
+    for row in connection.execute(snapshots):
+        try:
+            ledger, seq = _read_snapshot(row), row.seq
+            break
+        except StoreCorrupted as error:
+            faults.append(str(error))
+    later = select(JOURNAL).where(JOURNAL.c.run_id == run_id, JOURNAL.c.seq > seq).order_by(JOURNAL.c.seq)
+    entries: list[Happened] = []
+    for expected, row in enumerate(connection.execute(later), start=seq + 1):
+        if row.seq != expected:
+            raise StoreCorrupted("; ".join([*faults, f"run {run_id}: entry {expected} is missing before {row.seq}"]))
+        entries.append(_read_entry(row))
+    if faults and not seq and not entries:
+        raise StoreCorrupted("; ".join([*faults, f"run {run_id}: no entry is left to replay instead"]))
+    return Recovered(ledger, seq, tuple(entries), tuple(faults))
+
+
+def _read_snapshot(row: Row[Any]) -> Ledger:
+    where = f"run {row.run_id}, snapshot {row.seq}"
+    if _checksum(row.seq, row.at, row.body) != row.checksum:
+        raise StoreCorrupted(f"{where}: its checksum is wrong")
+    return decode_ledger(row.body, where=where)
+
+
+def _read_entry(row: Row[Any]) -> Happened:
+    where = f"run {row.run_id}, entry {row.seq}"
+    if _checksum(row.seq, row.at, row.kind, row.body) != row.checksum:
+        raise StoreCorrupted(f"{where}: its checksum is wrong")
+    return Happened(row.seq, row.at, decode_event(row.kind, row.body, where=where))
+
+
+# ---------------------------------------------------------------- rows
+
+
+def _upsert(table: Table) -> Insert:
+    statement = insert(table)
+    keys = {column.name for column in table.primary_key}
+    rest = {column.name: statement.excluded[column.name] for column in table.columns if column.name not in keys}
+    return statement.on_conflict_do_update(index_elements=sorted(keys), set_=rest)
+
+
+_INSERT_ENTRY = JOURNAL.insert()  # never twice: that would be a mistake of ours
+_UPSERT_RUN, _UPSERT_SNAPSHOT, _UPSERT_ROUND = _upsert(RUNS), _upsert(SNAPSHOTS), _upsert(ROUNDS)
+_UPSERT_VERSION, _UPSERT_EVALUATION = _upsert(VERSIONS), _upsert(EVALUATIONS)
+
+
+def _nth_newest(table: Table, column: str, run_id: RunId, n: int) -> Any:
+    assert n >= 1, n
+    of_run = select(table.c[column]).where(table.c.run_id == run_id)
+    return of_run.order_by(table.c[column].desc()).offset(n - 1).limit(1)
+
+
+def _values(row: Any) -> dict[str, Any]:
+    return {part.name: getattr(row, part.name) for part in fields(row)}
+
+
+def _run_values(row: RunRow) -> dict[str, Any]:
+    config = row.config
+    texts = {"config": config.model_dump_json(), "rules": encode_rules(row.rules)}
+    return {**_values(row), "name": config.name, "task": config.task, **texts}
+
+
+def _checked(row: Entry | Snapshot) -> dict[str, Any]:
+    parts = (row.kind, row.body) if isinstance(row, Entry) else (row.body,)
+    return {**_values(row), "checksum": _checksum(row.seq, row.at, *parts)}
+
+
+def _checksum(seq: int, at: float, *parts: str) -> int:
+    """Of everything in the row; `at` as the float that it is stored as."""
+    return zlib.crc32("\0".join([str(seq), repr(float(at)), *parts]).encode())

@@ -1,0 +1,134 @@
+"""The coordinator as a process: state directory, server, signals, exit code."""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.channel import loopback_only, server_options
+from atoll.protocol.vocabulary import RunId, RunState
+from atoll.server.config import CoordinatorConfig, RunConfig
+from atoll.server.coordinator import Coordinator, OperatorError
+from atoll.server.service import AdminService, CoordinatorService
+from atoll.server.statedir import StateDirectory
+
+logger = logging.getLogger(__name__)
+
+FAREWELL_S = 2.0
+"""Seconds that clients have to hear that the run has ended before the server closes."""
+
+EXIT_OK, EXIT_RUN_FAILED, EXIT_OPERATOR, EXIT_BUG = 0, 1, 2, 70
+
+
+async def host(
+    config: CoordinatorConfig,
+    run: RunConfig | None = None,
+    *,
+    stay: bool = False,
+    on_ready: Callable[[Coordinator, str], None] = lambda coordinator, address: None,
+) -> int:
+    """Host runs until a signal comes or, unless `stay`, until every run has ended.
+
+    A run that an earlier process left open goes on. `run` is started when no run of that name is open.
+
+    Returns:
+        0; 1 when a run failed or was stopped; 70 after a mistake of ours (start again: the journal brings it back).
+
+    Raises:
+        OperatorError, ConfigError, OSError: the operator's mistakes, and what the disk does not allow.
+    """
+    with StateDirectory.open(config.state) as state:
+        coordinator = Coordinator(config, state)
+        server, address = await _listen(coordinator, config.listen)
+        stop = _stop_on_signals()
+        try:
+            await coordinator.start()
+            await server.start()
+            state.announce(address, os.getpid())
+            on_ready(coordinator, address)
+            if run is not None:
+                await _add_unless_open(coordinator, run)
+            return await _until_over(coordinator, stop, stay=stay)
+        finally:
+            await server.stop(grace=0.2)
+            await coordinator.stop()
+
+
+async def _listen(coordinator: Coordinator, listen: str) -> tuple[grpc.aio.Server, str]:
+    host_name, port = loopback_only(listen)
+    server = grpc.aio.server(options=server_options())
+    rpc.add_CoordinatorServicer_to_server(CoordinatorService(coordinator), server)
+    rpc.add_AdminServicer_to_server(AdminService(coordinator), server)
+    checks = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    services = [pb.DESCRIPTOR.services_by_name[name].full_name for name in ("Coordinator", "Admin")]
+    for service in ("", *services):
+        await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
+    reflection.enable_server_reflection([*services, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+    bracketed = f"[{host_name}]" if ":" in host_name else host_name
+    try:
+        bound = server.add_insecure_port(f"{bracketed}:{port}")
+    except RuntimeError as error:
+        raise OperatorError(f"cannot listen on {listen}: the port is in use, or not allowed") from error
+    return server, f"{bracketed}:{bound}"
+
+
+async def _add_unless_open(coordinator: Coordinator, config: RunConfig) -> None:
+    for run in coordinator.runs.values():
+        is_open = coordinator.state_of(run.run_id) in (RunState.RUNNING, RunState.QUEUED)
+        if run.config.name == config.name and is_open:
+            if run.config != config:
+                logger.warning("run %s goes on with the settings that it was started with", run.run_id)
+            return
+    await coordinator.add_run(config)
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def _until_over(coordinator: Coordinator, stop: asyncio.Event, *, stay: bool) -> int:
+    waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(stop.wait()), coordinator.crashed]
+    if not stay:
+        waits.append(asyncio.ensure_future(_all_ended(coordinator)))
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+    if coordinator.crashed.done() and not coordinator.crashed.cancelled():
+        return EXIT_BUG
+    if stop.is_set():
+        return EXIT_OK
+    await _farewell(coordinator)
+    states = {coordinator.state_of(run_id) for run_id in coordinator.runs}
+    return EXIT_RUN_FAILED if states & {RunState.FAILED, RunState.STOPPED} else EXIT_OK
+
+
+async def _all_ended(coordinator: Coordinator) -> None:
+    while (run := _next_open(coordinator)) is not None:
+        await coordinator.runs[run].ended.wait()
+        await asyncio.sleep(0)
+
+
+def _next_open(coordinator: Coordinator) -> RunId | None:
+    is_open = (RunState.RUNNING, RunState.QUEUED)
+    return next((run_id for run_id in coordinator.runs if coordinator.state_of(run_id) in is_open), None)
+
+
+async def _farewell(coordinator: Coordinator) -> None:
+    """Let the clients that hear of the end leave by themselves."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(coordinator.hub.empty(), FAREWELL_S)

@@ -1,0 +1,148 @@
+"""Rounds over real gRPC: what a client of bare messages sees."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from atoll.aggregation.tensorfile import read
+from atoll.protocol import atoll_pb2 as pb
+from tests.wire.live import running
+
+
+def live(test):
+    """Run an async test on a loop of its own."""
+
+    def run(tmp_path):
+        async def bounded():
+            async with asyncio.timeout(40):
+                await test(tmp_path)
+
+        asyncio.run(bounded())
+
+    run.__name__ = test.__name__
+    run.__doc__ = test.__doc__
+    return run
+
+
+async def report(client, value=1.0, **claims):
+    invite = await client.next("invite")
+    manifest, data = await client.train(invite, value=value, **claims)
+    return invite, await client.upload(manifest, data)
+
+
+async def committed(live_, version):
+    async with asyncio.timeout(10):
+        while live_.run.machine.ledger.version < version:
+            await asyncio.sleep(0.01)
+
+
+@live
+async def test_round_commits_the_weighted_mean_of_two_clients(tmp_path):
+    async with running(tmp_path / "state", rounds=1) as it, it.client("a") as a, it.client("b") as b:
+        (_, one), (_, two) = await asyncio.gather(
+            report(a, 1.0, num_examples=30), report(b, 5.0, num_examples=10)
+        )
+        assert one.accepted
+        assert two.accepted
+        ended = await a.next("run_ended")
+        assert ended.state == "finished"
+        model = read(it.run.reducer.version(1).path)
+        np.testing.assert_array_equal(model["w"], np.full(4, (30 * 1 + 10 * 5) / 40, np.float32))
+        assert model["count"] == 2
+
+
+@live
+async def test_download_sends_any_box_from_any_byte(tmp_path):
+    async with running(tmp_path / "state") as it, it.client("a") as a, it.client("b"):
+        invite = await a.next("invite")
+        manifest, whole, _ = await a.download(invite)
+        assert len(whole) == manifest.num_bytes == 24
+        assert (await a.download(invite, position=5))[1] == whole[5:]
+        boxes = [pb.Box(tensor="w", offsets=[1], lengths=[2]), pb.Box(tensor="count")]
+        _, part, digest = await a.download(invite, boxes=boxes)
+        assert part == whole[12:20] + whole[:8]
+        import hashlib
+
+        assert digest == hashlib.sha256(part).digest()
+
+
+@live
+async def test_upload_goes_on_where_it_was_cut(tmp_path):
+    async with running(tmp_path / "state") as it, it.client("a") as a, it.client("b"):
+        manifest, data = await a.train(await a.next("invite"))
+        assert await a.upload(manifest, data, cut_at=10, chunk=5) is None
+        a.resumed_at = []
+        assert (await a.upload(manifest, data, chunk=5)).accepted
+        assert a.resumed_at[0] >= 10
+
+
+@live
+async def test_repeated_upload_is_accepted_again_without_bytes_and_counts_once(tmp_path):
+    async with running(tmp_path / "state") as it, it.client("a") as a, it.client("b"):
+        manifest, data = await a.train(await a.next("invite"))
+        assert (await a.upload(manifest, data)).accepted
+        assert (await a.upload(manifest, b"")).accepted
+        assert it.run.machine.round.record.num_reported == 1
+
+
+@live
+async def test_client_is_released_when_enough_others_have_reported(tmp_path):
+    async with (
+        running(tmp_path / "state", round__over_selection=1.5, round__quorum=2) as it,
+        it.client("a") as a,
+        it.client("b") as b,
+        it.client("c") as c,
+    ):
+        await asyncio.gather(report(a), report(b))
+        release = await c.next("release")
+        assert (release.round_id, release.reason, release.submit) == (1, "round_closed", False)
+
+
+@live
+async def test_client_that_reconnects_is_invited_again(tmp_path):
+    async with running(tmp_path / "state") as it, it.client("a", session="first") as a, it.client("b"):
+        first = await a.next("invite")
+        async with it.client("a", session="second") as again:
+            second = await again.next("invite")
+            assert (second.round_id, second.seed) == (first.round_id, first.seed)
+            assert second.time_left_s <= first.time_left_s
+
+
+@live
+async def test_late_update_is_refused_with_the_reason(tmp_path):
+    async with running(tmp_path / "state", round__quorum=1, round__deadline=0.5) as it:
+        async with it.client("a") as a, it.client("b") as b:
+            invite = await a.next("invite")
+            manifest, data = await a.train(invite)
+            await report(b)
+            await committed(it, 1)
+            verdict = await a.upload(manifest, data)
+            assert (verdict.accepted, verdict.reason) == (False, "too_late")
+
+
+@live
+async def test_coordinator_recovers_in_the_same_round_with_the_update_that_was_kept(tmp_path):
+    async with running(tmp_path / "state") as it, it.client("a") as a, it.client("b"):
+        _, verdict = await report(a)
+        assert verdict.accepted
+    async with running(tmp_path / "state") as it:
+        record = it.run.machine.round.record
+        assert (record.round_id, record.num_reported) == (1, 1)
+        assert len(record.outages) == 1
+        async with it.client("b") as b:
+            await report(b)
+            await committed(it, 1)
+
+
+@live
+async def test_metrics_of_the_servers_data_are_recorded(tmp_path):
+    async with running(tmp_path / "state", rounds=1, evaluation__server_every=1) as it:
+        async with it.client("a") as a, it.client("b") as b:
+            await asyncio.gather(report(a, 2.0), report(b, 2.0))
+            await a.next("run_ended", timeout=30)
+            assert it.run.machine.ledger.unevaluated == []
+
+
+if __name__ == "__main__":
+    pytest.main([__file__])
