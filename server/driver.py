@@ -367,5 +367,7 @@ class RunDriver:
         live = {update.digest for update in ledger.carried.values()}
         live |= {update.digest for update in open_round.reported.values()} if open_round else set()
         live |= self.in_flight
-        await self.reducer.collect_garbage(live, pinned_versions=set(ledger.unevaluated), current=ledger.version)
+        stalest = max(0, ledger.version - self.config.round.max_staleness)  # a late update may name it as its base
+        pinned = {*ledger.unevaluated, *map(Version, range(stalest, ledger.version))}
+        await self.reducer.collect_garbage(live, pinned_versions=pinned, current=ledger.version)
         await self._loop.run_in_executor(self._journal_thread, self._journal.prune, self.run_id)

@@ -19,6 +19,7 @@ class Member:
 
     profile: Profile
     session: str | None = None  # of the standing control stream
+    lost_because: str = ""  # while nothing is expected of it any more
     download_seconds: float | None = None  # moving averages of what was measured
     train_seconds: float | None = None
     upload_seconds: float | None = None
@@ -39,7 +40,7 @@ class Membership:
         """A control stream stands; an older one of the same client no longer counts."""
         member = self.members.setdefault(client_id, Member(profile))
         self.num_connected += member.session is None
-        member.session, member.profile = session, profile
+        member.session, member.profile, member.lost_because = session, profile, ""
 
     def disconnected(self, client_id: ClientId, session: str) -> bool:
         """The stream `session` ended; False when a newer one has taken its place."""
@@ -49,19 +50,24 @@ class Membership:
         self._drop(member)
         return True
 
-    def lost(self, client_id: ClientId) -> None:
-        """The lease ran out."""
+    def lost(self, client_id: ClientId, reason: str) -> None:
+        """The lease ran out, or the client said goodbye: until it joins again nobody watches for it."""
         if client_id in self.members:
             self._drop(self.members[client_id])
+            self.members[client_id].lost_because = reason
 
     def everyone_disconnected(self) -> None:
-        """The coordinator came up again."""
+        """The coordinator came up again, or the run has ended and is no longer told who is on the line."""
         for member in self.members.values():
             self._drop(member)
 
     def is_connected(self, client_id: ClientId) -> bool:
         """Whether a control stream of the client stands."""
         return client_id in self.members and self.members[client_id].session is not None
+
+    def lost_because(self, client_id: ClientId) -> str:
+        """Why the client was given up; empty while it may still come back within its lease."""
+        return self.members[client_id].lost_because if client_id in self.members else ""
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Everyone who can be invited now, in order of client id."""

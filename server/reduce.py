@@ -80,6 +80,9 @@ class Reducer:
 
     def by_digest(self, digest: str) -> VersionFile | None:
         """The kept version with this identity."""
+        cached = next((v for v in self._cache.values() if v.digest == digest), None)
+        if cached is not None:
+            return cached
         newest_first = sorted(self.store.versions(), reverse=True)
         found = (v for v in map(self.known, newest_first) if v is not None and v.digest == digest)
         return next(found, None)

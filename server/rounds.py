@@ -193,7 +193,11 @@ class Round:
                 client.disconnected_at = now
         self._waiting = set(clients)
         deadline = record.deadline = now + self._seconds_to_deadline()
-        invitations = (Invite(c, record.round_id, record.base_version, deadline) for c in record.clients)
+        for client_id in record.clients:
+            if reason := self.membership.lost_because(client_id):  # while the sampler was at work
+                self._set_fate(client_id, Fate.LOST, now, reason)
+        invited = sorted(self._waiting)
+        invitations = (Invite(c, record.round_id, record.base_version, deadline) for c in invited)
         return (*invitations, *self._settle(now))
 
     def sampler_failed(self, detail: str, now: float) -> Effects:

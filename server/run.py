@@ -258,7 +258,7 @@ class RunMachine:
         return (Release(client_id, round_id, reason, submit),)
 
     def _client_lost(self, client_id: ClientId, reason: str, now: float) -> Effects:
-        self.ledger.membership.lost(client_id)
+        self.ledger.membership.lost(client_id, reason)
         effects: Effects = ()
         if self.round is not None:
             effects = self.round.client_gave_up(client_id, Fate.LOST, reason, "", now)
@@ -434,6 +434,7 @@ class RunMachine:
         effects = ledger.settle_end(state)
         ledger.state, ledger.cause, ledger.stop_reason = state, cause, None
         ledger.evaluation, ledger.unevaluated, ledger.is_round_due = None, [], False
+        ledger.membership.everyone_disconnected()  # who is there is told again before a resume
         return (*effects, EndRun(state, cause))
 
     # ------------------------------------------------------------ evaluation

@@ -1,0 +1,55 @@
+"""An `ArrayTask` and one site, ready for work; nothing of what it returns is believed unchecked."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from atoll.parallel.array_task import ArrayTask, Instructions, Trained, checked
+from atoll.parallel.arrays import Arrays, check_finite, check_like, layout_of
+from atoll.parallel.deadline import Deadline
+from atoll.parallel.errors import OutOfTime, TaskBroken
+from atoll.parallel.metrics import Metrics, Statistics, as_statistics
+
+
+class ArrayBench:
+    """The bench of an `ArrayTask`."""
+
+    def __init__(self, task: ArrayTask, request: dict[str, Any]) -> None:
+        self.metrics: Metrics = getattr(task, "metrics", {})
+        self._task = task
+        self._site: str | None = request.get("site")
+        self._local: dict[str, Any] = request.get("local") or {}
+
+    def initial(self, seed: int) -> Arrays:
+        """As the task gives them."""
+        arrays = self._task.initial(seed)
+        layout_of(arrays)
+        check_finite(arrays, "initial model")
+        return arrays
+
+    def num_examples(self) -> int | None:
+        """As the task says; None when it does not, or without a site."""
+        count = getattr(self._task, "num_examples", None)
+        return int(count(self._site)) if count is not None and self._site is not None else None
+
+    def train(self, parameters: Arrays, request: dict[str, Any], deadline: Deadline) -> tuple[Trained, dict[str, Any]]:
+        """Let the task train; the deadline is its own to keep."""
+        if self._site is None:
+            raise TaskBroken("this worker was started without a site, so it has no data to train on")
+        if deadline.passed():
+            raise OutOfTime("no time to begin")
+        local = self._local | (request.get("local") or {})
+        layout = layout_of(parameters)
+        instructions = Instructions(self._site, request["seed"], request.get("round_id", 0), deadline, local)
+        trained = checked(self._task.train(parameters, instructions))
+        check_like(trained.update, layout)
+        check_finite(trained.update, "update")
+        return trained, {"steps": 0}
+
+    def evaluate(self, parameters: Arrays, split: str) -> Statistics | None:
+        """As the task measures; None when it cannot."""
+        evaluate = getattr(self._task, "evaluate", None)
+        site = None if split == "server" else self._site
+        if evaluate is None or (split != "server" and site is None):
+            return None
+        statistics: Mapping[str, Any] | None = evaluate(parameters, split=split, site=site)
+        return None if statistics is None else as_statistics(statistics)

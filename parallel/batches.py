@@ -1,0 +1,53 @@
+"""Which examples make up a step, and their collation. Any map-style dataset of (inputs, targets)."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import Subset, TensorDataset, default_collate
+
+Fetch = Callable[[torch.Tensor], Any]
+"""Indices (B,) int64 -> the collated batch (inputs, targets)."""
+
+
+def batch_sizes(num_examples: int, batch_size: int | None, *, model: torch.nn.Module) -> list[int]:
+    """Sizes of one epoch's batches; a short last batch is kept.
+
+    One exception: BatchNorm cannot normalize a batch of one example. When the model has such a layer and the last batch
+    would be of one, that example joins the batch before it.
+    """
+    size = num_examples if batch_size is None else batch_size
+    sizes = [min(size, num_examples - start) for start in range(0, num_examples, size)]
+    if len(sizes) > 1 and sizes[-1] == 1 < sizes[-2] and any(isinstance(m, _BatchNorm) for m in model.modules()):
+        sizes[-2:] = [sizes[-2] + 1]
+    return sizes
+
+
+def epoch(num_examples: int, sizes: list[int], generator: torch.Generator | None) -> Iterator[torch.Tensor]:
+    """The indices of each batch of one epoch, in a new order if there is a generator."""
+    order = torch.arange(num_examples) if generator is None else torch.randperm(num_examples, generator=generator)
+    yield from torch.split(order, sizes)
+
+
+def fetcher(dataset: Any) -> Fetch:
+    """How to get a batch: by one index operation where the dataset is tensors, else example by example."""
+    if type(dataset) is Subset:
+        inner, chosen = fetcher(dataset.dataset), torch.as_tensor(dataset.indices)
+        return lambda indices: inner(chosen[indices])
+    if type(dataset) is TensorDataset:
+        return lambda indices: tuple(tensor[indices] for tensor in dataset.tensors)
+    if hasattr(dataset, "__getitems__"):
+        return lambda indices: default_collate(dataset.__getitems__(indices.tolist()))
+    return lambda indices: default_collate([dataset[index] for index in indices.tolist()])
+
+
+def to_device(batch: Any, device: torch.device | str) -> Any:
+    """The batch with all its tensors on the device."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return tuple(to_device(value, device) for value in batch)
+    return batch

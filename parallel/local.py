@@ -1,0 +1,132 @@
+"""How a client trains in one round: the values that the task's author chose, and overrides from a run's settings."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+OPTIMIZERS = ("sgd", "adam", "adamw")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Local:
+    """The local training of one round."""
+
+    epochs: int = 1
+    """Passes over the site's data (E >= 1)."""
+
+    batch_size: int | None = 32
+    """Examples in one step (B >= 1); None for the whole data set at once, as FedSGD has it."""
+
+    optimizer: str = "sgd"
+    """sgd, adam or adamw; its state starts anew in every round."""
+
+    lr: float = 0.1
+    """Local learning rate (η_l > 0)."""
+
+    momentum: float = 0.0
+    """Momentum of sgd, in [0, 1)."""
+
+    weight_decay: float = 0.0
+    """L2 penalty of sgd and adam, decoupled decay of adamw (>= 0)."""
+
+    max_steps: int | None = None
+    """At most this many steps in one round (>= 1), also when the epochs have more."""
+
+    shuffle: bool = True
+    """Whether each epoch has a new order, drawn from the seed of (run, round, client)."""
+
+    clip_norm: float | None = None
+    """Largest L2 norm of a step's gradient (> 0); None for no clipping."""
+
+    prox_mu: float = 0.0
+    """Weight of FedProx's proximal term μ/2 |w - w_global|² (>= 0; Li et al. 2020, Algorithm 2)."""
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"local.{name}: expected {_words(hint)}, got {getattr(self, name)!r}"
+            for name, hint in _hints().items()
+            if not _fits(hint, getattr(self, name))
+        ] or _range_faults(self)
+        if faults:
+            raise ValueError("; ".join(faults))
+
+    def with_overrides(self, overrides: Mapping[str, Any]) -> "Local":
+        """A copy with other values, as from `--set local.lr=0.05`.
+
+        Args:
+            overrides: by field name, without `local.`. Values of the field's type, or their text from a command
+                line ("0.05", "true", "none").
+
+        Raises:
+            ValueError: unknown keys, wrong types, values out of range; all faults at once.
+        """
+        hints = _hints()
+        changes: dict[str, Any] = {}
+        faults: list[str] = []
+        for key, given in overrides.items():
+            if key not in hints:
+                faults.append(f"local.{key}: unknown key, got {given!r} (known: {', '.join(hints)})")
+                continue
+            value = _read(hints[key], given) if isinstance(given, str) else given
+            if _fits(hints[key], value):
+                changes[key] = value
+            else:
+                faults.append(f"local.{key}: expected {_words(hints[key])}, got {given!r}")
+        try:
+            changed = replace(self, **changes)
+        except ValueError as error:
+            faults.append(str(error))
+        if faults:
+            raise ValueError("; ".join(faults))
+        return changed
+
+
+def _hints() -> dict[str, tuple[type, ...]]:
+    """Of each field, the types that it may have."""
+    hints = get_type_hints(Local)
+    return {field.name: get_args(hints[field.name]) or (hints[field.name],) for field in fields(Local)}
+
+
+def _fits(hint: tuple[type, ...], value: object) -> bool:
+    """Whether the value has one of the types; an int is a float, but a bool is not an int."""
+    return type(value) in hint or (type(value) is int and float in hint)
+
+
+def _read(hint: tuple[type, ...], text: str) -> object:
+    """The value that a command line's text stands for; the text itself when it stands for none."""
+    if NoneType in hint and text.lower() == "none":
+        return None
+    if bool in hint:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    try:
+        return int(text) if int in hint else float(text) if float in hint else text
+    except ValueError:
+        return text
+
+
+def _words(hint: tuple[type, ...]) -> str:
+    return " or ".join("none" if kind is NoneType else kind.__name__ for kind in hint)
+
+
+def _range_faults(local: Local) -> list[str]:
+    """What is out of range, given that the types are right."""
+    sgd_only = local.momentum == 0 or local.optimizer == "sgd"
+    rules = [
+        (local.epochs >= 1, "epochs", "must be at least 1"),
+        (local.batch_size is None or local.batch_size >= 1, "batch_size", "must be at least 1, or none"),
+        (local.optimizer in OPTIMIZERS, "optimizer", f"must be one of {', '.join(OPTIMIZERS)}"),
+        (0 < local.lr < math.inf, "lr", "must be positive and finite"),
+        (0 <= local.momentum < 1, "momentum", "must be in [0, 1)"),
+        (sgd_only, "momentum", f"belongs to sgd, not to {local.optimizer}"),
+        (0 <= local.weight_decay < math.inf, "weight_decay", "must be finite and not negative"),
+        (local.max_steps is None or local.max_steps >= 1, "max_steps", "must be at least 1, or none"),
+        (
+            local.clip_norm is None or 0 < local.clip_norm < math.inf,
+            "clip_norm",
+            "must be positive and finite, or none",
+        ),
+        (0 <= local.prox_mu < math.inf, "prox_mu", "must be finite and not negative"),
+    ]
+    return [f"local.{name}: {rule}, got {getattr(local, name)!r}" for is_met, name, rule in rules if not is_met]

@@ -1,0 +1,77 @@
+"""A `Task` and one site, ready for work; data and model stay warm from one request to the next."""
+
+from typing import Any
+
+import torch
+
+from atoll.parallel.array_task import Trained
+from atoll.parallel.arrays import Arrays
+from atoll.parallel.deadline import Deadline
+from atoll.parallel.errors import TaskBroken
+from atoll.parallel.metrics import Statistics
+from atoll.parallel.parameters import build_model, initial_parameters, load_parameters, update_of
+from atoll.parallel.task import Task
+from atoll.parallel.training import evaluate, make_optimizer, train_locally
+
+
+class ModelBench:
+    """The bench of a `Task`."""
+
+    def __init__(self, task: Task, request: dict[str, Any]) -> None:
+        if request.get("threads"):
+            torch.set_num_threads(request["threads"])
+        self.metrics = task.metrics
+        self._task = task
+        self._site: str | None = request.get("site")
+        self._device: str = request.get("device") or "cpu"
+        self._local = task.local.with_overrides(request.get("local") or {})
+        self._model: torch.nn.Module | None = None
+        if self._site is not None:  # torch imports a third of itself with the first optimizer: not on a round's time
+            make_optimizer(self._local, [torch.nn.Parameter(torch.zeros(1))])
+        self._datasets: dict[str, Any] = {}
+
+    def initial(self, seed: int) -> Arrays:
+        """Of a newly built model."""
+        return initial_parameters(self._task, seed)
+
+    def num_examples(self) -> int | None:
+        """Of the training split; None without a site."""
+        return None if self._site is None else len(self._training_data())
+
+    def train(self, parameters: Arrays, request: dict[str, Any], deadline: Deadline) -> tuple[Trained, dict[str, Any]]:
+        """Train with the built-in loop, or with the task's `fit`."""
+        local = self._local.with_overrides(request.get("local") or {})
+        model, dataset = self._with_parameters(parameters), self._training_data()
+        seed = request["seed"]
+        work = train_locally(self._task, model, dataset, local, seed=seed, deadline=deadline, device=self._device)
+        update = update_of(parameters, model)
+        return Trained(update, work.num_examples, work.statistics, work.work), {"steps": work.steps}
+
+    def evaluate(self, parameters: Arrays, split: str) -> Statistics | None:
+        """On the site's own split, or on the server's data."""
+        dataset = self._dataset(split)
+        if dataset is None:
+            return None
+        return evaluate(self._task, self._with_parameters(parameters), dataset, device=self._device)
+
+    def _with_parameters(self, parameters: Arrays) -> torch.nn.Module:
+        if self._model is None:
+            self._model = build_model(self._task).to(self._device)
+        load_parameters(self._model, parameters)
+        return self._model
+
+    def _training_data(self) -> Any:
+        if self._site is None:
+            raise TaskBroken("this worker was started without a site, so it has no data to train on")
+        dataset = self._dataset("train")
+        if dataset is None:
+            raise TaskBroken(f"task.data({self._site!r}, 'train') gave no data set")
+        return dataset
+
+    def _dataset(self, split: str) -> Any:
+        if split not in self._datasets:
+            if split == "server":
+                self._datasets[split] = self._task.test_data() if self._task.test_data else None
+            else:
+                self._datasets[split] = self._task.data(self._site, split) if self._site else None
+        return self._datasets[split]

@@ -1,0 +1,189 @@
+"""The one Task that a user writes, and how it is found. Importing this file does not import torch."""
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from atoll.parallel.array_task import ArrayTask, Instructions, Trained
+from atoll.parallel.deadline import Deadline
+from atoll.parallel.errors import TaskNotFound
+from atoll.parallel.local import Local
+from atoll.parallel.metrics import Metric
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "ArrayTask",
+    "Deadline",
+    "Instructions",
+    "Local",
+    "Metric",
+    "Task",
+    "TaskNotFound",
+    "Trained",
+    "load_task",
+    "task_name",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is learned, from which data, and how: the same object for every way to run it."""
+
+    model: "Callable[[], torch.nn.Module]"
+    """() -> the model with its initial weights; `outputs = model(inputs)`."""
+
+    data: Callable[[str, str], Any]
+    """(site, split) -> map-style dataset of (inputs, targets); split is "train" or "test". None when the site has no
+    such split."""
+
+    loss: "Callable[[Any, Any], torch.Tensor]"
+    """(outputs, targets) -> mean loss over the batch's examples (tokens, for language models)."""
+
+    sites: Sequence[str] = ()
+    """The owners, for simulate and train; an agent has exactly one: its own."""
+
+    metrics: Mapping[str, Metric | Callable[[Any, Any], Sequence[Any]]] = field(default_factory=dict)
+    """By name: (outputs, targets) -> (total, count) of the batch, or a `Metric`. The loss is always measured, as
+    (sum of mean loss x examples, examples); a metric named "loss" replaces that."""
+
+    local: Local = field(default_factory=Local)
+    """The local training of one round."""
+
+    test_data: Callable[[], Any] | None = None
+    """() -> dataset, held by the server."""
+
+    fit: Callable[[Any, Any, Local, Deadline], float] | None = None
+    """(model, data, local, deadline) -> work done in (0, 1], instead of the built-in loop: a Lightning or HF loop."""
+
+    def __post_init__(self) -> None:
+        faults = list(_faults(self))
+        if faults:
+            raise ValueError("Task: " + "; ".join(faults))
+        object.__setattr__(self, "sites", tuple(self.sites))
+
+
+def _faults(task: Task) -> Iterator[str]:
+    for name in ("model", "data", "loss"):
+        if not callable(getattr(task, name)):
+            yield f"{name} must be callable, got {getattr(task, name)!r}"
+    for name in ("test_data", "fit"):
+        if getattr(task, name) is not None and not callable(getattr(task, name)):
+            yield f"{name} must be callable or None, got {getattr(task, name)!r}"
+    if not isinstance(task.local, Local):
+        yield f"local must be a Local, got {task.local!r}"
+    yield from _site_faults(task.sites)
+    yield from _metric_faults(task.metrics)
+
+
+def _site_faults(sites: object) -> Iterator[str]:
+    if isinstance(sites, str) or not isinstance(sites, Sequence):
+        yield f"sites must be a list of names, got {sites!r}"
+        return
+    yield from (f"sites: {site!r} is not a name" for site in sites if not (isinstance(site, str) and site))
+    if len(set(map(repr, sites))) < len(sites):
+        yield f"sites: names must differ, got {list(sites)!r}"
+
+
+def _metric_faults(metrics: object) -> Iterator[str]:
+    if not isinstance(metrics, Mapping):
+        yield f"metrics must be a mapping from name to function, got {metrics!r}"
+        return
+    for name, metric in metrics.items():
+        if not isinstance(name, str) or not (isinstance(metric, Metric) or callable(metric)):
+            yield f"metrics: {name!r} must be a name with a function or a Metric, got {metric!r}"
+
+
+def load_task(reference: str) -> Task | ArrayTask:
+    """The task that `module:attribute` or `path/to/file.py:attribute` names.
+
+    While it is imported, the file's folder (for a module: the current folder) stands first on `sys.path`, and last
+    from then on, so that a task may import its neighbours, also later, and none of them can stand in for ours. A file
+    is loaded under a private name: a user's own `server.py` or `client.py` collides with nothing.
+
+    Raises:
+        TaskNotFound: no such file, module or attribute, or it is no task; the message says which tasks there are.
+        Exception: whatever the task's own module raises.
+    """
+    place, attribute = _split(reference)
+    module = _file_module(place, reference) if _is_file(place) else _named_module(place, reference)
+    found = getattr(module, attribute, None)
+    if is_task(found):
+        return found
+    tasks = [name for name, value in vars(module).items() if is_task(value) and not name.startswith("_")]
+    what = f"{attribute} is a {type(found).__name__}" if hasattr(module, attribute) else f"there is no {attribute}"
+    raise TaskNotFound(f"{reference}: {what} in {place} (tasks there: {', '.join(tasks) or 'none'})")
+
+
+def task_name(reference: str) -> str:
+    """The name that a coordinator and its agents agree on, wherever the file lies on each of their machines.
+
+    `path/to/digits.py:task` is `digits:task`; `package.module:task` is itself.
+    """
+    place, attribute = _split(reference)
+    return f"{Path(place).stem if _is_file(place) else place}:{attribute}"
+
+
+def is_task(value: object) -> TypeGuard[Task | ArrayTask]:
+    """Whether it is a `Task` or an object that serves as an `ArrayTask`."""
+    return isinstance(value, Task) or (isinstance(value, ArrayTask) and not isinstance(value, type))
+
+
+def _split(reference: str) -> tuple[str, str]:
+    place, colon, attribute = reference.rpartition(":")
+    if not (colon and place and attribute.isidentifier()):
+        raise TaskNotFound(f"{reference!r} is neither module:attribute nor path/to/file.py:attribute")
+    return place, attribute
+
+
+def _is_file(place: str) -> bool:
+    return place.endswith(".py") or "/" in place
+
+
+def _file_module(place: str, reference: str) -> ModuleType:
+    path = Path(place).resolve()
+    if not path.is_file():
+        raise TaskNotFound(f"{reference}: there is no file {path}")
+    name = f"_atoll_task_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise TaskNotFound(f"{reference}: {path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look their module up there
+    try:
+        with _first_on_path(path.parent):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _named_module(place: str, reference: str) -> ModuleType:
+    try:
+        with _first_on_path(Path.cwd()):
+            return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+            raise  # the module is there, and misses another
+        message = f"{reference}: there is no module {error.name} in {Path.cwd()} or on sys.path"
+        raise TaskNotFound(message) from error
+
+
+@contextmanager
+def _first_on_path(folder: Path) -> Iterator[None]:
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))

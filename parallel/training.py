@@ -1,0 +1,193 @@
+"""The training and the evaluation of one client's model, in one process."""
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+
+from atoll.parallel.array_task import is_work
+from atoll.parallel.batches import batch_sizes, epoch, fetcher, to_device
+from atoll.parallel.deadline import Deadline
+from atoll.parallel.errors import OutOfTime, TaskBroken
+from atoll.parallel.local import Local
+from atoll.parallel.metrics import Statistics, add, as_statistics, of_batch
+from atoll.parallel.parameters import initial_parameters, load_parameters, update_of
+from atoll.parallel.task import Task
+
+__all__ = [
+    "Work",
+    "evaluate",
+    "initial_parameters",
+    "load_parameters",
+    "make_optimizer",
+    "seed_everything",
+    "train_locally",
+    "update_of",
+]
+
+RECENT_STEPS = 5
+"""The next step is expected to take as long as the longest of this many last ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one local training did."""
+
+    num_examples: int
+    """Size of the data set (n_k), the weight in FedAvg; not the number of examples seen."""
+
+    work: float
+    """Steps done / steps requested, in (0, 1]."""
+
+    statistics: Statistics
+    """Of the loss and the task's metrics over the batches seen, before each step; empty with `fit`."""
+
+    steps: int
+    """Optimizer steps done; 0 with `fit`, which counts for itself."""
+
+
+def train_locally(
+    task: Task,
+    model: torch.nn.Module,
+    dataset: Any,
+    local: Local,
+    *,
+    seed: int,
+    deadline: Deadline | None = None,
+    device: torch.device | str = "cpu",
+) -> Work:
+    """Train the model in place: E epochs of mini-batches, or as many steps as fit before the deadline.
+
+    The state of Python's, numpy's and torch's random generators is set from the seed and left where the training ends:
+    this process belongs to the training. The same seed, data and number of threads give the same bits. Each epoch has
+    its own order; the last short batch is kept (`batches.batch_sizes` has the one exception, for BatchNorm).
+
+    Raises:
+        TaskBroken: the data set is empty, or `fit` gives no work in (0, 1].
+        OutOfTime: not one step was possible before the deadline.
+
+    Source:
+        McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
+        Algorithm 1, ClientUpdate. The deadline is ours.
+    """
+    deadline = deadline or Deadline.never()
+    num_examples = len(dataset)
+    if num_examples < 1:
+        raise TaskBroken("the data set is empty; a site needs at least one example to train")
+    seed_everything(seed)
+    model.to(device).train()
+    if task.fit is not None:
+        return Work(num_examples, _fit(task.fit, model, dataset, local, deadline), {}, 0)
+
+    sizes = batch_sizes(num_examples, local.batch_size, model=model)
+    requested = min(local.epochs * len(sizes), local.max_steps or local.epochs * len(sizes))
+    fetch, step = fetcher(dataset), Step(task, model, local)
+    statistics: Statistics = {}
+    recent: deque[float] = deque([0.0], maxlen=RECENT_STEPS)
+    done = 0
+    for indices in islice(_order(num_examples, sizes, local), requested):
+        if deadline.passed() or max(recent) > deadline.remaining():
+            break
+        began = deadline.now()
+        statistics = add(statistics, step(to_device(fetch(indices), device), len(indices)))
+        recent.append(deadline.now() - began)
+        done += 1
+    if done == 0:
+        raise OutOfTime(f"no time for the first of {requested} steps")
+    return Work(num_examples, done / requested, statistics, done)
+
+
+class Step:
+    """One step of the local optimizer, whose state lasts for this training.
+
+    FedProx adds the gradient μ (w - w_global) of its proximal term to that of the loss (Li et al., "Federated
+    Optimization in Heterogeneous Networks", MLSys 2020, Algorithm 2).
+    """
+
+    def __init__(self, task: Task, model: torch.nn.Module, local: Local) -> None:
+        self._task, self._model, self._local = task, model, local
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._start = [p.detach().clone() for p in self._parameters] if local.prox_mu else []
+        self._optimizer = make_optimizer(local, self._parameters)
+
+    def __call__(self, batch: Any, num_examples: int) -> Statistics:
+        """Take the step; the statistics are those of the model before it."""
+        inputs, targets = batch
+        self._optimizer.zero_grad(set_to_none=True)
+        outputs = self._model(inputs)
+        loss = self._task.loss(outputs, targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for parameter, start in zip(self._parameters, self._start, strict=False):
+                if parameter.grad is not None:
+                    parameter.grad.add_(parameter - start, alpha=self._local.prox_mu)
+            if self._local.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(self._parameters, self._local.clip_norm)
+            self._optimizer.step()
+            return _statistics(self._task, loss, outputs, targets, num_examples)
+
+
+def make_optimizer(local: Local, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer that `local` names, with a fresh state."""
+    if local.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay)
+    kind = torch.optim.Adam if local.optimizer == "adam" else torch.optim.AdamW
+    return kind(parameters, lr=local.lr, weight_decay=local.weight_decay)
+
+
+def evaluate(
+    task: Task,
+    model: torch.nn.Module,
+    dataset: Any,
+    *,
+    batch_size: int = 256,
+    device: torch.device | str = "cpu",
+) -> Statistics:
+    """The statistics of the loss and the task's metrics over the whole data set, in eval mode."""
+    model.to(device).eval()
+    fetch = fetcher(dataset)
+    sums: Statistics = {} if "loss" in task.metrics else {"loss": (0.0, 0.0)}
+    with torch.no_grad():
+        for indices in torch.split(torch.arange(len(dataset)), batch_size):
+            if len(indices):  # an empty tensor splits into one empty batch
+                inputs, targets = to_device(fetch(indices), device)
+                outputs = model(inputs)
+                loss = task.loss(outputs, targets)
+                sums = add(sums, _statistics(task, loss, outputs, targets, len(indices)))
+    return sums
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python's, numpy's and torch's global generators; numpy's takes the low 32 bits."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _order(num_examples: int, sizes: list[int], local: Local) -> Iterator[torch.Tensor]:
+    generator = None
+    if local.shuffle:  # one of its own, as in DataLoader: what the model draws does not change the order
+        generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+    for _ in range(local.epochs):
+        yield from epoch(num_examples, sizes, generator)
+
+
+def _statistics(task: Task, loss: torch.Tensor, outputs: Any, targets: Any, num_examples: int) -> Statistics:
+    statistics = of_batch(task.metrics, outputs, targets)
+    if "loss" not in statistics:
+        statistics |= as_statistics({"loss": (loss.item() * num_examples, num_examples)})
+    return statistics
+
+
+def _fit(fit: Any, model: torch.nn.Module, dataset: Any, local: Local, deadline: Deadline) -> float:
+    if deadline.passed():
+        raise OutOfTime("no time to begin")
+    work = fit(model, dataset, local, deadline)
+    if not is_work(work):
+        raise TaskBroken(f"fit must return the work done, a number in (0, 1], got {work!r}")
+    return float(work)

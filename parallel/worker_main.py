@@ -1,0 +1,142 @@
+"""The worker process: `python -m atoll.parallel.worker_main`. One JSON object a line in, one a line out.
+
+    main thread     one request after another, in the order in which they came
+    reader thread   stdin: queues requests; obeys `stop` and `extend` at once, also while the main thread trains;
+                    ends the process when stdin ends, which is when whoever started it is gone
+    the kernel      SIGALRM ends the process `lease_s` after its deadline, also when a C extension holds the GIL so that
+                    neither thread can run, and nobody is left to kill it
+
+Requests, and the fields of their answers (`?` may be left out):
+
+    load      task, site?, local?, threads?, device?     -> (nothing)
+    describe                                             -> num_examples (null when not known), layout
+    initial   seed, out                                  -> pieces
+    train     model, out, seed, round_id?, local?        -> num_examples, work, steps, statistics, stopped, pieces
+    evaluate  model, split: train | test | server        -> statistics (null: no such data)
+    values    statistics                                 -> values (null: undefined), by the task's metrics
+    quit                                                 -> (nothing), then the process ends
+
+Every request may have `budget_s`, from now to its deadline, and `lease_s` beyond that. Every answer has `seconds`, and,
+when the task failed, `error` and `detail` instead of its other fields. `layout` lists [name, dtype, shape], `pieces`
+lists [tensor, dtype, offsets, lengths, sha256] of the file that was written, both in canonical order.
+
+Without an answer of their own, and only for the request that runs (if they name a `round_id`: only if it is its):
+
+    stop      round_id?                 end the training early, with what there is
+    extend    budget_s, round_id?       the deadline is now `budget_s` from now
+
+The file descriptors 0 and 1 belong to the user's code: it reads nothing, and what it prints goes to stderr, the log. An
+`extend` that arrives while a C extension holds the GIL takes effect when it lets go; until then the old lease counts.
+"""
+
+import json
+import math
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.parallel.deadline import Deadline
+from atoll.parallel.worker_ops import Operations
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request with its deadline, which began when the request was read."""
+
+    request: dict[str, Any]
+    deadline: Deadline
+    began: float
+
+
+class Inbox:
+    """Reads stdin in a thread of its own, keeps the deadline and the kernel's alarm of the running job."""
+
+    def __init__(self, requests_fd: int) -> None:
+        self._fd = requests_fd
+        self._lock = threading.Lock()
+        self._job: Job | None = None
+        self.jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+
+    def read_until_the_end(self) -> None:
+        """Run the reader; ends the process with stdin, at once, whatever else it does."""
+        try:
+            with open(self._fd, "rb") as lines:
+                for line in lines:
+                    self._receive(json.loads(line))
+        except BaseException:
+            traceback.print_exc()
+            os._exit(70)
+        os._exit(0)
+
+    def finished(self, job: Job) -> None:
+        """Disarm the alarm, unless the next job has armed it already."""
+        with self._lock:
+            if self._job is job:
+                self._job = None
+                signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _receive(self, request: dict[str, Any]) -> None:
+        with self._lock:
+            if request["op"] not in ("stop", "extend"):
+                now = time.monotonic()
+                self._job = Job(request, Deadline(time.monotonic), now)
+                self._set_deadline(request.get("budget_s"))
+                self.jobs.put(self._job)
+            elif self._job is None or request.get("round_id") not in (None, self._job.request.get("round_id")):
+                pass  # it came too late: what it is about has ended
+            elif request["op"] == "stop":
+                self._job.deadline.stop()
+            else:
+                self._set_deadline(request["budget_s"])
+
+    def _set_deadline(self, budget_s: float | None) -> None:
+        assert self._job is not None
+        if budget_s is None or math.isinf(budget_s):
+            self._job.deadline.move(math.inf)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            return
+        self._job.deadline.move(time.monotonic() + budget_s)
+        alarm_s = budget_s + self._job.request.get("lease_s", math.inf)
+        signal.setitimer(signal.ITIMER_REAL, max(alarm_s, 1e-3) if math.isfinite(alarm_s) else 0)
+
+
+def private_pipes() -> tuple[int, int]:
+    """Move the two pipes away from where user code reads and prints; gives (requests, replies)."""
+    requests, replies = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return requests, replies
+
+
+def main() -> None:
+    """Answer requests until `quit` or the end of stdin."""
+    requests_fd, replies_fd = private_pipes()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+    inbox = Inbox(requests_fd)
+    threading.Thread(target=inbox.read_until_the_end, name="reader", daemon=True).start()
+    operations = Operations()
+    with open(replies_fd, "w", encoding="utf-8") as replies:
+        while True:
+            job = inbox.jobs.get()
+            is_last = job.request["op"] == "quit"
+            reply = {} if is_last else operations.answer(job.request, job.deadline)
+            reply["seconds"] = time.monotonic() - job.began
+            replies.write(json.dumps(reply) + "\n")
+            replies.flush()
+            inbox.finished(job)
+            if is_last:
+                return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""What a worker process does for each request. It keeps the task, the data and the model warm between requests."""
+
+import errno
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from atoll.aggregation import tensorfile
+from atoll.aggregation.layout import Layout, Piece
+from atoll.parallel.array_bench import ArrayBench
+from atoll.parallel.array_task import Trained
+from atoll.parallel.arrays import Arrays, layout_of
+from atoll.parallel.deadline import Deadline
+from atoll.parallel.errors import NotFinite, OutOfTime, TaskBroken, TaskMismatch, TaskNotFound
+from atoll.parallel.metrics import Metrics, Statistics, as_statistics, values
+from atoll.parallel.task import Task, load_task
+
+Json = dict[str, Any]
+
+DETAIL_LINES = 12
+DETAIL_CHARS_MAX = 2000
+
+
+class Bench(Protocol):
+    """One task and one site, ready for work."""
+
+    @property
+    def metrics(self) -> Metrics:
+        """How statistics become values."""
+        ...
+
+    def initial(self, seed: int) -> Arrays:
+        """The parameters of version 0."""
+        ...
+
+    def num_examples(self) -> int | None:
+        """Size of the site's training data; None when it is not known, or there is no site."""
+        ...
+
+    def train(self, parameters: Arrays, request: Json, deadline: Deadline) -> tuple[Trained, Json]:
+        """The outcome of one training and what else to report."""
+        ...
+
+    def evaluate(self, parameters: Arrays, split: str) -> Statistics | None:
+        """Statistics of these parameters on a split; None when there is no such data."""
+        ...
+
+
+class Operations:
+    """The requests by name; state is the bench that `load` sets up."""
+
+    def __init__(self) -> None:
+        self._bench: Bench | None = None
+        self._by_name: dict[str, Callable[[Json, Deadline], Json]] = {
+            "load": self._load,
+            "describe": self._describe,
+            "initial": self._initial,
+            "train": self._train,
+            "evaluate": self._evaluate,
+            "values": self._values,
+        }
+
+    def answer(self, request: Json, deadline: Deadline) -> Json:
+        """Do what is asked. What goes wrong in the task's code comes back as `error` and `detail`."""
+        op = request["op"]
+        try:
+            return self._by_name[op](request, deadline)
+        except (Exception, SystemExit) as error:
+            traceback.print_exc()  # whole, for the worker's log
+            return {"error": kind_of(error, op), "detail": detail_of(error)}
+
+    def _load(self, request: Json, deadline: Deadline) -> Json:
+        task = load_task(request["task"])
+        if isinstance(task, Task):
+            from atoll.parallel.model_bench import ModelBench  # imports torch, which an ArrayTask need not have
+
+            self._bench = ModelBench(task, request)
+        else:
+            self._bench = ArrayBench(task, request)
+        return {}
+
+    def _describe(self, request: Json, deadline: Deadline) -> Json:
+        bench = self._loaded()
+        return {"num_examples": bench.num_examples(), "layout": layout_fields(layout_of(bench.initial(0)))}
+
+    def _initial(self, request: Json, deadline: Deadline) -> Json:
+        arrays = self._loaded().initial(request["seed"])
+        return {"pieces": piece_fields(tensorfile.write(Path(request["out"]), arrays))}
+
+    def _train(self, request: Json, deadline: Deadline) -> Json:
+        bench, parameters = self._loaded(), tensorfile.read(Path(request["model"]))
+        trained, more = bench.train(parameters, request, deadline)
+        pieces = tensorfile.write(Path(request["out"]), trained.update)
+        return {
+            "num_examples": trained.num_examples,
+            "work": trained.work,
+            "statistics": trained.statistics,
+            "stopped": deadline.is_stopped,
+            "pieces": piece_fields(pieces),
+            **more,
+        }
+
+    def _evaluate(self, request: Json, deadline: Deadline) -> Json:
+        split = request["split"]
+        if split not in ("train", "test", "server"):
+            raise ValueError(f"split {split!r} is none of train, test, server")
+        return {"statistics": self._loaded().evaluate(tensorfile.read(Path(request["model"])), split)}
+
+    def _values(self, request: Json, deadline: Deadline) -> Json:
+        return {"values": values(self._loaded().metrics, as_statistics(request["statistics"]))}
+
+    def _loaded(self) -> Bench:
+        assert self._bench is not None, "load comes first"
+        return self._bench
+
+
+def layout_fields(layout: Layout) -> list[tuple[Any, ...]]:
+    """[name, dtype, shape] of each tensor."""
+    return [(tensor.name, tensor.dtype, tensor.shape) for tensor in layout]
+
+
+def piece_fields(pieces: tuple[Piece, ...]) -> list[tuple[Any, ...]]:
+    """[tensor, dtype, offsets, lengths, sha256] of each piece."""
+    return [(piece.tensor, piece.dtype, piece.offsets, piece.lengths, piece.sha256) for piece in pieces]
+
+
+def kind_of(error: BaseException, op: str) -> str:
+    """Why the client gives up, in the protocol's words (its FailureReason)."""
+    if isinstance(error, TaskNotFound | TaskBroken):
+        return "task_broken"
+    if isinstance(error, TaskMismatch):
+        return "task_mismatch"
+    if isinstance(error, NotFinite):
+        return "not_finite"
+    if isinstance(error, OutOfTime):
+        return "out_of_time"
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "disk_full"
+    return "training_failed" if op in ("train", "evaluate") else "task_broken"
+
+
+def detail_of(error: BaseException) -> str:
+    """What to tell a person: the sentence of an error of ours, the last lines of the traceback of any other."""
+    if isinstance(error, TaskNotFound | TaskBroken | TaskMismatch | NotFinite | OutOfTime):
+        return str(error)[:DETAIL_CHARS_MAX]
+    lines = "".join(traceback.format_exception(error)).strip().splitlines()
+    return "\n".join(lines[-DETAIL_LINES:])[-DETAIL_CHARS_MAX:]

@@ -1,0 +1,277 @@
+"""The supervisor of a worker process: blocking calls, for use from threads.
+
+    WorkerCrashed   the process ended: exit code or signal, and the tail of its log
+    WorkerHung      it did not answer in time, or outlived its lease; it has been killed
+    WorkerError     the task's own code failed; the process is well, and goes on
+
+User code runs in a process of its own because it may crash, hang, leak or hold the GIL, and none of that may reach
+whoever holds the connection. The process is started anew (never forked), in a session of its own, so that Ctrl-C in a
+terminal reaches us first and a kill reaches what the user's code has started.
+"""
+
+import json
+import math
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+LOG_BYTES_MAX = 8 << 20
+"""A log that is longer when a worker starts becomes `<name>.1`."""
+
+TAIL_BYTES = 2000
+START_TIMEOUT_S = 120.0
+DIE_TIMEOUT_S = 10.0
+
+
+class WorkerCrashed(RuntimeError):
+    """The worker process ended by itself, or was killed by `kill()` or by somebody else."""
+
+    def __init__(self, exit_code: int, log_tail: str) -> None:
+        self.exit_code = exit_code
+        """As in subprocess: negative for a signal."""
+        self.log_tail = log_tail
+        """The last lines that this process wrote to its log."""
+        super().__init__(f"the worker {_ending(exit_code)}" + (f"; its last words:\n{log_tail}" if log_tail else ""))
+
+
+class WorkerHung(RuntimeError):
+    """The worker did not answer in time; its process is dead now."""
+
+
+class WorkerError(RuntimeError):
+    """The task's code failed. `kind` is the protocol's word for it, `detail` is for a person."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        self.kind, self.detail = kind, detail
+        super().__init__(f"{kind}: {detail}")
+
+
+class Worker:
+    """One task of one site, in a process that is started when it is needed, and again after it died.
+
+    Any thread may use any method at any time; calls wait for each other.
+
+    Args:
+        task: `module:attribute` or `path/to/file.py:attribute`.
+        log_path: where the process's stderr, and all that the user's code prints, is appended.
+        site: the owner of the data; None for a worker that only evaluates on the server's data.
+        local: overrides of the task's local training.
+        threads: of one process; None for the libraries' own choice.
+        device: where torch computes.
+    """
+
+    def __init__(
+        self,
+        task: str,
+        *,
+        log_path: Path,
+        site: str | None = None,
+        local: Mapping[str, Any] | None = None,
+        threads: int | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self._load = {
+            "task": task,
+            "site": site,
+            "local": dict(local or {}),
+            "threads": threads,
+            "device": device,
+        }
+        self._threads = threads
+        self._log_path = log_path
+        self._calls = threading.Lock()
+        self._process: _Process | None = None
+        self._is_closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """Of the living process; None when there is none."""
+        process = self._process
+        return process.pid if process and process.alive else None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process lives."""
+        return self.pid is not None
+
+    def start(self) -> None:
+        """Start the process and load the task, if it does not live already. Raises as `call`."""
+        with self._calls:
+            self._running()
+
+    def call(self, op: str, timeout_s: float, **args: Any) -> dict[str, Any]:
+        """Send a request and wait for its answer; `worker_main` lists both. Starts the process if need be.
+
+        Args:
+            op: the request's name.
+            timeout_s: for the answer [s], infinite for none; `tell("extend", ...)` prolongs it. A start has its own.
+            args: the request's fields; paths as str.
+
+        Raises:
+            WorkerCrashed, WorkerHung, WorkerError: as above.
+            RuntimeError: the worker is closed.
+        """
+        with self._calls:
+            return self._running().ask(op, timeout_s, args)
+
+    def tell(self, op: str, **args: Any) -> None:
+        """Send `stop` or `extend` to the request that runs, from another thread; nothing happens if none does."""
+        process = self._process
+        if process and process.alive:
+            process.tell(op, args)
+
+    def kill(self) -> None:
+        """Kill the process and all that it started; a call that waits for it raises WorkerCrashed at once."""
+        process = self._process
+        if process:
+            process.kill()
+
+    def close(self) -> None:
+        """Kill the process and start none again."""
+        self._is_closed = True
+        self.kill()
+
+    def _running(self) -> "_Process":
+        if self._process and self._process.alive:
+            return self._process
+        self._insist_on_open()
+        process = self._process = _Process(self._log_path, self._threads)
+        try:
+            self._insist_on_open()  # close() may have come too early to see this process
+            process.ask("load", START_TIMEOUT_S, self._load)
+        except BaseException:
+            process.kill()
+            raise
+        return process
+
+    def _insist_on_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("the worker is closed")
+
+
+class _Process:
+    """One operating system process, from its start to its end."""
+
+    def __init__(self, log_path: Path, threads: int | None) -> None:
+        self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()  # None: it has ended
+        self._writing, self._life = threading.Lock(), threading.Lock()
+        self._exit_code: int | None = None
+        self._until = self._slack_s = math.inf
+        self._log_path = log_path
+        if log_path.exists() and log_path.stat().st_size > LOG_BYTES_MAX:
+            log_path.replace(log_path.with_name(log_path.name + ".1"))
+        with log_path.open("ab") as log:
+            self._log_start = log.tell()
+            self._popen = subprocess.Popen(
+                [sys.executable, "-P", "-X", "faulthandler", "-m", "atoll.parallel.worker_main"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {}),
+                start_new_session=True,
+            )
+        self.pid = self._popen.pid
+        self._reader = threading.Thread(target=self._read, name=f"worker-{self.pid}-reader", daemon=True)
+        self._reaper = threading.Thread(target=self._reap, name=f"worker-{self.pid}-reaper", daemon=True)
+        self._reader.start()
+        self._reaper.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._exit_code is None
+
+    def ask(self, op: str, timeout_s: float, args: Mapping[str, Any]) -> dict[str, Any]:
+        budget_s = args.get("budget_s")
+        self._slack_s = math.inf if budget_s is None else timeout_s - budget_s
+        self._until = time.monotonic() + timeout_s
+        try:
+            self._send(op, args)
+            answer = self._wait(op)
+        except BaseException:
+            self.kill()  # its answer, if it comes, must not be taken for that of the next request
+            raise
+        if op == "quit":
+            self._reaper.join(DIE_TIMEOUT_S)
+            self.kill()
+        if "error" in answer:
+            raise WorkerError(answer["error"], answer["detail"])
+        return answer
+
+    def tell(self, op: str, args: Mapping[str, Any]) -> None:
+        if op == "extend":
+            self._until = max(self._until, time.monotonic() + args["budget_s"] + self._slack_s)
+        self._send(op, args)
+
+    def kill(self) -> None:
+        with self._life:
+            if self._exit_code is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
+        self._reaper.join(DIE_TIMEOUT_S)
+
+    def _send(self, op: str, args: Mapping[str, Any]) -> None:
+        assert self._popen.stdin is not None
+        line = json.dumps({"op": op, **args}).encode() + b"\n"
+        with self._writing, suppress(BrokenPipeError, ValueError):  # ended, or closed: the reaper will say so
+            self._popen.stdin.write(line)
+            self._popen.stdin.flush()
+
+    def _wait(self, op: str) -> dict[str, Any]:
+        while True:
+            left_s = self._until - time.monotonic()
+            if left_s <= 0:
+                raise WorkerHung(f"no answer to {op} in time")
+            try:
+                answer = self._answers.get(timeout=min(left_s, 3600.0))
+            except queue.Empty:
+                continue  # the time may have been extended meanwhile
+            if answer is not None:
+                return answer
+            assert self._exit_code is not None
+            if self._exit_code == -signal.SIGALRM:
+                raise WorkerHung(f"{op} outlived its deadline and its lease")
+            raise WorkerCrashed(self._exit_code, self._log_tail())
+
+    def _read(self) -> None:
+        assert self._popen.stdout is not None
+        with self._popen.stdout as lines:
+            for line in lines:
+                if line.endswith(b"\n"):  # an unfinished one is from a process that died in it
+                    self._answers.put(json.loads(line))
+
+    def _reap(self) -> None:
+        """Wait for the end; then end what the process has started while its process group surely is its own."""
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        with self._life:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+            exit_code = self._popen.wait()
+            self._exit_code = exit_code
+        self._reader.join(1.0)  # an answer may have come just before
+        with self._writing, suppress(BrokenPipeError):
+            assert self._popen.stdin is not None
+            self._popen.stdin.close()
+        self._answers.put(None)
+
+    def _log_tail(self) -> str:
+        with self._log_path.open("rb") as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(min(self._log_start, end), end - TAIL_BYTES))
+            return log.read().decode(errors="replace").strip()
+
+
+def _ending(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"exited with code {exit_code}"
+    try:
+        return f"was ended by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"was ended by signal {-exit_code}"

@@ -1,0 +1,338 @@
+"""A round's record in plain sentences, in one line of a table, and as JSON. Pure."""
+
+import json
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Any
+
+from atoll.protocol.vocabulary import (
+    AbandonReason,
+    CloseReason,
+    FailureReason,
+    Fate,
+    LossReason,
+    Phase,
+    RejectReason,
+    ReleaseReason,
+)
+from atoll.server.codec import encode_record
+from atoll.server.record import CarriedRecord, ClientRecord, Outage, RoundRecord
+
+NAMES_MAX = 20
+"""More clients than this are counted, not named."""
+
+
+def sentences(record: RoundRecord) -> list[str]:
+    """What happened in the round and why, for an operator: one sentence for each decision."""
+    said = [_headline(record)]
+    if record.clients:
+        said.append(_invitation(record))
+    said += (_client(record, client_id, client) for client_id, client in sorted(record.clients.items()))
+    said += (_carried(carried) for carried in record.carried)
+    if record.superseded:
+        said.append(_superseded(len(record.superseded)))
+    said += map(_outage, record.outages)
+    return said
+
+
+def summary(record: RoundRecord) -> dict[str, Any]:
+    """The round as one line of a table: plain values."""
+    fates = {fate: sum(client.fate is fate for client in record.clients.values()) for fate in Fate}
+    used = [client.num_examples for client in record.clients.values() if client.used_in == record.round_id]
+    reason = record.abandon_reason or record.close_reason
+    return {
+        "round": record.round_id,
+        "phase": str(record.phase),
+        "base_version": record.base_version,
+        "version": record.version,
+        "wanted": record.cohort_size,
+        "quorum": record.quorum,
+        "candidates": record.num_candidates,
+        "invited": len(record.clients),
+        **{str(fate): fates[fate] for fate in Fate},
+        "carried_in": len(record.carried),
+        "num_examples": sum(used) + sum(carried.num_examples for carried in record.carried),
+        "num_bytes": sum(client.num_bytes for client in record.clients.values()),
+        "seconds": None if record.ended_at is None else round(record.ended_at - record.opened_at, 3),
+        "reason": str(reason) if reason else "",
+        "detail": record.detail,
+    }
+
+
+def as_json(record: RoundRecord) -> dict[str, Any]:
+    """Everything in the record, with its sentences."""
+    fields: dict[str, Any] = json.loads(encode_record(record))
+    return {**fields, "sentences": sentences(record)}
+
+
+# ---------------------------------------------------------------- the round
+
+
+def _headline(record: RoundRecord) -> str:
+    start = f"Round {record.round_id} started from version {record.base_version}"
+    if record.ended_at is not None:
+        after = f"after {_seconds(record.ended_at - record.opened_at)}"
+        if record.phase is Phase.COMMITTED:
+            return f"{start} and was committed as version {record.version} {after}: {_why_closed(record)}."
+        assert record.abandon_reason is not None
+        detail = f" ({record.detail})" if record.detail else ""
+        return f"{start} and was abandoned {after}: {explain(record.abandon_reason)}{detail}."
+    if record.phase is Phase.AGGREGATING:
+        return f"{start} and is being aggregated: {_why_closed(record)}."
+    if record.phase is Phase.COLLECTING:
+        assert record.deadline is not None
+        assert record.drawn_at is not None
+        until = _seconds(record.deadline - record.drawn_at)
+        are = "is" if record.cohort_size == 1 else "are"
+        return f"{start} and is collecting for {until}: {_wanted(record)} {are} in (quorum {record.quorum})."
+    return f"{start} and is waiting for clients: {record.num_needed_to_draw} must be connected."
+
+
+def _wanted(record: RoundRecord) -> str:
+    return f"{record.num_reported} of the {record.cohort_size} wanted {_plural(record.cohort_size, 'update')}"
+
+
+def _why_closed(record: RoundRecord) -> str:
+    """The reason, with the numbers that it was decided by."""
+    late = f" and {_count(len(record.carried), 'late update')} of earlier rounds" if record.carried else ""
+    if record.close_reason is CloseReason.ENOUGH:
+        return f"{_wanted(record)}{late} {_was(record.cohort_size + len(record.carried))} in"
+    assert record.close_reason is not None
+    return f"{explain(record.close_reason)}, with {_wanted(record)}{late} (quorum {record.quorum})"
+
+
+def _invitation(record: RoundRecord) -> str:
+    names = sorted(record.clients)
+    shown, more = names[:NAMES_MAX], len(names) - NAMES_MAX
+    listed = ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+    available = f"{record.num_candidates} available {_plural(record.num_candidates, 'client')}"
+    return f"{len(names)} of {available} {_was(len(names))} invited: {listed}."
+
+
+def _carried(carried: CarriedRecord) -> str:
+    age = "of the same version" if carried.staleness == 0 else f"{_count(carried.staleness, 'version')} old"
+    examples = _count(carried.num_examples, "example")
+    what = f"the late update of round {carried.round_id} by {carried.client_id} ({examples}, {age})"
+    return f"Carried in: {what}, which counts with {carried.scale:.3g} times its weight."
+
+
+def _superseded(number: int) -> str:
+    of, its = ("its client", "a newer one") if number == 1 else ("their clients", "newer ones")
+    return f"{_count(number, 'late update')} of earlier rounds {_was(number)} not used: {of} sent {its} in this round."
+
+
+def _outage(outage: Outage) -> str:
+    text = f"The coordinator was down for {_seconds(outage.seconds)}; the deadline moved by {_seconds(outage.extended)}"
+    return f"{text}, as far as outage_max allows." if outage.extended < outage.seconds else f"{text}."
+
+
+# ---------------------------------------------------------------- the clients
+
+
+def _client(record: RoundRecord, client_id: str, client: ClientRecord) -> str:
+    text = f"{client_id} ({client.fate}): {_FATES[client.fate](record, client)}"
+    if client.num_reconnects:
+        text += f"; it had reconnected {_times(client.num_reconnects)}"
+    return f"{text}{_use(record, client)}."
+
+
+def _reported(record: RoundRecord, client: ClientRecord) -> str:
+    return f"its update was accepted {_since_invitation(client)}{_what_it_sent(client)}"
+
+
+def _late(record: RoundRecord, client: ClientRecord) -> str:
+    text = f"its upload arrived {_how_late(record, client)} and was refused"
+    is_plain = client.reason == RejectReason.TOO_LATE and client.detail.endswith("had closed")  # that is said already
+    return f"{text} ({client.reason})" if is_plain else f"{text}: {_given_up(client)}"
+
+
+def _kept(record: RoundRecord, client: ClientRecord) -> str:
+    text = f"its upload arrived {_how_late(record, client)} and was kept for the next round that commits"
+    return f"{text}{_what_it_sent(client)}"
+
+
+def _gave_up(record: RoundRecord, client: ClientRecord) -> str:
+    did = {Fate.FAILED: "it gave up", Fate.REFUSED: "its update was refused", Fate.LOST: "it was given up"}[client.fate]
+    return f"{did} {_since_invitation(client)}: {_given_up(client)}"
+
+
+def _straggler(record: RoundRecord, client: ClientRecord) -> str:
+    ended = "was abandoned" if record.phase is Phase.ABANDONED else "closed"
+    upload = "its upload was still under way" if client.upload_begun_at is not None else "it had sent nothing"
+    learnt = f"; it said later: {_given_up(client)}" if client.reason else ""
+    return f"{upload} when the round {ended} {_since_invitation(client)}{learnt}"
+
+
+def _released(record: RoundRecord, client: ClientRecord) -> str:
+    learnt = f"; it said later: {_given_up(client)}" if client.reason else ""
+    return f"it was told to stop {_since_invitation(client)}, as its update was no longer needed{learnt}"
+
+
+def _waiting(record: RoundRecord, client: ClientRecord) -> str:
+    text = "its upload is under way" if client.upload_begun_at is not None else "it has not reported yet"
+    return f"{text}; its connection is down" if client.disconnected_at is not None else text
+
+
+_FATES = {
+    Fate.WAITING: _waiting,
+    Fate.REPORTED: _reported,
+    Fate.FAILED: _gave_up,
+    Fate.REFUSED: _gave_up,
+    Fate.LOST: _gave_up,
+    Fate.STRAGGLER: _straggler,
+    Fate.RELEASED: _released,
+    Fate.LATE: _late,
+    Fate.CARRIED: _kept,
+}
+
+
+def _use(record: RoundRecord, client: ClientRecord) -> str:
+    """Where an accepted update went, when that is not plain."""
+    if client.unused_because:
+        return f"; no model holds it: {client.unused_because}"
+    if client.used_in is not None and client.used_in != record.round_id:
+        return f"; it counts in round {client.used_in}"
+    return ""
+
+
+def _what_it_sent(client: ClientRecord) -> str:
+    work = "all of the requested work" if client.work == 1 else f"{_percent(client.work)} of the requested work"
+    sent = f": {_count(client.num_examples, 'example')}, {work}, {_bytes(client.num_bytes)}"
+    if client.train_seconds:
+        sent += f", {_seconds(client.train_seconds)} of training"
+    return sent
+
+
+def _since_invitation(client: ClientRecord) -> str:
+    return f"{_seconds(client.fate_at - client.invited_at)} after the invitation"
+
+
+def _how_late(record: RoundRecord, client: ClientRecord) -> str:
+    """Since the round closed; or since the deadline, when the round was in its grace period."""
+    since = record.closed_at or record.ended_at
+    if since is not None and client.fate_at >= since:
+        ended = "had been abandoned" if record.closed_at is None else "had closed"
+        return f"{_seconds(client.fate_at - since)} after the round {ended}"
+    return f"{_seconds(client.fate_at - (record.deadline or client.fate_at))} after the deadline"
+
+
+def _given_up(client: ClientRecord) -> str:
+    """The reason in words, as the vocabulary has it, and what was said besides."""
+    words = explain_named(client.fate, client.reason)
+    detail = f": {client.detail.strip().rstrip('.')}" if client.detail.strip() else ""
+    return f"{words} ({client.reason}){detail}"
+
+
+# ---------------------------------------------------------------- the reasons
+
+_REJECTIONS = {
+    RejectReason.WRONG_ROUND: "it names a round that does not exist",
+    RejectReason.NOT_INVITED: "the client was not invited to this round",
+    RejectReason.ALREADY_REPORTED: "the client had reported before",
+    RejectReason.TOO_LATE: "it came after the round had closed",
+    RejectReason.TOO_STALE: "it was trained from a version that is too old",
+    RejectReason.WRONG_BASE: "it was trained from another version than the round's",
+    RejectReason.NO_EXAMPLES: "it claims to come from no examples",
+    RejectReason.TOO_MANY_EXAMPLES: "it claims more examples than max_examples allows",
+    RejectReason.BAD_WORK: "the fraction of the work that it claims is not in (0, 1]",
+    RejectReason.PARTIAL_WORK: "not all of the work was done, and the run takes no partial work",
+    RejectReason.BAD_MANIFEST: "its manifest is malformed",
+    RejectReason.WRONG_LAYOUT: "its tensors are not those of the model",
+    RejectReason.DIGEST_MISMATCH: "its bytes are not those that its manifest names",
+    RejectReason.NOT_FINITE: "it holds values that are NaN or infinite",
+    RejectReason.RUN_ENDED: "the run had ended",
+}
+_FAILURES = {
+    FailureReason.TASK_NOT_ALLOWED: "its operator does not allow this task",
+    FailureReason.TASK_BROKEN: "its copy of the task cannot be loaded",
+    FailureReason.TASK_MISMATCH: "its copy of the task has another model than the run",
+    FailureReason.TRAINING_FAILED: "its training raised an error",
+    FailureReason.WORKER_CRASHED: "its training process died",
+    FailureReason.WORKER_HUNG: "its training process gave no sign of life",
+    FailureReason.OUT_OF_TIME: "it had done no work by the deadline",
+    FailureReason.NOT_FINITE: "its training diverged to NaN or infinite values",
+    FailureReason.DOWNLOAD_FAILED: "it could not download the model",
+    FailureReason.UPLOAD_FAILED: "it could not upload its update",
+    FailureReason.DISK_FULL: "its disk is full",
+    FailureReason.SHUTTING_DOWN: "it was shut down",
+}
+_LOSSES = {
+    LossReason.LEASE_EXPIRED: "it was silent for longer than its lease",
+    LossReason.LEFT: "it said goodbye",
+}
+_CLOSES = {
+    CloseReason.ENOUGH: "as many updates as wanted were in",
+    CloseReason.ALL_ANSWERED: "everyone who was invited had answered",
+    CloseReason.LINGER_OVER: "the quorum was in and the linger time over",
+    CloseReason.DEADLINE: "the deadline had come",
+    CloseReason.GRACE_OVER: "the grace period after the deadline was over",
+}
+_ABANDONS = {
+    AbandonReason.TOO_FEW_CLIENTS: "too few clients were available",
+    AbandonReason.QUORUM_OUT_OF_REACH: "the quorum could no longer be reached",
+    AbandonReason.BELOW_QUORUM: "the quorum was not in at the deadline",
+    AbandonReason.AGGREGATION_FAILED: "the aggregation failed",
+    AbandonReason.SAMPLER_FAILED: "the sampler failed",
+    AbandonReason.STOP_REQUESTED: "the operator stopped the run",
+}
+_RELEASES = {
+    ReleaseReason.ROUND_CLOSED: "the round had closed",
+    ReleaseReason.ROUND_ABANDONED: "the round was abandoned",
+    ReleaseReason.RUN_ENDED: "the run had ended",
+    ReleaseReason.NOT_INVITED: "the client was not invited to this round",
+}
+_WORDS: Mapping[type[StrEnum], Mapping[Any, str]] = {  # by type: a failure and a refusal may share a value
+    RejectReason: _REJECTIONS,
+    FailureReason: _FAILURES,
+    LossReason: _LOSSES,
+    CloseReason: _CLOSES,
+    AbandonReason: _ABANDONS,
+    ReleaseReason: _RELEASES,
+}
+
+
+def explain(reason: StrEnum) -> str:
+    """Any reason of the vocabulary as a clause."""
+    return _WORDS[type(reason)][reason]
+
+
+def explain_named(fate: Fate, reason: str) -> str:
+    """The reason of an invitation that came to `fate`, by its name in the record."""
+    order: Iterable[Mapping[Any, str]] = (_REJECTIONS, _FAILURES)
+    if fate in (Fate.LOST, Fate.FAILED):
+        order = (_LOSSES,) if fate is Fate.LOST else (_FAILURES,)
+    return next((words[reason] for words in order if reason in words), "for a reason that this Atoll does not know")
+
+
+# ---------------------------------------------------------------- the numbers
+
+
+def _plural(number: int, noun: str) -> str:
+    return noun if number == 1 else f"{noun}s"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {_plural(number, noun)}"
+
+
+def _was(number: int) -> str:
+    return "was" if number == 1 else "were"
+
+
+def _times(number: int) -> str:
+    return {1: "once", 2: "twice"}.get(number, f"{number:,} times")
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.1f} s"
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.3g} %"
+
+
+def _bytes(number: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return _count(number, "byte")

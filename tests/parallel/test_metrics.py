@@ -1,0 +1,89 @@
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll import Metric
+from atoll.parallel import metrics
+from atoll.parallel.metrics import Statistics
+
+whole = st.integers(-(2**40), 2**40).map(float)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def pairs(numbers: st.SearchStrategy[float]) -> st.SearchStrategy[list[Statistics]]:
+    one: st.SearchStrategy[Any] = st.fixed_dictionaries(
+        {"a": st.tuples(numbers, numbers)}, optional={"b": st.tuples(numbers)}
+    )
+    return st.lists(one, min_size=1, max_size=8)
+
+
+@given(pairs(finite), st.randoms(use_true_random=False))
+def test_merge_does_not_depend_on_the_order(many: list[Statistics], random: object) -> None:
+    shuffled = list(many)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert metrics.merge(shuffled) == metrics.merge(many)
+
+
+@given(pairs(whole), st.data())
+def test_merge_of_whole_numbers_does_not_depend_on_the_split(many: list[Statistics], data: st.DataObject) -> None:
+    cut = data.draw(st.integers(1, len(many)))
+    parts = [metrics.merge(part) for part in (many[:cut], many[cut:]) if part]
+    assert metrics.merge(parts) == metrics.merge(many)
+
+
+@given(st.lists(finite, min_size=1, max_size=6), st.data())
+def test_merge_of_any_numbers_depends_on_the_split_by_rounding_alone(numbers: list[float], data: st.DataObject) -> None:
+    many: list[Statistics] = [{"a": (x / 8,)} for x in numbers]  # no overflow
+    cut = data.draw(st.integers(1, len(many)))
+    parts = [metrics.merge(part) for part in (many[:cut], many[cut:]) if part]
+    tolerance = 4 * math.ulp(math.fsum(abs(x) / 8 for x in numbers))
+    assert abs(metrics.merge(parts)["a"][0] - metrics.merge(many)["a"][0]) <= tolerance
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ([0.1] * 10, 1.0),
+        ([1e308, 1e308, -1e308], 1e308),
+        ([1e308, 1e308], math.inf),
+        ([-1e308, -1e308], -math.inf),
+        ([1e308, 1e308, -math.inf], -math.inf),
+        ([math.inf, 1.0], math.inf),
+        ([], 0.0),
+    ],
+)
+def test_total_is_the_rounded_sum(numbers: list[float], expected: float) -> None:
+    assert metrics.total(numbers) == expected
+
+
+@pytest.mark.parametrize("numbers", [[math.inf, -math.inf], [math.nan, 1.0], [math.nan, 1e308, 1e308]])
+def test_total_without_a_value_is_nan(numbers: list[float]) -> None:
+    assert math.isnan(metrics.total(numbers))
+
+
+def test_value_of_nothing_is_none_and_not_zero() -> None:
+    assert metrics.values({}, {"accuracy": (0.0, 0.0)}) == {"accuracy": None}
+
+
+def test_value_is_the_ratio_unless_the_metric_says_otherwise() -> None:
+    root = Metric(statistics=lambda outputs, targets: (), value=lambda sums: math.sqrt(sums[0] / sums[1]))
+    sums = {"rmse": (8.0, 2.0), "loss": (8.0, 2.0), "odd": (1.0, 2.0, 3.0)}
+    assert metrics.values({"rmse": root}, sums) == {"rmse": 2.0, "loss": 4.0, "odd": None}
+    assert metrics.values({"rmse": root}, {"rmse": (0.0, 0.0)}) == {"rmse": None}
+
+
+def test_a_metric_that_some_leave_out_is_summed_over_the_others() -> None:
+    assert metrics.add({"a": (1.0, 2.0)}, {"b": (3.0,)}) == {"a": (1.0, 2.0), "b": (3.0,)}
+
+
+def test_statistics_of_different_lengths_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"metric a: statistics of different lengths \[1, 2\]"):
+        metrics.merge([{"a": (1.0,)}, {"a": (1.0, 2.0)}])
+
+
+def test_what_is_no_number_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"metric accuracy: expected a tuple of numbers, got 0\.5"):
+        metrics.as_statistics({"accuracy": 0.5})  # type: ignore[dict-item]

@@ -1,0 +1,133 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from atoll.parallel.arrays import Arrays, layout_of
+from atoll.parallel.errors import NotFinite, TaskBroken, TaskMismatch
+from atoll.parallel.parameters import initial_parameters, load_parameters, parameters_of, update_of
+from tests.parallel.tasks import linear, make_task
+
+
+class Buffers(nn.Module):
+    def __init__(self, **buffers: torch.Tensor) -> None:
+        super().__init__()
+        for name, tensor in buffers.items():
+            self.register_buffer(name, tensor)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+
+class Extra(Buffers):
+    def get_extra_state(self) -> str:
+        return "more"
+
+
+def test_update_is_local_minus_global_as_in_reddi_2021_algorithm_2() -> None:
+    model = Buffers(w=torch.tensor([1.0, 2.0]), n=torch.tensor(3))
+    before = parameters_of(model)
+    model.get_buffer("w").add_(0.5)
+    model.get_buffer("n").sub_(2)
+    update = update_of(before, model)
+    np.testing.assert_array_equal(update["w"], np.array([0.5, 0.5], np.float32))
+    np.testing.assert_array_equal(update["n"], np.array(-2))
+    assert (update["w"].dtype, update["n"].dtype, update["n"].shape) == (np.float32, np.int64, ())
+
+
+def test_same_seed_gives_the_same_initial_bits() -> None:
+    task = make_task()
+    first, again, other = (initial_parameters(task, seed) for seed in (1, 1, 2))
+    assert [a.tobytes() for a in first.values()] == [a.tobytes() for a in again.values()]
+    assert first["0.weight"].tobytes() != other["0.weight"].tobytes()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_travels_as_float32_and_an_untrained_model_changes_nothing(dtype: torch.dtype) -> None:
+    master = initial_parameters(make_task(), 0)
+    model = linear().to(dtype)
+    load_parameters(model, master)
+    update = update_of(master, model)
+    assert layout_of(update) == layout_of(master)
+    assert all(not array.any() for array in update.values())
+    with torch.no_grad():
+        model.get_parameter("0.weight").add_(1.0)
+    assert update_of(master, model)["0.weight"].mean() == pytest.approx(1.0, abs=0.01)
+
+
+def test_tied_weights_travel_once_and_stay_tied() -> None:
+    model = Tied()
+    assert list(parameters_of(model)) == ["embed.weight"]
+    load_parameters(model, {"embed.weight": np.full((5, 4), 2.0, np.float32)})
+    assert model.head.weight.eq(2.0).all()
+    assert list(update_of({"embed.weight": np.zeros((5, 4), np.float32)}, model)) == ["embed.weight"]
+
+
+def test_a_strided_model_travels_in_c_order() -> None:
+    model = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    before = parameters_of(model)
+    assert before["weight"].flags.c_contiguous
+    load_parameters(model, {name: array + 1 for name, array in before.items()})
+    update = update_of(before, model)
+    assert update["weight"].flags.c_contiguous
+    np.testing.assert_allclose(update["weight"], 1.0, rtol=1e-6)
+
+
+def test_loading_lists_every_difference_and_changes_nothing() -> None:
+    model = Buffers(a=torch.zeros(2), b=torch.zeros(2), c=torch.zeros(2))
+    given: Arrays = {"a": np.ones(3, np.float32), "b": np.ones(2, np.int64), "d": np.ones(1, np.float32)}
+    with pytest.raises(TaskMismatch) as caught:
+        load_parameters(model, given)
+    assert str(caught.value) == (
+        "c is missing; d is unknown; a is F32 (3,), expected F32 (2,); b is I64 (2,), expected F32 (2,)"
+    )
+    assert all(not buffer.any() for buffer in model.buffers())
+
+
+def test_read_only_arrays_load() -> None:
+    array = np.ones(2, np.float32)
+    array.flags.writeable = False
+    model = Buffers(a=torch.zeros(2))
+    load_parameters(model, {"a": array})
+    assert update_of({"a": array}, model)["a"].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_an_update_that_is_not_finite_is_refused_by_name(value: float) -> None:
+    model = Buffers(good=torch.zeros(2), bad=torch.zeros(2))
+    before = parameters_of(model)
+    model.get_buffer("bad")[1] = value
+    with pytest.raises(NotFinite, match="the update has NaN or infinite values in bad"):
+        update_of(before, model)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: linear().double(), r"0.weight is torch.float64 \(allowed: float32, float16, .*model.float\(\)"),
+        (lambda: Buffers(mask=torch.zeros(2, dtype=torch.bool)), "mask is torch.bool"),
+        (lambda: Buffers(z=torch.zeros(2, dtype=torch.complex64)), "z is torch.complex64"),
+        (lambda: Extra(), "_extra_state is a str, and only tensors can travel"),
+        (lambda: 3, "must return a torch.nn.Module, got int"),
+    ],
+)
+def test_what_cannot_travel_is_said_with_what_can(make: Callable[[], nn.Module], message: str) -> None:
+    with pytest.raises(TaskBroken, match=message):
+        initial_parameters(make_task(make), 0)
+
+
+def test_an_initial_model_that_is_not_finite_is_refused() -> None:
+    with pytest.raises(NotFinite, match="the initial model has NaN or infinite values in a"):
+        initial_parameters(make_task(lambda: Buffers(a=torch.tensor([float("nan")]))), 0)
+
+
+def test_an_integer_difference_that_does_not_fit_is_refused() -> None:
+    model = Buffers(level=torch.tensor([3], dtype=torch.uint8))
+    with pytest.raises(ValueError, match="level: the difference local - global does not fit uint8"):
+        update_of({"level": np.array([5], np.uint8)}, model)

@@ -1,0 +1,127 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll import Local, Metric, Task, load_task, task_name
+from atoll.parallel.errors import TaskNotFound
+
+SOURCE = """
+from atoll import Task
+import neighbour
+task = Task(model=lambda: None, data=lambda site, split: None, loss=max, sites=neighbour.SITES)
+other = task
+number = 7
+def later():
+    import late
+    return late.VALUE
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, text in {"server.py": SOURCE, "neighbour.py": "SITES = ['a', 'b']", "late.py": "VALUE = 5"}.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("neighbour", "late", "package_of_task"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path
+
+
+def test_importing_atoll_imports_no_torch() -> None:
+    code = "import atoll, sys; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_task_tells_all_its_faults_at_once() -> None:
+    with pytest.raises(ValueError, match="Task: ") as caught:
+        Task(
+            model=None,  # type: ignore[arg-type]
+            data=3,  # type: ignore[arg-type]
+            loss=len,  # type: ignore[arg-type]
+            sites=["a", "a", ""],
+            metrics={"accuracy": 1},  # type: ignore[dict-item]
+            local={"lr": 1},  # type: ignore[arg-type]
+            test_data=4,  # type: ignore[arg-type]
+        )
+    for part in (
+        "model must be callable, got None",
+        "data must be callable, got 3",
+        "test_data must be callable or None, got 4",
+        "local must be a Local",
+        "sites: '' is not a name",
+        "sites: names must differ",
+        "metrics: 'accuracy' must be a name with a function or a Metric, got 1",
+    ):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("fault", [{"sites": "north"}, {"metrics": [1]}, {"sites": [["a"], {}]}])
+def test_task_refuses_what_is_of_another_kind(fault: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"Task: {next(iter(fault))}"):
+        Task(**({"model": len, "data": len, "loss": len} | fault))
+
+
+def test_task_has_the_defaults_of_the_design() -> None:
+    task = Task(model=len, data=len, loss=len, sites=["a"], metrics={"m": Metric(len, len)})  # type: ignore[arg-type]
+    assert (task.local, task.sites, task.test_data, task.fit) == (Local(), ("a",), None, None)
+
+
+def test_a_file_is_loaded_with_its_neighbours_under_a_private_name(folder: Path) -> None:
+    task = load_task(f"{folder}/server.py:task")
+    assert isinstance(task, Task)
+    assert task.sites == ("a", "b")
+    assert sys.path[0] != str(folder)
+    assert "server" not in sys.modules
+
+
+def test_a_neighbour_may_be_imported_later(folder: Path) -> None:
+    load_task(f"{folder}/server.py:task")
+    module = next(module for name, module in sys.modules.items() if name.startswith("_atoll_task_server_"))
+    assert module.later() == 5
+
+
+def test_a_module_is_found_in_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "package_of_task.py").write_text(SOURCE)
+    monkeypatch.chdir(folder)
+    assert isinstance(load_task("package_of_task:task"), Task)
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("server.py", "neither module:attribute nor path/to/file.py:attribute"),
+        ("server.py:", "neither module:attribute"),
+        ("server.py:a b", "neither module:attribute"),
+        ("nowhere.py:task", "there is no file .*nowhere.py"),
+        ("no_such_module:task", "there is no module no_such_module in"),
+        ("os.no_such_module:task", "there is no module os.no_such_module in"),
+        ("server.py:tusk", r"there is no tusk in server.py \(tasks there: task, other\)"),
+        ("server.py:number", r"number is a int in server.py \(tasks there: task, other\)"),
+        ("neighbour:SITES", r"SITES is a list in neighbour \(tasks there: none\)"),
+    ],
+)
+def test_what_is_not_found_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch, reference: str, message: str) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(TaskNotFound, match=message):
+        load_task(reference)
+
+
+def test_an_error_in_the_task_itself_is_passed_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that the task misses is not the module that was asked for."""
+    (folder / "broken.py").write_text("import no_such_module_either")
+    monkeypatch.chdir(folder)
+    for reference in ("broken.py:task", "broken:task"):
+        with pytest.raises(ModuleNotFoundError, match="no_such_module_either"):
+            load_task(reference)
+    assert not any(name.startswith("_atoll_task_broken") for name in sys.modules)
+
+
+def test_a_name_is_the_same_on_every_machine() -> None:
+    assert task_name(f"{os.sep}some{os.sep}where/digits.py:task") == "digits:task"
+    assert task_name("digits.py:task") == "digits:task"
+    assert task_name("pkg.digits:task") == "pkg.digits:task"
+    assert task_name("digits:task") == "digits:task"

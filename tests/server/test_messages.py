@@ -1,0 +1,39 @@
+import json
+
+from atoll.server.events import Invite
+from atoll.server.messages import INLINE_MANIFEST_BYTES_MAX, invitation, training_seed
+
+
+def message(manifest=b"m", deadline=110.0, now=100.0):
+    return invitation(
+        Invite("a", 3, 2, deadline),
+        run_id="r-1",
+        task="t",
+        digest="d",
+        manifest=manifest,
+        seed=5,
+        local={"lr": 0.1},
+        grace=1.0,
+        now=now,
+    ).invite
+
+
+def test_deadline_travels_as_time_left_because_clocks_differ():
+    assert message().time_left_s == 10.0
+    assert message(now=111.0).time_left_s == 0.0
+
+
+def test_small_manifest_rides_in_the_invitation_and_a_large_one_does_not():
+    assert message(b"x" * INLINE_MANIFEST_BYTES_MAX).manifest
+    assert not message(b"x" * (INLINE_MANIFEST_BYTES_MAX + 1)).manifest
+
+
+def test_overrides_travel_as_plain_json():
+    assert json.loads(message().local) == {"lr": 0.1}
+
+
+def test_training_seed_depends_on_run_round_and_client_alone():
+    seeds = {training_seed(s, r, n, c) for s in (1, 2) for r in ("x", "y") for n in (1, 2) for c in ("a", "b")}
+    assert len(seeds) == 16
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert training_seed(1, "x", 1, "a") == 6466808287774292255, "a client that trains again must get the same bits"
