@@ -1,14 +1,8 @@
 """The one Task that a user writes, and how it is found. Importing this file does not import torch."""
 
-import hashlib
-import importlib
-import importlib.util
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from atoll.parallel.array_task import ArrayTask, Instructions, Trained
@@ -16,6 +10,7 @@ from atoll.parallel.deadline import Deadline
 from atoll.parallel.errors import TaskNotFound
 from atoll.parallel.local import Local
 from atoll.parallel.metrics import Metric
+from atoll.parallel.reference import ReferenceNotFound, is_file, load_module, split
 
 if TYPE_CHECKING:
     import torch
@@ -113,8 +108,11 @@ def load_task(reference: str) -> Task | ArrayTask:
         TaskNotFound: no such file, module or attribute, or it is no task; the message says which tasks there are.
         Exception: whatever the task's own module raises.
     """
-    place, attribute = _split(reference)
-    module = _file_module(place, reference) if _is_file(place) else _named_module(place, reference)
+    try:
+        place, attribute = split(reference)
+        module = load_module(reference)
+    except ReferenceNotFound as error:
+        raise TaskNotFound(str(error)) from error
     found = getattr(module, attribute, None)
     if is_task(found):
         return found
@@ -128,62 +126,13 @@ def task_name(reference: str) -> str:
 
     `path/to/digits.py:task` is `digits:task`; `package.module:task` is itself.
     """
-    place, attribute = _split(reference)
-    return f"{Path(place).stem if _is_file(place) else place}:{attribute}"
+    try:
+        place, attribute = split(reference)
+    except ReferenceNotFound as error:
+        raise TaskNotFound(str(error)) from error
+    return f"{Path(place).stem if is_file(place) else place}:{attribute}"
 
 
 def is_task(value: object) -> TypeGuard[Task | ArrayTask]:
     """Whether it is a `Task` or an object that serves as an `ArrayTask`."""
     return isinstance(value, Task) or (isinstance(value, ArrayTask) and not isinstance(value, type))
-
-
-def _split(reference: str) -> tuple[str, str]:
-    place, colon, attribute = reference.rpartition(":")
-    if not (colon and place and attribute.isidentifier()):
-        raise TaskNotFound(f"{reference!r} is neither module:attribute nor path/to/file.py:attribute")
-    return place, attribute
-
-
-def _is_file(place: str) -> bool:
-    return place.endswith(".py") or "/" in place
-
-
-def _file_module(place: str, reference: str) -> ModuleType:
-    path = Path(place).resolve()
-    if not path.is_file():
-        raise TaskNotFound(f"{reference}: there is no file {path}")
-    name = f"_atoll_task_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise TaskNotFound(f"{reference}: {path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look their module up there
-    try:
-        with _first_on_path(path.parent):
-            spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-def _named_module(place: str, reference: str) -> ModuleType:
-    try:
-        with _first_on_path(Path.cwd()):
-            return importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
-            raise  # the module is there, and misses another
-        message = f"{reference}: there is no module {error.name} in {Path.cwd()} or on sys.path"
-        raise TaskNotFound(message) from error
-
-
-@contextmanager
-def _first_on_path(folder: Path) -> Iterator[None]:
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-        if str(folder) not in sys.path:
-            sys.path.append(str(folder))

@@ -21,12 +21,12 @@ def test_a_file_named_like_a_room_is_found_and_collides_with_nothing(tmp_path: P
     mine = resolve(f"{tmp_path}/server.py:Mine")
     assert getattr(mine, "answer", None) == 42
     assert "server" not in sys.modules
-    assert str(tmp_path) not in sys.path
+    assert sys.path[0] != str(tmp_path), "what lies beside it must not stand in for ours"
 
 
 @pytest.mark.parametrize("reference", ["json", "json:", ":dumps", "json:dumps()", "json:not an identifier", ""])
 def test_what_is_no_reference_is_refused(reference: str) -> None:
-    with pytest.raises(ConfigError, match="allowed: module:attribute"):
+    with pytest.raises(ConfigError, match="neither module:attribute nor"):
         resolve(reference)
     with pytest.raises(ValueError, match="allowed: module:attribute"):
         check_reference(reference)
@@ -34,7 +34,7 @@ def test_what_is_no_reference_is_refused(reference: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("1 / 0", "ZeroDivisionError"), ("def f(:", "SyntaxError"), ("other = 1", "there is no f in"), (None, "No such")],
+    [("1 / 0", "ZeroDivisionError"), ("def f(:", "SyntaxError"), ("other = 1", "there is no f in"), (None, "there is no file")],
 )
 def test_a_file_that_cannot_be_loaded_is_the_operator_s_to_mend(tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:
