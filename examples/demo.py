@@ -25,7 +25,7 @@ from rich.text import Text
 
 from atoll.protocol.vocabulary import Fate, Phase, RunState
 from atoll.server.history import History
-from atoll.server.record import RoundRecord
+from atoll.server.record import ClientRecord, RoundRecord
 
 HERE = Path(__file__).parent
 ATOLL = str(Path(sys.executable).with_name("atoll"))
@@ -59,7 +59,7 @@ class Processes:
     def start_agent(self, site: str) -> None:
         """Start, or start again, the agent of one owner."""
         limit = ["--set", f"upload_limit={UPLOAD_LIMIT}"] if site == SLOW_LINE else []
-        environment = {"ATOLL_DEMO_SLOW_S": "0.25"} if site == STRAGGLER else {}
+        environment = {"ATOLL_DEMO_SLOW_S": "0.2"} if site == STRAGGLER else {}
         self.start(
             site,
             *("agent", str(HERE / "digits.py:task"), "--site", site, "--join", self.address),
@@ -67,6 +67,13 @@ class Processes:
             *("--set", "reconnect_max=1.0", *limit),
             **environment,
         )
+
+    def check(self) -> None:
+        """A process that ends by itself with an error ends the demo, with its last words."""
+        for name, process in self.running.items():
+            if process.poll() not in (None, 0, -signal.SIGKILL):
+                tail = (self.folder / f"{name}.log").read_text(errors="replace").splitlines()[-15:]
+                raise SystemExit(f"{name} ended with exit code {process.returncode}:\n" + "\n".join(tail))
 
     def kill(self, name: str) -> None:
         """kill -9, by pid: no time to say goodbye or to flush anything."""
@@ -124,7 +131,8 @@ class Scene:
             table.add_column(column, justify="right" if column in ("round", "accuracy", "seconds") else "left")
         for record in self.records:
             table.add_row(*_row(record, self.accuracy))
-        return Group(table, *(Text(remark) for remark in self.remarks[-12:]))
+        legend = "harbor(44%): it knew the deadline, stopped in time after 44 % of its steps and submitted what it had"
+        return Group(table, Text(legend, style="dim"), *(Text(remark) for remark in self.remarks[-12:]))
 
 
 def _row(record: RoundRecord, accuracy: dict[int, float]) -> tuple[str, ...]:
@@ -132,20 +140,20 @@ def _row(record: RoundRecord, accuracy: dict[int, float]) -> tuple[str, ...]:
         client if c.work >= 1 else f"{client}({c.work:.0%})" for client, c in record.with_fate(Fate.REPORTED)
     )
     carried = " ".join(f"+{c.client_id} of round {c.round_id}" for c in record.carried)
-    missing = ", ".join(_missing(client, c.fate, c.reason) for client, c in _others(record))
+    missing = ", ".join(_missing(client, c) for client, c in _others(record))
     state = str(record.phase) + (f" (kept through {len(record.outages)} outage)" if record.outages else "")
     share = f"{accuracy[record.version]:.3f}" if record.version in accuracy else ""
     seconds = f"{record.ended_at - record.drawn_at:.1f}" if record.ended_at and record.drawn_at else ""
     return str(record.round_id), state, f"{reported} {carried}".strip(), missing, share, seconds
 
 
-def _others(record: RoundRecord) -> Iterator[tuple[str, object]]:
-    fates = [fate for fate in Fate if fate is not Fate.REPORTED and (fate is not Fate.WAITING or record.ended_at)]
-    return record.with_fate(*fates)  # type: ignore[return-value]
+def _others(record: RoundRecord) -> Iterator[tuple[str, ClientRecord]]:
+    return record.with_fate(*(f for f in Fate if f is not Fate.REPORTED and (f is not Fate.WAITING or record.ended_at)))
 
 
-def _missing(client: str, fate: Fate, reason: str) -> str:
-    return f"{client}: {fate}" + (f" ({reason})" if reason else "")
+def _missing(client: str, record: ClientRecord) -> str:
+    why = record.reason or ("it was away and came back" if record.num_reconnects else "")
+    return f"{client}: {record.fate}" + (f" ({why})" if why else "")
 
 
 # ---------------------------------------------------------------- the plot
@@ -202,10 +210,10 @@ def kill_coordinator(scene: Scene, processes: Processes, outage: Outage) -> Iter
 
 
 def _half_uploaded(incoming: Path) -> str:
-    total = 283_786 * 4
     with suppress(OSError):
+        whole = (incoming.parent / "versions" / "000000.safetensors").stat().st_size
         for path in incoming.glob("*.bin"):
-            share = path.stat().st_size / total
+            share = path.stat().st_size / whole
             if 0.2 < share < 0.8:
                 return f"{share:.0%}"
     return ""
@@ -250,6 +258,7 @@ def play(scene: Scene, processes: Processes, outage: Outage, *, chaos: bool, sho
             )
             return
         scene.look()
+        processes.check()
         plots = [plot for plot in plots if next(plot, "over") != "over"]
         show(scene.picture())
         time.sleep(0.05)
@@ -299,7 +308,7 @@ def main() -> int:
     arguments = parser.parse_args()
     shutil.rmtree(arguments.out, ignore_errors=True)
     arguments.out.mkdir(parents=True)
-    console, outage = Console(), Outage()
+    console, outage = Console(width=None if sys.stdout.isatty() else 132), Outage()
     scene = Scene(arguments.out.resolve() / "coordinator")
     processes = Processes(arguments.out.resolve(), free_address())
     try:
