@@ -152,7 +152,8 @@ def _others(record: RoundRecord) -> Iterator[tuple[str, ClientRecord]]:
 
 
 def _missing(client: str, record: ClientRecord) -> str:
-    why = record.reason or ("it was away and came back" if record.num_reconnects else "")
+    was_away = record.disconnected_at is not None or record.num_reconnects > 0
+    why = record.reason or ("its agent was away" if was_away else "")
     return f"{client}: {record.fate}" + (f" ({why})" if why else "")
 
 

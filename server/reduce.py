@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.aggregation.fold import Weighted, fold
+from atoll.aggregation.inspection import inspect
 from atoll.aggregation.layout import Layout, Piece
 from atoll.aggregation.tensorfile import parse_header
 from atoll.aggregation.weights import Share, integer_weights
 from atoll.protocol import steps
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
 from atoll.protocol.vocabulary import Digest, Version
+from atoll.server.codec import StoreCorrupted
 from atoll.server.evaluator import Evaluator
 from atoll.server.events import Aggregate
 from atoll.server.store import RunStore
@@ -122,12 +124,15 @@ class Reducer:
         self.version(version)
 
     def recover(self, version: Version) -> None:
-        """After a crash: the current version must be whole.
+        """After a crash: the current version must be whole, to the bit.
 
         Raises:
             OSError: it is not.
         """
-        self.version(version)
+        file = self.version(version)
+        if wrong := inspect(file.path, file.pieces, data_start=file.data_start).wrong_digests:
+            names = ", ".join(repr(piece.tensor) for piece in wrong[:5])
+            raise StoreCorrupted(f"{file.path} is damaged (tensors {names}): put it back from a backup")
 
     async def collect_garbage(self, live: set[Digest], *, pinned_versions: set[Version], current: Version) -> None:
         """Delete what no decision can need any more."""

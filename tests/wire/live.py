@@ -136,9 +136,7 @@ class Client:
 
 def update_of(invite, client, version: VersionManifest, *, value=1.0, **claims):
     arrays = {p.tensor: _array(p, value) for p in version.pieces}
-    pieces = tuple(
-        replace(p, sha256=hashlib.sha256(arrays[p.tensor].tobytes()).hexdigest()) for p in version.pieces
-    )
+    pieces = tuple(replace(p, sha256=hashlib.sha256(arrays[p.tensor].tobytes()).hexdigest()) for p in version.pieces)
     fields = {
         "run_id": invite.run_id,
         "round_id": invite.round_id,

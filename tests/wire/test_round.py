@@ -40,9 +40,7 @@ async def committed(live_, version):
 @live
 async def test_round_commits_the_weighted_mean_of_two_clients(tmp_path):
     async with running(tmp_path / "state", rounds=1) as it, it.client("a") as a, it.client("b") as b:
-        (_, one), (_, two) = await asyncio.gather(
-            report(a, 1.0, num_examples=30), report(b, 5.0, num_examples=10)
-        )
+        (_, one), (_, two) = await asyncio.gather(report(a, 1.0, num_examples=30), report(b, 5.0, num_examples=10))
         assert one.accepted
         assert two.accepted
         ended = await a.next("run_ended")

@@ -1,0 +1,118 @@
+"""A full disk, two coordinators, damaged files: over real gRPC, with the real journal."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from atoll.server.statedir import StateInUse
+from tests.wire.live import running
+from tests.wire.test_round import committed, live, report
+
+
+async def limit_pages(it, extra):
+    """Let state.db grow by so many pages of 4 KiB and no further: what SQLite then says is what a full disk says."""
+
+    def limit():
+        with it.coordinator.state.database.transaction() as connection:
+            pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+            connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + extra}")
+
+    await asyncio.get_running_loop().run_in_executor(it.coordinator._journal_thread, limit)
+
+
+async def fill_journal(it):
+    """Join under other names until an event no longer fits."""
+    await limit_pages(it, 0)
+    for number in range(2000):
+        async with it.client(f"filler{number}"):
+            await asyncio.sleep(0)
+        if it.run._posted or number % 50 == 49:
+            await asyncio.sleep(0.05)
+            if it.run._posted:
+                return
+    raise AssertionError("the journal never filled up")
+
+
+@live
+async def test_full_journal_keeps_everybody_waiting_and_loses_nothing(tmp_path):
+    async with running(tmp_path / "state", coordinator__max_connections=5000, round__min_available=2) as it:
+        async with it.client("a") as a, it.client("b") as b:
+            invite = await a.next("invite")
+            manifest, data = await a.train(invite)
+            await fill_journal(it)
+            upload = asyncio.ensure_future(a.upload(manifest, data))
+            await asyncio.sleep(1.5)
+            assert not upload.done(), "an update must not be acknowledged before it is in the journal"
+            await limit_pages(it, 1_000_000)
+            assert (await upload).accepted
+            assert (await report(b))[1].accepted
+            await committed(it, 1)
+
+
+@live
+async def test_update_that_does_not_fit_on_the_disk_is_to_be_tried_again(tmp_path):
+    async with running(tmp_path / "state") as it, it.client("a") as a, it.client("b"):
+        manifest, data = await a.train(await a.next("invite"))
+        store = it.run.reducer.store
+        margin, store._margin_bytes = store._margin_bytes, 2**62
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await a.upload(manifest, data)
+        assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "does not fit" in error.value.details() or "stored" in error.value.details()
+        store._margin_bytes = margin
+        assert (await a.upload(manifest, data)).accepted
+
+
+@live
+async def test_aggregation_waits_for_space_and_keeps_every_update(tmp_path):
+    from atoll.server import reduce
+    from atoll.server.durable import DiskFull
+
+    async with running(tmp_path / "state", rounds=1) as it, it.client("a") as a, it.client("b") as b:
+        real, calls = reduce.fold, []
+
+        def full_at_first(*args, **kwargs):
+            calls.append(1)
+            if len(calls) == 1:
+                raise DiskFull("no room")
+            return real(*args, **kwargs)
+
+        reduce.fold = full_at_first
+        try:
+            await asyncio.gather(report(a), report(b))
+            await committed(it, 1)
+        finally:
+            reduce.fold = real
+        assert len(calls) == 2
+        assert it.run.machine.ledger.past[1].phase == "committed"
+
+
+@live
+async def test_second_coordinator_on_the_same_directory_is_refused_and_disturbs_nobody(tmp_path):
+    async with running(tmp_path / "state") as it, it.client("a") as a, it.client("b"):
+        with pytest.raises(StateInUse, match="in use by another coordinator"):
+            async with running(tmp_path / "state"):
+                pass
+        assert (await report(a))[1].accepted
+        assert it.run.machine.round.record.num_reported == 1
+
+
+@live
+async def test_second_coordinator_on_the_same_port_is_refused(tmp_path):
+    async with running(tmp_path / "one") as it:
+        with pytest.raises(RuntimeError, match="cannot listen on"):
+            async with running(tmp_path / "two", coordinator__listen=it.address):
+                pass
+
+
+@live
+async def test_damaged_current_version_is_found_at_the_start_and_named(tmp_path):
+    async with running(tmp_path / "state") as it:
+        path = it.run.reducer.version(0).path
+    damaged = bytearray(path.read_bytes())
+    damaged[-1] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(OSError, match=r"000000.safetensors.*'w'.*backup"):
+        async with running(tmp_path / "state"):
+            pass
