@@ -77,6 +77,8 @@ class Job:
     is_released: bool = False  # nobody waits for a failure report any more
     submit: bool = True  # whether what is done is worth sending
     kill_by: float = 0.0  # while STOPPING
+    is_ready: bool = False  # the model is here
+    news_by: float = 0.0  # while DOWNLOADING: until then a newer deadline may come, after a reconnect
 
 
 @dataclass(slots=True)
@@ -129,7 +131,7 @@ class Session:
             return job.kill_by
         if job.stage is Stage.WORKING:
             return job.deadline + self.rules.lease
-        return job.deadline if self.is_connected else None  # a deadline may have moved while we were cut off
+        return max(job.deadline, job.news_by) if self.is_connected else None  # it may have moved while we were cut off
 
     def receive(self, event: Event, now: float) -> Effects:
         """Advance by one event. What is overdue takes effect first, however late the driver wakes."""
@@ -149,8 +151,10 @@ class Session:
                 self.is_connected, self._num_dials = True, 0
                 for outgoing in self.outgoing.values():
                     outgoing.retry_at = now
+                if self.job is not None:
+                    self.job.news_by = now + self.rules.lease
             case Disconnected():
-                self.is_connected = False
+                self.is_connected, self.next = False, None  # what is still wanted is asked for again
                 return (Connect(self._back_off()),)
             case Asked(request):
                 return self._asked(event, request, now)
@@ -194,17 +198,28 @@ class Session:
         return (Download(request),)
 
     def _deadline_moved(self, job: Job, deadline: float, now: float) -> Effects:
-        moved, job.deadline = abs(deadline - job.deadline) > 0.05, deadline
+        moved, job.deadline, job.news_by = abs(deadline - job.deadline) > 0.05, deadline, now
         if moved and job.stage is Stage.WORKING:
             return (Extend(self._budget(job, now)),)
-        return ()
+        return self._begin_work(job, now)
+
+    def _begin_work(self, job: Job, now: float) -> Effects:
+        """When the model is here and there is time; while we are cut off the deadline may still move."""
+        if job.stage is not Stage.DOWNLOADING or not job.is_ready or now >= job.deadline:
+            return ()
+        job.stage = Stage.WORKING
+        return (Work(job.request, self._budget(job, now)),)
 
     def _budget(self, job: Job, now: float) -> float:
-        """Seconds that the worker may take, leaving time for an upload as long as the last ones took."""
+        """Seconds that the worker may take, leaving time for an upload as long as the last ones took.
+
+        While none was measured a tenth of the time is left; more than half of it never is.
+        """
         left = job.deadline - now
         if isinstance(job.request, EvaluationRequest):
             return left
-        return max(left - 1.5 * self.upload_seconds, 0.5 * left)
+        reserve = max(1.5 * self.upload_seconds, 0.05 * left) if self.upload_seconds else 0.1 * left
+        return max(left - reserve, 0.5 * left)
 
     def _job_advanced(self, event: ModelReady | Trained | Evaluated | JobFailed, now: float) -> Effects:
         job = self.job
@@ -212,10 +227,8 @@ class Session:
             return (Discard(event.key, event.digest),) if isinstance(event, Trained) else ()
         match event:
             case ModelReady():
-                if job.stage is not Stage.DOWNLOADING:
-                    return ()
-                job.stage = Stage.WORKING
-                return (Work(job.request, self._budget(job, now)),)
+                job.is_ready = True
+                return self._begin_work(job, now)
             case Trained(key, digest):
                 self.job = None
                 if not job.submit:
@@ -249,7 +262,7 @@ class Session:
             return (StopWork(job.request.key),)
         if job.stage is Stage.STOPPING:
             return ()
-        job.stage, job.kill_by = Stage.STOPPING, now + self.rules.lease
+        job.stage, job.kill_by = Stage.STOPPING, min(now, job.deadline) + self.rules.lease
         return (StopWork(job.request.key),)
 
     def _released(self, key: Key, submit: bool, now: float) -> Effects:

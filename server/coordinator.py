@@ -182,12 +182,13 @@ class Coordinator:
     async def _recover(self, row: RunRow, down_since: float) -> None:
         """Rebuild a run's machine: its last snapshot, and every event since."""
         recovered = self.journal.load(row.run_id)
-        machine = RunMachine(row.rules, recovered.ledger)
-        for entry in recovered.entries:
-            machine.receive(entry.event, entry.at)
+        for fault in recovered.faults:
+            logger.warning("%s: an older snapshot is used, and nothing is lost", fault)
+        machine = recovered.replay(row.rules)
         self.clock.advance_to(machine.ledger.now)
         reducer = Reducer(self.state.run(row.run_id), self.compute, keep_versions=self.config.keep_versions)
-        reducer.recover(machine.ledger.version)
+        if machine.ledger.state not in TERMINAL:
+            await self.on_thread(reducer.recover, machine.ledger.version)
         evaluator = self._evaluator(row.config, row.run_id)
         run = self._host(row, machine, recovered.seq, evaluator, reducer)
         if machine.ledger.state is RunState.QUEUED:

@@ -44,6 +44,7 @@ from atoll.server.events import (
     RunStarted,
     SamplerFailed,
     TimePassed,
+    UpdateReceived,
 )
 from atoll.server.hub import Hub
 from atoll.server.journal import Batch, DiskFull, Entry, EvaluationRow, Journal, RecordRow, RunEnd, Snapshot, VersionRow
@@ -59,6 +60,16 @@ DISK_RETRY_S = 1.0
 SAMPLER_TIMEOUT_S = 60.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Retention:
+    """What must stay on disk when a round has ended: taken from the state that its event left."""
+
+    seq: int
+    version: Version
+    updates: frozenset[Digest]
+    versions: frozenset[Version]
+
+
 @dataclass(slots=True)
 class _Posted:
     """An event that was decided and is not yet on disk."""
@@ -66,6 +77,7 @@ class _Posted:
     rows: Batch
     effects: Effects
     lines: tuple[str, ...]
+    retention: _Retention | None
     done: "asyncio.Future[Effects]"
 
 
@@ -99,6 +111,7 @@ class RunDriver:
         self._evaluator, self._sampler, self._hub, self._clock = evaluator, sampler, hub, clock
         self._crash = crash
         self._posted: list[_Posted] = []
+        self._received: dict[Digest, int] = {}  # updates that came in since the last retention, by their event
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -114,7 +127,10 @@ class RunDriver:
         self._seq += 1
         done: asyncio.Future[Effects] = self._loop.create_future()
         lines = tuple(narrate(self.machine, event, effects))  # read now, told when it is on disk
-        self._posted.append(_Posted(self._rows(event, effects, now), effects, lines, done))
+        if isinstance(event, UpdateReceived):
+            self._received[event.update.digest] = self._seq
+        rows, retention = self._rows(event, effects, now), self._retention(effects)
+        self._posted.append(_Posted(rows, effects, lines, retention, done))
         self._wake.set()
         self._arm_timer()
         return done
@@ -155,6 +171,8 @@ class RunDriver:
         rows = Batch(entries=[Entry(self.run_id, self._seq, now, kind, body)])
         if isinstance(event, RunStarted | ResumeRequested):
             rows.running.append(self.run_id)
+        if isinstance(event, RunStarted):
+            rows.versions.append(self._version_row(self.machine.ledger.version, event.model_digest, now))
         if isinstance(event, ModelEvaluated):
             rows.evaluations.append(
                 EvaluationRow(self.run_id, event.version, "server", event.statistics, 1, event.detail, now)
@@ -162,8 +180,7 @@ class RunDriver:
         for effect in effects:
             match effect:
                 case Commit(round_id, version, model_digest):
-                    size = self.reducer.version(version).path.stat().st_size
-                    rows.versions.append(VersionRow(self.run_id, version, model_digest, size, now))
+                    rows.versions.append(self._version_row(version, model_digest, now))
                     self._add_record(rows, round_id)
                     self._add_snapshot(rows, now)
                 case Abandon(round_id):
@@ -179,6 +196,10 @@ class RunDriver:
                 case _:
                     pass
         return rows
+
+    def _version_row(self, version: Version, digest: Digest, now: float) -> VersionRow:
+        size = self.reducer.version(version).path.stat().st_size
+        return VersionRow(self.run_id, version, digest, size, now)
 
     def _add_record(self, rows: Batch, round_id: RoundId) -> None:
         record = self.machine.record_of(round_id)
@@ -212,6 +233,8 @@ class RunDriver:
                 for effect in p.effects:
                     self._act(effect)
                 p.done.set_result(p.effects)
+                if p.retention is not None:
+                    self._spawn(self._collect_garbage(p.retention))
                 for listener in self.listeners:
                     listener(p.effects)
 
@@ -248,17 +271,12 @@ class RunDriver:
                 self._evaluations.put_nowait(version)
             case OpenNextRound():
                 self._loop.call_later(self.config.pause, self._open_next_round)
-            case Commit() | Abandon():
-                self._round_ended(effect)
+            case Commit(version=version):
+                steps.reached("publish.before")
+                self.reducer.publish(version)
+                steps.reached("publish.after")
             case EndRun(state, cause):
                 self._end(state, cause)
-
-    def _round_ended(self, effect: Commit | Abandon) -> None:
-        if isinstance(effect, Commit):
-            steps.reached("publish.before")
-            self.reducer.publish(effect.version)
-            steps.reached("publish.after")
-        self._spawn(self._collect_garbage())
 
     def _open_next_round(self) -> None:
         if self.machine.ledger.state is RunState.RUNNING:
@@ -327,7 +345,7 @@ class RunDriver:
                 clients = await asyncio.wait_for(asyncio.to_thread(drawn), SAMPLER_TIMEOUT_S)
         except Exception as error:
             logger.error("the sampler failed in round %d", effect.round_id, exc_info=error)
-            self.post(SamplerFailed(effect.round_id, f"{type(error).__name__}: {error}"[:2000]))
+            self.post(SamplerFailed(effect.round_id, _detail(error)))
             return
         self.post(CohortDrawn(effect.round_id, clients))
 
@@ -343,7 +361,7 @@ class RunDriver:
                 await asyncio.sleep(DISK_RETRY_S)
             except (ValueError, OSError) as error:
                 logger.error("the aggregation of round %d failed", effect.round_id, exc_info=error)
-                self.post(AggregationFailed(effect.round_id, f"{type(error).__name__}: {error}"[:2000]))
+                self.post(AggregationFailed(effect.round_id, _detail(error)))
                 return
         logger.debug("round %d folded in %.3f s", effect.round_id, time.perf_counter() - begun)
         self.post(Aggregated(effect.round_id, Digest(digest)))
@@ -357,17 +375,32 @@ class RunDriver:
                 statistics = await self._evaluator.evaluate(self.reducer.version(version).path)
                 detail = "" if statistics is not None else "the task has no test_data"
             except (EvaluationFailed, OSError) as error:
-                detail = str(error)[:2000]
+                detail = _detail(error)
                 logger.error("version %d could not be evaluated: %s", version, detail)
             self.post(ModelEvaluated(version, statistics, detail))
 
-    async def _collect_garbage(self) -> None:
-        """Retention: updates that no open decision refers to, old versions, the journal before the last snapshots."""
-        ledger, open_round = self.machine.ledger, self.machine.round
-        live = {update.digest for update in ledger.carried.values()}
-        live |= {update.digest for update in open_round.reported.values()} if open_round else set()
-        live |= self.in_flight
+    def _retention(self, effects: Effects) -> _Retention | None:
+        """Taken when a round ends. Memory runs ahead of the disk: what it no longer needs, a replay may still need."""
+        if not any(isinstance(effect, Commit | Abandon) for effect in effects):
+            return None
+        ledger = self.machine.ledger
         stalest = max(0, ledger.version - self.config.round.max_staleness)  # a late update may name it as its base
-        pinned = {*ledger.unevaluated, *map(Version, range(stalest, ledger.version))}
-        await self.reducer.collect_garbage(live, pinned_versions=pinned, current=ledger.version)
+        return _Retention(
+            self._seq,
+            ledger.version,
+            frozenset(update.digest for update in ledger.carried.values()),
+            frozenset((*ledger.unevaluated, *map(Version, range(stalest, ledger.version)))),
+        )
+
+    async def _collect_garbage(self, keep: _Retention) -> None:
+        """Delete updates that no decision can refer to, old versions, and the journal before the last snapshots."""
+        self._received = {digest: seq for digest, seq in self._received.items() if seq > keep.seq}
+        live = {*keep.updates, *self._received, *self.in_flight}
+        await self.reducer.collect_garbage(live, pinned_versions=set(keep.versions), current=keep.version)
         await self._loop.run_in_executor(self._journal_thread, self._journal.prune, self.run_id)
+
+
+def _detail(error: Exception) -> str:
+    """What went wrong, as text that can be written down: a file's name may hold what is no text."""
+    kind = "" if isinstance(error, EvaluationFailed) else f"{type(error).__name__}: "
+    return f"{kind}{error}"[:2000].encode(errors="replace").decode()

@@ -4,13 +4,15 @@ The ledger also does the book-keeping of invariant 1: every accepted update is u
 record of its round says why not.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from atoll.protocol.vocabulary import ClientId, Digest, Phase, RoundId, RunState, Version
 from atoll.server.evaluation import ClientEvaluation
-from atoll.server.events import AmendRecord, Commit, Effect, Update
+from atoll.server.events import AmendRecord, Effect, Update
 from atoll.server.membership import Membership
 from atoll.server.record import RoundRecord
+from atoll.server.rounds import Round
 
 
 @dataclass(slots=True)
@@ -32,23 +34,28 @@ class Ledger:
     evaluation: ClientEvaluation | None = None
     unevaluated: list[Version] = field(default_factory=list)  # EvaluateModel was given out and not yet answered
 
-    def keep(self, record: RoundRecord, *, most: int) -> None:
-        """Put the record of a round that ended with those of the last `most` rounds, and of any that still matters."""
-        self.past[record.round_id] = record
+    def forget_old_rounds(self, *, most: int) -> None:
+        """Keep the records of the last `most` rounds, and of any whose updates still wait for a commit.
+
+        Not when a round ends: what its end settles is still to be written into older records.
+        """
         still_open = {update.round_id for update in self.carried.values()}
         for old in sorted(self.past)[:-most]:
             if old not in still_open:
                 del self.past[old]
 
-    def carry(self, update: Update) -> list[Effect]:
-        """Put an accepted update aside for the next commit. Of two by one client the one of the later round stays."""
-        older = self.carried.get(update.client_id)
-        if older is not None and older.round_id > update.round_id:
-            return self.leave_unused(update, f"superseded by the update of round {older.round_id}")
-        self.carried[update.client_id] = update
+    def carry(self, update: Update, *, into: dict[ClientId, Update] | None = None) -> list[Effect]:
+        """Put an accepted update aside for the next commit, or `into` the late ones of the open round.
+
+        Of two by one client the one of the later round stays.
+        """
+        table = self.carried if into is None else into
+        other = table.get(update.client_id)
+        older, newer = (update, other) if other is not None and other.round_id > update.round_id else (other, update)
+        table[update.client_id] = newer
         if older is None:
             return []
-        return self.leave_unused(older, f"superseded by the update of round {update.round_id}")
+        return self.leave_unused(older, f"superseded by the update of round {newer.round_id}")
 
     def leave_unused(self, update: Update, why: str) -> list[Effect]:
         """No model will hold this accepted update: the record of its round says why."""
@@ -58,25 +65,25 @@ class Ledger:
         record.clients[update.client_id].unused_because = why
         return [AmendRecord(update.round_id)]
 
-    def settle_carried(self, record: RoundRecord, commit: Commit) -> list[Effect]:
-        """A commit has used the carried updates, or found them superseded; those that came in since stay."""
+    def settle_committed(self, record: RoundRecord, late: Mapping[ClientId, Update]) -> list[Effect]:
+        """A commit has used the late updates that its round had, or found them superseded."""
         effects: list[Effect] = []
-        for client_id, update in list(self.carried.items()):
+        for client_id, update in sorted(late.items()):
             if update.digest in record.superseded:
-                del self.carried[client_id]
                 effects += self.leave_unused(update, f"superseded by the update of round {record.round_id}")
-            elif update.digest in commit.used:
-                del self.carried[client_id]
-                if (origin := self.past.get(update.round_id)) is not None:
-                    origin.clients[client_id].used_in = record.round_id
-                    effects.append(AmendRecord(update.round_id))
+            elif (origin := self.past.get(update.round_id)) is not None:
+                origin.clients[client_id].used_in = record.round_id
+                effects.append(AmendRecord(update.round_id))
         return effects
 
-    def settle_abandoned(self, record: RoundRecord, reported: dict[ClientId, Update], *, carry: bool) -> list[Effect]:
+    def settle_abandoned(self, round_: Round, *, carry: bool) -> list[Effect]:
         """The accepted updates of a round that ended without a model are carried over, or the record says why not."""
+        record = round_.record
         assert record.phase is Phase.ABANDONED
         effects: list[Effect] = []
-        for client_id, update in sorted(reported.items()):
+        for _, update in sorted(round_.late.items()):
+            effects += self.carry(update)
+        for client_id, update in sorted(round_.reported_on_time.items()):
             if carry:
                 effects += self.carry(update)
             else:

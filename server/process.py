@@ -52,11 +52,11 @@ async def host(
         stop = _stop_on_signals()
         try:
             await coordinator.start()
-            await server.start()
-            state.announce(address, os.getpid())
-            on_ready(coordinator, address)
             if run is not None:
                 await _add_unless_open(coordinator, run)
+            await server.start()  # last: whoever joins is told which tasks are run here
+            state.announce(address, os.getpid())
+            on_ready(coordinator, address)
             return await _until_over(coordinator, stop, stay=stay)
         finally:
             await server.stop(grace=0.2)

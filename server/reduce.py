@@ -18,6 +18,7 @@ from atoll.protocol import steps
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.codec import StoreCorrupted
+from atoll.server.durable import naming_full_disk
 from atoll.server.evaluator import Evaluator
 from atoll.server.events import Aggregate
 from atoll.server.store import RunStore
@@ -99,6 +100,7 @@ class Reducer:
 
         Raises:
             ValueError: the updates cannot be folded.
+            DiskFull: there is no room for the next version.
             OSError: a file cannot be read or written.
         """
         steps.reached("aggregate.before_fold")
@@ -113,7 +115,9 @@ class Reducer:
         ]
         version = Version(effect.base_version + 1)
         base = self.version(effect.base_version)
-        pieces = fold(base.path, updates, self.store.version_path(version), between=_between_blocks)
+        out = self.store.version_path(version)
+        with naming_full_disk(out):
+            pieces = fold(base.path, updates, out, between=_between_blocks)
         steps.reached("aggregate.after_fold")
         manifest = VersionManifest(pieces, base.model_dtypes).encode()
         self.store.write_manifest(version, manifest)

@@ -69,7 +69,8 @@ def fault_of(update: Update, *, base_version: Version, policy: StragglerPolicy) 
 class Round:
     """One round, from birth to COMMITTED or ABANDONED. A new round is a new machine.
 
-    `carried` is the run's table of late updates that wait for a commit, by client; it may grow meanwhile.
+    `late` are the accepted updates of earlier rounds that wait for a commit, by client: they count in this round. More
+    may come until it closes (`take_late`).
     """
 
     def __init__(
@@ -78,12 +79,12 @@ class Round:
         base_version: Version,
         policy: StragglerPolicy,
         membership: Membership,
-        carried: Mapping[ClientId, Update],
+        late: dict[ClientId, Update],
         now: float,
     ) -> None:
         self.policy = policy
         self.membership = membership
-        self.carried = carried
+        self.late = late
         self.record = RoundRecord(
             round_id=round_id,
             base_version=base_version,
@@ -115,26 +116,24 @@ class Round:
             return None if self._is_drawing else self._select_by
         if record.phase is not Phase.COLLECTING:
             return None
-        if self._in_grace:
-            return record.grace_by
-        assert record.deadline is not None
-        return record.deadline if record.linger_by is None else min(record.linger_by, record.deadline)
+        limit = record.grace_by if self._in_grace else record.deadline
+        assert limit is not None
+        return limit if record.linger_by is None else min(record.linger_by, limit)
 
     def time_passed(self, now: float) -> Effects:
         """The deadline is here: draw from fewer, close, enter the grace period, or give up."""
         record = self.record
         if record.phase is Phase.SELECTING:
             return self._draw(now) if self._can_make_quorum() else self._too_few_clients(now)
+        assert record.deadline is not None
+        by = record.linger_by
+        if by is not None and now >= by and (self._in_grace or by < record.deadline):
+            return self._close(CloseReason.LINGER_OVER, now)
         if self._in_grace:
             return self._close_or_abandon(CloseReason.GRACE_OVER, now)
-        assert record.deadline is not None
-        if record.linger_by is not None and record.linger_by < record.deadline:
-            return self._close(CloseReason.LINGER_OVER, now)
-        if self._uploading():
-            self._in_grace = True
-            record.grace_by = record.deadline + self.policy.grace
-            if now < record.grace_by:
-                return ()
+        if self.policy.grace and self._uploading():
+            self._in_grace, record.grace_by = True, record.deadline + self.policy.grace
+            return self._settle(now)  # only the uploads that were begun are waited for: can they make the quorum?
         return self._close_or_abandon(CloseReason.DEADLINE, now)
 
     def coordinator_started(self, down_since: float, now: float) -> Effects:
@@ -307,11 +306,7 @@ class Round:
 
     def _reachable(self, more: Iterable[ClientId] = ()) -> int:
         """Distinct clients with an accepted update in this round, or `more` that may still send one."""
-        return len({*self._reported, *self._late_ones(), *more})
-
-    def _late_ones(self) -> dict[ClientId, Update]:
-        """The carried updates that count here: those of earlier rounds."""
-        return {c: u for c, u in self.carried.items() if u.round_id < self.record.round_id}
+        return len({*self._reported, *self.late, *more})
 
     def _settle(self, now: float) -> Effects:
         """After every answer: is the round over, or hopeless?"""
@@ -346,7 +341,7 @@ class Round:
         in_time = reason in (CloseReason.ENOUGH, CloseReason.LINGER_OVER)
         releases = self._release(Fate.RELEASED if in_time else Fate.STRAGGLER, ReleaseReason.ROUND_CLOSED, now)
         record.phase, record.closed_at, record.close_reason = Phase.AGGREGATING, now, reason
-        for client_id, update in sorted(self._late_ones().items()):
+        for client_id, update in sorted(self.late.items()):
             if client_id in self._reported:
                 record.superseded.append(update.digest)
             else:
@@ -406,6 +401,11 @@ class Round:
 
     @property
     def reported(self) -> Mapping[ClientId, Update]:
+        """The accepted updates that this round holds; of two by one client the one of this round."""
+        return {**self.late, **self._reported}
+
+    @property
+    def reported_on_time(self) -> Mapping[ClientId, Update]:
         """The accepted updates of this round's own cohort."""
         return self._reported
 

@@ -316,8 +316,8 @@ class RunMachine:
     def _late(self, update: Update, record: RoundRecord, client: ClientRecord, now: float) -> Effects:
         """The round no longer takes it: refuse, or carry it into the next round that commits (DESIGN section 4)."""
         ledger, policy = self.ledger, self.rules.policy
-        aggregating = self.round is not None and self.round.phase is Phase.AGGREGATING
-        next_base = ledger.version + aggregating
+        open_round = self._takes_late(update.round_id)
+        next_base = ledger.version + (self.round is not None and open_round is None)  # of the commit it can count in
         if policy.late == "discard":
             return self._refuse_late(update, record, RejectReason.TOO_LATE, _how_late(record, now), now)
         if next_base >= self.rules.rounds or ledger.stop_reason is not None:
@@ -330,8 +330,14 @@ class RunMachine:
         effects: list[Effect] = [Accept(update.client_id, update.round_id, update.digest, carried=True)]
         note_accepted(client, update)
         effects += self._change_fate(update, record, Fate.CARRIED, "", _how_late(record, now), now)
-        effects += ledger.carry(update)
+        effects += ledger.carry(update, into=None if open_round is None else open_round.late)
         return tuple(effects)
+
+    def _takes_late(self, round_id: RoundId) -> Round | None:
+        """The open round, if a late update of round `round_id` still counts in it."""
+        if self.round is None or self.round.phase is Phase.AGGREGATING or self._open(round_id):
+            return None
+        return self.round
 
     def _refuse_late(
         self, update: Update, record: RoundRecord, reason: RejectReason, detail: str, now: float
@@ -356,7 +362,9 @@ class RunMachine:
         if not ledger.is_round_due or ledger.state is not RunState.RUNNING:
             return ()
         ledger.is_round_due = False
-        self.round = Round(ledger.next_round, ledger.version, self.rules.policy, ledger.membership, ledger.carried, now)
+        ledger.forget_old_rounds(most=max(3, self.rules.policy.max_staleness + 2))
+        late, ledger.carried = ledger.carried, {}
+        self.round = Round(ledger.next_round, ledger.version, self.rules.policy, ledger.membership, late, now)
         ledger.next_round = RoundId(ledger.next_round + 1)
         return self.round.look_for_cohort(now)
 
@@ -373,16 +381,16 @@ class RunMachine:
     def _committed(self, commit: Commit, now: float) -> Effects:
         ledger, round_ = self.ledger, self._take_round()
         ledger.version, ledger.model_digest, ledger.failures = commit.version, commit.model_digest, 0
-        effects = ledger.settle_carried(round_.record, commit)
-        self._keep(round_.record)
+        effects = ledger.settle_committed(round_.record, round_.late)
+        ledger.past[round_.record.round_id] = round_.record
         return (*effects, *self._evaluate(now), *self._next_round_or_end())
 
     def _abandoned(self, abandon: Abandon) -> Effects:
         ledger, round_ = self.ledger, self._take_round()
         record, stopped = round_.record, abandon.reason is AbandonReason.STOP_REQUESTED
         carry = self.rules.policy.late == "next_round" and not stopped
-        effects = ledger.settle_abandoned(record, dict(round_.reported), carry=carry)
-        self._keep(record)
+        effects = ledger.settle_abandoned(round_, carry=carry)
+        ledger.past[record.round_id] = record
         if stopped:
             return (*effects, *self._end(RunState.STOPPED, record.detail))
         ledger.failures += 1
@@ -395,9 +403,6 @@ class RunMachine:
         assert self.round is not None
         round_, self.round = self.round, None
         return round_
-
-    def _keep(self, record: RoundRecord) -> None:
-        self.ledger.keep(record, most=max(3, self.rules.policy.max_staleness + 2))
 
     def _next_round_or_end(self) -> Effects:
         ledger = self.ledger

@@ -83,7 +83,7 @@ def _headline(record: RoundRecord) -> str:
         assert record.deadline is not None
         assert record.drawn_at is not None
         until = _seconds(record.deadline - record.drawn_at)
-        are = "is" if record.cohort_size == 1 else "are"
+        are = "is" if record.num_reported == 1 else "are"
         return f"{start} and is collecting for {until}: {_wanted(record)} {are} in (quorum {record.quorum})."
     return f"{start} and is waiting for clients: {record.num_needed_to_draw} must be connected."
 
@@ -96,7 +96,7 @@ def _why_closed(record: RoundRecord) -> str:
     """The reason, with the numbers that it was decided by."""
     late = f" and {_count(len(record.carried), 'late update')} of earlier rounds" if record.carried else ""
     if record.close_reason is CloseReason.ENOUGH:
-        return f"{_wanted(record)}{late} {_was(record.cohort_size + len(record.carried))} in"
+        return f"{_wanted(record)}{late} {_was(record.num_reported + len(record.carried))} in"
     assert record.close_reason is not None
     return f"{explain(record.close_reason)}, with {_wanted(record)}{late} (quorum {record.quorum})"
 
@@ -113,7 +113,8 @@ def _carried(carried: CarriedRecord) -> str:
     age = "of the same version" if carried.staleness == 0 else f"{_count(carried.staleness, 'version')} old"
     examples = _count(carried.num_examples, "example")
     what = f"the late update of round {carried.round_id} by {carried.client_id} ({examples}, {age})"
-    return f"Carried in: {what}, which counts with {carried.scale:.3g} times its weight."
+    weight = "its full weight" if carried.scale == 1 else f"{carried.scale:.3g} of its weight"
+    return f"Carried in: {what}, which counts with {weight}."
 
 
 def _superseded(number: int) -> str:

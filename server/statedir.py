@@ -40,7 +40,7 @@ from sqlalchemy.exc import DBAPIError
 
 from atoll.protocol.vocabulary import RunId
 from atoll.server.codec import StoreCorrupted
-from atoll.server.durable import DiskFull, naming_full_disk, sync_directory, write_atomically
+from atoll.server.durable import DiskFull, sync_directory, write_atomically
 
 SCHEMA_VERSION = 1
 MIGRATIONS: Mapping[int, Callable[[Connection], None]] = {}
@@ -242,12 +242,11 @@ class StateDirectory:
 
     def mark_alive(self, now: float) -> None:
         """Note that the coordinator lives [s since the epoch]: in place, so that it needs no room, and no fsync."""
-        with naming_full_disk(self.path):
-            file = os.open(self.path / "alive", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                os.pwrite(file, f"{now!r:<32}".encode(), 0)
-            finally:
-                os.close(file)
+        file = os.open(self.path / "alive", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.pwrite(file, f"{now!r:<32}".encode(), 0)
+        finally:
+            os.close(file)
 
     def last_alive(self) -> float | None:
         """What `mark_alive` noted last, also in an earlier process; None when nothing, or nothing legible."""
@@ -328,5 +327,6 @@ def _create(connection: Connection, path: Path) -> None:
         raise StoreCorrupted(f"{path}/state.db is missing or empty, but {path}/runs holds the files of runs")
     metadata.create_all(connection)
     connection.execute(META.insert().values(key="schema_version", value=str(SCHEMA_VERSION)))
+    write_atomically(path / "alive", b" " * 32)
     sync_directory(path)
     sync_directory(path.parent)

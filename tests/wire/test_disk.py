@@ -1,6 +1,8 @@
 """A full disk, two coordinators, damaged files: over real gRPC, with the real journal."""
 
 import asyncio
+import errno
+import logging
 
 import grpc
 import pytest
@@ -21,16 +23,33 @@ async def limit_pages(it, extra):
     await asyncio.get_running_loop().run_in_executor(it.coordinator._journal_thread, limit)
 
 
+class Errors(logging.Handler):
+    """Counts what the driver complains of."""
+
+    def __init__(self):
+        super().__init__(logging.ERROR)
+        self.messages = []
+
+    def emit(self, record):
+        self.messages.append(record.getMessage())
+
+
 async def fill_journal(it):
-    """Join under other names until an event no longer fits."""
+    """Join under other names until an event no longer fits, and the coordinator says so."""
     await limit_pages(it, 0)
-    for number in range(2000):
-        async with it.client(f"filler{number}"):
-            await asyncio.sleep(0)
-        if it.run._posted or number % 50 == 49:
-            await asyncio.sleep(0.05)
-            if it.run._posted:
+    errors = Errors()
+    logging.getLogger("atoll.server.driver").addHandler(errors)
+    try:
+        for number in range(3000):
+            async with it.client(f"filler{number}"):
+                await asyncio.sleep(0)
+            if number % 20 == 19:
+                await asyncio.sleep(0.02)
+            if errors.messages:
+                assert "the run waits for space" in errors.messages[0]
                 return
+    finally:
+        logging.getLogger("atoll.server.driver").removeHandler(errors)
     raise AssertionError("the journal never filled up")
 
 
@@ -67,7 +86,6 @@ async def test_update_that_does_not_fit_on_the_disk_is_to_be_tried_again(tmp_pat
 @live
 async def test_aggregation_waits_for_space_and_keeps_every_update(tmp_path):
     from atoll.server import reduce
-    from atoll.server.durable import DiskFull
 
     async with running(tmp_path / "state", rounds=1) as it, it.client("a") as a, it.client("b") as b:
         real, calls = reduce.fold, []
@@ -75,7 +93,7 @@ async def test_aggregation_waits_for_space_and_keeps_every_update(tmp_path):
         def full_at_first(*args, **kwargs):
             calls.append(1)
             if len(calls) == 1:
-                raise DiskFull("no room")
+                raise OSError(errno.ENOSPC, "no room")
             return real(*args, **kwargs)
 
         reduce.fold = full_at_first

@@ -1,0 +1,58 @@
+"""Asks the coordinator that holds a state directory to do something."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from atoll.cli.faults import CommandError, without_frames
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.channel import client_options
+from atoll.server.statedir import running_coordinator
+
+TIMEOUT_S = 660.0
+"""A run starts when its task is loaded and its version 0 is made: the coordinator gives that ten minutes."""
+
+
+def ask(state: Path, request: "Callable[[rpc.AdminStub], pb.RunReply]") -> pb.RunReply:
+    """The answer of the coordinator that holds `state`.
+
+    Raises:
+        CommandError: none does, or it refuses; the message is the coordinator's own.
+    """
+    running = running_coordinator(state)
+    if running is None:
+        raise CommandError(
+            f"no coordinator holds {state}: name another directory with --state, or start one with "
+            f"`atoll coordinator --state {state}`"
+        )
+    with grpc.insecure_channel(running.address, options=client_options()) as channel:
+        try:
+            return request(rpc.AdminStub(channel))
+        except grpc.RpcError as error:
+            raise _refusal(error, running.address) from error
+
+
+def _refusal(error: Any, address: str) -> CommandError:
+    """What the coordinator said; `error` is a grpc.Call, too, which grpc's types do not tell."""
+    details = error.details() or str(error.code())
+    if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        return CommandError(f"the coordinator on {address} does not answer: {details}")
+    return CommandError(*without_frames(details))
+
+
+def start(state: Path, config_toml: str) -> pb.RunReply:
+    """Host one more run."""
+    return ask(state, lambda admin: admin.StartRun(pb.StartRunRequest(config_toml=config_toml), timeout=TIMEOUT_S))
+
+
+def stop(state: Path, run_id: str, reason: str) -> pb.RunReply:
+    """End a run."""
+    return ask(state, lambda admin: admin.StopRun(pb.StopRunRequest(run_id=run_id, reason=reason), timeout=TIMEOUT_S))
+
+
+def resume(state: Path, run_id: str) -> pb.RunReply:
+    """Reopen a run."""
+    return ask(state, lambda admin: admin.ResumeRun(pb.ResumeRunRequest(run_id=run_id), timeout=TIMEOUT_S))

@@ -1,0 +1,101 @@
+"""`atoll coordinator`: host runs, in this process, until they have ended."""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atoll.cli import options
+from atoll.cli.faults import CommandError, without_frames
+from atoll.cli.printing import note, say
+
+if TYPE_CHECKING:
+    from atoll.server.config import HostFile, RunFile
+    from atoll.server.coordinator import Coordinator
+
+What = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[TASK | RUN.toml]",
+        help="A run's TOML, or a task (`module:attribute` or `path/to/file.py:attribute`) to run with the defaults. "
+        "Without it the coordinator goes on with the runs that its state directory knows, and waits for others.",
+    ),
+]
+State = Annotated[
+    Path | None, typer.Option("--state", metavar="DIR", help="Where everything is kept; short for coordinator.state.")
+]
+Stay = Annotated[bool, typer.Option("--stay", help="Stay when every run has ended; more may be started.")]
+
+
+def coordinator(
+    what: What = None,
+    state: State = None,
+    overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
+    stay: Stay = False,
+    check: options.Check = False,
+) -> None:
+    """Host runs: invite clients, wait for their updates, aggregate, commit.
+
+    A run that an earlier process left open goes on where it stopped. Ends with 0 when every run has finished or a
+    signal came, with 1 when a run failed or was stopped.
+    """
+    from atoll.cli.files import load_host, overriding
+    from atoll.server.config import RunFile
+
+    file = load_host(what, overriding(overrides, coordinator__state=state))
+    if check:
+        _check(file)
+        return
+    from atoll.cli import log
+
+    log.configure()
+    run = file.run if isinstance(file, RunFile) else None
+    raise typer.Exit(_host(file, stay=stay or run is None))
+
+
+def _check(file: "HostFile | RunFile") -> None:
+    """Load the task as the worker would; what is wrong with it is better known now."""
+    from atoll.protocol.settings import effective
+    from atoll.server.config import RunFile
+
+    if isinstance(file, RunFile):
+        _check_task(file)
+    say(effective(file).rstrip("\n"))
+
+
+def _check_task(file: "RunFile") -> None:
+    """Load a run's task and sampler here, and try the overrides of its local training.
+
+    Raises:
+        CommandError, ConfigError: with what is wrong.
+    """
+    from atoll.cli.files import load_user_task
+    from atoll.parallel.task import Task
+    from atoll.server.sampling import load_sampler
+
+    task = load_user_task(file.task)
+    load_sampler(file.cohort.sampler)
+    if isinstance(task, Task):
+        try:
+            task.local.with_overrides(file.local)
+        except ValueError as error:
+            raise CommandError(*str(error).split("; ")) from error
+
+
+def _host(file: "HostFile | RunFile", *, stay: bool) -> int:
+    from atoll.server.config import RunFile
+    from atoll.server.coordinator import OperatorError
+    from atoll.server.process import host
+
+    def ready(coordinator: "Coordinator", address: str) -> None:
+        note(f"atoll coordinator on {address}, state in {file.coordinator.state}")
+        note("loopback only: until clients can prove who they are, agents run on this machine")
+        if stay and not coordinator.runs:
+            note(f"no run yet: atoll run start RUN.toml --state {file.coordinator.state}")
+
+    run = file.run if isinstance(file, RunFile) else None
+    try:
+        return asyncio.run(host(file.coordinator, run, stay=stay, on_ready=ready))
+    except OperatorError as error:
+        raise CommandError(*without_frames(str(error))) from error

@@ -1,0 +1,138 @@
+"""The generated parts of `docs/`: `python -m atoll.cli.docs` writes them anew from the code; tests hold them equal.
+
+A part stands between two comments, and everything outside of them is written by hand:
+
+    <!-- begin generated: settings run -->
+    <!-- end generated -->
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGES = ("configuration.md", "operations.md", "protocol.md")
+
+_PART = re.compile(r"(<!-- begin generated: ([^>]+?) -->\n).*?(<!-- end generated -->)", re.DOTALL)
+
+
+def render(page: str) -> str:
+    """The page with its generated parts as the code has them now.
+
+    Raises:
+        KeyError: a part of a name that nobody generates.
+    """
+    return _PART.sub(lambda part: f"{part[1]}\n{_GENERATORS[part[2]]()}\n{part[3]}", page)
+
+
+def parts(page: str) -> list[str]:
+    """The names of the generated parts of a page."""
+    return [part[2] for part in _PART.finditer(page)]
+
+
+def _settings(section: str) -> Callable[[], str]:
+    def generate() -> str:
+        from atoll.cli.settings import Section, described
+
+        rows = [
+            (f"`{s.key}`", _code(s.type), "required" if s.is_required else _code(s.default), s.doc)
+            for s in described(Section(section))
+        ]
+        return _table(("key", "type", "default", "meaning"), rows)
+
+    return generate
+
+
+def _words(module: str, union: str) -> Callable[[], str]:
+    """Names and first sentences of the events or effects in a module."""
+
+    def generate() -> str:
+        from importlib import import_module
+
+        kinds: tuple[type, ...] = get_args(getattr(import_module(module), union))
+        rows = [(f"`{kind.__name__}`", " ".join((inspect.getdoc(kind) or "").split())) for kind in kinds]
+        return _table(("name", "meaning"), rows)
+
+    return generate
+
+
+def _steps() -> str:
+    from atoll.protocol.steps import STEPS
+
+    return _table(("step", "what is true there"), [(f"`{name}`", truth) for name, truth in STEPS])
+
+
+def _commands() -> str:
+    return "\n\n".join(_command(path, command) for path, command in commands())
+
+
+def commands() -> list[tuple[str, Any]]:
+    """Every command with its full name, such as `atoll run start`, in the order of `--help`."""
+    from typer.main import get_command
+
+    from atoll.cli.main import app
+
+    return list(_leaves("atoll", get_command(app)))
+
+
+def _leaves(path: str, command: Any) -> Iterator[tuple[str, Any]]:
+    if not hasattr(command, "commands"):
+        yield path, command
+        return
+    for name, child in command.commands.items():
+        yield from _leaves(f"{path} {name}", child)
+
+
+def _command(path: str, command: Any) -> str:
+    rows = [
+        (f"`{_spelled(parameter)}`", " ".join((getattr(parameter, "help", None) or "").split()))
+        for parameter in command.params
+        if parameter.name != "help"
+    ]
+    text = "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(command.help).split("\n\n"))
+    return f"#### `{path}`\n\n{text}\n\n{_table(('argument', 'meaning'), rows)}"
+
+
+def _spelled(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return str(parameter.metavar or parameter.name)
+    return ", ".join(parameter.opts) + ("" if parameter.is_flag else f" {parameter.metavar or ''}".rstrip())
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text else "none"
+
+
+def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    header = list(columns)
+    lines = [header, ["---"] * len(header), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+_GENERATORS: dict[str, Callable[[], str]] = {
+    **{f"settings {section}": _settings(section) for section in ("run", "coordinator", "agent", "local")},
+    "commands": _commands,
+    "steps": _steps,
+    "server events": _words("atoll.server.events", "Event"),
+    "server effects": _words("atoll.server.events", "Effect"),
+    "client events": _words("atoll.client.events", "Event"),
+    "client effects": _words("atoll.client.events", "Effect"),
+}
+
+
+def main() -> None:
+    """Write the pages anew."""
+    for name in PAGES:
+        path = DOCS / name
+        old = path.read_text("utf-8")
+        new = render(old)
+        if new != old:
+            path.write_text(new, "utf-8")
+        sys.stdout.write(f"{path.name}: {'written' if new != old else 'up to date'}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""What the operator names on the command line: a run's TOML or a task, with everything that is wrong said at once."""
+
+import json
+import os
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from atoll.cli.faults import CommandError
+from atoll.cli.options import STATE
+from atoll.protocol.settings import ConfigError, load, load_text
+from atoll.server.config import HostFile, RunFile
+
+if TYPE_CHECKING:
+    from atoll.parallel.task import ArrayTask, Task
+
+
+def is_toml(what: str) -> bool:
+    """Whether the argument names a TOML file rather than a task."""
+    return what.endswith(".toml")
+
+
+def load_run(what: str, overrides: Sequence[str] = ()) -> RunFile:
+    """The settings of a run.
+
+    Args:
+        what: a run's TOML, or a task: then the run has the defaults.
+        overrides: `key=value`; a path in one is relative to the current directory, one in a TOML to its folder.
+
+    Raises:
+        ConfigError: with everything that is wrong.
+    """
+    if is_toml(what):
+        file, folder, name = load(RunFile, Path(what), overrides), Path(what).parent, what
+    else:
+        file, folder, name = load_text(RunFile, f"task = {json.dumps(what)}", overrides, name=""), Path(), ""
+    return _with_absolute_paths(file, folder, overrides, name)
+
+
+def load_host(what: str | None, overrides: Sequence[str] = ()) -> HostFile | RunFile:
+    """What `atoll coordinator` was given: a run, or nothing but the coordinator's own table."""
+    if what is None:
+        return load(HostFile, None, overrides)
+    if is_toml(what) and _has_only_the_host(Path(what)):
+        return load(HostFile, Path(what), overrides)
+    return load_run(what, overrides)
+
+
+def state_of(file: RunFile, what: str, state: Path | None) -> Path:
+    """The state directory that a command means: the option, or what the run's file says, or the default."""
+    return state or (file.coordinator.state if is_toml(what) else STATE)
+
+
+def overriding(overrides: Sequence[str], **options: object) -> list[str]:
+    """The options that were given, as overrides that win; `coordinator__state=x` stands for coordinator.state."""
+    given = {name.replace("__", "."): value for name, value in options.items() if value is not None}
+    return [*overrides, *(f"{name}={json.dumps(str(value))}" for name, value in given.items())]
+
+
+def _has_only_the_host(path: Path) -> bool:
+    try:
+        document = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return False  # `load` will say what is wrong
+    return document.keys() == {"coordinator"}
+
+
+def _with_absolute_paths(file: RunFile, folder: Path, overrides: Sequence[str], name: str) -> RunFile:
+    """The same with paths that hold wherever the coordinator runs; a file that is not there is a fault."""
+    set_here = {override.partition("=")[0].strip() for override in overrides}
+    references = {"task": file.task, "cohort.sampler": file.cohort.sampler}
+    faults, absolute = [], {}
+    for key, reference in references.items():
+        absolute[key] = _absolute(reference, Path() if key in set_here else folder)
+        if (fault := missing_file(absolute[key])) is not None:
+            source = "--set: " if key in set_here else f"{name}: " if name else ""
+            faults.append(f"{source}{key}: {fault}")
+    if faults:
+        raise ConfigError(faults)
+    cohort = file.cohort.model_copy(update={"sampler": absolute["cohort.sampler"]})
+    return file.model_copy(update={"task": absolute["task"], "cohort": cohort})
+
+
+def missing_file(reference: str) -> str | None:
+    """That a reference names a file that is not there; None when it does not."""
+    place = reference.rpartition(":")[0]
+    return f"there is no file {place}" if _is_file(place) and not os.path.isfile(place) else None
+
+
+def load_user_task(reference: str) -> "Task | ArrayTask":
+    """Load a task here, in this process: what is wrong with it is better known now.
+
+    Raises:
+        CommandError: with what its code raised, or that it is no task.
+    """
+    from atoll.parallel.task import TaskNotFound, load_task
+
+    try:
+        return load_task(reference)
+    except TaskNotFound as error:
+        raise CommandError(str(error)) from error
+    except Exception as error:  # the user's own code runs here
+        raise CommandError(f"{reference}: cannot be loaded: {type(error).__name__}: {error}") from error
+
+
+def _absolute(reference: str, folder: Path) -> str:
+    place, _, attribute = reference.rpartition(":")
+    return f"{os.path.abspath(folder / place)}:{attribute}" if _is_file(place) else reference
+
+
+def _is_file(place: str) -> bool:
+    return place.endswith(".py") or "/" in place

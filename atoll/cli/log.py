@@ -1,0 +1,21 @@
+"""The log of a process, for the person who watches it: one line for each thing that happens, on standard error."""
+
+import logging
+
+
+class _ForAPerson(logging.Formatter):
+    """Time and message; what the operator may want to act on says so first."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line; a traceback follows below when there is one."""
+        line = super().format(record)
+        level = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
+        return f"{self.formatTime(record, '%H:%M:%S')} {level}{line}"
+
+
+def configure() -> None:
+    """Send everything of ours, and the warnings of others, to standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_ForAPerson("%(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("atoll").setLevel(logging.INFO)

@@ -1,0 +1,83 @@
+"""What the showing commands read: the state directory, read-only, while a coordinator runs or after it died."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atoll.cli.faults import CommandError
+
+if TYPE_CHECKING:
+    from atoll.protocol.vocabulary import RunId
+    from atoll.server.history import History
+    from atoll.server.journal import EvaluationRow, RunRow
+
+
+@contextmanager
+def history_of(state: Path) -> "Iterator[History]":
+    """The history of a state directory; what is not in it is the operator's fault.
+
+    Raises:
+        CommandError: there is no such run or round; the message says which there are.
+        OSError: there is no state directory, or it is damaged, or too new.
+    """
+    from atoll.server.history import History
+
+    try:
+        yield History(state)
+    except LookupError as error:
+        if type(error) is not LookupError:
+            raise  # a KeyError or an IndexError is ours
+        raise CommandError(*str(error).splitlines()) from error
+
+
+def run_of(history: "History", name: str) -> "RunRow":
+    """The run with this id or name; without a name the one that was asked for last.
+
+    Raises:
+        CommandError: there is none at all.
+        LookupError: there is none of that name.
+    """
+    if name:
+        return history.run(name)
+    runs = history.runs()
+    if not runs:
+        raise CommandError(f"{history.path} knows no run yet")
+    return runs[-1]
+
+
+def newest_version(history: "History", run_id: "RunId") -> int:
+    """The global model as it stands; 0 is the initial one."""
+    return max((row.version for row in history.versions(run_id)), default=0)
+
+
+def measures(evaluations: "Iterable[EvaluationRow]") -> dict[int, dict[str, dict[str, Any]]]:
+    """By version and source ("server" or "clients"): the values of the metrics.
+
+    Two statistics are total and count, and the value is total / count; any others are shown as they are, because
+    only the task knows what they mean.
+    """
+    from atoll.parallel.metrics import values
+
+    found: dict[int, dict[str, dict[str, Any]]] = {}
+    for row in evaluations:
+        if row.statistics is not None:
+            shown: dict[str, Any] = {}
+            for name, value in values({}, row.statistics).items():
+                sums = row.statistics[name]
+                shown[name] = value if len(sums) == 2 else list(sums)
+            found.setdefault(row.version, {})[row.source] = shown
+    return found
+
+
+def in_words(measured: dict[str, dict[str, Any]]) -> str:
+    """The metrics of one version in one cell: `accuracy 0.93, loss 0.21; clients: accuracy 0.91`."""
+    parts = []
+    for source, metrics in sorted(measured.items(), reverse=True):  # the server's own first
+        listed = ", ".join(f"{name} {_word(value)}" for name, value in metrics.items())
+        parts.append(listed if source == "server" else f"{source}: {listed}")
+    return "; ".join(parts)
+
+
+def _word(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "undefined" if value is None else str(value)

@@ -1,0 +1,53 @@
+"""The program `atoll`: its commands, and what becomes of errors."""
+
+import traceback
+from typing import Annotated
+
+import typer
+
+from atoll.cli import clients, models, rounds, runs
+from atoll.cli.agent import agent
+from atoll.cli.coordinator import coordinator
+from atoll.cli.faults import EXIT_BUG, Commands
+from atoll.cli.new import new
+from atoll.cli.settings import settings
+
+app = typer.Typer(
+    cls=Commands, name="atoll", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from atoll import __version__
+
+        typer.echo(f"atoll {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def atoll(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Federated learning that loses nothing: a coordinator, agents where the data lies, one task for both."""
+
+
+app.command()(new)
+app.command()(coordinator)
+app.command()(agent)
+app.add_typer(runs.app, name="run")
+app.add_typer(rounds.app, name="round")
+app.add_typer(clients.app, name="client")
+app.add_typer(models.app, name="model")
+app.command()(settings)
+
+
+def run() -> None:
+    """The entry point. A mistake of ours leaves its traceback and exit code 70; the journal brings everything back."""
+    try:
+        app()
+    except Exception:
+        traceback.print_exc()
+        raise SystemExit(EXIT_BUG) from None

@@ -1,0 +1,144 @@
+"""`atoll model ...`: the versions of the global model, and how to take one away."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from atoll.cli import options
+from atoll.cli.faults import CommandError, Commands
+from atoll.cli.looking import history_of, in_words, measures, newest_version, run_of
+from atoll.cli.printing import as_json, clock, say, size, table
+
+if TYPE_CHECKING:
+    from atoll.protocol.manifest import VersionManifest
+    from atoll.protocol.vocabulary import RunId, Version
+    from atoll.server.history import History
+    from atoll.server.journal import VersionRow
+    from atoll.server.store import RunStore
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, help="The versions of the global model.")
+
+BLOCK_BYTES = 2**20
+
+Number = Annotated[
+    int | None, typer.Argument(metavar="[VERSION]", min=0, help="Which version; by default the newest one.")
+]
+Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the safetensors file is to appear.")]
+
+
+@app.command("list")
+def list_versions(run: options.Run = "", state: options.State = options.STATE, json: options.Json = False) -> None:
+    """List the versions of a run's model: what each is worth, and whether its file is still kept."""
+    with history_of(state) as history:
+        row = run_of(history, run)
+        measured, kept = measures(history.evaluations(row.run_id)), set(_store(history, row.run_id).versions())
+        versions = [_summary(version, version.version in kept, measured) for version in history.versions(row.run_id)]
+    if json:
+        as_json(versions)
+        return
+    table(
+        ["version", "metrics", "size", "kept", "created", "digest"],
+        [
+            (
+                *(found["version"], in_words(found["metrics"]), size(found["num_bytes"])),
+                *("yes" if found["kept"] else "no", clock(found["created_at"]), found["digest"][:12]),
+            )
+            for found in versions
+        ],
+        empty=f"run {row.run_id} has no version yet",
+    )
+
+
+@app.command()
+def export(
+    out: Out,
+    version: Number = None,
+    run: options.Run = "",
+    state: options.State = options.STATE,
+    json: options.Json = False,
+) -> None:
+    """Copy a version to a safetensors file; every tensor is checked against the version's manifest on the way."""
+    from atoll.protocol.vocabulary import Version
+
+    with history_of(state) as history:
+        row = run_of(history, run)
+        chosen = Version(newest_version(history, row.run_id) if version is None else version)
+        recorded = {known.version: known.digest for known in history.versions(row.run_id)}
+        digest, num_bytes = _copy(_store(history, row.run_id), chosen, recorded.get(chosen), out)
+    if json:
+        as_json({"run": row.run_id, "version": chosen, "digest": digest, "out": out, "num_bytes": num_bytes})
+    else:
+        say(f"version {chosen} of {row.run_id} is in {out} ({size(num_bytes)}, digest {digest[:12]})")
+
+
+def _summary(row: "VersionRow", kept: bool, measured: dict[int, dict[str, dict[str, Any]]]) -> dict[str, Any]:
+    return {
+        "version": row.version,
+        "digest": row.digest,
+        "num_bytes": row.num_bytes,
+        "created_at": row.created_at,
+        "kept": kept,
+        "metrics": measured.get(row.version, {}),
+    }
+
+
+def _store(history: "History", run_id: "RunId") -> "RunStore":
+    from atoll.server.store import RunStore
+
+    return RunStore(history.path / "runs" / run_id)
+
+
+def _copy(store: "RunStore", version: "Version", recorded: str | None, out: Path) -> tuple[str, int]:
+    """Copy the file block by block, hash every tensor, and let it appear only when all of them are right.
+
+    Returns:
+        The version's digest, and the size of the file [bytes].
+    """
+    from atoll.aggregation.tensorfile import parse_header
+    from atoll.protocol.manifest import digest_of, parse_version
+
+    try:
+        encoded = store.read_manifest(version)
+    except FileNotFoundError as error:
+        kept = ", ".join(map(str, store.versions())) or "none"
+        raise CommandError(
+            f"version {version} is not kept, or not made yet (kept: {kept}; see keep_versions)"
+        ) from error
+    digest = digest_of(encoded)
+    if recorded not in (None, digest):
+        raise CommandError(f"{store.manifest_path(version)} is damaged: its digest is not {recorded}")
+    manifest, path = parse_version(encoded), store.version_path(version)
+    layout, data_start = parse_header(path)
+    if layout != manifest.layout:
+        raise CommandError(f"{path} is damaged: its tensors are not those of its manifest")
+    part = out.with_name(out.name + ".part")
+    try:
+        with path.open("rb") as source, part.open("wb") as target:
+            target.write(source.read(data_start))
+            _copy_checked(source, target, manifest, path)
+            target.flush()
+            os.fsync(target.fileno())
+        os.replace(part, out)
+    finally:
+        part.unlink(missing_ok=True)
+    return digest, out.stat().st_size
+
+
+def _copy_checked(source: BinaryIO, target: BinaryIO, manifest: "VersionManifest", path: Path) -> None:
+    for piece in manifest.pieces:
+        digest = hashlib.sha256()
+        for block in _blocks(source, piece.num_bytes):
+            digest.update(block)
+            target.write(block)
+        if digest.hexdigest() != piece.sha256:
+            raise CommandError(f"{path} is damaged: tensor {piece.tensor} has not the SHA-256 of its manifest")
+
+
+def _blocks(source: BinaryIO, num_bytes: int) -> Iterator[bytes]:
+    while num_bytes and (block := source.read(min(BLOCK_BYTES, num_bytes))):
+        num_bytes -= len(block)
+        yield block

@@ -1,0 +1,26 @@
+"""`atoll new`: a project to begin with, whose test passes and whose run ends in a committed model."""
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoll.cli.faults import CommandError
+from atoll.cli.printing import say
+
+FILES = ("README.md", "agent.toml", "run.toml", "task.py", "test_task.py")
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write; it is made when it is not there.")]
+
+
+def new(folder: Folder) -> None:
+    """Write a project: a task, the settings of a run and of an agent, and a test."""
+    if present := [folder / name for name in FILES if (folder / name).exists()]:
+        raise CommandError(*(f"{path} is already there, and is not overwritten" for path in present))
+    folder.mkdir(parents=True, exist_ok=True)
+    templates = files("atoll.cli") / "project"
+    for name in FILES:
+        (folder / name).write_text((templates / name).read_text("utf-8"), "utf-8")
+        say(f"wrote {folder / name}")
+    say(f"\nnext: cd {folder}, and read README.md")

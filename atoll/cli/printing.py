@@ -1,0 +1,83 @@
+"""What commands print: a table or plain lines for a person, JSON for a script."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import typer
+
+
+def say(text: str) -> None:
+    """One line to standard output."""
+    typer.echo(text)
+
+
+def note(text: str) -> None:
+    """One line to standard error: for the person, not for the pipe."""
+    typer.echo(text, err=True)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
+    """Aligned columns, no row ever broken, so that `grep` finds whole ones; `empty` is noted when there is no row."""
+    cells = [[cell(value) for value in row] for row in rows]
+    if not cells:
+        note(empty)
+        return
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    for line in (columns, *cells):
+        say("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+def as_json(value: object) -> None:
+    """A value as JSON: dataclasses as objects, times as seconds since the epoch."""
+    typer.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
+
+
+def plain(value: Any) -> Any:
+    """The value in JSON's own types; infinities and NaN, which JSON lacks, as their names."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, float) and value - value != 0:
+        return repr(value)
+    return value
+
+
+def cell(value: object) -> str:
+    """One cell of a table, on one line."""
+    if value is None or value == "":
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
+
+
+def clock(at: float | None) -> str:
+    """An instant, in local time."""
+    return "-" if at is None else datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def seconds(duration: float | None) -> str:
+    """How long something took."""
+    if duration is None:
+        return "-"
+    return f"{duration:.1f} s" if duration < 600 else f"{duration / 60:.0f} min"
+
+
+def size(num_bytes: int) -> str:
+    """A number of bytes."""
+    amount, unit = float(num_bytes), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if amount < 1000:
+            break
+        amount, unit = amount / 1000, larger
+    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"

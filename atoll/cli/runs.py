@@ -1,0 +1,126 @@
+"""`atoll run ...`: start, stop and resume runs; list and show them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atoll.cli import options
+from atoll.cli.faults import Commands
+from atoll.cli.looking import history_of, in_words, measures, newest_version
+from atoll.cli.printing import as_json, clock, say, table
+
+if TYPE_CHECKING:
+    from atoll.protocol.atoll_pb2 import RunReply
+    from atoll.server.history import History
+    from atoll.server.journal import RunRow
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, help="Start, stop and resume runs; list and show them.")
+
+What = Annotated[str, typer.Argument(metavar="TASK | RUN.toml", help="The run's TOML, or a task to run with defaults.")]
+State = Annotated[
+    Path | None,
+    typer.Option(
+        "--state",
+        metavar="DIR",
+        help="The state directory of the coordinator; by default what the TOML says, or atoll-state.",
+    ),
+]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it becomes the cause of the run's end.")]
+
+
+@app.command()
+def start(what: What, state: State = None, overrides: options.Set = [], json: options.Json = False) -> None:  # noqa: B006
+    """Start a run on the coordinator that holds the state directory; it begins when those before it have ended."""
+    from atoll.cli import admin
+    from atoll.cli.files import load_run, state_of
+    from atoll.protocol.settings import effective
+
+    file = load_run(what, overrides)
+    _report(admin.start(state_of(file, what, state), effective(file)), json)
+
+
+@app.command()
+def stop(
+    run: options.RunArgument, state: options.State = options.STATE, reason: Reason = "", json: options.Json = False
+) -> None:
+    """End a run: its round is abandoned, or committed first when it already aggregates."""
+    from atoll.cli import admin
+
+    _report(admin.stop(state, run, reason), json)
+
+
+@app.command()
+def resume(run: options.RunArgument, state: options.State = options.STATE, json: options.Json = False) -> None:
+    """Reopen a stopped or failed run: it goes on from its last committed version."""
+    from atoll.cli import admin
+
+    _report(admin.resume(state, run), json)
+
+
+@app.command("list")
+def list_runs(state: options.State = options.STATE, json: options.Json = False) -> None:
+    """List the runs, the newest last."""
+    with history_of(state) as history:
+        rows = [_summary(history, row) for row in history.runs()]
+    if json:
+        as_json(rows)
+        return
+    table(
+        ["run", "task", "state", "version", "of", "created", "cause"],
+        [
+            (
+                row["run"],
+                row["task"],
+                row["state"],
+                row["version"],
+                row["rounds"],
+                clock(row["created_at"]),
+                row["cause"],
+            )
+            for row in rows
+        ],
+        empty=f"{state} knows no run yet",
+    )
+
+
+@app.command()
+def show(run: options.RunArgument, state: options.State = options.STATE, json: options.Json = False) -> None:
+    """Show one run: where it stands and why, what its model is worth, and its settings."""
+    from atoll.protocol.settings import effective
+
+    with history_of(state) as history:
+        row = history.run(run)
+        found = _summary(history, row)
+        found["metrics"] = measures(history.evaluations(row.run_id))
+        found["settings"] = row.config.model_dump(mode="json")
+    if json:
+        as_json(found)
+        return
+    say(f"{found['run']} is {found['state']}" + (f": {found['cause']}" if found["cause"] else ""))
+    say(f"task {found['task']}, created {clock(found['created_at'])}, ended {clock(found['ended_at'])}")
+    say(f"version {found['version']} of {found['rounds']}")
+    for version, measured in sorted(found["metrics"].items())[-5:]:
+        say(f"version {version}: {in_words(measured)}")
+    say("\n" + effective(row.config).rstrip("\n"))
+
+
+def _summary(history: "History", row: "RunRow") -> dict[str, Any]:
+    return {
+        "run": row.run_id,
+        "name": row.name,
+        "task": row.config.task,
+        "state": row.state,
+        "cause": row.cause,
+        "version": newest_version(history, row.run_id),
+        "rounds": row.config.rounds,
+        "created_at": row.created_at,
+        "ended_at": row.ended_at,
+    }
+
+
+def _report(reply: "RunReply", json: bool) -> None:
+    if json:
+        as_json({"run": reply.run_id, "state": reply.state, "message": reply.message})
+    else:
+        say(f"{reply.run_id} is {reply.state}" + (f": {reply.message}" if reply.message else ""))

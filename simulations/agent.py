@@ -1,0 +1,352 @@
+"""A simulated agent process around the real session: its spool, its worker, its connections, its crashes."""
+
+import math
+import random
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from atoll.client.events import (
+    Asked,
+    Connect,
+    Discard,
+    Disconnected,
+    Download,
+    Effect,
+    Evaluated,
+    EvaluationRequest,
+    Event,
+    Extend,
+    Invitation,
+    JobFailed,
+    Key,
+    KillWorker,
+    ModelReady,
+    ReportEvaluation,
+    ReportFailure,
+    Request,
+    StopWork,
+    TimePassed,
+    Trained,
+    Upload,
+    Work,
+)
+from atoll.client.session import Session, SessionRules
+from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RejectReason
+from atoll.server.events import ClientJoined, Profile, Update
+from atoll.simulations import network
+from atoll.simulations.history import AgentStep, WorkerEnd
+from atoll.simulations.scenario import TASK
+
+if TYPE_CHECKING:
+    from atoll.simulations.world import World
+
+STEPS = 8
+"""Of local training: a partial update has done 1 to 7 of them."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """The process that trains. It stops by itself at `stop_by`, unless it hangs."""
+
+    request: Request
+    began_at: float
+    needs: float  # seconds for the whole
+    stop_by: float
+    hangs: bool
+    token: int = 0  # of the planned end that counts
+    stopped_at: float | None = None
+
+    def work(self, now: float) -> float:
+        """The fraction of the requested steps that is done."""
+        return min(STEPS, math.floor(STEPS * (now - self.began_at) / self.needs + 1e-9)) / STEPS
+
+
+class SimulatedAgent:
+    """See the module docstring. `life` grows with each crash; `spool` and `faults` survive."""
+
+    def __init__(self, world: "World", client_id: ClientId, rng: random.Random) -> None:
+        self.world, self.client_id, self.rng = world, client_id, rng
+        self.life = 0
+        self.pace = world.scenario.train * rng.lognormvariate(0, world.scenario.spread)
+        self.profile = Profile(rng.randint(1, 100), rng.choice(["a", "b"]))
+        self.spool: dict[Key, Update] = {}
+        self.faults: dict[Digest, RejectReason | None] = {}
+        self.num_sessions = 0
+        self.offline_until = 0.0
+        self._forget()
+
+    def _forget(self) -> None:
+        self.session: Session | None = None
+        self.connection: network.Connection | None = None
+        self.worker: Worker | None = None
+        self.uploads: dict[Key, network.Upload] = {}
+        self.deadlines: dict[Key, float] = {}  # the last that this agent was told
+        self._timer: float | None = None
+        self._download: Key | None = None
+
+    # ------------------------------------------------------------ life and death
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the process runs."""
+        return self.session is not None
+
+    @property
+    def is_online(self) -> bool:
+        """Whether this client has a network."""
+        return self.world.now >= self.offline_until
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left to be done or to be answered."""
+        return not self.spool and self.worker is None and (self.session is None or self.session.job is None)
+
+    def start(self) -> None:
+        """The process comes up, for the first time or again."""
+        if self.is_up:
+            return
+        rules = SessionRules(tasks=frozenset({TASK}), lease=self.world.scenario.client_lease)
+        rng = random.Random(self.rng.random())
+        self.session = Session(rules, rng, {key: update.digest for key, update in self.spool.items()})
+        self._dial()
+
+    def crash(self) -> None:
+        """The process is gone, and its worker with it; what is in the spool stays."""
+        if not self.is_up:
+            return
+        self.world.remark(self.client_id, "CRASHES")
+        self._end_of_process()
+
+    def leave(self) -> None:
+        """The owner shuts the agent down: it says goodbye."""
+        if not self.is_up:
+            return
+        self.world.remark(self.client_id, "shuts down")
+        if self.connection is not None and self.session is not None and self.session.is_connected:
+            self.connection.to_coordinator(None)
+            self.connection = None  # it closes once the goodbye has arrived
+        self._end_of_process()
+
+    def _end_of_process(self) -> None:
+        if self.connection is not None:
+            self.connection.cut(half_open=self.world.happens(self.world.scenario.faults.half_open))
+        for upload in self.uploads.values():
+            upload.cancel()
+        self.life += 1
+        self._forget()
+        self.world.after(self.rng.expovariate(1 / self.world.scenario.faults.agent_downtime), self.start, self)
+
+    # ------------------------------------------------------------ the control stream
+
+    def _dial(self) -> None:
+        self.world.after(self.world.latency(), self._answered, self)
+
+    def _answered(self) -> None:
+        assert self.session is not None
+        coordinator = self.world.coordinator
+        if not coordinator.is_up or not self.is_online:
+            self._receive(Disconnected())
+            return
+        self.num_sessions += 1
+        name = f"{self.client_id}-{self.num_sessions}"
+        self.connection = network.Connection(self.world, self, coordinator, name)
+        rounds = tuple(round_id for _, round_id in self.session.working_on)
+        coordinator.hello(self.connection, ClientJoined(self.client_id, name, self.profile, rounds))
+
+    def heard(self, connection: network.Connection, event: Event) -> None:
+        """A message arrived on the control stream."""
+        if self.connection is connection:
+            if isinstance(event, Asked):
+                self.deadlines[event.request.key] = self.world.now + event.request.time_left
+            self._receive(event)
+
+    def disconnected(self, connection: network.Connection) -> None:
+        """The stream ended."""
+        if self.connection is connection:
+            self.connection = None
+            self._receive(Disconnected())
+
+    def upload_ended(self, upload: network.Upload, event: Event) -> None:
+        """The answer to an upload, or its end without one."""
+        if self.uploads.get(upload.key) is upload:
+            upload.cancel()
+            del self.uploads[upload.key]
+            self._receive(event)
+
+    # ------------------------------------------------------------ the session
+
+    def _receive(self, event: Event) -> None:
+        session, now = self.session, self.world.now
+        assert session is not None
+        effects = session.receive(event, now)
+        self.world.history.agent_steps.append(AgentStep(now, self.client_id, event, effects))
+        for effect in effects:
+            self._act(effect)
+        self._arm_timer()
+
+    def _arm_timer(self) -> None:
+        if self.session is None:
+            return
+        deadline = self.session.deadline
+        if deadline is not None and deadline != self._timer:
+            self._timer = deadline
+            self.world.after(max(0.0, deadline - self.world.now) + self.world.lag(), self._woken, self)
+
+    def _woken(self) -> None:
+        self._timer = None
+        assert self.session is not None
+        deadline = self.session.deadline
+        if deadline is not None and self.world.now >= deadline:
+            self._receive(TimePassed())
+        else:
+            self._arm_timer()
+
+    def _act(self, effect: Effect) -> None:
+        match effect:
+            case Connect(delay):
+                self.world.after(delay, self._dial, self)
+            case Download(request):
+                self._download = request.key
+                self._fetch(request)
+            case Work(request, budget):
+                self._work(request, budget)
+            case Extend(budget):
+                self._extend(budget)
+            case StopWork(key):
+                self._stop_work(key)
+            case KillWorker():
+                self._worker_gone(was_killed=True)
+            case Upload(key):
+                assert key in self.spool, f"{self.client_id} uploads {key}, which is not in the spool"
+                update = self.spool[key]
+                fault = self.faults.get(update.digest)
+                assert key not in self.uploads, "two uploads of one update at once"
+                self.uploads[key] = network.Upload(self.world, self, self.world.coordinator, key, update, fault)
+            case Discard(key, digest):
+                self._discard(key, digest)
+            case ReportFailure() | ReportEvaluation():
+                if self.connection is not None:
+                    self.connection.to_coordinator(effect)
+
+    def _discard(self, key: Key, digest: Digest) -> None:
+        if (upload := self.uploads.pop(key, None)) is not None:
+            upload.cancel()
+        if key in self.spool and self.spool[key].digest == digest:
+            del self.spool[key]
+
+    # ------------------------------------------------------------ the model
+
+    def _fetch(self, request: Request) -> None:
+        self.world.after(self.world.rng.expovariate(1.0), lambda: self._fetched(request), self)
+
+    def _fetched(self, request: Request) -> None:
+        if self._download != request.key:
+            return
+        if not self.world.coordinator.is_up or not self.is_online:
+            self._fetch(request)
+        elif self.world.happens(self.world.scenario.faults.download_fails):
+            self._download = None
+            self._receive(JobFailed(request.key, FailureReason.DOWNLOAD_FAILED, "no route"))
+        else:
+            self._download = None
+            self._receive(ModelReady(request.key))
+
+    # ------------------------------------------------------------ the worker
+
+    def _work(self, request: Request, budget: float) -> None:
+        assert self.worker is None, f"{self.client_id} has two workers at once"
+        now, faults = self.world.now, self.world.scenario.faults
+        needs = self.pace * self.rng.uniform(0.8, 1.2) if isinstance(request, Invitation) else self.rng.uniform(0.5, 6)
+        self.worker = Worker(request, now, needs, now + budget, self.world.happens(faults.worker_hangs))
+        if self.world.happens(faults.worker_crashes):
+            self._plan_end(self.rng.uniform(0, needs), crashes=True)
+        else:
+            self._plan_end(self._seconds_left())
+
+    def _seconds_left(self) -> float:
+        worker = self.worker
+        assert worker is not None
+        if worker.hangs:  # for good, or for a while longer than it may
+            return max(0.0, worker.stop_by - self.world.now) + self.rng.choice([0.5, 1.5, 1000.0]) * 30
+        return max(0.0, min(worker.began_at + worker.needs, worker.stop_by) - self.world.now)
+
+    def _plan_end(self, seconds: float, *, crashes: bool = False) -> None:
+        worker = self.worker
+        assert worker is not None
+        worker.token += 1
+        token = worker.token
+        self.world.after(seconds, lambda: self._finish(worker, token, crashes=crashes), self)
+
+    def _extend(self, budget: float) -> None:
+        assert self.worker is not None, "extended a worker that is not there"
+        self.worker.stop_by = self.world.now + budget
+        self._plan_end(self._seconds_left())
+
+    def _stop_work(self, key: Key) -> None:
+        self._download = None
+        worker = self.worker
+        if worker is None or worker.request.key != key:
+            return
+        worker.stopped_at = self.world.now if worker.stopped_at is None else worker.stopped_at
+        if not worker.hangs:
+            self._plan_end(self.rng.uniform(0.01, 1.0))
+
+    def _finish(self, worker: Worker, token: int, *, crashes: bool) -> None:
+        if self.worker is not worker or worker.token != token:
+            return
+        self._worker_gone(was_killed=False)
+        request = worker.request
+        work = worker.work(self.world.now)
+        if crashes:
+            self._receive(JobFailed(request.key, FailureReason.WORKER_CRASHED, "exit code 1"))
+        elif isinstance(request, EvaluationRequest):
+            is_done = work == 1
+            sums = {"loss": (float(self.profile.num_examples), 1.0)} if is_done else None
+            self._receive(Evaluated(request.key, sums, "" if is_done else "out of time"))
+        elif work == 0:
+            self._receive(JobFailed(request.key, FailureReason.OUT_OF_TIME, "not one step was done"))
+        else:
+            update = self._update(request, work, self.world.now - worker.began_at)
+            self.spool[request.key] = update
+            self._receive(Trained(request.key, update.digest))
+
+    def _worker_gone(self, *, was_killed: bool) -> None:
+        worker, self.worker = self.worker, None
+        if worker is not None:
+            key = worker.request.key
+            end = WorkerEnd(self.world.now, self.client_id, key, self.deadlines[key], was_killed, worker.stopped_at)
+            self.world.history.worker_ends.append(end)
+
+    def _update(self, request: Invitation, work: float, seconds: float) -> Update:
+        """The same round trained again gives the same bits: the digest depends on round, client and work alone."""
+        digest = Digest(f"{self.client_id}:r{request.round_id}" + (f":w{work:g}" if work < 1 else ""))
+        update = Update(
+            self.client_id,
+            request.round_id,
+            request.base_version,
+            digest,
+            self.profile.num_examples,
+            work,
+            num_bytes=1000,
+            statistics={"loss": (1.0, 2.0)},
+            download_seconds=1.0,
+            train_seconds=seconds,
+        )
+        if digest not in self.faults:
+            self.faults[digest] = None
+            if self.world.happens(self.world.scenario.faults.clumsy):
+                self.faults[digest] = self.rng.choice([None, *network.BAD_BYTES])
+                if self.faults[digest] is None:
+                    return self._clumsy(update)
+        return update
+
+    def _clumsy(self, update: Update) -> Update:
+        digest = Digest(f"{update.digest}:clumsy")
+        self.faults[digest] = None
+        faults = (
+            {"num_examples": 0},
+            {"num_examples": 10**12},
+            {"work": 1.5},
+            {"base_version": update.base_version + 1},
+        )
+        return replace(update, digest=digest, **self.rng.choice(faults))

@@ -1,0 +1,413 @@
+"""A simulated coordinator process around the real run machine: its disk, its group commits, its crashes."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from atoll.client import events as client
+from atoll.protocol.vocabulary import ClientId, Digest, Fate, LossReason, RejectReason, RoundId, RunId, RunState
+from atoll.server.codec import decode_event, decode_ledger, decode_record, encode_event, encode_ledger, encode_record
+from atoll.server.events import (
+    Abandon,
+    Accept,
+    Aggregate,
+    Aggregated,
+    AggregationFailed,
+    AmendRecord,
+    AskEvaluation,
+    ClientDisconnected,
+    ClientEvaluated,
+    ClientFailed,
+    ClientJoined,
+    ClientLost,
+    CohortDrawn,
+    Commit,
+    CoordinatorStarted,
+    DrawCohort,
+    Effect,
+    EndRun,
+    EvaluateModel,
+    Event,
+    Invite,
+    ModelEvaluated,
+    OpenNextRound,
+    Release,
+    ResumeRequested,
+    RoundDue,
+    RunStarted,
+    SamplerFailed,
+    StopRequested,
+    TimePassed,
+    Update,
+    UpdateReceived,
+    UpdateRefused,
+    UploadBegun,
+)
+from atoll.server.membership import Leases
+from atoll.server.run import RunMachine
+from atoll.simulations.history import Acknowledged, Restart, Step
+from atoll.simulations.network import Connection
+from atoll.simulations.scenario import TASK
+
+if TYPE_CHECKING:
+    from atoll.simulations.world import World
+
+RUN = RunId("run")
+RESUMABLE = (RunState.STOPPED, RunState.FAILED)
+Reply = Callable[[tuple[Effect, ...]], None]
+STEP_CRASHES_MAX = 6
+
+
+@dataclass(slots=True)
+class Disk:
+    """What survives a crash of the coordinator."""
+
+    entries: list[tuple[float, str, str]] = field(default_factory=list)  # the journal
+    snapshot: tuple[int, str] | None = None  # the number of entries before it, and the ledger
+    records: dict[RoundId, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """An event that was decided and is not yet on disk."""
+
+    step: Step
+    records: tuple[tuple[RoundId, str], ...]
+    ledger: str | None
+    reply: Reply | None
+
+
+class SimulatedCoordinator:
+    """See the module docstring. `life` grows with each crash: what an earlier life had planned no longer happens."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.life = 0
+        self.is_up = False
+        self.disk = Disk()
+        self.num_step_crashes = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self.machine: RunMachine | None = None
+        self.hub: dict[ClientId, Connection] = {}
+        self.watched: set[ClientId] = set()
+        self._leases = Leases(self.world.scenario.server_lease)
+        self._lease_timer: float | None = None
+        self._timer: float | None = None
+        self._posted: list[Posted] = []
+        self._is_writing = False
+        self._duties = 0  # what this process itself will answer: draws, folds, evaluations, pauses
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether the process is up and everything that it decided is on disk."""
+        return self.is_up and not self._is_writing
+
+    @property
+    def running(self) -> RunMachine:
+        """The machine of the process that is up."""
+        assert self.machine is not None
+        return self.machine
+
+    # ------------------------------------------------------------ life and death
+
+    def start(self) -> None:
+        """The process comes up, for the first time or again."""
+        self.is_up = True
+        if self.disk.entries:
+            self._recover()
+        else:
+            self.machine = RunMachine(self.world.scenario.rules)
+            self.post(RunStarted(Digest("v0")))
+
+    def _recover(self) -> None:
+        """As deployed: the last snapshot, and every event since."""
+        world, disk = self.world, self.disk
+        done, ledger = disk.snapshot or (0, None)
+        where = "the simulated disk"
+        self.machine = RunMachine(world.scenario.rules, decode_ledger(ledger, where=where) if ledger else None)
+        for at, kind, body in disk.entries[done:]:
+            self.machine.receive(decode_event(kind, body, where=where), at)
+        told = world.history.acknowledged
+        forgotten = tuple(a for a in told if not self._knows(a))
+        world.history.restarts.append(Restart(world.now, len(disk.entries), forgotten))
+        world.remark("coordinator", f"is up again with {len(disk.entries)} entries, {done} of them in the snapshot")
+        if self.machine.ledger.state is RunState.RUNNING:
+            self.post(CoordinatorStarted(self._down_since))
+            for client_id in self.machine.ledger.membership.members:
+                self._heard_from(client_id)
+        else:
+            world.run_ended()
+
+    def _knows(self, told: Acknowledged) -> bool:
+        assert self.machine is not None
+        record = self.machine.record_of(told.round_id)
+        return record is None or record.clients[told.client_id].digest == told.digest
+
+    def crash(self, where: str) -> None:
+        """The process is gone, with everything that was not on disk."""
+        if not self.is_up:
+            return
+        lost = [type(posted.step.event).__name__ for posted in self._posted]
+        self.world.remark("coordinator", f"CRASHES {where}; not on disk: {', '.join(lost) or 'nothing'}")
+        self.life += 1
+        self.is_up = False
+        self._down_since = self.world.now - self.world.rng.uniform(0, 0.5)
+        for connection in self.hub.values():
+            connection.close()
+        self.world.cut_uploads()
+        self._forget()
+        self.world.after(self.world.rng.expovariate(1 / self.world.scenario.faults.downtime), self.start)
+
+    def _dies_at(self, where: str) -> bool:
+        chance = self.world.scenario.faults.crash_at_step
+        if not chance or self.num_step_crashes >= STEP_CRASHES_MAX or not self.world.happens(chance):
+            return False
+        self.num_step_crashes += 1
+        self.crash(where)
+        return True
+
+    # ------------------------------------------------------------ events in
+
+    def post(self, event: Event, reply: Reply | None = None) -> None:
+        """Let the machine decide; write; then act."""
+        machine, now = self.running, self.world.now
+        effects = machine.receive(event, now)
+        ends = any(isinstance(e, Commit | Abandon | EndRun) for e in effects)
+        ledger = encode_ledger(machine.ledger) if ends and machine.may_snapshot else None
+        self._posted.append(Posted(Step(now, event, effects), self._records(effects), ledger, reply))
+        if not self._is_writing:
+            self._is_writing = True
+            self.world.after(0.0, self._write, self)
+        self._arm_timer()
+
+    def _records(self, effects: tuple[Effect, ...]) -> tuple[tuple[RoundId, str], ...]:
+        rounds = {e.round_id for e in effects if isinstance(e, Commit | Abandon | AmendRecord)}
+        found = ((round_id, self.running.record_of(round_id)) for round_id in sorted(rounds))
+        return tuple((round_id, encode_record(record)) for round_id, record in found if record is not None)
+
+    def _arm_timer(self) -> None:
+        deadline = self.running.deadline
+        if deadline is not None and deadline != self._timer:
+            self._timer = deadline
+            self.world.after(max(0.0, deadline - self.world.now) + self.world.lag(), self._woken, self)
+
+    def _woken(self) -> None:
+        self._timer = None
+        deadline = self.running.deadline
+        if deadline is not None and self.world.now >= deadline:
+            self.post(TimePassed())
+        else:
+            self._arm_timer()
+
+    # ------------------------------------------------------------ onto the disk
+
+    def _write(self) -> None:
+        if self._dies_at("before a write"):
+            return
+        batch, self._posted = self._posted, []
+        seconds = self.world.rng.uniform(0.5, 1.5) * self.world.scenario.write
+        self.world.after(seconds, lambda: self._written(batch), self)
+
+    def _written(self, batch: list[Posted]) -> None:
+        if self._dies_at(f"while it writes {[type(p.step.event).__name__ for p in batch]}"):
+            return
+        for posted in batch:
+            step = posted.step
+            self.disk.entries.append((step.at, *encode_event(step.event)))
+            self.disk.records.update(posted.records)
+            if posted.ledger is not None:
+                self.disk.snapshot = (len(self.disk.entries), posted.ledger)
+            self.world.history.steps.append(step)
+        life = self.life
+        for posted in batch:
+            for effect in posted.step.effects:
+                if self._dies_at(f"before it performs {type(effect).__name__}"):
+                    return
+                self._act(effect)
+            if posted.reply is not None and not self._dies_at("before it answers"):
+                posted.reply(posted.step.effects)
+            if self.life != life:
+                return
+        self._is_writing = bool(self._posted)
+        if self._is_writing:
+            self.world.after(0.0, self._write, self)
+        else:
+            self._check_that_something_is_awaited()
+
+    def _check_that_something_is_awaited(self) -> None:
+        machine = self.running
+        if machine.ledger.state is not RunState.RUNNING:
+            return
+        is_waiting_for_clients = machine.round is None and machine.ledger.evaluation is not None
+        if machine.deadline is None and not self._duties and not is_waiting_for_clients:
+            self.world.fail("the run hangs: no deadline, and nothing under way")
+        if machine.round is not None:
+            for client_id, record in machine.round.record.clients.items():
+                if record.fate is Fate.WAITING and client_id not in self.hub and client_id not in self.watched:
+                    self.world.fail(f"round {machine.round.record.round_id} waits for {client_id}, whom nobody watches")
+
+    # ------------------------------------------------------------ effects out
+
+    def _act(self, effect: Effect) -> None:
+        now = self.world.now
+        match effect:
+            case Invite(client_id, round_id, base, deadline):
+                invitation = client.Invitation(RUN, round_id, TASK, base, Digest(f"v{base}"), max(0.0, deadline - now))
+                self._send(client_id, client.Asked(invitation))
+            case Release(client_id, round_id, reason, submit):
+                self._send(client_id, client.Released(RUN, round_id, reason, submit))
+            case AskEvaluation(client_id, version, deadline):
+                request = client.EvaluationRequest(RUN, version, TASK, Digest(f"v{version}"), max(0.0, deadline - now))
+                self._send(client_id, client.Asked(request))
+            case DrawCohort():
+                self._later(self.world.scenario.draw, lambda: self._draw(effect))
+            case Aggregate():
+                self._later(self.world.scenario.fold, lambda: self._fold(effect))
+            case EvaluateModel(version):
+                self._later(1.0, lambda: self.post(ModelEvaluated(version, {"loss": (1.0, 2.0)})))
+            case OpenNextRound():
+                self._later(self.world.scenario.pause, self._open_next_round)
+            case EndRun():
+                for connection in self.hub.values():
+                    connection.to_agent(client.RunEnded(RUN))
+                self.world.run_ended()
+            case _:
+                pass
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        """A duty of this process."""
+        self._duties += 1
+
+        def act() -> None:
+            self._duties -= 1
+            action()
+
+        self.world.after(seconds * self.world.rng.uniform(0.5, 1.5), act, self)
+
+    def _send(self, client_id: ClientId, event: client.Event) -> None:
+        if (connection := self.hub.get(client_id)) is not None:
+            connection.to_agent(event)
+
+    def _open_next_round(self) -> None:
+        if self.running.ledger.state is RunState.RUNNING:
+            self.post(RoundDue())
+
+    def _draw(self, effect: DrawCohort) -> None:
+        if self.world.happens(self.world.scenario.faults.sampler_fails):
+            self.post(SamplerFailed(effect.round_id, "the user's sampler raised"))
+            return
+        self.post(CohortDrawn(effect.round_id, self.world.drawn(effect)))
+
+    def _fold(self, effect: Aggregate) -> None:
+        if self.world.happens(self.world.scenario.faults.fold_fails):
+            self.post(AggregationFailed(effect.round_id, "out of memory"))
+            return
+        text = repr((effect.base_version, effect.contributions))
+        self.post(Aggregated(effect.round_id, Digest(hashlib.sha256(text.encode()).hexdigest())))
+
+    # ------------------------------------------------------------ clients
+
+    def hello(self, connection: Connection, joined: ClientJoined) -> None:
+        """A control stream was opened; the newest of a client counts."""
+        if (older := self.hub.get(joined.client_id)) is not None:
+            older.close()
+        self.hub[joined.client_id] = connection
+        self._heard_from(joined.client_id)
+        connection.to_agent(client.Connected())
+        state = self.running.ledger.state
+        if state is RunState.RUNNING:
+            self.post(joined)
+        elif joined.working_on:
+            connection.to_agent(client.RunEnded(RUN))
+
+    def heard(self, connection: Connection, message: client.Effect | None) -> None:
+        """A message on a control stream."""
+        client_id = connection.agent.client_id
+        if self.hub.get(client_id) is not connection:
+            return
+        self._heard_from(client_id)
+        match message:
+            case client.ReportFailure(_, round_id, reason, detail):
+                self.post(ClientFailed(client_id, round_id, reason, detail))
+            case client.ReportEvaluation(_, version, statistics, detail):
+                self.post(ClientEvaluated(client_id, version, statistics, detail))
+            case None:
+                self._lost(client_id, LossReason.LEFT)
+
+    def stream_ended(self, connection: Connection) -> None:
+        """The server noticed."""
+        client_id = connection.agent.client_id
+        if self.hub.get(client_id) is connection:
+            del self.hub[client_id]
+            if self.running.ledger.state is RunState.RUNNING:
+                self.post(ClientDisconnected(client_id, connection.session))
+
+    def _heard_from(self, client_id: ClientId) -> None:
+        self._leases.heard(client_id, self.world.now)
+        self.watched.add(client_id)
+        self._arm_lease_timer()
+
+    def _arm_lease_timer(self) -> None:
+        due = self._leases.next_due
+        if due is not None and self._lease_timer is None:
+            self._lease_timer = due
+            self.world.at(max(due, self.world.now), self._watch_leases, self)
+
+    def _watch_leases(self) -> None:
+        self._lease_timer = None
+        for client_id, connection in self.hub.items():
+            if connection.carries:  # its heartbeats have come all the time
+                self._leases.heard(client_id, self.world.now)
+        for client_id in self._leases.expired(self.world.now):
+            self._lost(client_id, LossReason.LEASE_EXPIRED)
+        self._arm_lease_timer()
+
+    def _lost(self, client_id: ClientId, reason: LossReason) -> None:
+        self._leases.forget(client_id)
+        self.watched.discard(client_id)
+        if (connection := self.hub.pop(client_id, None)) is not None:
+            connection.close()
+        if self.running.ledger.state is RunState.RUNNING and client_id in self.running.ledger.membership.members:
+            self.post(ClientLost(client_id, reason))
+
+    # ------------------------------------------------------------ uploads
+
+    def upload_begun(self, update: Update) -> None:
+        """The first bytes are here."""
+        self.post(UploadBegun(update.client_id, update.round_id))
+
+    def update_arrived(self, update: Update, reply: Reply | None) -> None:
+        """All bytes are here, checked and on disk."""
+        self.post(UpdateReceived(update), reply)
+
+    def update_refused(self, update: Update, reason: RejectReason, reply: Reply) -> None:
+        """The bytes or the manifest are bad."""
+        self.post(UpdateRefused(update.client_id, update.round_id, reason, "bad bytes"), reply)
+
+    def acknowledged(self, effect: Accept) -> None:
+        """An acceptance leaves the building."""
+        told = Acknowledged(self.world.now, effect.client_id, effect.round_id, effect.digest)
+        self.world.history.acknowledged.append(told)
+
+    # ------------------------------------------------------------ the operator
+
+    def stop_run(self) -> None:
+        """The operator's command."""
+        if self.running.ledger.state is RunState.RUNNING:
+            self.post(StopRequested("the operator wants it"))
+
+    def resume_run(self) -> None:
+        """The operator's command: who is on the line is introduced first."""
+        if self.running.ledger.state not in RESUMABLE:
+            return
+        for client_id, connection in sorted(self.hub.items()):
+            self.post(ClientJoined(client_id, connection.session, connection.agent.profile))
+        self.post(ResumeRequested())
+
+    def final_records(self) -> None:
+        """Put the records that lie on disk into the history."""
+        records = {r: decode_record(body, where=f"record {r}") for r, body in self.disk.records.items()}
+        self.world.history.records = records

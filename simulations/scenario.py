@@ -1,0 +1,172 @@
+"""What a simulated world is like: the rules of its run, its clients, and everything that goes wrong in it."""
+
+import random
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from atoll.server.policy import StragglerPolicy
+from atoll.server.run import RunRules
+
+Seconds = float
+TASK = "task"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """How often what goes wrong. Chances are per occasion; gaps are the mean time between two [s]; 0: never."""
+
+    coordinator_crashes: int = 0
+    """At most this many, at random instants."""
+    coordinator_crash_gap: Seconds = 60.0
+    crash_at_step: float = 0.0
+    """Of the coordinator: before, within and after each group commit, and between any two effects."""
+    downtime: Seconds = 5.0
+    agent_crash_gap: Seconds = 0.0
+    leave_gap: Seconds = 0.0
+    agent_downtime: Seconds = 15.0
+    cut_gap: Seconds = 0.0
+    offline: Seconds = 0.0
+    """After a cut, how long the client has no network at all."""
+    half_open: float = 0.0
+    """Of a cut: neither side is told."""
+    verdict_lost: float = 0.0
+    upload_cut: float = 0.0
+    upload_damaged: float = 0.0
+    upload_repeated: float = 0.0
+    download_fails: float = 0.0
+    worker_crashes: float = 0.0
+    worker_hangs: float = 0.0
+    clumsy: float = 0.0
+    """Of an update: it makes a claim that no policy admits, or its bytes are bad."""
+    strangers: int = 0
+    """Messages that nobody asked for."""
+    fold_fails: float = 0.0
+    sampler_fails: float = 0.0
+    lag: Seconds = 0.0
+    """How late a driver may wake for a deadline."""
+    stops: int = 0
+    resumes: int = 0
+    operator_gap: Seconds = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One world."""
+
+    rules: RunRules
+    num_clients: int
+    sampler: Literal["uniform", "weighted", "stratified"] = "uniform"
+    faults: Faults = Faults()
+    server_lease: Seconds = 10.0
+    client_lease: Seconds = 10.0
+    train: Seconds = 20.0
+    """The median client's time to train; clients differ by `spread`, rounds a little."""
+    spread: float = 0.5
+    upload: Seconds = 2.0
+    latency: Seconds = 0.1
+    write: Seconds = 0.02
+    fold: Seconds = 1.0
+    draw: Seconds = 0.05
+    pause: Seconds = 0.0
+
+
+def random_policy(rng: random.Random) -> StragglerPolicy:
+    """Draw every field of the straggler policy."""
+    pick = rng.choice
+    cohort_size = rng.randint(1, 6)
+    count = rng.randint(1, cohort_size)
+    deadline_min = pick([2.0, 10.0])
+    return StragglerPolicy(
+        cohort_size=cohort_size,
+        over_selection=pick([1.0, 1.0, 1.3, 1.5, 2.0]),
+        quorum=pick([count, count, round(count / cohort_size, 3), 1.0, 0.5]),
+        deadline=pick([20.0, 40.0, 90.0, "adaptive"]),
+        adaptive_margin=pick([1.0, 1.5, 3.0]),
+        deadline_min=deadline_min,
+        deadline_max=pick([15.0, 60.0, 120.0]),
+        linger=pick([None, None, 0.0, 3.0, 15.0]),
+        grace=pick([0.0, 0.0, 5.0, 20.0]),
+        late=pick(["discard", "next_round", "next_round"]),
+        max_staleness=pick([0, 1, 1, 2, 4]),
+        staleness_exponent=pick([0.0, 0.5, 1.0]),
+        partial_work=pick(["refuse", "accept", "scaled"]),
+        retry=pick([0, 1, 2, 4, 6]),
+        outage_max=pick([0.0, 5.0, 60.0, 3600.0]),
+        min_available=pick([0, 0, cohort_size, cohort_size + 2]),
+        selection_timeout=pick([5.0, 20.0, 60.0]),
+        max_examples=1000,
+    )
+
+
+def random_faults(rng: random.Random) -> Faults:
+    """Draw which things go wrong in a world; each is absent from many, so that rounds also succeed."""
+
+    def maybe(chance: float, *values: float) -> float:
+        return rng.choice(values) if rng.random() < chance else 0.0
+
+    return Faults(
+        coordinator_crashes=int(maybe(0.4, 1, 2, 4)),
+        coordinator_crash_gap=rng.choice([10.0, 30.0, 80.0]),
+        crash_at_step=maybe(0.4, 0.005, 0.02, 0.05),
+        downtime=rng.choice([1.0, 10.0, 40.0]),
+        agent_crash_gap=maybe(0.3, 60.0, 300.0),
+        leave_gap=maybe(0.2, 60.0, 300.0),
+        agent_downtime=rng.choice([2.0, 15.0, 60.0]),
+        cut_gap=maybe(0.4, 20.0, 60.0, 200.0),
+        offline=maybe(0.5, 5.0, 40.0),
+        half_open=maybe(0.4, 0.2, 0.8),
+        verdict_lost=maybe(0.4, 0.1, 0.5),
+        upload_cut=maybe(0.3, 0.1, 0.4),
+        upload_damaged=maybe(0.2, 0.1, 0.6),
+        upload_repeated=maybe(0.4, 0.1, 0.5),
+        download_fails=maybe(0.2, 0.05, 0.2),
+        worker_crashes=maybe(0.3, 0.05, 0.3),
+        worker_hangs=maybe(0.25, 0.05, 0.3),
+        clumsy=maybe(0.3, 0.1, 0.3),
+        strangers=int(maybe(0.5, 5, 20)),
+        fold_fails=maybe(0.2, 0.1, 0.4),
+        sampler_fails=maybe(0.15, 0.1, 0.4),
+        lag=maybe(0.3, 0.5, 5.0, 20.0),
+        stops=int(maybe(0.15, 1, 2)),
+        resumes=int(maybe(0.4, 1, 2)),
+        operator_gap=rng.choice([10.0, 60.0]),
+    )
+
+
+def random_scenario(seed: int) -> Scenario:
+    """The scenario of a seed: rules over all fields of the policy, a population, and faults."""
+    rng = random.Random(f"scenario {seed}")
+    pick = rng.choice
+    policy = random_policy(rng)
+    rules = RunRules(
+        policy=policy,
+        rounds=rng.randint(1, 4),
+        seed=rng.randrange(1000),
+        evaluate_server_every=pick([0, 0, 1, 2]),
+        evaluate_clients_every=pick([0, 0, 1, 2]),
+        evaluate_clients_max=pick([0, 1, 3]),
+        evaluation_deadline=pick([3.0, 15.0]),
+    )
+    needed = max(policy.num_invited, policy.min_available)
+    fewer = max(1, policy.quorum_count - 1)
+    return Scenario(
+        rules=rules,
+        num_clients=rng.randint(needed, needed + 3) if rng.random() < 0.8 else rng.randint(fewer, needed),
+        sampler=pick(["uniform", "weighted", "stratified"]),
+        faults=random_faults(rng),
+        server_lease=pick([4.0, 10.0, 30.0]),
+        client_lease=pick([2.0, 10.0, 30.0]),
+        train=pick([3.0, 15.0, 30.0]),
+        spread=pick([0.1, 0.5, 1.0]),
+        upload=pick([0.2, 2.0, 10.0]),
+        latency=pick([0.01, 0.1, 1.0]),
+        write=pick([0.0, 0.02, 0.3]),
+        fold=pick([0.1, 2.0, 15.0]),
+        draw=pick([0.0, 0.05, 12.0]),
+        pause=pick([0.0, 0.0, 3.0]),
+    )
+
+
+def calm(rules: RunRules, num_clients: int) -> Scenario:
+    """A world in which nothing goes wrong."""
+    return replace(Scenario(rules=rules, num_clients=num_clients), faults=Faults())

@@ -1,0 +1,116 @@
+"""Real processes: the `atoll` command as a user starts it, on loopback, ended by pid."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+from atoll.server.history import History
+
+ATOLL = str(Path(sys.executable).with_name("atoll"))
+TASK = str(Path(__file__).with_name("trouble.py")) + ":task"
+
+
+class Federation:
+    """A coordinator and agents in one folder."""
+
+    def __init__(self, folder, task=TASK):
+        self.folder, self.task, self.running = folder, task, {}
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+
+    @property
+    def state(self):
+        return self.folder / "state"
+
+    def start(self, name, *command, **environment):
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                [ATOLL, *map(str, command)], stdout=log, stderr=log, env={**os.environ, **environment}
+            )
+        return self.running[name]
+
+    def coordinator(self, *, environment=(), **settings):
+        keys = {"name": "trouble", "rounds": 2, "coordinator.listen": self.address}
+        keys |= {key.replace("__", "."): value for key, value in settings.items()}
+        overrides = [part for key, value in keys.items() for part in ("--set", f"{key}={_toml(value)}")]
+        return self.start(
+            "coordinator", "coordinator", self.task, "--state", self.state, *overrides, **dict(environment)
+        )
+
+    def agent(self, site, *, tasks=None, environment=(), **settings):
+        keys = {"exit_when_done": True, "reconnect_max": 0.5, **settings}
+        overrides = [part for key, value in keys.items() for part in ("--set", f"{key}={_toml(value)}")]
+        command = ("agent", *(tasks or [self.task]), "--site", site, "--join", self.address)
+        return self.start(site, *command, "--state", self.folder / site, *overrides, **dict(environment))
+
+    def kill(self, name):
+        self.running[name].send_signal(signal.SIGKILL)
+        self.running[name].wait()
+
+    def log(self, name):
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def history(self):
+        return History(self.state)
+
+    def rounds(self):
+        try:
+            return self.history().rounds("trouble-1")
+        except (OSError, LookupError):
+            return []
+
+    def wait_for(self, condition, timeout=40.0):
+        """Poll what is on disk; a process that ended with an error ends the wait."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if (found := condition()) is not None and found is not False:
+                return found
+            for name, process in self.running.items():
+                assert process.poll() in (None, 0, -signal.SIGKILL), f"{name}: {self.log(name)[-3000:]}"
+            time.sleep(0.02)
+        raise AssertionError("timed out:\n" + "\n".join(f"{n}: {self.log(n)[-1500:]}" for n in self.running))
+
+    def wait_for_end(self, name="coordinator", timeout=60.0):
+        try:
+            return self.running[name].wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError("\n".join(f"{n}: {self.log(n)[-2500:]}" for n in self.running)) from None
+
+    def open_round(self):
+        records = self.rounds()
+        return records[-1] if records and records[-1].phase == "collecting" else None
+
+    def show(self, *command):
+        """The answer of a command that shows something, as JSON."""
+        done = subprocess.run(
+            [ATOLL, *map(str, command), "--state", self.state, "--json"], capture_output=True, text=True, check=True
+        )
+        return json.loads(done.stdout)
+
+
+def _toml(value):
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+@contextmanager
+def federation(folder, **kwargs):
+    """Everything that was started is ended, whatever happens."""
+    it = Federation(folder, **kwargs)
+    try:
+        yield it
+    finally:
+        for process in it.running.values():
+            process.terminate()
+        for process in it.running.values():
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

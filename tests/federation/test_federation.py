@@ -1,0 +1,156 @@
+"""The whole thing as a user runs it: processes, sockets, kill -9."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+
+from atoll.aggregation.tensorfile import read
+from tests.federation.processes import federation
+
+
+def model(it, version):
+    return read(it.state / "runs" / "trouble-1" / "versions" / f"{version:06d}.safetensors")["w"]
+
+
+def test_federation_of_three_finishes_and_every_process_ends_by_itself(tmp_path):
+    with federation(tmp_path) as it:
+        it.coordinator(round__cohort_size=3, rounds=3)
+        for site in "abc":
+            it.agent(site)
+        assert it.wait_for_end() == 0
+        for site in "abc":
+            assert it.wait_for_end(site) == 0
+        np.testing.assert_array_equal(model(it, 3), np.full(50_000, 3, np.float32))
+        rows = it.history().evaluations("trouble-1")
+        assert {row.version: row.statistics["mean"] for row in rows} == {v: (v * 100.0, 100.0) for v in (1, 2, 3)}
+
+
+def test_coordinator_killed_in_mid_round_carries_on_in_the_same_round_with_what_it_had(tmp_path):
+    with federation(tmp_path) as it:
+        it.coordinator(round__cohort_size=3, round__deadline=60)
+        it.agent("a")
+        it.agent("b")
+        it.agent("c", upload_limit=60_000)  # 200 kB: more than three seconds
+
+        def half_uploaded():
+            record = it.open_round()
+            sizes = [p.stat().st_size for p in it.state.glob("runs/trouble-1/incoming/*.bin")]
+            return record if record and record.num_reported == 2 and any(20_000 < s < 180_000 for s in sizes) else None
+
+        it.wait_for(half_uploaded)
+        it.kill("coordinator")
+        before = it.open_round()
+        kept = {c: r.digest for c, r in before.clients.items() if r.digest}
+        assert before.round_id == 1
+        assert len(kept) == 2
+        it.coordinator(round__cohort_size=3, round__deadline=60)
+        assert it.wait_for_end() == 0
+        first = it.rounds()[0]
+        assert first.phase == "committed"
+        assert {c: first.clients[c].digest for c in kept} == kept
+        assert len(first.outages) == 1
+        assert "will go on where it stopped" in it.log("c")
+        np.testing.assert_array_equal(model(it, 2), np.full(50_000, 2, np.float32))
+
+
+def test_agent_killed_with_a_finished_update_sends_it_after_its_restart(tmp_path):
+    with federation(tmp_path) as it:
+        it.coordinator(round__cohort_size=2, rounds=1, round__deadline=60)
+        it.agent("a")
+        it.agent("b", upload_limit=60_000)
+        it.wait_for(lambda: "uploading" in it.log("b") or None)
+        time.sleep(0.5)
+        it.kill("b")
+        it.agent("b")
+        assert it.wait_for_end() == 0
+        log = it.log("b")
+        assert "1 finished updates of an earlier process" in log
+        assert log.count("trained 10 examples") == 1, "it must not train again"
+
+
+def test_user_code_that_crashes_raises_or_is_not_finite_costs_that_clients_round_only(tmp_path):
+    with federation(tmp_path) as it:
+        it.coordinator(round__cohort_size=4, round__quorum=1, rounds=2, round__deadline=30)
+        for site in ("a", "crash", "raise", "nan"):
+            it.agent(site)
+        assert it.wait_for_end() == 0
+        for record in it.rounds():
+            reasons = {c: r.reason for c, r in record.clients.items()}
+            assert reasons == {
+                "a": "",
+                "crash": "worker_crashed",
+                "raise": "training_failed",
+                "nan": "not_finite",
+            }
+            assert "the scanner is broken" in record.clients["raise"].detail
+        for site in ("a", "crash", "raise", "nan"):
+            assert it.wait_for_end(site) == 0
+
+
+def test_hanging_worker_is_killed_after_its_lease_and_the_agent_lives(tmp_path):
+    with federation(tmp_path) as it:
+        it.coordinator(round__cohort_size=2, round__quorum=1, rounds=2, round__deadline=1.5)
+        it.agent("a")
+        it.agent("hang", lease=0.5)
+        assert it.wait_for_end() == 0
+        first = it.rounds()[0]
+        assert first.close_reason == "deadline"
+        assert first.clients["hang"].fate == "straggler"
+        assert it.wait_for_end("hang") == 0, "the agent goes on without its worker"
+
+
+def test_slow_client_stops_in_time_and_submits_part_of_its_work(tmp_path):
+    with federation(tmp_path) as it:
+        it.coordinator(round__cohort_size=2, rounds=1, round__deadline=3, round__partial_work="scaled")
+        it.agent("a")
+        it.agent("slow")
+        assert it.wait_for_end() == 0
+        record = it.rounds()[0]
+        assert record.close_reason == "enough"
+        assert 0.05 < record.clients["slow"].work < 0.9
+
+
+def test_clients_evaluate_on_their_own_data_and_the_sums_are_merged(tmp_path):
+    with federation(tmp_path) as it:
+        it.coordinator(round__cohort_size=2, rounds=1, evaluation__clients_every=1, evaluation__server_every=0)
+        it.agent("a")
+        it.agent("b")
+        assert it.wait_for_end() == 0
+        (row,) = it.history().evaluations("trouble-1")
+        assert (row.source, row.num_clients, row.statistics["mean"]) == ("clients", 2, (30.0, 30.0))
+
+
+def test_agent_refuses_a_task_that_its_operator_did_not_allow(tmp_path):
+    other = tmp_path / "other.py"
+    other.write_text(Path(__file__).with_name("trouble.py").read_text())
+    with federation(tmp_path) as it:
+        it.coordinator(round__cohort_size=1, rounds=1, round__selection_timeout=4, round__retry=0)
+        it.agent("a", tasks=[f"{other}:task"])
+        it.wait_for(lambda: ("trouble:task" in it.log("a") and "other:task" in it.log("a")) or None)
+        assert it.wait_for_end() == 1
+        assert it.rounds()[0].abandon_reason == "too_few_clients"
+
+
+def test_run_below_its_quorum_fails_after_its_retries_with_the_cause(tmp_path):
+    with federation(tmp_path) as it:
+        it.coordinator(round__cohort_size=2, round__quorum=2, round__retry=1, round__deadline=30)
+        it.agent("a")
+        it.agent("raise")
+        assert it.wait_for_end() == 1
+        assert [r.abandon_reason for r in it.rounds()] == ["quorum_out_of_reach"] * 2
+        run = it.history().run("trouble-1")
+        assert run.state == "failed"
+        assert "2 rounds in a row were abandoned" in run.cause
+
+
+def test_what_happened_can_be_read_in_plain_sentences_and_as_json(tmp_path):
+    with federation(tmp_path) as it:
+        it.coordinator(round__cohort_size=2, round__quorum=1, rounds=1)
+        it.agent("a")
+        it.agent("raise")
+        assert it.wait_for_end() == 0
+        shown = it.show("round", "show", "1")
+        assert "the scanner is broken" in str(shown)
+        assert it.show("run", "list")
+        assert len(it.show("client", "list")) == 2

@@ -1,0 +1,207 @@
+import dataclasses
+import json
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.protocol.vocabulary import FailureReason, LossReason
+from atoll.server import events as ev
+from atoll.server.codec import (
+    StoreCorrupted,
+    StoredUpdateMeta,
+    decode_event,
+    decode_ledger,
+    decode_meta,
+    decode_record,
+    decode_rules,
+    encode_event,
+    encode_ledger,
+    encode_meta,
+    encode_record,
+    encode_rules,
+)
+from atoll.server.ledger import Ledger
+from atoll.server.policy import StragglerPolicy
+from atoll.server.record import RoundRecord
+from atoll.server.run import RunMachine, RunRules
+
+EVENTS = get_args(ev.Event)
+finite = st.floats(allow_nan=False)
+sums = st.dictionaries(st.text(), st.lists(finite, max_size=3).map(tuple), max_size=3)
+updates = st.builds(ev.Update, statistics=sums, work=finite, download_seconds=finite, train_seconds=finite)
+RULES = RunRules(
+    StragglerPolicy(cohort_size=2, quorum=1, over_selection=1.5, deadline=10.0, late="next_round", retry=5),
+    rounds=9,
+    evaluate_server_every=1,
+    evaluate_clients_every=2,
+)
+
+
+def events_of(kind):
+    if kind is ev.UpdateReceived:
+        return st.builds(kind, update=updates)
+    if kind in (ev.ModelEvaluated, ev.ClientEvaluated):
+        return st.builds(kind, statistics=st.none() | sums)
+    if kind is ev.CoordinatorStarted:
+        return st.builds(kind, down_since=finite)
+    return st.from_type(kind)
+
+
+@settings(max_examples=400)
+@given(event=st.one_of([events_of(kind) for kind in EVENTS]))
+def test_every_event_comes_back_identical(event):
+    kind, body = encode_event(event)
+    back = decode_event(kind, body, where="here")
+    assert type(back) is type(event)
+    assert back == event
+    assert repr(back) == repr(event)  # enums, tuples and -0.0 too
+    assert encode_event(back) == (kind, body)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), 5e-324, -0.0, 0.1 + 0.2, 1.7976931348623157e308])
+def test_floats_come_back_bit_for_bit(value):
+    event = ev.ModelEvaluated(1, {"loss": (value,)})
+    back = decode_event(*encode_event(event), where="here")
+    assert back.statistics["loss"][0].hex() == value.hex()
+
+
+def test_nan_comes_back_as_nan():
+    body = encode_event(ev.ModelEvaluated(1, {"loss": (float("nan"),)}))
+    assert str(decode_event(*body, where="here").statistics["loss"]) == "(nan,)"
+
+
+@settings(max_examples=100)
+@given(record=st.from_type(RoundRecord))
+def test_records_come_back_identical(record):
+    if any(value != value for value in map_floats(dataclasses.asdict(record))):
+        return
+    assert decode_record(encode_record(record), where="here") == record
+
+
+def map_floats(value):
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [number for item in value for number in map_floats(item)]
+    return [value] if isinstance(value, float) else []
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("NoSuchEvent", "{}"),
+        ("RoundDue", ""),
+        ("RoundDue", "[]"),
+        ("RoundDue", '{"more": 1}'),
+        ("RoundDue", "{}, {}"),
+        ("UploadBegun", '{"client_id": "a"}'),
+        ("UploadBegun", '{"client_id": "a", "round_id": "7"}'),
+        ("UploadBegun", '{"client_id": 7, "round_id": 7}'),
+        ("ClientLost", '{"client_id": "a", "reason": "bored"}'),
+        ("CoordinatorStarted", '{"down_since": null}'),
+    ],
+)
+def test_malformed_bodies_are_refused_and_the_place_is_named(kind, body):
+    with pytest.raises(StoreCorrupted, match="run r, entry 7: "):
+        decode_event(kind, body, where="run r, entry 7")
+
+
+def test_text_that_no_wire_carries_is_refused_when_it_is_written():
+    with pytest.raises(ValueError, match="SamplerFailed cannot be written down"):
+        encode_event(ev.SamplerFailed(1, "\ud800"))
+
+
+@pytest.mark.parametrize("quorum", [1, 1.0, 2, 0.5])
+def test_rules_come_back_with_a_count_as_a_count_and_a_fraction_as_a_fraction(quorum):
+    rules = RunRules(StragglerPolicy(quorum=quorum, deadline="adaptive", linger=0.0), rounds=3, seed=2**62)
+    back = decode_rules(encode_rules(rules), where="here")
+    assert back == rules
+    assert type(back.policy.quorum) is type(quorum)
+
+
+def test_sidecars_keep_integers_and_floats_apart():
+    meta = StoredUpdateMeta(b'{"a":1}', {"w": 1.0, "steps": 2**53 + 1}, {"w": 9.0, "steps": 16.0})
+    back = decode_meta(encode_meta(meta), where="here")
+    assert back == meta
+    assert [type(value) for value in back.magnitudes.values()] == [float, int]
+    assert back.norm == 5.0
+
+
+# ---------------------------------------------------------------- a machine goes on after a round trip
+
+
+def some_history():
+    """Four rounds: a commit, late updates, failures, a loss, an outage, an abandoned round, evaluations."""
+    update = lambda client, round_id, base, n=5: ev.UpdateReceived(  # noqa: E731
+        ev.Update(client, round_id, base, f"{client}{round_id}", n, 1.0, 10, {"loss": (0.1, 3.0)}, 0.3, 1.7)
+    )
+    clients = ("a", "b", "c")
+    yield 0.0, ev.RunStarted("m0")
+    for client in clients:
+        yield 0.5, ev.ClientJoined(client, f"s-{client}", ev.Profile(7, "x"))
+    yield 1.0, ev.RoundDue()
+    yield 1.0, ev.CohortDrawn(1, clients)
+    yield 1.5, ev.UploadBegun("a", 1)
+    yield 2.25, update("a", 1, 0)
+    yield 2.5, update("b", 1, 0)
+    yield 2.75, ev.Aggregated(1, "m1")
+    yield 2.8, update("c", 1, 0)
+    yield 2.9, ev.ModelEvaluated(1, {"accuracy": (3.0, 4.0)})
+    yield 3.0, ev.RoundDue()
+    yield 3.0, ev.CohortDrawn(2, clients)
+    yield 3.5, ev.ClientFailed("a", 2, FailureReason.TRAINING_FAILED, "boom")
+    yield 4.0, ev.ClientDisconnected("b", "s-b")
+    yield 5.0, ev.ClientLost("b", LossReason.LEASE_EXPIRED)
+    yield 20.0, ev.CoordinatorStarted(6.0)
+    yield 21.0, ev.ClientJoined("c", "s-c2", ev.Profile(7), (2,))
+    yield 22.0, update("c", 2, 1)
+    yield 23.0, ev.Aggregated(2, "m2")
+    yield 23.5, ev.ClientEvaluated("c", 2, {"accuracy": (1.0, 2.0)})
+    yield 23.6, ev.ModelEvaluated(2, None, "no data")
+    yield 23.7, ev.ClientJoined("a", "s-a2")
+    yield 23.8, ev.ClientJoined("b", "s-b2")
+    yield 24.0, ev.RoundDue()
+    yield 24.5, ev.CohortDrawn(3, clients)
+    yield 40.0, ev.TimePassed()
+    yield 40.5, update("c", 3, 2, n=9)
+    yield 41.0, ev.RoundDue()
+    yield 42.0, ev.CohortDrawn(4, clients)
+    yield 43.0, update("a", 4, 2, n=9)
+    yield 43.2, update("b", 4, 2, n=9)
+    yield 44.0, ev.Aggregated(4, "m3")
+    yield 45.0, ev.StopRequested("enough")
+    yield 46.0, ev.ResumeRequested()
+
+
+def test_a_machine_whose_ledger_made_a_round_trip_at_any_moment_goes_on_as_if_nothing_had_happened():
+    history = list(some_history())
+    straight = RunMachine(RULES)
+    moments = 0
+    expected = []
+    for at, event in history:
+        expected.append(straight.receive(event, at))
+    assert straight.ledger.version == 3
+    assert len(straight.ledger.past) >= 3
+    for cut in range(len(history)):
+        machine = RunMachine(RULES)
+        for at, event in history[:cut]:
+            machine.receive(event, at)
+        if not machine.may_snapshot:
+            continue
+        moments += 1
+        body = encode_ledger(machine.ledger)
+        ledger = decode_ledger(body, where="here")
+        assert ledger == machine.ledger
+        assert encode_ledger(ledger) == body
+        assert all(type(round_id) is int for round_id in ledger.past)
+        resumed = RunMachine(RULES, ledger)
+        assert [resumed.receive(event, at) for at, event in history[cut:]] == expected[cut:]
+        assert encode_ledger(resumed.ledger) == encode_ledger(straight.ledger)
+    assert moments > 8
+
+
+def test_an_empty_ledger_comes_back():
+    assert decode_ledger(encode_ledger(Ledger()), where="here") == Ledger()
+    assert json.loads(encode_ledger(Ledger()))["state"] == "queued"

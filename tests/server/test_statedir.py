@@ -1,0 +1,244 @@
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+from sqlalchemy import inspect
+
+from atoll.server import statedir
+from atoll.server.codec import StoreCorrupted
+from atoll.server.statedir import (
+    SCHEMA_VERSION,
+    StateDirectory,
+    StateInUse,
+    StateTooNew,
+    StateUnusable,
+    running_coordinator,
+)
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from atoll.server.statedir import StateDirectory
+state = StateDirectory.open(Path(sys.argv[1]))
+state.announce("127.0.0.1:7070", __import__("os").getpid())
+print("open", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process that holds `tmp_path / "state"`."""
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, tmp_path / "state"], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "open\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def made(path):
+    StateDirectory.open(path).close()
+    return path
+
+
+def set_version(path, value):
+    with sqlite3.connect(path / "state.db") as connection:
+        connection.execute("UPDATE meta SET value = ? WHERE key = 'schema_version'", (value,))
+    connection.close()
+
+
+def test_a_new_directory_has_its_tree_and_its_schema(tmp_path):
+    with StateDirectory.open(tmp_path / "deep" / "state") as state:
+        assert {"state.db", "lock", "runs"} <= {path.name for path in state.path.iterdir()}
+        with state.database.transaction() as connection:
+            assert set(inspect(connection).get_table_names()) == set(statedir.metadata.tables)
+            pragmas = {
+                name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
+                for name in ("journal_mode", "synchronous", "wal_autocheckpoint", "journal_size_limit")
+            }
+    assert pragmas == {
+        "journal_mode": "wal",
+        "synchronous": 2,
+        "wal_autocheckpoint": 1000,
+        "journal_size_limit": 8 << 20,
+    }
+
+
+def test_a_directory_is_opened_again_after_it_was_closed(tmp_path):
+    made(tmp_path / "state")
+    with StateDirectory.open(tmp_path / "state", create=False) as state:
+        assert state.path == tmp_path / "state"
+
+
+def test_the_pragmas_hold_on_a_connection_that_is_made_anew(tmp_path):
+    with StateDirectory.open(made(tmp_path / "state")) as state:
+        state.database.close()
+        with state.database.transaction() as connection:
+            assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+
+
+def test_a_second_coordinator_is_told_who_has_the_directory(tmp_path, holder):
+    with pytest.raises(
+        StateInUse, match=rf"{tmp_path}/state is in use by another coordinator \(process {holder.pid}\)"
+    ):
+        StateDirectory.open(tmp_path / "state")
+    found = running_coordinator(tmp_path / "state")
+    assert found is not None
+    assert (found.address, found.pid) == ("127.0.0.1:7070", holder.pid)
+
+
+def test_two_of_one_process_do_not_share_a_directory_either(tmp_path):
+    with StateDirectory.open(tmp_path / "state"), pytest.raises(StateInUse, match=str(os.getpid())):
+        StateDirectory.open(tmp_path / "state")
+    made(tmp_path / "state")
+
+
+def test_the_lock_ends_with_its_process(tmp_path, holder):
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    assert running_coordinator(tmp_path / "state") is None
+    with StateDirectory.open(tmp_path / "state"):
+        assert running_coordinator(tmp_path / "state") is None  # it does not listen yet
+
+
+def test_a_process_that_got_the_dead_ones_id_is_not_taken_for_it(tmp_path, holder):
+    (tmp_path / "state" / "lock").write_text(f"{holder.pid} 1")
+    assert running_coordinator(tmp_path / "state") is None
+
+
+def test_nobody_runs_where_there_is_nothing(tmp_path):
+    assert running_coordinator(tmp_path) is None
+    (tmp_path / "file").write_text("x")
+    assert running_coordinator(tmp_path / "file") is None
+
+
+def test_a_closed_directory_no_longer_names_an_address(tmp_path):
+    with StateDirectory.open(tmp_path / "state") as state:
+        state.announce("127.0.0.1:1", os.getpid())
+        assert running_coordinator(state.path).address == "127.0.0.1:1"
+        assert json.loads((state.path / "coordinator.json").read_text()) == {
+            "address": "127.0.0.1:1",
+            "pid": os.getpid(),
+        }
+    assert running_coordinator(tmp_path / "state") is None
+    assert not (tmp_path / "state" / "coordinator.json").exists()
+
+
+def test_the_last_sign_of_life_outlives_the_process(tmp_path):
+    with StateDirectory.open(tmp_path / "state") as state:
+        assert state.last_alive() is None
+        state.mark_alive(1762000000.123456)
+        state.mark_alive(1762000001.5)
+        assert state.last_alive() == 1762000001.5
+    with StateDirectory.open(tmp_path / "state") as state:
+        assert state.last_alive() == 1762000001.5
+        (state.path / "alive").write_bytes(b"")
+        assert state.last_alive() is None
+        state.mark_alive(2.0)
+        assert state.last_alive() == 2.0
+
+
+def test_a_newer_schema_is_refused_with_both_versions_and_what_to_do(tmp_path):
+    set_version(made(tmp_path / "state"), str(SCHEMA_VERSION + 7))
+    with pytest.raises(StateTooNew, match="schema version 8, this Atoll knows up to 1: use the Atoll that wrote it"):
+        StateDirectory.open(tmp_path / "state")
+    set_version(tmp_path / "state", str(SCHEMA_VERSION))
+    made(tmp_path / "state")  # the lock was let go
+
+
+def test_an_older_schema_is_migrated_step_by_step(tmp_path, monkeypatch):
+    path = made(tmp_path / "state")
+    monkeypatch.setattr(statedir, "SCHEMA_VERSION", 3)
+    steps = {
+        1: lambda c: c.exec_driver_sql("CREATE TABLE one (a)"),
+        2: lambda c: c.exec_driver_sql("CREATE TABLE two (a)"),
+    }
+    monkeypatch.setattr(statedir, "MIGRATIONS", steps)
+    for _ in range(2):
+        with StateDirectory.open(path) as state, state.database.transaction() as connection:
+            assert {"one", "two"} <= set(inspect(connection).get_table_names())
+            assert statedir.check_version(connection, path) == 3
+
+
+def test_a_migration_that_fails_changes_nothing(tmp_path, monkeypatch):
+    path = made(tmp_path / "state")
+
+    def fail(connection):
+        connection.exec_driver_sql("CREATE TABLE one (a)")
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(statedir, "SCHEMA_VERSION", 2)
+    monkeypatch.setattr(statedir, "MIGRATIONS", {1: fail})
+    with pytest.raises(RuntimeError):
+        StateDirectory.open(path)
+    monkeypatch.undo()
+    with StateDirectory.open(path) as state, state.database.transaction() as connection:
+        assert "one" not in inspect(connection).get_table_names()
+
+
+def test_a_path_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "state").write_text("x")
+    for path in (tmp_path / "state", tmp_path / "state" / "below"):
+        with pytest.raises(StateUnusable, match="is not a directory"):
+            StateDirectory.open(path)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="needs a place where nobody may write")
+def test_a_path_that_cannot_be_written_is_refused():
+    with pytest.raises(StateUnusable, match="cannot be written"):
+        StateDirectory.open(statedir.Path("/proc/atoll"))
+
+
+def test_what_is_not_there_is_made_only_on_demand(tmp_path):
+    with pytest.raises(StateUnusable, match=r"there is no state\.db in it"):
+        StateDirectory.open(tmp_path / "state", create=False)
+    assert not (tmp_path / "state").exists()
+
+
+def overwrite(path, start, length):
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(b"\xa5" * length)
+
+
+@pytest.mark.parametrize(("start", "length"), [(0, 512), (4096, 4096), (100, 3900)])
+def test_a_damaged_database_is_refused_with_what_to_do(tmp_path, start, length):
+    path = made(tmp_path / "state")
+    (path / "runs" / "r" / "versions").mkdir(parents=True)
+    (path / "runs" / "r" / "versions" / "000003.safetensors").write_bytes(b"")
+    overwrite(path / "state.db", start, length)
+    with pytest.raises(StoreCorrupted, match=r"state.db: damaged.*from a backup.*The 1 model versions in") as caught:
+        StateDirectory.open(path)
+    assert "can still be read" in str(caught.value)
+
+
+def test_a_database_that_vanished_from_under_its_runs_is_not_made_anew(tmp_path):
+    path = made(tmp_path / "state")
+    (path / "runs" / "r").mkdir()
+    for name in ("state.db", "state.db-wal", "state.db-shm"):
+        (path / name).unlink(missing_ok=True)
+    for _ in range(2):  # also when the first attempt left an empty file
+        with pytest.raises(StoreCorrupted, match="missing or empty, but"):
+            StateDirectory.open(path)
+
+
+def test_somebody_elses_database_is_refused(tmp_path):
+    (tmp_path / "state").mkdir()
+    with sqlite3.connect(tmp_path / "state" / "state.db") as connection:
+        connection.execute("CREATE TABLE theirs (a)")
+    connection.close()
+    with pytest.raises(StoreCorrupted, match="no database of Atoll"):
+        StateDirectory.open(tmp_path / "state")
+
+
+@pytest.mark.parametrize("run_id", ["", ".", "..", "a/b", ".hidden", "-x", "a\0", "a" * 129, "é"])
+def test_a_run_id_is_never_a_path_of_another_kind(tmp_path, run_id):
+    with StateDirectory.open(tmp_path / "state") as state:
+        assert state.run("digits-1") == state.path / "runs" / "digits-1"
+        with pytest.raises(ValueError, match="run id"):
+            state.run(run_id)
