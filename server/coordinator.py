@@ -214,6 +214,7 @@ class Coordinator:
             hub=self.hub,
             clock=self.clock,
             crash=self._crash,
+            keep_rounds=self.config.keep_rounds,
         )
         run.start()
         return run
@@ -236,6 +237,10 @@ class Coordinator:
         self._start_next()
 
     # ------------------------------------------------------------ clients
+
+    def has_room_for(self, client_id: ClientId) -> bool:
+        """Whether one more client may connect; one that takes its own place may always."""
+        return client_id in self.hub or len(self.hub) < self.config.max_connections
 
     def join(self, connection: Connection, hello: pb.Hello) -> None:
         """A control stream stands."""

@@ -10,7 +10,8 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from atoll.protocol import steps
 from atoll.protocol.atoll_pb2 import ServerMessage
@@ -100,6 +101,7 @@ class RunDriver:
         hub: Hub,
         clock: Clock,
         crash: Callable[[BaseException], None],
+        keep_rounds: int,
     ) -> None:
         self.run_id, self.config, self.task, self.machine = run_id, config, task, machine
         self.reducer = reducer
@@ -109,12 +111,13 @@ class RunDriver:
         self._seq = seq
         self._journal, self._journal_thread = journal, journal_thread
         self._evaluator, self._sampler, self._hub, self._clock = evaluator, sampler, hub, clock
-        self._crash = crash
+        self._crash, self._keep_rounds = crash, keep_rounds
         self._posted: list[_Posted] = []
         self._received: dict[Digest, int] = {}  # updates that came in since the last retention, by their event
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._valuing: set[asyncio.Task[None]] = set()  # metrics that are being computed from their sums
         self._evaluations: asyncio.Queue[Version] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 
@@ -233,6 +236,8 @@ class RunDriver:
                 for effect in p.effects:
                     self._act(effect)
                 p.done.set_result(p.effects)
+                for row in p.rows.evaluations:
+                    self._valuing.add(self._spawn(self._add_values(row)))
                 if p.retention is not None:
                     self._spawn(self._collect_garbage(p.retention))
                 for listener in self.listeners:
@@ -310,18 +315,26 @@ class RunDriver:
     def _end(self, state: RunState, cause: str) -> None:
         for connection in self._hub:
             connection.send(messages.run_ended(self.run_id, state, cause))
+        self._spawn(self._say_ended())
+
+    async def _say_ended(self) -> None:
+        """When the last measures are written down."""
+        if self._valuing:
+            await asyncio.wait(self._valuing)
         self.ended.set()
 
     # ------------------------------------------------------------ what takes time
 
-    def _spawn(self, work: "asyncio._CoroutineLike[None]") -> None:
+    def _spawn(self, work: "asyncio._CoroutineLike[None]") -> "asyncio.Task[None]":
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
+        return task
 
     def _finished(self, task: "asyncio.Task[None]") -> None:
         """Our own mistake ends the process: the journal brings it back (DESIGN: ours -> crash, recover by replay)."""
         self._tasks.discard(task)
+        self._valuing.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.critical("run %s cannot go on", self.run_id, exc_info=error)
             self._crash(error)
@@ -379,6 +392,17 @@ class RunDriver:
                 logger.error("version %d could not be evaluated: %s", version, detail)
             self.post(ModelEvaluated(version, statistics, detail))
 
+    async def _add_values(self, row: EvaluationRow) -> None:
+        """Only the task's own code knows what its metrics make of their sums."""
+        if row.statistics is None:
+            return
+        try:
+            values = await self._evaluator.values(row.statistics)
+        except EvaluationFailed as error:
+            logger.error("the metrics of version %d have no values: %s", row.version, _detail(error))
+            return
+        await self._commit(Batch(evaluations=[replace(row, values=values)]))
+
     def _retention(self, effects: Effects) -> _Retention | None:
         """Taken when a round ends. Memory runs ahead of the disk: what it no longer needs, a replay may still need."""
         if not any(isinstance(effect, Commit | Abandon) for effect in effects):
@@ -397,7 +421,8 @@ class RunDriver:
         self._received = {digest: seq for digest, seq in self._received.items() if seq > keep.seq}
         live = {*keep.updates, *self._received, *self.in_flight}
         await self.reducer.collect_garbage(live, pinned_versions=set(keep.versions), current=keep.version)
-        await self._loop.run_in_executor(self._journal_thread, self._journal.prune, self.run_id)
+        prune = partial(self._journal.prune, self.run_id, keep_rounds=self._keep_rounds)
+        await self._loop.run_in_executor(self._journal_thread, prune)
 
 
 def _detail(error: Exception) -> str:

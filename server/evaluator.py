@@ -54,6 +54,11 @@ class Evaluator:
         statistics = (await self._ask("evaluate", model=str(model), split="server"))["statistics"]
         return None if statistics is None else {name: tuple(values) for name, values in statistics.items()}
 
+    async def values(self, sums: Sums) -> dict[str, float | None]:
+        """What the task's own metrics make of the sums."""
+        values: dict[str, float | None] = (await self._ask("values", statistics=dict(sums)))["values"]
+        return values
+
     def close(self) -> None:
         """End the worker."""
         self._worker.close()

@@ -144,4 +144,6 @@ def _record(row: Row[Any]) -> RoundRecord:
 
 def _evaluation(row: Row[Any]) -> EvaluationRow:
     statistics = row.statistics and {name: tuple(sums) for name, sums in row.statistics.items()}
-    return EvaluationRow(row.run_id, row.version, row.source, statistics, row.num_clients, row.detail, row.at)
+    return EvaluationRow(
+        row.run_id, row.version, row.source, statistics, row.num_clients, row.detail, row.at, row._mapping["values"]
+    )

@@ -51,6 +51,9 @@ class Hub:
     def __len__(self) -> int:
         return len(self._connections)
 
+    def __contains__(self, client_id: object) -> bool:
+        return client_id in self._connections
+
     def __iter__(self) -> Iterator[Connection]:
         return iter(list(self._connections.values()))
 

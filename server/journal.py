@@ -7,7 +7,7 @@ trusted is never replayed.
 """
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, dataclass, field, fields, replace
 from typing import Any, Self
 
@@ -111,7 +111,10 @@ class VersionRow:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRow:
-    """What a version is worth, by the server's data or the clients'; without statistics `detail` says why."""
+    """What a version is worth, by the server's data or the clients'; without statistics `detail` says why.
+
+    `values`: of the task's metrics, from the sums; None where a metric is undefined.
+    """
 
     run_id: RunId
     version: Version
@@ -120,6 +123,7 @@ class EvaluationRow:
     num_clients: int
     detail: str
     at: float
+    values: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

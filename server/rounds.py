@@ -317,7 +317,7 @@ class Round:
         if not expected:
             reason = CloseReason.DEADLINE if self._in_grace and self._waiting else CloseReason.ALL_ANSWERED
             return self._close_or_abandon(reason, now)
-        if self._reachable(expected) < record.quorum:
+        if len(self._reported) + len(expected) < record.quorum and self._reachable(expected) < record.quorum:
             return self._below_quorum(AbandonReason.QUORUM_OUT_OF_REACH, now)
         if policy.linger is not None and record.linger_by is None and len(self._reported) >= record.quorum:
             record.linger_by = now + policy.linger

@@ -45,6 +45,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
         if (fault := _fault_of_hello(first)) is not None:
             await context.abort(*fault)
         connection = _connection(first.hello)
+        if not self._coordinator.has_room_for(connection.client_id):
+            most = self._coordinator.config.max_connections
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{most} clients are connected: try again later")
         self._coordinator.join(connection, first.hello)
         reader = self._coordinator.spawn(self._read(requests, connection))
         try:

@@ -96,7 +96,7 @@ JOURNAL = _table("journal", _SEQ, _ENTRY, sqlite_with_rowid=False)
 SNAPSHOTS = _table("snapshots", _SEQ, {"at": Float, "body": Text, "checksum": Integer})
 ROUNDS = _table("rounds", {**_RUN, "round_id": Integer}, {"phase": Text, "version": Integer, "record": Text})
 VERSIONS = _table("versions", _VERSION, {"digest": Text, "num_bytes": Integer, "created_at": Float})
-_MEASURE = {"statistics": _SUMS, "num_clients": Integer, "detail": Text, "at": Float}
+_MEASURE = {"statistics": _SUMS, "values": JSON, "num_clients": Integer, "detail": Text, "at": Float}
 EVALUATIONS = _table("evaluations", {**_VERSION, "source": Text}, _MEASURE)
 
 

@@ -54,20 +54,27 @@ def newest_version(history: "History", run_id: "RunId") -> int:
 def measures(evaluations: "Iterable[EvaluationRow]") -> dict[int, dict[str, dict[str, Any]]]:
     """By version and source ("server" or "clients"): the values of the metrics.
 
-    Two statistics are total and count, and the value is total / count; any others are shown as they are, because
-    only the task knows what they mean.
+    The task's own metrics have said what their sums mean; until they have, two sums are total and count, and any
+    others are shown as they are.
     """
     from atoll.parallel.metrics import values
 
     found: dict[int, dict[str, dict[str, Any]]] = {}
     for row in evaluations:
         if row.statistics is not None:
-            shown: dict[str, Any] = {}
-            for name, value in values({}, row.statistics).items():
-                sums = row.statistics[name]
-                shown[name] = value if len(sums) == 2 else list(sums)
-            found.setdefault(row.version, {})[row.source] = shown
+            plain = values({}, row.statistics)
+            raw = {name: plain[name] if len(sums) == 2 else list(sums) for name, sums in row.statistics.items()}
+            found.setdefault(row.version, {})[row.source] = raw | dict(row.values)
     return found
+
+
+def unmeasured(evaluations: "Iterable[EvaluationRow]") -> list[dict[str, Any]]:
+    """The versions for which there are no metrics, with the reason."""
+    return [
+        {"version": row.version, "source": row.source, "reason": row.detail}
+        for row in evaluations
+        if row.statistics is None
+    ]
 
 
 def in_words(measured: dict[str, dict[str, Any]]) -> str:

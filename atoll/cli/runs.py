@@ -7,7 +7,7 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import Commands
-from atoll.cli.looking import history_of, in_words, measures, newest_version
+from atoll.cli.looking import history_of, in_words, measures, newest_version, unmeasured
 from atoll.cli.printing import as_json, clock, say, table
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ def show(run: options.RunArgument, state: options.State = options.STATE, json: o
     with history_of(state) as history:
         row = history.run(run)
         found = _summary(history, row)
-        found["metrics"] = measures(history.evaluations(row.run_id))
+        evaluations = history.evaluations(row.run_id)
+        found["metrics"], found["unmeasured"] = measures(evaluations), unmeasured(evaluations)
         found["settings"] = row.config.model_dump(mode="json")
     if json:
         as_json(found)
@@ -102,6 +103,8 @@ def show(run: options.RunArgument, state: options.State = options.STATE, json: o
     say(f"version {found['version']} of {found['rounds']}")
     for version, measured in sorted(found["metrics"].items())[-5:]:
         say(f"version {version}: {in_words(measured)}")
+    for missing in found["unmeasured"][-1:]:
+        say(f"version {missing['version']} was not measured ({missing['source']}): {missing['reason']}")
     say("\n" + effective(row.config).rstrip("\n"))
 
 

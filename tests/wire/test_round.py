@@ -2,12 +2,16 @@
 
 import asyncio
 
+import grpc
 import numpy as np
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from atoll.aggregation.tensorfile import read
 from atoll.protocol import atoll_pb2 as pb
-from tests.wire.live import running
+from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.server.history import History
+from tests.wire.live import TINY, running
 
 
 def live(test):
@@ -142,5 +146,72 @@ async def test_metrics_of_the_servers_data_are_recorded(tmp_path):
             assert it.run.machine.ledger.unevaluated == []
 
 
-if __name__ == "__main__":
-    pytest.main([__file__])
+@live
+async def test_one_client_more_than_allowed_is_turned_away_and_told_so(tmp_path):
+    async with running(tmp_path / "state", coordinator__max_connections=1) as it, it.client("a") as a:
+        await a.next("welcome")
+        async with it.client("b") as b:
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await b.control.read()
+            assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        async with it.client("a", session="again") as again:
+            await again.next("welcome")
+
+
+@live
+async def test_health_check_says_serving(tmp_path):
+    async with running(tmp_path / "state") as it, grpc.aio.insecure_channel(it.address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for service in ("", "atoll.v1.Coordinator"):
+            reply = await stub.Check(health_pb2.HealthCheckRequest(service=service))
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@live
+async def test_only_the_newest_rounds_stay_in_the_records(tmp_path):
+    async with running(tmp_path / "state", rounds=4, coordinator__keep_rounds=2) as it:
+        async with it.client("a") as a, it.client("b") as b:
+            for _ in range(4):
+                await asyncio.gather(report(a), report(b))
+            await a.next("run_ended")
+            await asyncio.sleep(0.2)
+    assert [r.round_id for r in History(tmp_path / "state").rounds("tiny-1")] == [3, 4]
+
+
+@live
+async def test_stopped_run_can_be_resumed_and_goes_on_from_its_last_version(tmp_path):
+    async with running(tmp_path / "state", rounds=2) as it, grpc.aio.insecure_channel(it.address) as channel:
+        admin = rpc.AdminStub(channel)
+        async with it.client("a") as a, it.client("b") as b:
+            await asyncio.gather(report(a), report(b))
+            await committed(it, 1)
+            await admin.StopRun(pb.StopRunRequest(run_id="tiny-1", reason="lunch"))
+            ended = await a.next("run_ended")
+            assert (ended.state, ended.cause) == ("stopped", "lunch")
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await admin.StopRun(pb.StopRunRequest(run_id="tiny-1"))
+            assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+            await admin.ResumeRun(pb.ResumeRunRequest(run_id="tiny-1"))
+            while (await a.next("invite")).round_id < 3:
+                pass
+            assert it.run.machine.ledger.version == 1
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await admin.ResumeRun(pb.ResumeRunRequest(run_id="other-1"))
+            assert error.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@live
+async def test_run_that_is_started_by_the_operator_waits_for_the_one_before(tmp_path):
+    async with running(tmp_path / "state", rounds=1) as it, grpc.aio.insecure_channel(it.address) as channel:
+        admin = rpc.AdminStub(channel)
+        toml = f'name = "tiny"\ntask = "{TINY}"\nrounds = 1\n[round]\ncohort_size = 2'
+        reply = await admin.StartRun(pb.StartRunRequest(config_toml=toml, overrides=["seed=3"]))
+        assert (reply.run_id, reply.state) == ("tiny-2", "queued")
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await admin.StartRun(pb.StartRunRequest(config_toml=toml, overrides=["round.quorum=9", "sed=3"]))
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "quorum" in error.value.details()
+        assert "sed: unknown key" in error.value.details()
+        async with it.client("a") as a, it.client("b") as b:
+            await asyncio.gather(report(a), report(b))
+            assert (await a.next("invite")).run_id == "tiny-2"
