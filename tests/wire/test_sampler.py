@@ -1,0 +1,72 @@
+"""The user's own sampler, and ours, as a coordinator uses them."""
+
+import asyncio
+
+from tests.wire.live import running
+from tests.wire.test_round import live
+
+OWN = """
+def last(candidates, count, rng):
+    return [c.client_id for c in candidates[-count:]]
+
+def broken(candidates, count, rng):
+    raise ValueError("no moon tonight")
+
+def greedy(candidates, count, rng):
+    return ["nobody"]
+"""
+
+
+async def invited(it, tmp_path, names="abcd"):
+    """Who is in the cohort of round 1 when these clients are there."""
+    clients = []
+    for name in names:
+        context = it.client(name, session=name)
+        clients.append((context, await context.__aenter__()))
+    while it.run.machine.round is None or it.run.machine.round.phase == "selecting":
+        await asyncio.sleep(0.01)
+    cohort = sorted(it.run.machine.round.record.clients)
+    for context, _ in clients:
+        await context.__aexit__(None, None, None)
+    return cohort
+
+
+def own_sampler(tmp_path, name):
+    path = tmp_path / "mine.py"
+    path.write_text(OWN)
+    return f"{path}:{name}"
+
+
+@live
+async def test_users_own_sampler_chooses_the_cohort(tmp_path):
+    settings = {"cohort__sampler": own_sampler(tmp_path, "last"), "round__min_available": 4}
+    async with running(tmp_path / "state", **settings) as it:
+        assert await invited(it, tmp_path) == ["c", "d"]
+
+
+@live
+async def test_sampler_that_raises_or_names_a_stranger_costs_the_round_with_its_words(tmp_path):
+    for name, words in (("broken", "no moon tonight"), ("greedy", "nobody")):
+        settings = {"cohort__sampler": own_sampler(tmp_path, name), "round__retry": 0}
+        async with running(tmp_path / name, **settings) as it, it.client("a") as a, it.client("b"):
+            ended = await a.next("run_ended")
+            assert ended.state == "failed"
+            assert "sampler_failed" in ended.cause
+            assert words in ended.cause
+
+
+@live
+async def test_same_seed_and_population_give_the_same_cohort_whatever_the_order_and_after_a_restart(tmp_path):
+    cohorts = []
+    for run, names in enumerate(("abcde", "edcba")):
+        async with running(tmp_path / str(run), round__min_available=5, seed=11) as it:
+            cohorts.append(await invited(it, tmp_path, names))
+    async with running(tmp_path / "again", round__min_available=5, seed=11) as it:
+        async with it.client("a"), it.client("b"):
+            pass
+    async with running(tmp_path / "again", round__min_available=5, seed=11) as it:
+        cohorts.append(await invited(it, tmp_path, "cabed"))
+    assert cohorts[0] == cohorts[1] == cohorts[2]
+    async with running(tmp_path / "other", round__min_available=5, seed=12) as it:
+        other = await invited(it, tmp_path, "abcde")
+    assert len(other) == 2
