@@ -1,0 +1,76 @@
+"""The agent: its directory, its worker, its signals around the driver; and the names of its tasks."""
+
+import asyncio
+import signal
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from atoll.client.config import AgentConfig
+from atoll.client.driver import Agent
+from atoll.client.runner import Runner
+from atoll.client.statedir import StateDirectory
+from atoll.client.worker import WorkerRunner
+from atoll.parallel.task import TaskNotFound, task_name
+from atoll.protocol.settings import ConfigError
+
+NVIDIA = Path("/dev/nvidiactl")
+
+
+async def run_agent(
+    config: AgentConfig, tasks: Mapping[str, str], *, runner: Runner | None = None, handle_signals: bool = True
+) -> int:
+    """Run one agent until SIGTERM or SIGINT, or until it is done; returns the exit code of its process.
+
+    Args:
+        config: of the agent.
+        tasks: references of the tasks that it allows, by the names that coordinators know them by (`tasks_by_name`).
+        runner: instead of worker processes.
+        handle_signals: end orderly at SIGTERM and SIGINT; only in the main thread.
+
+    Raises:
+        ConfigError: the state directory is in use, or a task does not load: exit code 2.
+    """
+    state = StateDirectory(config.state)
+    loop, handled = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT) if handle_signals else ()
+    try:
+        if runner is None:
+            runner = WorkerRunner(
+                tasks,
+                site=config.site,
+                state=state,
+                lease=config.lease,
+                threads=config.threads or None,
+                device=_device(config.device),
+            )
+        agent = Agent(config, tasks, runner, state)
+        for number in handled:
+            loop.add_signal_handler(number, agent.stop)
+        return await agent.run()
+    finally:
+        for number in handled:
+            loop.remove_signal_handler(number)
+        state.close()
+
+
+def tasks_by_name(references: Iterable[str]) -> dict[str, str]:
+    """The references by the names that a coordinator invites for.
+
+    Raises:
+        ConfigError: no reference, or two of the same name.
+    """
+    tasks: dict[str, str] = {}
+    for reference in references:
+        try:
+            name = task_name(reference)
+        except TaskNotFound as error:
+            raise ConfigError([str(error)]) from error
+        if tasks.setdefault(name, reference) != reference:
+            raise ConfigError([f"{tasks[name]} and {reference} have one name, {name}: rename one of the files"])
+    return tasks
+
+
+def _device(device: str) -> str:
+    """What "auto" means on this machine; asking torch would take the agent a second and 200 MB."""
+    if device != "auto":
+        return device
+    return "cuda" if NVIDIA.exists() else "cpu"

@@ -1,0 +1,125 @@
+"""The line to the coordinator: one connection after the other, and what is to be said over whichever stands."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import grpc
+
+from atoll.client.transport import Link, StreamBroken
+from atoll.protocol import atoll_pb2 as pb
+
+logger = logging.getLogger(__name__)
+
+UNSENT_MAX = 100
+"""Reports that wait for a connection; the oldest give way."""
+
+
+class Line:
+    """Dials when it is told to, and tells what happens.
+
+    Args:
+        address: of the coordinator.
+        replaced_wait: seconds before dialling again after another agent has taken this client's name.
+        hello: the first message of the next connection.
+        on_connected, on_message, on_lost: called on the event loop.
+        spawn: runs a coroutine whose failure ends the agent.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        replaced_wait: float,
+        hello: Callable[[], pb.Hello],
+        on_connected: Callable[[pb.Welcome], None],
+        on_message: Callable[[pb.ServerMessage], None],
+        on_lost: Callable[[], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    ) -> None:
+        self._address, self._replaced_wait = address, replaced_wait
+        self._hello, self._on_connected, self._on_message, self._on_lost = hello, on_connected, on_message, on_lost
+        self._spawn = spawn
+        self._link: Link | None = None
+        self._is_up = asyncio.Event()
+        self._talk: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._unsent: deque[pb.ClientMessage] = deque(maxlen=UNSENT_MAX)
+        self._is_replaced = self._is_hanging_up = False
+        self._complaint = ""
+
+    @property
+    def current(self) -> Link | None:
+        """The connection that stands; None when none does."""
+        return self._link
+
+    async def link(self) -> Link:
+        """Wait until a connection stands."""
+        while self._link is None:
+            await self._is_up.wait()
+        return self._link
+
+    def dial(self, delay: float) -> None:
+        """Open a connection after so many seconds."""
+        if self._is_replaced:
+            delay, self._is_replaced = max(delay, self._replaced_wait), False
+        self._timer = asyncio.get_running_loop().call_later(delay, self._begin)
+
+    def send(self, message: pb.ClientMessage) -> None:
+        """Say it now, or as soon as a connection stands."""
+        if self._link is None:
+            self._unsent.append(message)
+        else:
+            self._link.send(message)
+
+    async def hang_up(self) -> None:
+        """Say goodbye if a connection stands, and dial no more."""
+        self._is_hanging_up = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._link is not None:
+            await self._link.close(goodbye=True)
+        if self._talk is not None:
+            self._talk.cancel()
+            await asyncio.wait({self._talk})
+
+    def _begin(self) -> None:
+        self._talk = self._spawn(self._connection())
+
+    async def _connection(self) -> None:
+        """One connection, from Hello to its end."""
+        link = Link(self._address)
+        end = StreamBroken(grpc.StatusCode.OK, "the coordinator has ended the stream")
+        try:
+            welcome = await link.open(self._hello())
+            self._link, self._complaint = link, ""
+            self._is_up.set()
+            self._on_connected(welcome)
+            while self._unsent:
+                link.send(self._unsent.popleft())
+            while (message := await link.receive()) is not None:
+                self._on_message(message)
+        except StreamBroken as error:
+            end = error
+        finally:
+            self._link = None
+            self._is_up.clear()
+            await link.close()
+        if not self._is_hanging_up:
+            self._explain(end)
+            self._on_lost()
+
+    def _explain(self, end: StreamBroken) -> None:
+        """Tell the operator why, once for each reason in a row."""
+        self._is_replaced = end.is_replaced
+        if end.is_replaced:
+            logger.warning(
+                "another agent uses this site's name: %s; trying again in %g s", end.detail, self._replaced_wait
+            )
+            return
+        complaint = end.code.name
+        level = logging.DEBUG if complaint == self._complaint else logging.WARNING
+        logger.log(level, "no connection to %s: %s; trying again", self._address, end)
+        self._complaint = complaint

@@ -1,0 +1,143 @@
+"""Messages of the control stream <-> the session's values: each conversion once, and nothing malformed goes further."""
+
+import math
+from collections.abc import Iterable
+
+from atoll.client.events import (
+    Asked,
+    EvaluationRequest,
+    Event,
+    Invitation,
+    Released,
+    ReportEvaluation,
+    ReportFailure,
+    RunEnded,
+    Sums,
+)
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol import strict
+from atoll.protocol.channel import PROTOCOL
+from atoll.protocol.manifest import ID_MAX
+from atoll.protocol.strict import ManifestError
+from atoll.protocol.vocabulary import Digest, ReleaseReason, RoundId, RunId, Version
+
+DETAIL_MAX = 2000
+
+
+class BadMessage(ValueError):
+    """The coordinator sent something that this agent cannot make sense of."""
+
+
+def hello(
+    *,
+    site: str,
+    session: str,
+    tasks: Iterable[str],
+    num_examples: int,
+    label: str,
+    working_on: Iterable[tuple[RunId, RoundId]],
+    software: str,
+) -> pb.Hello:
+    """The first message of a connection."""
+    return pb.Hello(
+        protocol=PROTOCOL,
+        client_id=site,
+        session=session,
+        tasks=sorted(tasks),
+        num_examples=num_examples,
+        label=label,
+        working_on=[pb.Work(run_id=run_id, round_id=round_id) for run_id, round_id in working_on],
+        software=software,
+    )
+
+
+def event_of(message: pb.ServerMessage) -> Event | None:
+    """What has happened; None for what the session need not know.
+
+    Raises:
+        BadMessage: the message says what is wrong.
+    """
+    try:
+        match message.WhichOneof("message"):
+            case "invite":
+                return Asked(_invitation(message.invite))
+            case "evaluate":
+                return Asked(_evaluation_request(message.evaluate))
+            case "release":
+                return _released(message.release)
+            case "run_ended":
+                return RunEnded(_run(message.run_ended.run_id))
+            case _:
+                return None
+    except ManifestError as error:  # said by the same strict readers
+        raise BadMessage(str(error)) from None
+
+
+def _run(run_id: str) -> RunId:
+    return RunId(strict.text(run_id, "run_id", num_max=ID_MAX))
+
+
+def _released(release: pb.Release) -> Released:
+    reason = strict.one_of(release.reason, "reason", allowed=set(ReleaseReason))
+    return Released(_run(release.run_id), RoundId(release.round_id), ReleaseReason(reason), release.submit)
+
+
+def _invitation(invite: pb.Invite) -> Invitation:
+    return Invitation(
+        run_id=_run(invite.run_id),
+        round_id=RoundId(strict.integer(invite.round_id, "round_id", low=0, high=strict.INT64_MAX)),
+        task=invite.task,
+        base_version=Version(strict.integer(invite.base_version, "base_version", low=0, high=strict.INT64_MAX)),
+        model_digest=Digest(strict.sha256_hex(invite.model_digest, "model_digest")),
+        time_left=_seconds(invite.time_left_s),
+        seed=invite.seed,
+        local=invite.local or "{}",
+        manifest=invite.manifest,
+    )
+
+
+def _evaluation_request(evaluate: pb.Evaluate) -> EvaluationRequest:
+    return EvaluationRequest(
+        run_id=_run(evaluate.run_id),
+        version=Version(evaluate.version),
+        task=evaluate.task,
+        model_digest=Digest(strict.sha256_hex(evaluate.model_digest, "model_digest")),
+        time_left=_seconds(evaluate.time_left_s),
+        manifest=evaluate.manifest,
+    )
+
+
+def _seconds(value: float) -> float:
+    if not (math.isfinite(value) and value >= 0):
+        raise BadMessage(f"time_left_s: got {value}; allowed: a finite number >= 0")
+    return value
+
+
+def failure(effect: ReportFailure) -> pb.ClientMessage:
+    """This client's part in a round is given up."""
+    return pb.ClientMessage(
+        failed=pb.Failed(
+            run_id=effect.run_id,
+            round_id=effect.round_id,
+            reason=effect.reason,
+            detail=effect.detail[-DETAIL_MAX:],
+        )
+    )
+
+
+def evaluation(effect: ReportEvaluation) -> pb.ClientMessage:
+    """The sums of an evaluation, or why there are none."""
+    error = "" if effect.statistics is not None else (effect.detail[-DETAIL_MAX:] or "no test data here")
+    return pb.ClientMessage(
+        evaluated=pb.Evaluated(
+            run_id=effect.run_id,
+            version=effect.version,
+            statistics=statistics(effect.statistics or {}),
+            error=error,
+        )
+    )
+
+
+def statistics(sums: Sums) -> dict[str, pb.Statistics]:
+    """Sufficient statistics, as they travel."""
+    return {name: pb.Statistics(values=values) for name, values in sums.items()}

@@ -1,0 +1,265 @@
+"""Versions of the global model on the agent's disk: fetched in part, reused in part, checked piece by piece.
+
+    <digest>.safetensors   a whole version, every piece checked
+    <digest>.part          a version that is being put together: its length is where to go on
+
+A version grows strictly in canonical order. A piece that an older version holds is copied when its turn comes, the
+others are appended as they arrive, and each is checked against its SHA-256 before the next one begins. So a restart
+needs nothing but the file, and only bytes that are nowhere on this disk travel. Nothing here is synced: what a power
+cut spoils is found by its SHA-256 and fetched again.
+"""
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.aggregation.layout import Piece
+from atoll.aggregation.tensorfile import TensorFileCorrupted, parse_header
+from atoll.aggregation.tensorheader import header_bytes
+from atoll.protocol.manifest import VersionManifest
+from atoll.protocol.vocabulary import Digest
+
+logger = logging.getLogger(__name__)
+
+KEEP = 2
+"""Versions that are kept: the one in use, and the one that the next most likely resembles."""
+
+BLOCK_BYTES = 2**20
+
+
+class PieceDamaged(ValueError):
+    """A piece is not what the manifest says; it has been cut off again and must be fetched once more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Where some piece's bytes lie."""
+
+    path: Path
+    start: int
+    num_bytes: int
+
+
+class PartialVersion:
+    """One version on its way in. Call `resume` first, then `append` what `wanted` and `position` ask for."""
+
+    def __init__(self, path: Path, manifest: VersionManifest, held: Mapping[str, Held]) -> None:
+        self._path, self._pieces = path, manifest.pieces
+        self._held = dict(held)
+        self._header = header_bytes(manifest.layout)
+        self.num_bytes, self.data_start = manifest.num_bytes, len(self._header)
+        self._file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115 - closed by `close`
+        self._index = 0  # of the piece that is being filled
+        self._begin = self.data_start  # where it begins in the file
+        self._filled = 0  # how much of it is there
+        self._sha256 = hashlib.sha256()
+        self.copied_bytes = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every piece is there, and checked."""
+        return self._index == len(self._pieces)
+
+    @property
+    def wanted(self) -> list[Piece]:
+        """The pieces that must come over the wire, the first of them perhaps in part."""
+        left = self._pieces[self._index :]
+        begun = left[:1] if self._filled else ()
+        return [*begun, *(p for p in left[len(begun) :] if p.num_bytes and p.sha256 not in self._held)]
+
+    @property
+    def wants_the_rest(self) -> bool:
+        """Whether no piece from here on is held by an older version."""
+        return all(piece.sha256 not in self._held for piece in self._pieces[self._index :])
+
+    @property
+    def filled_bytes(self) -> int:
+        """How much of the first wanted piece is there."""
+        return self._filled
+
+    @property
+    def data_bytes(self) -> int:
+        """How much of the whole version is there."""
+        return self._begin + self._filled - self.data_start
+
+    def resume(self) -> None:
+        """Check what an earlier attempt has left, and copy what older versions hold, up to the first missing byte."""
+        self._file.seek(0)
+        if self._file.read(len(self._header)) != self._header:
+            self._file.seek(0)
+            self._file.truncate()
+            self._file.write(self._header)
+        with suppress(PieceDamaged):  # what is wrong has been cut off
+            self._close_whole_pieces()
+            while not self.is_complete and (block := self._file.read(min(BLOCK_BYTES, self._missing))):
+                self._take(block)
+        while not self._copy_held_or_drop():
+            pass
+        self._file.flush()
+
+    def append(self, data: bytes) -> None:
+        """Take the next bytes of the wanted pieces; afterwards they are with the operating system.
+
+        Raises:
+            PieceDamaged: a piece is whole and wrong. What was behind it in `data` is dropped, too.
+        """
+        view = memoryview(data)
+        while view:
+            assert not self.is_complete, "bytes beyond the end"
+            size = min(len(view), self._missing)
+            self._file.write(view[:size])
+            self._take(view[:size])
+            self._copy_held()
+            view = view[size:]
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file, which stays as it is."""
+        self._file.close()
+
+    @property
+    def _missing(self) -> int:
+        """Bytes that the piece that is being filled lacks."""
+        return self._pieces[self._index].num_bytes - self._filled
+
+    def _take(self, block: "bytes | memoryview") -> None:
+        """Count and hash bytes that are in the file now."""
+        self._sha256.update(block)
+        self._filled += len(block)
+        self._close_whole_pieces()
+
+    def _close_whole_pieces(self) -> None:
+        while not self.is_complete and self._filled == (piece := self._pieces[self._index]).num_bytes:
+            if self._sha256.hexdigest() != piece.sha256:
+                self._cut_off()
+                raise PieceDamaged(f"tensor {piece.tensor!r}: {piece.num_bytes} bytes do not have its SHA-256")
+            self._index += 1
+            self._begin += self._filled
+            self._filled, self._sha256 = 0, hashlib.sha256()
+
+    def _cut_off(self) -> None:
+        """Forget the piece that is being filled, and everything behind it."""
+        self._file.seek(self._begin)
+        self._file.truncate()
+        self._filled, self._sha256 = 0, hashlib.sha256()
+
+    def _copy_held(self) -> None:
+        """Copy pieces as long as the next one is held by an older version."""
+        while not self.is_complete and not self._filled and (held := self._held.get(self._pieces[self._index].sha256)):
+            del self._held[self._pieces[self._index].sha256]  # if it proves damaged there, it is wanted here
+            self._copy(held)
+            self._held.setdefault(self._pieces[self._index - 1].sha256, held)
+
+    def _copy_held_or_drop(self) -> bool:
+        try:
+            self._copy_held()
+        except PieceDamaged:
+            return False  # the older version's copy is spoilt, and forgotten
+        return True
+
+    def _copy(self, held: Held) -> None:
+        with held.path.open("rb") as source:
+            source.seek(held.start)
+            left = held.num_bytes
+            while left:
+                block = source.read(min(BLOCK_BYTES, left))
+                if not block:
+                    self._cut_off()
+                    raise PieceDamaged(f"{held.path} has lost its end")
+                left -= len(block)
+                self._file.write(block)
+                self._take(block)
+        self.copied_bytes += held.num_bytes
+
+
+class ModelCache:
+    """The versions in one folder, the most recently used last."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._versions: dict[Digest, list[tuple[str, Held]]] | None = None
+        self._parts: set[Digest] = set()
+
+    @property
+    def is_scanned(self) -> bool:
+        """Whether the files of an earlier process have been looked at: it takes reading all of them."""
+        return self._versions is not None
+
+    def scan(self) -> None:
+        """Check the versions that an earlier process has left."""
+        versions = {}
+        for path in sorted(self._folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime_ns):
+            try:
+                versions[Digest(path.stem)] = _hashed(path)
+            except TensorFileCorrupted as error:
+                logger.warning("%s is damaged, and is removed: %s", path, error)
+                path.unlink()
+        self._versions = versions
+        self._parts = {Digest(path.stem) for path in self._folder.glob("*.part")}
+
+    def path(self, digest: Digest) -> Path:
+        """Where a version lies when it is whole."""
+        return self._folder / f"{digest}.safetensors"
+
+    def find(self, digest: Digest, manifest: VersionManifest) -> Path | None:
+        """The whole version, when it is here."""
+        assert self._versions is not None, "scan comes first"
+        pieces = self._versions.get(digest)
+        if pieces is None or [sha256 for sha256, _ in pieces] != [piece.sha256 for piece in manifest.pieces]:
+            return None
+        self._versions[digest] = self._versions.pop(digest)
+        return self.path(digest)
+
+    def begin(self, digest: Digest, manifest: VersionManifest) -> PartialVersion:
+        """Begin to put a version together, or go on with it."""
+        assert self._versions is not None, "scan comes first"
+        held = {sha256: where for pieces in self._versions.values() for sha256, where in pieces if where.num_bytes}
+        self._parts.add(digest)
+        return PartialVersion(self._part(digest), manifest, held)
+
+    def finish(self, digest: Digest, manifest: VersionManifest, partial: PartialVersion) -> Path:
+        """Let a complete version appear; the oldest ones go."""
+        assert self._versions is not None
+        assert partial.is_complete
+        partial.close()
+        path = self.path(digest)
+        os.replace(self._part(digest), path)
+        self._versions.pop(digest, None)
+        start, pieces = partial.data_start, []
+        for piece in manifest.pieces:
+            pieces.append((piece.sha256, Held(path, start, piece.num_bytes)))
+            start += piece.num_bytes
+        self._versions[digest] = pieces
+        for old in list(self._versions)[:-KEEP]:
+            del self._versions[old]
+            self.path(old).unlink(missing_ok=True)
+        for part in self._parts - {digest}:
+            self._part(part).unlink(missing_ok=True)
+        self._parts.clear()
+        return path
+
+    def _part(self, digest: Digest) -> Path:
+        return self._folder / f"{digest}.part"
+
+
+def _hashed(path: Path) -> list[tuple[str, Held]]:
+    """Every piece of a whole version's file."""
+    layout, start = parse_header(path)
+    pieces = []
+    with path.open("rb") as file:
+        file.seek(start)
+        for tensor in layout:
+            digest, left = hashlib.sha256(), tensor.num_bytes
+            while left:
+                block = file.read(min(BLOCK_BYTES, left))
+                if not block:
+                    raise TensorFileCorrupted(f"{path}: ends too early")
+                digest.update(block)
+                left -= len(block)
+            pieces.append((digest.hexdigest(), Held(path, start, tensor.num_bytes)))
+            start += tensor.num_bytes
+    return pieces

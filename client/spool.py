@@ -1,0 +1,192 @@
+"""The spool: finished updates, durable before their first byte is sent, until the coordinator has answered for them.
+
+An entry is one file, which appears under its name complete and durable or not at all:
+
+    safetensors file of the update | JSON: manifest and what was measured | its length (8 bytes, little-endian) | MAGIC
+
+The pieces' bytes follow each other from `data_start` on, in canonical order: they are sent as they lie there. What an
+entry is (its run, its round) is in its manifest; its name is for people.
+"""
+
+import errno
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.aggregation.tensorfile import parse_header
+from atoll.client.events import Key, Sums
+from atoll.protocol.manifest import UpdateManifest, parse_update
+from atoll.protocol.vocabulary import Digest
+
+logger = logging.getLogger(__name__)
+
+MAGIC = b"atoll/1\n"
+SUFFIX = ".update"
+_FOOT_BYTES = 8 + len(MAGIC)
+_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,100}")
+
+
+class SpoolFull(OSError):
+    """There is no room for one more update: on the disk, or in what the operator allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A finished update on disk, and what is said when it is sent."""
+
+    path: Path
+    manifest: bytes
+    digest: Digest
+    data_start: int
+    num_bytes: int  # of the pieces
+    statistics: Sums
+    download_seconds: float
+    train_seconds: float
+
+
+class Spool:
+    """What lies in one folder. `add` may run on a thread; everything else is quick."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self._folder, self._max_bytes = folder, max_bytes
+        self._entries: dict[Key, Entry] = dict(_read_all(folder))
+
+    def entries(self) -> dict[Key, Digest]:
+        """Everything that waits for an answer."""
+        return {key: entry.digest for key, entry in self._entries.items()}
+
+    def __getitem__(self, key: Key) -> Entry:
+        return self._entries[key]
+
+    def check_room(self, num_bytes: int) -> None:
+        """Refuse an update of that size before anybody works for it.
+
+        Raises:
+            SpoolFull: the message has the numbers.
+        """
+        used = sum(entry.num_bytes for entry in list(self._entries.values()))
+        if used + num_bytes > self._max_bytes:
+            raise SpoolFull(
+                errno.EDQUOT,
+                f"an update of {num_bytes} bytes does not fit: "
+                f"{used} of spool_max_bytes ({self._max_bytes}) wait for the coordinator's answer",
+            )
+
+    def add(
+        self,
+        data: Path,
+        manifest: UpdateManifest,
+        *,
+        statistics: Sums,
+        download_seconds: float = 0.0,
+        train_seconds: float = 0.0,
+    ) -> Entry:
+        """Take over a safetensors file of the manifest's pieces; on return the entry is durable, and `data` is gone.
+
+        Raises:
+            SpoolFull: no room; `data` is gone, too.
+        """
+        try:
+            self.check_room(manifest.num_bytes)
+            entry = self._add(data, manifest, statistics, download_seconds, train_seconds)
+        except OSError as error:
+            data.unlink(missing_ok=True)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT) and not isinstance(error, SpoolFull):
+                raise SpoolFull(error.errno, f"the update cannot be stored: {error.strerror}") from error
+            raise
+        self._entries[_key(manifest)] = entry
+        return entry
+
+    def _add(
+        self, data: Path, manifest: UpdateManifest, statistics: Sums, download_seconds: float, train_seconds: float
+    ) -> Entry:
+        _, data_start = parse_header(data)
+        path = self._folder / _name(manifest)
+        encoded = manifest.encode()
+        digest = Digest(hashlib.sha256(encoded).hexdigest())
+        entry = Entry(
+            path, encoded, digest, data_start, manifest.num_bytes, dict(statistics), download_seconds, train_seconds
+        )
+        with data.open("ab") as file:
+            file.write(_trailer(entry))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(data, path)
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        return entry
+
+    def discard(self, key: Key) -> None:
+        """Delete an entry. One that a crash brings back is sent again, and answered as before."""
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            entry.path.unlink(missing_ok=True)
+
+
+def _key(manifest: UpdateManifest) -> Key:
+    return ("round", manifest.run_id, manifest.round_id)
+
+
+def _name(manifest: UpdateManifest) -> str:
+    """A file name that no run id, which comes over the wire, can lead out of the folder."""
+    run = str(manifest.run_id)
+    if _PLAIN.fullmatch(run) is None:
+        run = "run." + hashlib.sha256(run.encode()).hexdigest()[:32]
+    return f"{run}.{manifest.round_id}{SUFFIX}"
+
+
+def _trailer(entry: Entry) -> bytes:
+    document = {
+        "manifest": entry.manifest.decode("ascii"),
+        "data_start": entry.data_start,
+        "statistics": entry.statistics,
+        "download_seconds": entry.download_seconds,
+        "train_seconds": entry.train_seconds,
+    }
+    body = json.dumps(document).encode()
+    return body + len(body).to_bytes(8, "little") + MAGIC
+
+
+def _read_all(folder: Path) -> Iterator[tuple[Key, Entry]]:
+    for path in sorted(folder.iterdir()):
+        try:
+            yield _read(path)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            logger.warning("%s is no whole update, and is removed: %s", path, error)
+            path.unlink()
+
+
+def _read(path: Path) -> tuple[Key, Entry]:
+    """Read an entry back; ValueError and its like when it is not exactly what `add` writes."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        foot = os.pread(file.fileno(), _FOOT_BYTES, max(0, size - _FOOT_BYTES))
+        length = int.from_bytes(foot[:8], "little")
+        begin = size - _FOOT_BYTES - length
+        if path.suffix != SUFFIX or foot[8:] != MAGIC or begin < 0:
+            raise ValueError("it has no end")
+        document: Mapping[str, Any] = json.loads(os.pread(file.fileno(), length, begin))
+    encoded = document["manifest"].encode("ascii")
+    manifest = parse_update(encoded)
+    data_start = int(document["data_start"])
+    if path.name != _name(manifest) or data_start + manifest.num_bytes != begin:
+        raise ValueError("its name or its length is not that of its manifest")
+    return _key(manifest), Entry(
+        path=path,
+        manifest=encoded,
+        digest=Digest(hashlib.sha256(encoded).hexdigest()),
+        data_start=data_start,
+        num_bytes=manifest.num_bytes,
+        statistics={name: tuple(map(float, sums)) for name, sums in document["statistics"].items()},
+        download_seconds=float(document["download_seconds"]),
+        train_seconds=float(document["train_seconds"]),
+    )

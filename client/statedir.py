@@ -1,0 +1,55 @@
+"""The agent's own directory, locked for as long as the process lives.
+
+lock          held by flock; says the process id of its owner
+spool/        finished updates that the coordinator has not answered for (spool)
+models/       versions of the global model (models)
+work/         what the worker is writing; emptied when an agent starts
+worker.*.log  what the user's code prints, one for each task
+"""
+
+import fcntl
+import os
+from pathlib import Path
+
+from atoll.protocol.settings import ConfigError
+
+
+class StateDirectory:
+    """Opens and locks the directory; `close`, or the end of the process, however it comes, lets it go.
+
+    Raises:
+        ConfigError: another agent uses it, or it cannot be made.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.spool, self.models, self.work = path / "spool", path / "models", path / "work"
+        try:
+            for folder in (self.spool, self.models, self.work):
+                folder.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError([f"state: {path} cannot be used: {error.strerror or error}"]) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(self._lock, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(self._lock)
+            raise ConfigError(
+                [f"state: {path} is in use by another agent (process {owner}); each agent needs a directory of its own"]
+            ) from None
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        for leftover in self.work.iterdir():
+            leftover.unlink()
+
+    def worker_log(self, task: str) -> Path:
+        """Where the worker of a task writes what the user's code prints."""
+        name = "".join(letter if letter.isalnum() or letter in "-_" else "." for letter in task)[:100]
+        return self.path / f"worker.{name}.log"
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1

@@ -1,0 +1,180 @@
+"""One connection to the coordinator: a channel, and the control stream on it.
+
+Everything of one attempt is fresh: the channel, the stream, the session's name. What breaks is a `StreamBroken`,
+however it breaks; the caller decides what it means and when to dial again.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Generic, TypeVar
+
+import grpc
+
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.channel import HANDSHAKE_S, client_options
+
+logger = logging.getLogger(__name__)
+
+SEND_TIMEOUT_S = 30.0
+"""A control message that the connection does not take for so long: the connection is dead."""
+
+CLOSE_TIMEOUT_S = 1.0
+OUTBOX_MAX = 1000
+
+Request = TypeVar("Request")
+Reply = TypeVar("Reply")
+
+
+class StreamBroken(ConnectionError):
+    """A call did not end as it should: cut, refused, or timed out."""
+
+    def __init__(self, code: grpc.StatusCode, detail: str) -> None:
+        self.code, self.detail = code, detail
+        super().__init__(f"{code.name}: {detail}" if detail else code.name)
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether a newer stream of the same client has taken this one's place."""
+        return self.code is grpc.StatusCode.ABORTED and "replaced" in self.detail
+
+
+@contextmanager
+def broken_streams() -> Iterator[None]:
+    """Turn everything that grpc raises about a call that ended into StreamBroken."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise StreamBroken(error.code(), error.details() or "") from None
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise StreamBroken(grpc.StatusCode.CANCELLED, "the channel was closed") from None
+    except grpc.aio.UsageError as error:  # the channel is closed
+        raise StreamBroken(grpc.StatusCode.CANCELLED, str(error)) from None
+
+
+class Stream(Generic[Request, Reply]):
+    """A bidirectional call; its ends are values or StreamBroken, never grpc's own.
+
+    Replies are iterated over rather than `read`: a write that crosses the end of the call makes grpc.aio consider it
+    failed, and from then on `read` no longer gives what has come before that, such as a verdict.
+    """
+
+    def __init__(self, method: "grpc.aio.StreamStreamMultiCallable[Request, Reply]") -> None:
+        with broken_streams():
+            self._call = method()
+        self._replies = aiter(self._call)
+
+    async def write(self, message: Request) -> None:
+        """Hand a message to the connection. On a call that has ended nothing happens: `read` says how it ended."""
+        with suppress(asyncio.InvalidStateError, StreamBroken), broken_streams():
+            await self._call.write(message)
+
+    async def read(self) -> Reply | None:
+        """The next message; None when the other side has ended the call well."""
+        with broken_streams():
+            return await anext(self._replies, None)
+
+    async def half_close(self) -> None:
+        """Say that nothing more will be written."""
+        with suppress(asyncio.InvalidStateError, StreamBroken), broken_streams():
+            await self._call.done_writing()
+
+    def cancel(self) -> None:
+        """Break the call off."""
+        self._call.cancel()
+
+
+class Link:
+    """A connection with its control stream. `open` it once, `receive` until it ends, `close` it always."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.aio.insecure_channel(address, options=client_options())
+        self.stub = rpc.CoordinatorStub(self._channel)
+        self._outbox: asyncio.Queue[pb.ClientMessage | None] = asyncio.Queue(OUTBOX_MAX)
+        self._stream: Stream[pb.ClientMessage, pb.ServerMessage] | None = None
+        self._writer: asyncio.Task[None] | None = None
+        self._ended = asyncio.Event()
+        self._heartbeat_s = 0.0
+
+    async def open(self, hello: pb.Hello) -> pb.Welcome:
+        """Say Hello and wait for Welcome.
+
+        Raises:
+            StreamBroken: no connection, no answer in time, or refused.
+        """
+        stream = self._stream = Stream(self.stub.Session)
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                await stream.write(pb.ClientMessage(hello=hello))
+                message = await stream.read()
+        except TimeoutError:
+            detail = f"no Welcome within {HANDSHAKE_S} s"
+            raise StreamBroken(grpc.StatusCode.DEADLINE_EXCEEDED, detail) from None
+        if message is None or message.WhichOneof("message") != "welcome":
+            raise StreamBroken(grpc.StatusCode.UNKNOWN, "the coordinator did not begin with Welcome")
+        self._heartbeat_s = min(max(message.welcome.heartbeat_s, 0.05), 3600.0)
+        self._writer = asyncio.create_task(self._write(stream))
+        return message.welcome
+
+    async def receive(self) -> pb.ServerMessage | None:
+        """The next message; None when the coordinator has ended the stream. Raises StreamBroken."""
+        assert self._stream is not None, "open comes first"
+        try:
+            message = await self._stream.read()
+        except StreamBroken:
+            self._ended.set()
+            raise
+        if message is None:
+            self._ended.set()
+        return message
+
+    def send(self, message: pb.ClientMessage) -> None:
+        """Send a message after those before it; never waits. A connection that takes none is broken off."""
+        if self._outbox.full():
+            self._break_off("its outbox is full")
+        else:
+            self._outbox.put_nowait(message)
+
+    async def close(self, *, goodbye: bool = False) -> None:
+        """End the channel with all its calls.
+
+        Args:
+            goodbye: first send what is in the outbox, then Goodbye, and let the coordinator end the stream; somebody
+                must be receiving meanwhile.
+        """
+        if goodbye and self._writer is not None and not self._writer.done():
+            self.send(pb.ClientMessage(goodbye=pb.Goodbye()))
+            with suppress(asyncio.QueueFull, TimeoutError):
+                self._outbox.put_nowait(None)
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await self._ended.wait()
+        if self._writer is not None:
+            self._writer.cancel()
+        await self._channel.close()
+
+    async def _write(self, stream: Stream[pb.ClientMessage, pb.ServerMessage]) -> None:
+        """Send what is in the outbox, and a heartbeat whenever that is empty for too long."""
+        heartbeat = pb.ClientMessage(heartbeat=pb.Heartbeat())
+        while True:
+            try:
+                async with asyncio.timeout(self._heartbeat_s):
+                    message = await self._outbox.get()
+            except TimeoutError:
+                message = heartbeat
+            if message is None:
+                return await stream.half_close()
+            try:
+                async with asyncio.timeout(SEND_TIMEOUT_S):
+                    await stream.write(message)
+            except TimeoutError:
+                return self._break_off(f"it took no message for {SEND_TIMEOUT_S:g} s")
+
+    def _break_off(self, why: str) -> None:
+        logger.warning("the connection is broken off: %s", why)
+        if self._stream is not None:
+            self._stream.cancel()

@@ -1,0 +1,127 @@
+"""Pushes a spooled update: from wherever the coordinator's copy ends, never more than one window ahead of it."""
+
+import asyncio
+import os
+from contextlib import suppress
+
+import grpc
+
+from atoll.client.messages import statistics
+from atoll.client.spool import Entry
+from atoll.client.threads import off_loop
+from atoll.client.transport import Stream, StreamBroken
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import steps
+from atoll.protocol.channel import CHUNK_BYTES, WINDOW_BYTES
+
+SMOOTH_S = 0.05
+CHUNK_BYTES_MIN = 4096
+
+UploadStream = Stream[pb.UploadRequest, pb.UploadReply]
+
+
+class Pace:
+    """How fast all uploads of an agent together may go: each waits for its turn on one timeline.
+
+    Args:
+        bytes_per_s: 0: no limit.
+    """
+
+    def __init__(self, bytes_per_s: int) -> None:
+        self._rate = bytes_per_s
+        self._free_at = 0.0
+
+    @property
+    def chunk_bytes(self) -> int:
+        """As much as goes in `SMOOTH_S`, so that progress is smooth."""
+        if not self._rate:
+            return CHUNK_BYTES
+        return min(CHUNK_BYTES, max(CHUNK_BYTES_MIN, int(self._rate * SMOOTH_S)))
+
+    async def take(self, num_bytes: int) -> None:
+        """Wait until so many bytes may go."""
+        if not self._rate:
+            return
+        now = asyncio.get_running_loop().time()
+        begin = max(self._free_at, now)
+        self._free_at = begin + num_bytes / self._rate
+        if begin > now:
+            await asyncio.sleep(begin - now)
+
+
+async def upload(stub: rpc.CoordinatorStub, entry: Entry, pace: Pace, *, is_first_attempt: bool) -> pb.Verdict:
+    """Send an update until the coordinator has answered for it.
+
+    Args:
+        stub: of the connection.
+        entry: from the spool.
+        pace: shared by all uploads.
+        is_first_attempt: no byte of it was ever sent; then an update of one chunk follows its manifest at once, without
+            waiting for the position, which can only be 0.
+
+    Raises:
+        StreamBroken: cut or refused before the verdict.
+        OSError: the spool cannot be read.
+    """
+    stream: UploadStream = Stream(stub.Upload)
+    fd = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        await stream.write(pb.UploadRequest(open=_opened(entry)))
+        return await _Sending(stream, fd, entry, pace).run(at_once=is_first_attempt)
+    finally:
+        os.close(fd)
+        stream.cancel()
+
+
+def _opened(entry: Entry) -> pb.UploadOpen:
+    return pb.UploadOpen(
+        manifest=entry.manifest,
+        statistics=statistics(entry.statistics),
+        download_seconds=entry.download_seconds,
+        train_seconds=entry.train_seconds,
+    )
+
+
+class _Sending:
+    """The state of one upload: what is sent, and what the coordinator has confirmed."""
+
+    def __init__(self, stream: UploadStream, fd: int, entry: Entry, pace: Pace) -> None:
+        self._stream, self._fd, self._entry, self._pace = stream, fd, entry, pace
+        self._sent = self._confirmed = 0
+
+    async def run(self, *, at_once: bool) -> pb.Verdict:
+        total, chunk = self._entry.num_bytes, self._pace.chunk_bytes
+        is_begun = at_once and total <= chunk
+        while True:
+            while is_begun and self._sent < total and self._sent + chunk - self._confirmed <= WINDOW_BYTES:
+                await self._send(min(chunk, total - self._sent))
+            reply = await self._stream.read()
+            if reply is None:
+                raise StreamBroken(grpc.StatusCode.UNAVAILABLE, "the coordinator ended the upload without a verdict")
+            if reply.WhichOneof("reply") == "verdict":
+                with suppress(StreamBroken):
+                    await self._stream.read()  # let the call end; a verdict is the last message
+                return reply.verdict
+            self._confirm(reply.position, is_first=not is_begun)
+            is_begun = True
+
+    async def _send(self, num_bytes: int) -> None:
+        await self._pace.take(num_bytes)
+        begin = self._entry.data_start + self._sent
+        data = await off_loop(num_bytes, os.pread, self._fd, num_bytes, begin)
+        if len(data) != num_bytes:
+            raise OSError(f"{self._entry.path} has lost its end")
+        await self._stream.write(pb.UploadRequest(chunk=pb.Chunk(position=self._sent, data=data)))
+        self._sent += num_bytes
+        steps.reached("agent.uploading")
+        if self._sent == self._entry.num_bytes:
+            steps.reached("agent.uploaded")
+
+    def _confirm(self, position: int, *, is_first: bool) -> None:
+        if position > self._entry.num_bytes or (not is_first and position > self._sent):
+            detail = f"the coordinator claims {position} of {self._entry.num_bytes} bytes, {self._sent} were sent"
+            raise StreamBroken(grpc.StatusCode.FAILED_PRECONDITION, detail)
+        self._confirmed = position
+        if is_first:
+            self._sent = position

@@ -1,0 +1,244 @@
+"""One job from its invitation to an event: fetch the version, let the runner work, put the update into the spool."""
+
+import asyncio
+import errno
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+
+from atoll.client.download import download
+from atoll.client.events import (
+    Evaluated,
+    EvaluationRequest,
+    Event,
+    Invitation,
+    JobFailed,
+    ModelReady,
+    Request,
+    Trained,
+)
+from atoll.client.models import ModelCache, PartialVersion, PieceDamaged
+from atoll.client.runner import EvaluateOrder, Runner, RunnerFailed, Training, TrainOrder
+from atoll.client.spool import Entry, Spool
+from atoll.client.threads import off_loop, on_thread
+from atoll.client.transport import Link, StreamBroken, broken_streams
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol import steps
+from atoll.protocol.manifest import ManifestError, UpdateManifest, digest_of, parse_version
+from atoll.protocol.vocabulary import ClientId, FailureReason
+
+logger = logging.getLogger(__name__)
+
+DAMAGES_MAX = 3
+"""Pieces of one version that may come damaged before it is given up."""
+
+MANIFEST_TIMEOUT_S = 60.0
+
+FINAL = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND})
+"""A download that ends so will end so again."""
+
+T = TypeVar("T")
+
+
+class Workshop:
+    """Each job ends in the event that the session waits for, whatever happens.
+
+    Args:
+        site: this client's name.
+        work: folder for what is being written.
+        cache: of versions.
+        spool: of updates.
+        runner: trains and evaluates.
+        link: waits until there is a connection, and returns it.
+        wait: seconds to wait after that many cuts without a byte of progress.
+    """
+
+    def __init__(
+        self,
+        site: str,
+        *,
+        work: Path,
+        cache: ModelCache,
+        spool: Spool,
+        runner: Runner,
+        link: Callable[[], Awaitable[Link]],
+        wait: Callable[[int], float],
+    ) -> None:
+        self._site, self._out = ClientId(site), work / "update.safetensors"
+        self._cache, self._spool, self._runner = cache, spool, runner
+        self._link, self._wait = link, wait
+        self._download_seconds = 0.0
+
+    # ------------------------------------------------------------ the model
+
+    async def fetch(self, request: Request) -> Event:
+        """ModelReady, or JobFailed. A cut connection only makes it wait."""
+        began = time.monotonic()
+        try:
+            await self._fetch(request)
+        except (StreamBroken, ManifestError, PieceDamaged) as error:
+            return JobFailed(request.key, FailureReason.DOWNLOAD_FAILED, str(error))
+        except OSError as error:
+            return JobFailed(request.key, _disk_reason(error, FailureReason.DOWNLOAD_FAILED), _text(error))
+        self._download_seconds = time.monotonic() - began
+        steps.reached("agent.downloaded")
+        return ModelReady(request.key)
+
+    async def _fetch(self, request: Request) -> None:
+        digest = request.model_digest
+        encoded = request.manifest or await self._persistently(lambda link: _get_manifest(link, request))
+        if digest_of(encoded) != digest:
+            raise ManifestError(f"the manifest that came is not that of version {digest}")
+        manifest = parse_version(encoded)
+        if isinstance(request, Invitation):
+            self._spool.check_room(manifest.num_bytes)
+        if not self._cache.is_scanned:
+            await on_thread(self._cache.scan)
+        if self._cache.find(digest, manifest) is not None:
+            logger.debug("version %s is here already", digest[:12])
+            return
+        partial = self._cache.begin(digest, manifest)
+        try:
+            await off_loop(manifest.num_bytes, partial.resume)
+            if not partial.is_complete:
+                await self._persistently(lambda link: _complete(link, request, partial), lambda: partial.data_bytes)
+            self._cache.finish(digest, manifest, partial)
+        finally:
+            partial.close()
+
+    async def _persistently(
+        self, attempt: Callable[[Link], Awaitable[T]], progress: Callable[[], int] = lambda: 0
+    ) -> T:
+        """Try over as many connections as it takes, until the coordinator says that it is of no use."""
+        num_cuts = 0
+        while True:
+            link, before = await self._link(), progress()
+            try:
+                return await attempt(link)
+            except StreamBroken as error:
+                if error.code in FINAL:
+                    raise
+                logger.info("the download was cut (%s), and will go on where it stopped", error)
+            num_cuts = num_cuts + 1 if progress() == before else 0
+            await asyncio.sleep(self._wait(num_cuts))
+
+    # ------------------------------------------------------------ the work
+
+    async def train(self, invitation: Invitation, budget: float) -> Event:
+        """Trained, with the update in the spool; or JobFailed."""
+        key = invitation.key
+        try:
+            order = TrainOrder(
+                task=invitation.task,
+                model=self._cache.path(invitation.model_digest),
+                out=self._out,
+                round_id=invitation.round_id,
+                seed=invitation.seed,
+                local=_overrides(invitation.local),
+                budget=budget,
+            )
+            training = asyncio.ensure_future(self._runner.train(order))
+            await asyncio.sleep(0)  # let it begin
+            steps.reached("agent.training")
+            trained = await training
+            steps.reached("agent.trained")
+            entry = await self._spool_update(invitation, trained)
+        except RunnerFailed as error:
+            return JobFailed(key, error.reason, error.detail)
+        except OSError as error:
+            return JobFailed(key, _disk_reason(error, FailureReason.TRAINING_FAILED), _text(error))
+        steps.reached("agent.spooled")
+        return Trained(key, entry.digest)
+
+    async def _spool_update(self, invitation: Invitation, trained: Training) -> Entry:
+        logger.info(
+            "trained %d examples for round %d of %s, work %.0f %%, in %.2f s",
+            trained.num_examples,
+            invitation.round_id,
+            invitation.run_id,
+            100 * trained.work,
+            trained.seconds,
+        )
+        manifest = UpdateManifest(
+            run_id=invitation.run_id,
+            round_id=invitation.round_id,
+            client_id=self._site,
+            base_version=invitation.base_version,
+            base_digest=invitation.model_digest,
+            num_examples=trained.num_examples,
+            work=trained.work,
+            pieces=trained.pieces,
+        )
+
+        def add() -> Entry:
+            return self._spool.add(
+                self._out,
+                manifest,
+                statistics=trained.statistics,
+                download_seconds=self._download_seconds,
+                train_seconds=trained.seconds,
+            )
+
+        return await on_thread(add)
+
+    async def evaluate(self, request: EvaluationRequest, budget: float) -> Event:
+        """Evaluated, with the sums or without."""
+        order = EvaluateOrder(task=request.task, model=self._cache.path(request.model_digest), budget=budget)
+        try:
+            sums = await self._runner.evaluate(order)
+        except RunnerFailed as error:
+            return Evaluated(request.key, None, f"{error.reason}: {error.detail}")
+        logger.info("evaluated version %d of %s", request.version, request.run_id)
+        return Evaluated(request.key, sums, "" if sums is not None else "this site has no test data")
+
+
+async def _get_manifest(link: Link, request: Request) -> bytes:
+    asked = pb.ManifestRequest(run_id=request.run_id, digest=request.model_digest)
+    with broken_streams():
+        reply = await link.stub.GetManifest(asked, timeout=MANIFEST_TIMEOUT_S)
+    encoded: bytes = reply.manifest
+    return encoded
+
+
+async def _complete(link: Link, request: Request, partial: PartialVersion) -> None:
+    """Everything that the version lacks, over one connection."""
+    num_damages = 0
+    wanted = sum(piece.num_bytes for piece in partial.wanted) - partial.filled_bytes
+    logger.info("downloading %s (%s were here already)", in_mb(wanted), in_mb(partial.data_bytes))
+    while not partial.is_complete:
+        try:
+            await download(link.stub, request.run_id, request.model_digest, partial)
+        except PieceDamaged as error:
+            num_damages += 1
+            logger.warning("a piece came damaged and is fetched again: %s", error)
+            if num_damages == DAMAGES_MAX:
+                raise
+
+
+def _overrides(local: str) -> dict[str, Any]:
+    """The invitation's overrides of the task's Local: a JSON object of plain values."""
+    try:
+        overrides = json.loads(local)
+    except (ValueError, RecursionError) as error:
+        raise RunnerFailed(FailureReason.TRAINING_FAILED, f"the invitation's `local` is not JSON: {error}") from None
+    if not isinstance(overrides, dict):
+        raise RunnerFailed(FailureReason.TRAINING_FAILED, "the invitation's `local` is not a JSON object")
+    return overrides
+
+
+def _disk_reason(error: OSError, otherwise: FailureReason) -> FailureReason:
+    return FailureReason.DISK_FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else otherwise
+
+
+def _text(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def in_mb(num_bytes: int) -> str:
+    """For a person."""
+    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 50_000 else f"{num_bytes} bytes"

@@ -1,0 +1,317 @@
+"""The other side of an agent: a coordinator in a hundred lines that does what a test says, on a real socket.
+
+It keeps what it received of an update across cuts, as the real one does, and counts every byte.
+"""
+
+import asyncio
+import functools
+import hashlib
+import itertools
+from collections import Counter
+from contextlib import asynccontextmanager
+
+import grpc
+import numpy as np
+
+from atoll.aggregation.layout import Piece, pieces_in_order
+from atoll.aggregation.tensorfile import write
+from atoll.client.agent import run_agent
+from atoll.client.config import AgentConfig
+from atoll.client.runner import Training
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.channel import CHUNK_BYTES, WINDOW_BYTES, server_options
+from atoll.protocol.manifest import VersionManifest, parse_update
+
+MIB = 2**20
+
+
+def live(test):
+    """Run an async test on a loop of its own, within a minute."""
+
+    @functools.wraps(test)
+    def run(*args, **kwargs):
+        async def bounded():
+            async with asyncio.timeout(60):
+                await test(*args, **kwargs)
+
+        asyncio.run(bounded())
+
+    return run
+
+
+class Version:
+    """A version of the global model in memory."""
+
+    def __init__(self, arrays):
+        pieces = []
+        for name, array in arrays.items():
+            dtype = {"float32": "F32", "int64": "I64"}[array.dtype.name]
+            digest = hashlib.sha256(array.tobytes()).hexdigest()
+            pieces.append(Piece(name, dtype, (0,) * array.ndim, array.shape, digest))
+        self.manifest = VersionManifest(pieces_in_order(pieces))
+        self.bytes_of = {name: array.tobytes() for name, array in arrays.items()}
+        self.data = b"".join(self.bytes_of[piece.tensor] for piece in self.manifest.pieces)
+        self.digest = self.manifest.digest
+
+
+def model(seed=0, **sizes):
+    """Random float32 vectors by name."""
+    rng = np.random.default_rng(seed)
+    return {name: rng.standard_normal(size).astype(np.float32) for name, size in (sizes or {"w": 4}).items()}
+
+
+class Lagoon(rpc.CoordinatorServicer):
+    """The servicer. What a test sets beforehand: `*_cuts`, byte positions at each of which one transfer is cut once."""
+
+    def __init__(self):
+        self.versions = {}
+        self.hellos, self.messages = [], asyncio.Queue()
+        self.pushes = None  # of the newest stream
+        self.welcome = pb.Welcome(heartbeat_s=5.0, lease_s=15.0)
+        self.session_status = None
+        self.download_cuts, self.upload_cuts = [], []
+        self.damage = Counter()  # tensor -> how many more times it comes damaged
+        self.calls, self.opened, self.asked = Counter(), [], []
+        self.sent_bytes = self.received_bytes = 0
+        self.received = {}
+        self.verdicts = {}
+        self.lose_verdicts = 0
+        self.upload_status = None
+        self.verdict, self.early_verdict = pb.Verdict(accepted=True), None
+        self.accepted = asyncio.Event()
+
+    def add(self, version):
+        self.versions[version.digest] = version
+        return version
+
+    # ------------------------------------------------------------ control
+
+    async def Session(self, requests, context):
+        self.calls["Session"] += 1
+        hello = (await anext(requests)).hello
+        self.hellos.append(hello)
+        if self.session_status is not None:
+            await context.abort(*self.session_status)
+        pushes = self.pushes = asyncio.Queue()
+        reader = asyncio.ensure_future(self._read(requests, pushes))
+        try:
+            yield pb.ServerMessage(welcome=self.welcome)
+            while (message := await pushes.get()) is not None:
+                if isinstance(message, tuple):
+                    await context.abort(*message)
+                yield message
+        finally:
+            reader.cancel()
+
+    async def _read(self, requests, pushes):
+        async for message in requests:
+            self.messages.put_nowait(message)
+        pushes.put_nowait(None)
+
+    async def heard(self, kind):
+        """The next message of this kind."""
+        while (message := await self.messages.get()).WhichOneof("message") != kind:
+            pass
+        return getattr(message, kind)
+
+    async def connected(self, count=1):
+        while len(self.hellos) < count:
+            await asyncio.sleep(0.005)
+
+    async def invite(self, version, *, round_id=1, time_left=30.0, inline=True, **fields):
+        fields = {"task": "tiny:task", "run_id": "run-1", "local": "{}"} | fields
+        invite = pb.Invite(
+            round_id=round_id,
+            base_version=round_id - 1,
+            model_digest=version.digest,
+            time_left_s=time_left,
+            seed=7,
+            manifest=version.manifest.encode() if inline else b"",
+            **fields,
+        )
+        await self.push(invite=invite)
+
+    async def push(self, **message):
+        await self.connected()
+        self.pushes.put_nowait(pb.ServerMessage(**message))
+
+    # ------------------------------------------------------------ data
+
+    async def GetManifest(self, request, context):
+        self.calls["GetManifest"] += 1
+        return pb.ManifestReply(manifest=self.versions[request.digest].manifest.encode())
+
+    async def Download(self, requests, context):
+        self.calls["Download"] += 1
+        opened = (await anext(requests)).open
+        self.opened.append(opened)
+        if opened.digest not in self.versions:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such version")
+        version = self.versions[opened.digest]
+        names = [box.tensor for box in opened.boxes] or [piece.tensor for piece in version.manifest.pieces]
+        self.asked.append(names)
+        data = b"".join(self._damaged(name, version.bytes_of[name]) for name in names)
+        yield pb.DownloadReply(total_bytes=len(data))
+        position, credit = opened.position, opened.credit
+        while position < len(data):
+            while credit <= position:
+                credit = (await anext(requests)).credit
+            assert credit - position <= WINDOW_BYTES
+            size = min(CHUNK_BYTES, len(data) - position, credit - position)
+            cut = _cut(self.download_cuts, position, size)
+            if cut is not None:
+                size = cut - position
+            self.sent_bytes += size
+            if size:
+                yield pb.DownloadReply(data=data[position : position + size])
+            if cut is not None:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "cut by the test")
+            position += size
+        yield pb.DownloadReply(sha256=hashlib.sha256(data).digest() if opened.boxes else b"")
+
+    def _damaged(self, name, data):
+        if self.damage[name] > 0:
+            self.damage[name] -= 1
+            return bytes([data[0] ^ 1]) + data[1:]
+        return data
+
+    async def Upload(self, requests, context):
+        self.calls["Upload"] += 1
+        opened = (await anext(requests)).open
+        self.opened.append(opened)
+        if self.upload_status is not None:
+            await context.abort(*self.upload_status)
+        manifest = parse_update(opened.manifest)
+        if manifest.digest in self.verdicts:
+            await self._lose_verdict(context)
+            yield pb.UploadReply(verdict=self.verdicts[manifest.digest])
+            self.accepted.set()
+            return
+        held = self.received.setdefault(manifest.digest, bytearray())
+        yield pb.UploadReply(position=len(held))
+        while len(held) < manifest.num_bytes:
+            chunk = (await anext(requests)).chunk
+            self.received_bytes += len(chunk.data)
+            assert chunk.position == len(held)
+            assert len(chunk.data) <= CHUNK_BYTES
+            cut = _cut(self.upload_cuts, len(held), len(chunk.data))
+            if cut is not None:
+                held += chunk.data[: cut - len(held)]
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "cut by the test")
+            held += chunk.data
+            if self.early_verdict is not None:
+                yield pb.UploadReply(verdict=self.early_verdict)
+                return
+            yield pb.UploadReply(position=len(held))
+        for piece, data in zip(manifest.pieces, _split(manifest, held), strict=True):
+            assert hashlib.sha256(data).hexdigest() == piece.sha256
+        if not self.verdict.resend:
+            self.verdicts[manifest.digest] = self.verdict
+        else:
+            held.clear()
+        await self._lose_verdict(context)
+        yield pb.UploadReply(verdict=self.verdict)
+        self.accepted.set()
+
+    async def _lose_verdict(self, context):
+        if self.lose_verdicts:
+            self.lose_verdicts -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the verdict is lost")
+
+
+def _cut(cuts, position, size):
+    """The first cut within the next bytes, which happens only once."""
+    for cut in cuts:
+        if position <= cut < position + size:
+            cuts.remove(cut)
+            return cut
+    return None
+
+
+def _split(manifest, data):
+    ends = list(itertools.accumulate(piece.num_bytes for piece in manifest.pieces))
+    return [bytes(data[end - piece.num_bytes : end]) for piece, end in zip(manifest.pieces, ends, strict=True)]
+
+
+@asynccontextmanager
+async def lagoon(port=0):
+    """The servicer, listening; `.address` says where."""
+    servicer, server = Lagoon(), grpc.aio.server(options=server_options())
+    rpc.add_CoordinatorServicer_to_server(servicer, server)
+    servicer.port = server.add_insecure_port(f"127.0.0.1:{port}")
+    servicer.address, servicer.server = f"127.0.0.1:{servicer.port}", server
+    await server.start()
+    try:
+        yield servicer
+    finally:
+        await server.stop(0)
+
+
+class Instant:
+    """A runner in this process: the update is all ones, at once, or when the test lets it go."""
+
+    def __init__(self, arrays=None):
+        self.arrays = arrays or {"w": np.ones(4, np.float32)}
+        self.orders, self.calls = [], []
+        self.go, self.begun = asyncio.Event(), asyncio.Event()
+        self.go.set()
+        self.error = None
+
+    async def describe(self):
+        return 10
+
+    async def train(self, order):
+        self.orders.append(order)
+        self.begun.set()
+        await self.go.wait()
+        if self.error:
+            raise self.error
+        pieces = write(order.out, self.arrays)
+        return Training(pieces=pieces, num_examples=10, work=1.0, statistics={"loss": (2.0, 10.0)}, seconds=0.25)
+
+    async def evaluate(self, order):
+        self.orders.append(order)
+        if self.error:
+            raise self.error
+        return {"accuracy": (7.0, 10.0)}
+
+    def extend(self, budget):
+        self.calls.append(("extend", budget))
+
+    def stop(self):
+        self.calls.append("stop")
+        self.go.set()
+
+    def kill(self):
+        self.calls.append("kill")
+
+    async def close(self):
+        self.calls.append("close")
+
+
+def config(lagoon_, state, **fields):
+    fields = {"site": "north", "reconnect_min": 0.01, "reconnect_max": 0.2} | fields
+    return AgentConfig(join=lagoon_.address, state=state, **fields)
+
+
+@asynccontextmanager
+async def agent(lagoon_, state, runner=None, **fields):
+    """An agent in this process, until the block ends; it must still live then, unless it was to end by itself."""
+    runner = runner or Instant()
+    settings = config(lagoon_, state, **fields)
+    task = asyncio.ensure_future(run_agent(settings, {"tiny:task": "x:task"}, runner=runner, handle_signals=False))
+    try:
+        yield task
+        if task.done():
+            assert task.result() == 0
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def until(condition, timeout=10.0):
+    """Wait for something that nobody announces."""
+    async with asyncio.timeout(timeout):
+        while not condition():
+            await asyncio.sleep(0.005)

@@ -1,0 +1,152 @@
+"""An entry is whole and durable, or it is not there."""
+
+import errno
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from atoll.aggregation.tensorfile import write
+from atoll.client.spool import Spool, SpoolFull
+from atoll.client.statedir import StateDirectory
+from atoll.protocol.manifest import UpdateManifest
+from atoll.protocol.settings import ConfigError
+
+
+def finished(tmp_path, *, run_id="run-1", round_id=3, size=1000, name="out.safetensors"):
+    """A worker's file and the manifest of its pieces."""
+    data = tmp_path / name
+    pieces = write(data, {"w": np.arange(size, dtype=np.float32)})
+    return data, UpdateManifest(run_id, round_id, "north", 2, "0" * 64, 10, 0.5, pieces)
+
+
+def folder(tmp_path):
+    path = tmp_path / "spool"
+    path.mkdir(exist_ok=True)
+    return path
+
+
+def test_entry_comes_back_as_it_was_added(tmp_path):
+    data, manifest = finished(tmp_path)
+    spool = Spool(folder(tmp_path), 2**30)
+    entry = spool.add(data, manifest, statistics={"loss": (1.5, 3.0)}, download_seconds=0.5, train_seconds=2.0)
+    assert not data.exists()
+    again = Spool(folder(tmp_path), 2**30)
+    assert again.entries() == {("round", "run-1", 3): manifest.digest}
+    assert again["round", "run-1", 3] == entry
+    assert entry.manifest == manifest.encode()
+    with entry.path.open("rb") as file:
+        assert os.pread(file.fileno(), entry.num_bytes, entry.data_start) == np.arange(1000, dtype="<f4").tobytes()
+
+
+def test_discarded_entry_is_gone_and_a_second_discard_does_nothing(tmp_path):
+    data, manifest = finished(tmp_path)
+    spool = Spool(folder(tmp_path), 2**30)
+    spool.add(data, manifest, statistics={})
+    spool.discard(("round", "run-1", 3))
+    spool.discard(("round", "run-1", 3))
+    assert spool.entries() == {}
+    assert list(folder(tmp_path).iterdir()) == []
+
+
+@pytest.mark.parametrize("where", ["0", "1", "size // 2", "size - 40", "size - 9", "size - 1"])
+def test_entry_that_is_cut_anywhere_is_removed_with_a_warning(tmp_path, caplog, where):
+    data, manifest = finished(tmp_path)
+    spool = Spool(folder(tmp_path), 2**30)
+    entry = spool.add(data, manifest, statistics={})
+    size = entry.path.stat().st_size
+    os.truncate(entry.path, eval(where, {"size": size}))
+    assert Spool(folder(tmp_path), 2**30).entries() == {}
+    assert not entry.path.exists()
+    assert "no whole update" in caplog.text
+
+
+def test_files_that_are_no_entries_are_removed(tmp_path):
+    (folder(tmp_path) / "run-1.3.update").write_bytes(b"x" * 100)
+    (folder(tmp_path) / "other").write_bytes(b"")
+    assert Spool(folder(tmp_path), 2**30).entries() == {}
+    assert list(folder(tmp_path).iterdir()) == []
+
+
+def test_entry_under_the_name_of_another_round_is_removed(tmp_path):
+    data, manifest = finished(tmp_path)
+    entry = Spool(folder(tmp_path), 2**30).add(data, manifest, statistics={})
+    entry.path.rename(entry.path.with_name("run-1.4.update"))
+    assert Spool(folder(tmp_path), 2**30).entries() == {}
+
+
+@pytest.mark.parametrize("run_id", ["../../etc/passwd", "/", ".", "a" * 256, "Ünï", "a/b", "run.x"])
+def test_run_id_from_the_wire_never_leads_out_of_the_folder(tmp_path, run_id):
+    data, manifest = finished(tmp_path, run_id=run_id)
+    entry = Spool(folder(tmp_path), 2**30).add(data, manifest, statistics={})
+    assert entry.path.parent == folder(tmp_path)
+    assert Spool(folder(tmp_path), 2**30).entries() == {("round", run_id, 3): manifest.digest}
+
+
+def test_new_training_of_a_round_replaces_the_entry(tmp_path):
+    spool = Spool(folder(tmp_path), 2**30)
+    data, manifest = finished(tmp_path)
+    spool.add(data, manifest, statistics={})
+    data, _ = finished(tmp_path)
+    other = replace(manifest, work=1.0)
+    spool.add(data, other, statistics={})
+    assert Spool(folder(tmp_path), 2**30).entries() == {("round", "run-1", 3): other.digest}
+
+
+def test_update_beyond_the_bound_is_refused_and_leaves_nothing(tmp_path):
+    spool = Spool(folder(tmp_path), 7000)
+    data, manifest = finished(tmp_path)
+    spool.add(data, manifest, statistics={})
+    data, manifest = finished(tmp_path, round_id=4)
+    with pytest.raises(SpoolFull, match="spool_max_bytes") as caught:
+        spool.add(data, manifest, statistics={})
+    assert caught.value.errno == errno.EDQUOT
+    assert not data.exists()
+    assert list(Spool(folder(tmp_path), 7000).entries()) == [("round", "run-1", 3)]
+
+
+def test_full_disk_is_said_so_and_leaves_nothing(tmp_path, monkeypatch):
+    data, manifest = finished(tmp_path)
+
+    def full(fd):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(SpoolFull, match="cannot be stored"):
+        Spool(folder(tmp_path), 2**30).add(data, manifest, statistics={})
+    assert not data.exists()
+    assert Spool(folder(tmp_path), 2**30).entries() == {}
+
+
+def test_second_agent_is_refused_with_the_process_id_of_the_first(tmp_path):
+    first = StateDirectory(tmp_path / "state")
+    with pytest.raises(ConfigError, match=f"process {os.getpid()}"):
+        StateDirectory(tmp_path / "state")
+    first.close()
+    StateDirectory(tmp_path / "state").close()
+
+
+def test_lock_ends_with_its_process(tmp_path):
+    code = "import sys; from pathlib import Path; from atoll.client.statedir import StateDirectory as S; "
+    code += "s = S(Path(sys.argv[1])); print('ok', flush=True); sys.stdin.read()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "s")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with process:
+        assert process.stdout.readline() == b"ok\n"
+        with pytest.raises(ConfigError, match=f"process {process.pid}"):
+            StateDirectory(tmp_path / "s")
+        process.kill()
+    StateDirectory(tmp_path / "s").close()
+
+
+def test_leftovers_of_a_killed_worker_are_cleared(tmp_path):
+    state = StateDirectory(tmp_path / "state")
+    (state.work / "update.safetensors.part").write_bytes(b"x")
+    state.close()
+    state = StateDirectory(tmp_path / "state")
+    assert list(state.work.iterdir()) == []
+    state.close()

@@ -1,0 +1,188 @@
+"""Downloads and uploads over real sockets: windows, cuts, damage, pace."""
+
+import asyncio
+import time
+
+import grpc
+import numpy as np
+import pytest
+
+from atoll.aggregation.tensorfile import write
+from atoll.client.download import download
+from atoll.client.models import ModelCache, PieceDamaged
+from atoll.client.spool import Spool
+from atoll.client.transport import Link, StreamBroken
+from atoll.client.upload import Pace, upload
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.channel import CHUNK_BYTES, WINDOW_BYTES
+from atoll.protocol.manifest import UpdateManifest
+from tests.client.lagoon import MIB, Version, lagoon, live, model
+
+CUT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
+"""INTERNAL: what grpc.aio makes of it when a message of ours crosses the end of the call."""
+
+
+def partial_of(tmp_path, version):
+    cache = ModelCache(tmp_path)
+    cache.scan()
+    partial = cache.begin(version.digest, version.manifest)
+    partial.resume()
+    return partial
+
+
+async def complete(address, version, partial):
+    """Download over as many connections as it takes; returns how many."""
+    num_links = 0
+    while not partial.is_complete:
+        link = Link(address)
+        num_links += 1
+        try:
+            await download(link.stub, "run-1", version.digest, partial)
+        except StreamBroken as error:
+            if error.code not in CUT:
+                raise
+        finally:
+            await link.close()
+    return num_links
+
+
+@live
+async def test_download_goes_on_where_it_was_cut(tmp_path):
+    version = Version(model(a=3 * MIB, b=1000, c=MIB))
+    cuts = [0, 1, 5 * MIB, 5 * MIB + 7, 12 * MIB + 3000]
+    async with lagoon() as coordinator:
+        coordinator.add(version)
+        coordinator.download_cuts = list(cuts)
+        partial = partial_of(tmp_path, version)
+        assert await complete(coordinator.address, version, partial) == len(cuts) + 1
+        assert coordinator.sent_bytes - len(version.data) <= len(cuts) * WINDOW_BYTES  # grpc drops what it holds
+        partial.close()
+        assert (tmp_path / f"{version.digest}.part").read_bytes().endswith(version.data)
+
+
+@live
+async def test_download_asks_only_for_the_pieces_that_it_lacks_and_resumes_within_them(tmp_path):
+    arrays = model(a=MIB, b=MIB, c=MIB, d=MIB, e=MIB)
+    old, new = Version(arrays), Version(arrays | {"b": arrays["b"] + 1, "d": arrays["d"] + 1})
+    cache = ModelCache(tmp_path)
+    cache.scan()
+    async with lagoon() as coordinator:
+        for version in (old, new):
+            coordinator.add(version)
+            partial = cache.begin(version.digest, version.manifest)
+            partial.resume()
+            coordinator.download_cuts = [] if version is old else [6 * MIB]
+            await complete(coordinator.address, version, partial)
+            cache.finish(version.digest, version.manifest, partial)
+        assert coordinator.asked == [["a", "b", "c", "d", "e"], ["b", "d"], ["d"]]
+        assert 0 < coordinator.opened[-1].position <= 2 * MIB
+        assert coordinator.sent_bytes <= 20 * MIB + 8 * MIB + WINDOW_BYTES
+    assert cache.find(new.digest, new.manifest).read_bytes().endswith(new.data)
+
+
+@live
+async def test_damaged_piece_raises_and_nothing_else_is_lost(tmp_path):
+    version = Version(model(a=1000, b=1000, c=1000))
+    async with lagoon() as coordinator:
+        coordinator.add(version)
+        coordinator.damage["b"] = 1
+        partial, link = partial_of(tmp_path, version), Link(coordinator.address)
+        with pytest.raises(PieceDamaged, match="'b'"):
+            await download(link.stub, "run-1", version.digest, partial)
+        assert partial.data_bytes == 4000
+        await download(link.stub, "run-1", version.digest, partial)
+        assert partial.is_complete
+        partial.close()
+        await link.close()
+
+
+@live
+async def test_version_that_is_gone_is_refused_for_good(tmp_path):
+    async with lagoon() as coordinator:
+        version, link = Version(model()), Link(coordinator.address)
+        partial = partial_of(tmp_path, version)
+        with pytest.raises(StreamBroken, match="no such version") as caught:
+            await download(link.stub, "run-1", version.digest, partial)
+        assert caught.value.code is grpc.StatusCode.NOT_FOUND
+        partial.close()
+        await link.close()
+
+
+def spooled(tmp_path, num_floats):
+    (tmp_path / "spool").mkdir(exist_ok=True)
+    out = tmp_path / "out"
+    pieces = write(out, {"w": np.random.default_rng(0).standard_normal(num_floats).astype(np.float32)})
+    manifest = UpdateManifest("run-1", 1, "north", 0, "0" * 64, 10, 1.0, pieces)
+    return Spool(tmp_path / "spool", 2**30).add(out, manifest, statistics={"loss": (2.0, 4.0)}, train_seconds=1.5)
+
+
+async def delivered(address, entry, pace):
+    """Upload over as many connections as it takes; the verdict and how many."""
+    num_links = 0
+    while True:
+        link = Link(address)
+        num_links += 1
+        try:
+            return await upload(link.stub, entry, pace, is_first_attempt=num_links == 1), num_links
+        except StreamBroken as error:
+            if error.code not in CUT:
+                raise
+        finally:
+            await link.close()
+
+
+@live
+async def test_upload_goes_on_where_it_was_cut_and_sends_little_twice(tmp_path):
+    entry = spooled(tmp_path, 8 * MIB)  # 32 MiB
+    cuts = [0, 100, 10 * MIB, 20 * MIB + 1, 32 * MIB - 1]
+    async with lagoon() as coordinator:
+        coordinator.upload_cuts = list(cuts)
+        verdict, num_links = await delivered(coordinator.address, entry, Pace(0))
+        assert verdict.accepted
+        assert num_links == len(cuts) + 1
+        assert coordinator.received_bytes - 32 * MIB <= len(cuts) * CHUNK_BYTES
+        opened = coordinator.opened[-1]
+        assert opened.statistics["loss"].values == [2.0, 4.0]
+        assert opened.train_seconds == 1.5
+
+
+@live
+async def test_accepted_update_is_answered_again_without_bytes(tmp_path):
+    entry = spooled(tmp_path, 1000)
+    async with lagoon() as coordinator:
+        for _ in range(3):
+            verdict, _ = await delivered(coordinator.address, entry, Pace(0))
+            assert verdict.accepted
+        assert coordinator.received_bytes == 4000
+
+
+@live
+async def test_verdict_in_the_middle_of_the_bytes_is_heard(tmp_path):
+    entry = spooled(tmp_path, 8 * MIB)
+    async with lagoon() as coordinator:
+        coordinator.early_verdict = pb.Verdict(reason="too_late")
+        verdict, num_links = await delivered(coordinator.address, entry, Pace(0))
+        assert verdict.reason == "too_late"
+        assert num_links == 1
+        assert coordinator.received_bytes <= 5 * MIB
+
+
+@live
+async def test_pace_is_kept_and_smooth(tmp_path):
+    entry = spooled(tmp_path, MIB // 4)  # 1 MiB
+    pace = Pace(2 * MIB)
+    assert pace.chunk_bytes < MIB // 8
+    async with lagoon() as coordinator:
+        began = time.monotonic()
+        verdict, _ = await delivered(coordinator.address, entry, pace)
+        assert verdict.accepted
+        assert 0.4 <= time.monotonic() - began <= 1.5
+
+
+@live
+async def test_two_uploads_share_one_pace():
+    pace = Pace(1000)
+    began = time.monotonic()
+    await asyncio.gather(pace.take(100), pace.take(100), pace.take(100))
+    assert 0.19 <= time.monotonic() - began <= 0.4
+    assert Pace(0).chunk_bytes == CHUNK_BYTES

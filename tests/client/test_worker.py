@@ -1,0 +1,155 @@
+"""Jobs in a real worker process: what the task does wrong becomes a reason, and the next job runs."""
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from atoll.aggregation.tensorfile import read, write
+from atoll.client.runner import EvaluateOrder, RunnerFailed, TrainOrder
+from atoll.client.statedir import StateDirectory
+from atoll.client.worker import WorkerRunner
+from atoll.protocol.settings import ConfigError
+from tests.client.lagoon import live, until
+
+TROUBLE = str(Path(__file__).parents[1] / "parallel" / "trouble.py") + ":task"
+
+
+@asynccontextmanager
+async def runner(tmp_path, *, lease=5.0, **tasks):
+    """A runner of the troublesome task, and a function that trains with it."""
+    state = StateDirectory(tmp_path / "state")
+    write(tmp_path / "model", {"w": np.zeros(3, np.float32)})
+    running = WorkerRunner(tasks or {"trouble": TROUBLE}, site="here", state=state, lease=lease)
+
+    async def train(do="work", *, budget=30.0, task="trouble", model="model"):
+        local = {"do": do, "file": str(tmp_path / "mark")}
+        out = state.work / "update.safetensors"
+        order = TrainOrder(task=task, model=tmp_path / model, out=out, round_id=3, seed=9, local=local, budget=budget)
+        return await running.train(order), out
+
+    try:
+        yield running, train
+    finally:
+        await running.close()
+        state.close()
+
+
+@live
+async def test_worker_describes_trains_and_evaluates(tmp_path):
+    async with runner(tmp_path) as (running, train):
+        assert await running.describe() == 5
+        trained, out = await train()
+        np.testing.assert_array_equal(read(out)["w"], np.full(3, 9, np.float32))
+        assert [piece.tensor for piece in trained.pieces] == ["w"]
+        assert (trained.num_examples, trained.work) == (5, 1.0)
+        assert trained.statistics == {"steps": (3.0, 1.0)}
+        assert await running.evaluate(EvaluateOrder(task="trouble", model=tmp_path / "model", budget=5.0)) is None
+
+
+@live
+async def test_trouble_becomes_a_reason_and_the_next_job_runs(tmp_path):
+    async with runner(tmp_path) as (_, train):
+        for deed, reason, words in (
+            ("exit", "worker_crashed", "farewell"),
+            ("segfault", "worker_crashed", "SIGSEGV"),
+            ("raise", "training_failed", "KeyError"),
+            ("nan", "not_finite", "w"),
+            ("shape", "task_mismatch", "w"),
+            ("full", "disk_full", ""),
+        ):
+            with pytest.raises(RunnerFailed) as caught:
+                await train(deed)
+            assert caught.value.reason == reason, deed
+            assert words in caught.value.detail
+        await train("work")
+
+
+@live
+async def test_hanging_worker_is_killed_after_its_lease(tmp_path):
+    async with runner(tmp_path, lease=0.3) as (running, train):
+        await running.describe()
+        began = time.monotonic()
+        with pytest.raises(RunnerFailed) as caught:
+            await train("gil", budget=0.2)
+        assert caught.value.reason == "worker_hung"
+        assert time.monotonic() - began < 3
+        await train("work")
+
+
+@live
+async def test_stop_ends_a_training_early_with_what_there_is(tmp_path):
+    async with runner(tmp_path) as (running, train):
+        training = asyncio.ensure_future(train("wait"))
+        await until(lambda: (tmp_path / "mark").exists())
+        await asyncio.sleep(0.05)
+        running.stop()
+        trained, _ = await training
+        assert 0 < trained.work < 0.5
+
+
+@live
+async def test_stop_before_the_worker_is_up_is_not_lost(tmp_path):
+    async with runner(tmp_path) as (running, train):
+        training = asyncio.ensure_future(train("wait"))
+        await asyncio.sleep(0.01)
+        running.stop()
+        with pytest.raises(RunnerFailed, match="before it had begun"):
+            await training
+
+
+@live
+async def test_deadline_that_moves_reaches_the_worker(tmp_path):
+    async with runner(tmp_path) as (running, train):
+        training = asyncio.ensure_future(train("wait", budget=60.0))
+        await until(lambda: (tmp_path / "mark").exists())
+        running.extend(0.2)
+        trained, _ = await training
+        assert 0 < trained.work < 0.5
+
+
+@live
+async def test_killed_job_fails_and_the_next_one_is_not_hit(tmp_path):
+    async with runner(tmp_path) as (running, train):
+        training = asyncio.ensure_future(train("sleep"))
+        await until(lambda: (tmp_path / "mark").exists())
+        running.kill()
+        with pytest.raises(RunnerFailed) as caught:
+            await training
+        assert caught.value.reason == "worker_crashed"
+        await train("work")
+
+
+@live
+async def test_of_two_tasks_only_the_one_in_use_has_a_process(tmp_path):
+    async with runner(tmp_path, trouble=TROUBLE, second=TROUBLE) as (running, train):
+        await running.describe()
+        await train(task="trouble")
+        assert [worker.alive for worker in running._workers.values()] == [True, False]
+        await train(task="second")
+        assert [worker.alive for worker in running._workers.values()] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [
+        ("nowhere.py:task", "there is no file"),
+        (str(Path(__file__).with_name("lagoon.py")) + ":model", "is a function"),
+        (str(Path(__file__).parents[1] / "parallel" / "trouble.py") + ":half", "float64"),
+    ],
+)
+def test_task_that_does_not_load_is_the_operators_mistake(tmp_path, reference, words):
+    @live
+    async def scenario():
+        async with runner(tmp_path, bad=reference) as (running, _):
+            with pytest.raises(ConfigError) as caught:
+                await running.describe()
+            (fault,) = caught.value.faults
+            assert words in fault
+            assert "Traceback" not in fault
+            assert "\n" not in fault
+
+    scenario()
