@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check format proto bench soak mutants clean
+.PHONY: setup demo test check format proto docs bench soak mutants clean
 
 setup: $(STAMP)
 
@@ -31,6 +31,9 @@ format: setup
 
 proto: setup
 	$(BIN)/python -m tests.protocol.generate
+
+docs: setup
+	$(BIN)/python -m atoll.cli.docs
 
 bench: setup
 	@for name in $(or $(NAME),crash_matrix round_latency resume_transfer); do $(BIN)/python -m benchmarks.$$name || exit 1; done

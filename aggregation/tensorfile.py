@@ -86,8 +86,9 @@ def write(
     *,
     dtypes: Mapping[str, str] | None = None,
     metadata: Mapping[str, str] | None = None,
+    durable: bool = True,
 ) -> tuple[Piece, ...]:
-    """Write arrays that are in memory, atomically and durably.
+    """Write arrays that are in memory, atomically and, unless durable=False, durably.
 
     Args:
         path: where the file appears; an older one is replaced.
@@ -112,7 +113,7 @@ def write(
         for tensor in in_order(tensors):
             if tensor.num_bytes:
                 writer.append(arrays[tensor.name])
-        return writer.finish()
+        return writer.finish(durable=durable)
 
 
 def read_into(buffer: NDArray[Any], fd: int, position: int, *, path: Path) -> None:
@@ -177,8 +178,10 @@ class TensorFileWriter:
         self._written += block.nbytes
         self._close_full_tensors()
 
-    def finish(self) -> tuple[Piece, ...]:
+    def finish(self, *, durable: bool = True) -> tuple[Piece, ...]:
         """Make the file durable, then let it appear; returns one piece per tensor, in canonical order.
+
+        durable=False leaves both to whoever takes the file over.
 
         Raises:
             ValueError: a tensor is not complete.
@@ -186,14 +189,12 @@ class TensorFileWriter:
         if len(self._pieces) < len(self._tensors):
             raise ValueError(f"tensor {self._tensors[len(self._pieces)].name!r} is not complete")
         self._file.flush()
-        os.fsync(self._file.fileno())
+        if durable:
+            os.fsync(self._file.fileno())
         self._file.close()
         os.replace(self._part, self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        if durable:
+            _sync_folder(self._path.parent)
         return tuple(self._pieces)
 
     def __enter__(self) -> Self:
@@ -232,3 +233,11 @@ def _load_header(path: Path) -> tuple[Layout, dict[str, str], int]:
     except ValueError as fault:
         raise TensorFileCorrupted(f"{path}: {fault}") from fault
     return layout, metadata, 8 + length
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -3,7 +3,6 @@
 import asyncio
 import signal
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from atoll.client.config import AgentConfig
 from atoll.client.driver import Agent
@@ -12,8 +11,6 @@ from atoll.client.statedir import StateDirectory
 from atoll.client.worker import WorkerRunner
 from atoll.parallel.task import TaskNotFound, task_name
 from atoll.protocol.settings import ConfigError
-
-NVIDIA = Path("/dev/nvidiactl")
 
 
 async def run_agent(
@@ -40,7 +37,7 @@ async def run_agent(
                 state=state,
                 lease=config.lease,
                 threads=config.threads or None,
-                device=_device(config.device),
+                device=config.device,
             )
         agent = Agent(config, tasks, runner, state)
         for number in handled:
@@ -67,10 +64,3 @@ def tasks_by_name(references: Iterable[str]) -> dict[str, str]:
         if tasks.setdefault(name, reference) != reference:
             raise ConfigError([f"{tasks[name]} and {reference} have one name, {name}: rename one of the files"])
     return tasks
-
-
-def _device(device: str) -> str:
-    """What "auto" means on this machine; asking torch would take the agent a second and 200 MB."""
-    if device != "auto":
-        return device
-    return "cuda" if NVIDIA.exists() else "cpu"

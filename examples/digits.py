@@ -4,7 +4,8 @@ The data is scikit-learn's digits (1,797 images of 8 x 8 pixels, shipped with th
 server's test set; the rest belongs to five owners in unequal shares of each digit (Dirichlet with α = 0.5), and each
 owner holds back a tenth of its own as a test split. Everything is the same on every machine.
 
-    atoll simulate examples/digits.py:task
+    atoll coordinator examples/digits.toml
+    atoll agent examples/digits.py:task --site north --join 127.0.0.1:7070      and so on for the other four
 
 To see what a straggler does, start one owner's agent with the environment variable ATOLL_DEMO_SLOW_S=0.5: its data
 then lies on a slow disk, and every batch takes half a second to read.

@@ -2,7 +2,7 @@
 
 A client is any object that turns (global parameters, instructions) into (update, num_examples, statistics).
 
-    atoll simulate examples/iris_sklearn.py:task
+    atoll coordinator examples/iris.toml
 """
 
 from typing import Any

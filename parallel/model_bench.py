@@ -23,7 +23,7 @@ class ModelBench:
         self.metrics = task.metrics
         self._task = task
         self._site: str | None = request.get("site")
-        self._device: str = request.get("device") or "cpu"
+        self._device = _device(request.get("device") or "cpu")
         self._local = task.local.with_overrides(request.get("local") or {})
         self._model: torch.nn.Module | None = None
         if self._site is not None:  # torch imports a third of itself with the first optimizer: not on a round's time
@@ -75,3 +75,12 @@ class ModelBench:
             else:
                 self._datasets[split] = self._task.data(self._site, split) if self._site else None
         return self._datasets[split]
+
+
+def _device(name: str) -> str:
+    """ "auto" is a GPU when torch finds one; only here, in the worker, is torch there to ask."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise TaskBroken("device 'cuda' is set, and torch finds no GPU; allowed: auto, cpu")
+    return name

@@ -91,7 +91,7 @@ class Operations:
     def _train(self, request: Json, deadline: Deadline) -> Json:
         bench, parameters = self._loaded(), tensorfile.read(Path(request["model"]))
         trained, more = bench.train(parameters, request, deadline)
-        pieces = tensorfile.write(Path(request["out"]), trained.update)
+        pieces = tensorfile.write(Path(request["out"]), trained.update, durable=False)  # the spool makes it durable
         return {
             "num_examples": trained.num_examples,
             "work": trained.work,

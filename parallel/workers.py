@@ -65,7 +65,7 @@ class Worker:
         site: the owner of the data; None for a worker that only evaluates on the server's data.
         local: overrides of the task's local training.
         threads: of one process; None for the libraries' own choice.
-        device: where torch computes.
+        device: where torch computes: "cpu", "cuda", or "auto" for a GPU when there is one.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ event to the run that it concerns. What a run decides is its machine's business;
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -255,14 +255,21 @@ class Coordinator:
         for work in hello.working_on:
             working_on.setdefault(RunId(work.run_id), []).append(RoundId(work.round_id))
         for run_id, run in self.runs.items():
-            ledger = run.machine.ledger
-            if ledger.state is RunState.RUNNING and run.task in connection.tasks:
+            if run.machine.ledger.state is RunState.RUNNING and run.task in connection.tasks:
                 rounds = tuple(working_on.get(run_id, ()))
                 run.post(ClientJoined(client_id, connection.session, connection.profile, rounds))
-            elif ledger.state in TERMINAL and run_id in working_on:
-                connection.send(messages.run_ended(run_id, ledger.state, ledger.cause))
+        for run_id in self._ended_for(connection, working_on):
+            ledger = self.runs[run_id].machine.ledger
+            connection.send(messages.run_ended(run_id, ledger.state, ledger.cause))
         if tasks and not connection.tasks & set(tasks):
             logger.warning("%s allows none of the tasks that are run here (%s)", client_id, ", ".join(tasks))
+
+    def _ended_for(self, connection: Connection, working_on: Collection[RunId]) -> list[RunId]:
+        """The ended runs that a client must hear of: those it works for; the last one when none of its own is open."""
+        mine = {run_id: run for run_id, run in self.runs.items() if run.task in connection.tasks}
+        ended = [run_id for run_id, run in mine.items() if run.machine.ledger.state in TERMINAL]
+        last = ended[-1:] if len(ended) == len(mine) else []
+        return [run_id for run_id in ended if run_id in working_on or run_id in last]
 
     def _introduce_everyone(self, run: RunDriver) -> None:
         for connection in self.hub:

@@ -420,7 +420,7 @@ class RunDriver:
         """Delete updates that no decision can refer to, old versions, and the journal before the last snapshots."""
         self._received = {digest: seq for digest, seq in self._received.items() if seq > keep.seq}
         live = {*keep.updates, *self._received, *self.in_flight}
-        await self.reducer.collect_garbage(live, pinned_versions=set(keep.versions), current=keep.version)
+        await self.reducer.collect_garbage(self._live_updates, pinned_versions=set(keep.versions), current=keep.version)
         prune = partial(self._journal.prune, self.run_id, keep_rounds=self._keep_rounds)
         await self._loop.run_in_executor(self._journal_thread, prune)
 
@@ -429,3 +429,8 @@ def _detail(error: Exception) -> str:
     """What went wrong, as text that can be written down: a file's name may hold what is no text."""
     kind = "" if isinstance(error, EvaluationFailed) else f"{type(error).__name__}: "
     return f"{kind}{error}"[:2000].encode(errors="replace").decode()
+
+    def _live_updates(self) -> set[Digest]:
+        """Those that an open decision refers to, and those that are just being received and judged."""
+        held = [self.machine.ledger.carried, self.machine.round.reported if self.machine.round else {}]
+        return {update.digest for updates in held for update in updates.values()} | self.in_flight

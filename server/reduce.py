@@ -5,6 +5,7 @@ bits come out, and the file appears under its name whole or not at all.
 """
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,13 +139,19 @@ class Reducer:
             names = ", ".join(repr(piece.tensor) for piece in wrong[:5])
             raise StoreCorrupted(f"{file.path} is damaged (tensors {names}): put it back from a backup")
 
-    async def collect_garbage(self, live: set[Digest], *, pinned_versions: set[Version], current: Version) -> None:
-        """Delete what no decision can need any more."""
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._compute, self._collect_garbage, live, pinned_versions, current)
+    async def collect_garbage(
+        self, live: Callable[[], set[Digest]], *, pinned_versions: set[Version], current: Version
+    ) -> None:
+        """Delete what no decision can need any more.
 
-    def _collect_garbage(self, live: set[Digest], pinned: set[Version], current: Version) -> None:
-        self.store.collect_garbage(live, keep_versions=self._keep_versions, current=current, pinned=pinned)
+        `live` is asked after the look at what is there: an update that is accepted later has not been seen, and stays.
+        """
+        loop = asyncio.get_running_loop()
+        seen = await loop.run_in_executor(self._compute, self.store.updates)
+        await loop.run_in_executor(self._compute, self._collect_garbage, seen, live(), pinned_versions, current)
+
+    def _collect_garbage(self, seen: set[Digest], live: set[Digest], pinned: set[Version], current: Version) -> None:
+        self.store.collect_garbage(live, keep_versions=self._keep_versions, current=current, pinned=pinned, seen=seen)
 
 
 def _between_blocks() -> None:

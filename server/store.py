@@ -130,6 +130,10 @@ class RunStore:
         """Where an accepted update's `StoredUpdateMeta` lies."""
         return self._updates / f"{_checked(digest)}.json"
 
+    def updates(self) -> set[Digest]:
+        """Those of which any file is there."""
+        return {Digest(name[1]) for name in map(_UPDATE_FILE.fullmatch, os.listdir(self._updates)) if name}
+
     def open_incoming(self, digest: Digest, total_bytes: int) -> Incoming:
         """Begin an upload, or go on with it.
 
@@ -228,6 +232,7 @@ class RunStore:
         keep_versions: int,
         current: Version,
         pinned: Collection[Version] = (),
+        seen: Collection[Digest] | None = None,
         keep_incoming: Callable[[Digest, float], bool] | None = None,
     ) -> int:
         """Delete what no decision can need any more; after a crash half-way, the next time deletes the rest.
@@ -237,6 +242,7 @@ class RunStore:
             keep_versions: how many of the newest versions stay, the current one among them; version 0 always does.
             current: the newest committed version; files of later ones belong to a fold and are let alone.
             pinned: further versions that stay.
+            seen: what `updates` gave before `live` was taken: an update that came since then stays. Left out: all.
             keep_incoming: of a partial upload that is not live, whether it stays, from its digest and the time of its
                 last byte [s since the epoch]; left out: for a day.
 
@@ -247,7 +253,8 @@ class RunStore:
         keep = keep_incoming or (lambda _, at: time.time() - at < INCOMING_AGE_MAX_S)
         newest_old, staying = current - keep_versions, {Version(0), *pinned}
         freed = _sweep(self._versions, _VERSION_FILE, lambda v, _: int(v) <= newest_old and int(v) not in staying)
-        freed += _sweep(self._updates, _UPDATE_FILE, lambda digest, _: digest not in live)
+        garbage = set(self.updates() if seen is None else seen) - set(live)
+        freed += _sweep(self._updates, _UPDATE_FILE, lambda digest, _: digest in garbage)
         with self._lock:
             busy = {*live, *(upload.path.stem for upload in self._open)}
             freed += _sweep(

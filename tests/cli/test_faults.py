@@ -1,0 +1,149 @@
+"""The operator's mistakes: all at once, one line each, exit code 2, nothing started."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from atoll.cli import main
+from atoll.server.statedir import StateDirectory
+from tests.cli.invoking import TINY, invoke, refused
+
+
+@pytest.fixture
+def run_toml(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(f'task = "{TINY}:task"\n[coordinator]\nlisten = "127.0.0.1:0"\nstate = "{tmp_path / "state"}"\n')
+    return path
+
+
+def test_every_fault_of_a_run_is_said_at_once(run_toml: Path) -> None:
+    run_toml.write_text(run_toml.read_text() + "[round]\ncohort_sise = 3\nquorum = 'six'\n")
+    faults = refused("coordinator", run_toml, "--set", "round.retry=-1", "--set", "seed=one")
+    keys = [fault.split(": ")[1] for fault in faults]
+    assert sorted(keys) == ["round.cohort_sise", "round.quorum", "round.retry", "seed"]
+    assert any(
+        fault.startswith(f"{run_toml}: round.cohort_sise: unknown key (did you mean cohort_size?") for fault in faults
+    )
+    assert "--set: round.retry: got -1; allowed: integer >= 0, <= 1000000" in faults
+    assert not (run_toml.parent / "state").exists()
+
+
+@pytest.mark.parametrize("command", [["coordinator"], ["run", "start"]])
+def test_a_task_that_is_not_there_is_named_with_its_absolute_path(command: list[str], tmp_path: Path) -> None:
+    run_toml = tmp_path / "run.toml"
+    run_toml.write_text('task = "nowhere.py:task"\n[cohort]\nsampler = "neither.py:draw"\n')
+    assert refused(*command, run_toml) == [
+        f"{run_toml}: task: there is no file {tmp_path / 'nowhere.py'}",
+        f"{run_toml}: cohort.sampler: there is no file {tmp_path / 'neither.py'}",
+    ]
+
+
+def test_what_is_no_task_is_refused_with_the_two_forms(tmp_path: Path) -> None:
+    assert refused("coordinator", "digits") == [
+        "task: got 'digits': allowed: module:attribute or path/to/file.py:attribute"
+    ]
+    assert refused("coordinator", f"{TINY}:tusk", "--check")[0].endswith("(tasks there: task)")
+    assert refused("agent", "digits", "--site", "north")[0].startswith("'digits' is neither module:attribute nor")
+
+
+def test_a_task_whose_code_raises_is_refused_with_what_it_raised(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("raise RuntimeError('no data here')\n")
+    place = tmp_path / "broken.py"
+    assert refused("coordinator", f"{place}:task", "--check") == [
+        f"{place}:task: cannot be loaded: RuntimeError: no data here"
+    ]
+    started = invoke(
+        "coordinator", f"{place}:task", "--state", tmp_path / "state", "--set", "coordinator.listen=localhost:0"
+    )
+    assert started.exit_code == 2
+    assert started.stderr.splitlines()[-1] == (
+        "atoll: the task cannot be used: RuntimeError: no data here (more in the worker.log of the run)"
+    )
+    assert "File" not in started.stderr
+
+
+def test_overrides_of_the_local_training_are_tried_by_check(tmp_path: Path) -> None:
+    invoke("new", tmp_path / "project")
+    faults = refused(
+        "coordinator", tmp_path / "project" / "run.toml", "--check", "--set", "local.ir=1", "--set", "local.lr=-1.0"
+    )
+    assert [fault.split(":")[0] for fault in faults] == ["local.ir", "local.lr"]
+
+
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("round.quorum", "--set: got 'round.quorum'; allowed: key=value, with a key such as round.quorum"),
+        ("round.quorun=3", "--set: round.quorun: unknown key (did you mean quorum?"),
+        (
+            "coordinator.listen=0.0.0.0:7070",
+            "--set: coordinator.listen: got '0.0.0.0:7070': allowed: 127.0.0.1, localhost",
+        ),
+        ("coordinator.state=3", "--set: coordinator.state: got 3; allowed: path"),
+    ],
+)
+def test_a_wrong_override_is_refused(run_toml: Path, override: str, fault: str) -> None:
+    assert refused("coordinator", run_toml, "--set", override)[0].startswith(fault)
+
+
+def test_a_coordinator_without_a_run_takes_no_settings_of_one() -> None:
+    assert refused("coordinator", "--set", "rounds=3") == ["--set: rounds: unknown key (known: coordinator)"]
+
+
+def test_a_file_that_is_not_there_or_no_toml_is_refused(tmp_path: Path) -> None:
+    assert refused("coordinator", tmp_path / "no.toml")[0].startswith(f"{tmp_path / 'no.toml'}: cannot be read")
+    (tmp_path / "bad.toml").write_text("task = \n")
+    assert refused("run", "start", tmp_path / "bad.toml")[0].startswith(f"{tmp_path / 'bad.toml'}: not TOML")
+
+
+def test_a_state_directory_in_use_is_refused(run_toml: Path) -> None:
+    with StateDirectory.open(run_toml.parent / "state"):
+        (fault,) = refused("coordinator", run_toml)
+    assert "is in use by another coordinator (process" in fault
+
+
+def test_a_port_in_use_is_refused(run_toml: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        (fault,) = refused("coordinator", run_toml, "--set", f"coordinator.listen={address}")
+    assert fault == f"cannot listen on {address}: the port is in use, or not allowed"
+
+
+def test_every_fault_of_an_agent_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "agent.toml").write_text("threads = -1\nsight = 'north'\n")
+    faults = refused(
+        "agent", tmp_path / "no.py:task", "--join", "example.org:7070", "--config", tmp_path / "agent.toml"
+    )
+    assert faults[0] == f"there is no file {tmp_path / 'no.py'}"
+    assert sorted(fault.split(": ")[1] for fault in faults[1:]) == ["join", "sight", "site", "threads"]
+
+
+def test_an_agent_s_check_prints_what_it_would_run_with(tmp_path: Path) -> None:
+    result = invoke("agent", f"{TINY}:task", "--site", "a", "--check")
+    assert result.exit_code == 0, result.output
+    assert 'state = "atoll-agent-a"' in result.stdout.splitlines()
+
+
+def test_a_mistake_of_ours_keeps_its_traceback_and_ends_with_70(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(main, "app", lambda: 1 / 0)
+    with pytest.raises(SystemExit) as end:
+        main.run()
+    assert end.value.code == 70
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["round", "list"], "is no state directory: there is no state.db in it"),
+        (["model", "export", "--out", "x"], "is no state directory: there is no state.db in it"),
+        (["run", "stop", "digits-1"], "no coordinator holds"),
+    ],
+)
+def test_a_command_without_its_state_says_what_is_missing(tmp_path: Path, arguments: list[str], fault: str) -> None:
+    assert fault in refused(*arguments, "--state", tmp_path / "none")[0]

@@ -1,0 +1,42 @@
+"""`atoll new` writes a project that works at once."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from atoll.client.config import AgentConfig
+from atoll.protocol.settings import load
+from atoll.server.config import RunFile
+from tests.cli.invoking import invoke, refused
+
+
+def test_the_test_of_a_new_project_passes(tmp_path: Path) -> None:
+    assert invoke("new", tmp_path / "project").exit_code == 0
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=tmp_path / "project",
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
+
+
+def test_the_settings_of_a_new_project_are_allowed(tmp_path: Path) -> None:
+    invoke("new", tmp_path)
+    checked = invoke("coordinator", tmp_path / "run.toml", "--check")
+    assert checked.exit_code == 0, checked.output
+    assert f'task = "{tmp_path / "task.py"}:task"' in checked.stdout
+    assert load(RunFile, tmp_path / "run.toml").rounds == 5
+    assert load(AgentConfig, tmp_path / "agent.toml", ["site=north"]).exit_when_done
+
+
+def test_a_file_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "task.py").write_text("mine = 1\n")
+    (tmp_path / "run.toml").write_text("# mine\n")
+    assert refused("new", tmp_path) == [
+        f"{tmp_path / name} is already there, and is not overwritten" for name in ("run.toml", "task.py")
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.toml", "task.py"]
+    assert (tmp_path / "task.py").read_text() == "mine = 1\n"

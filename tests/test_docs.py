@@ -1,0 +1,230 @@
+"""The documentation is held against the code: everything with a name is explained, and nothing that is not there."""
+
+import re
+import tomllib
+from enum import StrEnum
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from atoll.cli import docs
+from atoll.cli.settings import Section, described
+from atoll.client import events as client_events
+from atoll.protocol import steps, vocabulary
+from atoll.protocol.settings import load_text
+from atoll.server import events as server_events
+from atoll.server import process
+from atoll.server.config import RunFile
+from atoll.server.events import (
+    Aggregated,
+    ClientJoined,
+    CohortDrawn,
+    DrawCohort,
+    Effect,
+    Event,
+    RoundDue,
+    RunStarted,
+    TimePassed,
+    Update,
+    UpdateReceived,
+    UploadBegun,
+)
+from atoll.server.run import RunMachine, RunRules
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = {page: (DOCS / page).read_text("utf-8") for page in docs.PAGES}
+ENUMS = [
+    kind
+    for kind in vars(vocabulary).values()
+    if isinstance(kind, type) and issubclass(kind, StrEnum) and kind is not StrEnum
+]
+
+
+def undocumented(names: "list[str]", page: str) -> list[str]:
+    """Those that are not explained as `name` in a row of a table."""
+    explained = set(re.findall(r"^\| `([^`]+)` +\|", PAGES[page], re.MULTILINE))
+    return [name for name in names if name not in explained]
+
+
+def of_union(union: object) -> list[str]:
+    return [kind.__name__ for kind in get_args(union)]
+
+
+NAMED = {
+    **{f"settings of {s}": ("configuration.md", [x.key for x in described(s)]) for s in Section},
+    "events": ("protocol.md", of_union(server_events.Event)),
+    "effects": ("protocol.md", of_union(server_events.Effect)),
+    "client events": ("protocol.md", of_union(client_events.Event)),
+    "client effects": ("protocol.md", of_union(client_events.Effect)),
+    "crash steps": ("operations.md", [name for name, _ in steps.STEPS]),
+    **{kind.__name__: ("protocol.md", [str(word) for word in kind]) for kind in ENUMS},
+}
+
+
+@pytest.mark.parametrize("what", NAMED)
+def test_everything_with_a_name_is_explained(what: str) -> None:
+    page, names = NAMED[what]
+    assert names
+    assert undocumented(names, page) == []
+
+
+def test_the_check_bites() -> None:
+    assert undocumented(["round.quorum", "round.moonphase"], "configuration.md") == ["round.moonphase"]
+    assert undocumented(["ClientJoined", "ClientDrowned"], "protocol.md") == ["ClientDrowned"]
+    assert undocumented(["not_finite", "not_nice"], "protocol.md") == ["not_nice"]
+
+
+@pytest.mark.parametrize("kind", ENUMS)
+def test_the_table_of_each_enumeration_has_its_words_and_no_others(kind: type[StrEnum]) -> None:
+    table = re.search(rf"^`{kind.__name__}`,[^|]*((?:^\|.*\n)+)", PAGES["protocol.md"], re.MULTILINE)
+    assert table is not None, f"protocol.md has no table of {kind.__name__}"
+    assert re.findall(r"^\| `([^`]+)`", table[1], re.MULTILINE) == [str(word) for word in kind]
+
+
+@pytest.mark.parametrize("page", docs.PAGES)
+def test_the_generated_parts_are_up_to_date(page: str) -> None:
+    assert docs.parts(PAGES[page])
+    assert docs.render(PAGES[page]) == PAGES[page], "run `python -m atoll.cli.docs`"
+
+
+def test_a_generated_part_that_was_edited_is_noticed() -> None:
+    page = PAGES["operations.md"]
+    assert (
+        docs.render(page.replace("all bytes of an update are on disk", "some bytes of an update are on disk")) == page
+    )
+
+
+def examples() -> str:
+    """The lines of all code blocks."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", PAGES["operations.md"], re.MULTILINE | re.DOTALL)
+    return "".join(blocks)
+
+
+@pytest.mark.parametrize("command", [path for path, _ in docs.commands()])
+def test_every_command_is_explained_with_an_example(command: str) -> None:
+    assert f"\n#### `{command}`\n" in PAGES["operations.md"]
+    assert re.search(rf"^(ATOLL_CRASH_AT=\S+ )?{command}( |$)", examples(), re.MULTILINE), f"no example of {command}"
+
+
+@pytest.mark.parametrize("command", [command for _, command in docs.commands()])
+def test_every_command_and_option_has_a_help(command: object) -> None:
+    assert len(command.help) > 20  # type: ignore[attr-defined]
+    for parameter in command.params:  # type: ignore[attr-defined]
+        assert parameter.name == "help" or len(parameter.help or "") > 10, parameter.name
+
+
+def test_every_exit_code_is_explained() -> None:
+    codes = [process.EXIT_OK, process.EXIT_RUN_FAILED, process.EXIT_OPERATOR, process.EXIT_BUG]
+    assert re.findall(r"^\| (\d+) \|", PAGES["operations.md"], re.MULTILINE) == [str(code) for code in codes]
+
+
+def links(text: str) -> list[str]:
+    return [target for target in re.findall(r"\]\(([^)]+)\)", text) if "://" not in target]
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda path: path.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in links(page.read_text("utf-8")):
+        path, _, anchor = target.partition("#")
+        found = page.parent / path if path else page
+        assert found.exists(), target
+        if anchor:
+            titles = re.findall(r"^#+ (.*)$", found.read_text("utf-8"), re.MULTILINE)
+            anchors = [re.sub(r"[^a-z0-9 _-]", "", title.lower()).replace(" ", "-") for title in titles]
+            assert anchor in anchors, target
+
+
+# ---------------------------------------------------------------- the worked example
+
+
+class Clocked:
+    """The run's machine of the example, with ten clients, at the beginning of its first round."""
+
+    def __init__(self, text: str) -> None:
+        policy = load_text(RunFile, text, ["task=m:task"], name="example").round
+        self.machine = RunMachine(RunRules(policy, rounds=9))
+        self.clients = [vocabulary.ClientId(f"c{k}") for k in range(10)]
+        self.at(0, RunStarted(vocabulary.Digest("d0")))
+        for client in self.clients:
+            self.at(0, ClientJoined(client, "s"))
+        self.open_round(0)
+
+    def at(self, now: float, event: Event) -> tuple[Effect, ...]:
+        return self.machine.receive(event, now)
+
+    def open_round(self, now: float) -> None:
+        (draw,) = (e for e in self.at(now, RoundDue()) if isinstance(e, DrawCohort))
+        self.at(now, CohortDrawn(draw.round_id, tuple(c.client_id for c in draw.candidates[: draw.count])))
+
+    def reports(self, k: int, now: float, round_id: int = 1) -> None:
+        base = vocabulary.Version(round_id - 1)
+        digest = vocabulary.Digest(f"{round_id} {k} {now}")
+        update = Update(self.clients[k], vocabulary.RoundId(round_id), base, digest, num_examples=10, work=1.0)
+        self.at(now, UpdateReceived(update))
+
+    @property
+    def phase_and_reason(self) -> tuple[str, str]:
+        record = self.machine.record_of(vocabulary.RoundId(1))
+        assert record is not None
+        return str(record.phase), str(record.abandon_reason or record.close_reason or "")
+
+    def fates(self) -> list[str]:
+        record = self.machine.record_of(vocabulary.RoundId(1))
+        assert record is not None
+        return [str(record.clients[client].fate) for client in self.clients]
+
+
+@pytest.fixture
+def clocked() -> Clocked:
+    (text,) = re.findall(r"^```toml\n(.*?)^```", PAGES["configuration.md"], re.MULTILINE | re.DOTALL)
+    assert tomllib.loads(text)["round"]["linger"] == 20.0
+    return Clocked(text)
+
+
+def test_the_worked_example_of_a_quick_round_is_true(clocked: Clocked) -> None:
+    for k in range(8):
+        clocked.reports(k, 23 + k / 100)
+    assert clocked.phase_and_reason == ("aggregating", "enough")
+    assert clocked.fates() == ["reported"] * 8 + ["released"] * 2
+
+
+def test_the_worked_example_of_a_round_that_lingers_is_true(clocked: Clocked) -> None:
+    for k, now in enumerate((12, 17, 20, 24, 30, 41)):
+        clocked.reports(k, now)
+    assert clocked.machine.deadline == 44
+    clocked.at(44, TimePassed())
+    assert clocked.phase_and_reason == ("aggregating", "linger_over")
+    assert clocked.fates() == ["reported"] * 6 + ["released"] * 4
+    clocked.at(45, Aggregated(vocabulary.RoundId(1), vocabulary.Digest("d1")))
+    clocked.open_round(46)
+    clocked.reports(6, 52)
+    assert clocked.fates()[6] == "carried"
+    for k in range(8):
+        if k != 6:
+            clocked.reports(k, 60, round_id=2)
+    clocked.reports(8, 60, round_id=2)
+    record = clocked.machine.record_of(vocabulary.RoundId(2))
+    assert record is not None
+    assert [round(carried.scale, 2) for carried in record.carried] == [0.71]
+
+
+def test_the_worked_example_of_a_round_at_its_deadline_is_true(clocked: Clocked) -> None:
+    for k in range(3):
+        clocked.reports(k, 20)
+    clocked.at(59, UploadBegun(clocked.clients[3], vocabulary.RoundId(1)))
+    clocked.at(60, TimePassed())
+    assert clocked.machine.deadline == 75
+    clocked.reports(3, 63)
+    assert clocked.phase_and_reason == ("aggregating", "deadline")
+    assert clocked.fates() == ["reported"] * 4 + ["straggler"] * 6
+
+
+def test_the_worked_example_of_a_round_below_its_quorum_is_true(clocked: Clocked) -> None:
+    for k in range(3):
+        clocked.reports(k, 20)
+    clocked.at(59, UploadBegun(clocked.clients[3], vocabulary.RoundId(1)))
+    clocked.at(60, TimePassed())
+    clocked.at(75, TimePassed())
+    assert clocked.phase_and_reason == ("abandoned", "below_quorum")

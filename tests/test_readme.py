@@ -1,0 +1,160 @@
+"""The README's commands are executed as they stand there, by real processes on loopback."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from atoll.cli.docs import commands
+from atoll.cli.files import load_run
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+BIN = Path(sys.executable).parent
+LIMIT_S = 100.0
+
+SHIM = """#!/usr/bin/env bash
+# The program `atoll`, on a port that is free here; what each call ended with is written down.
+case "$1" in
+  coordinator) extra=(--set "coordinator.listen=$ADDRESS") ;;
+  agent) extra=(--join "$ADDRESS") ;;
+  *) extra=() ;;
+esac
+"$REAL_ATOLL" "$@" "${extra[@]}"
+code=$?
+echo "$code $*" >> "$CODES"
+exit $code
+"""
+
+
+def blocks(marker: str) -> list[str]:
+    """The code blocks that follow `<!-- marker -->`."""
+    return re.findall(rf"<!-- {marker} -->\n```[a-z]*\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a script, and of each `atoll` in it."""
+
+    output: str
+    codes: list[str]
+    is_over: bool
+
+    @property
+    def is_good(self) -> bool:
+        return self.is_over and bool(self.codes) and all(line.startswith("0 ") for line in self.codes)
+
+
+def execute(script: str, folder: Path) -> Outcome:
+    """Run a script until it is over, until one of its commands fails, or until it takes too long."""
+    shims = folder / "bin"
+    shims.mkdir()
+    (shims / "atoll").write_text(SHIM)
+    (shims / "atoll").chmod(0o755)
+    codes, log = folder / "codes", folder / "log"
+    codes.touch()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    environment = os.environ | {
+        "PATH": f"{shims}:{BIN}:{os.environ['PATH']}",
+        "ADDRESS": address,
+        "REAL_ATOLL": str(BIN / "atoll"),
+        "CODES": str(codes),
+        "OMP_NUM_THREADS": "1",
+    }
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=folder,
+            env=environment,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        until = time.monotonic() + LIMIT_S
+        while process.poll() is None and time.monotonic() < until:
+            if any(not line.startswith("0 ") for line in codes.read_text().splitlines()):
+                break
+            time.sleep(0.05)
+        is_over = process.poll() == 0
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # the session that was started above, and nothing else
+        process.wait()
+    return Outcome(log.read_text(), codes.read_text().splitlines(), is_over)
+
+
+def essence(line: str) -> str:
+    """A line without what differs from run to run: numbers, digests, who of the three was first, widths."""
+    line = re.sub(r"\b[0-9a-f]{12}\b", "DIGEST", line)
+    line = re.sub(r"\d+(\.\d+)?", "0", line)
+    line = re.sub(r"\b(north|south|east)\b", "SITE", line)
+    return " ".join(line.split())
+
+
+def unseen(expected: str, output: str) -> list[str]:
+    """The lines of the README that the commands did not say."""
+    said = {essence(line) for line in output.splitlines()}
+    return [line for line in expected.splitlines() if line not in ("", "...") and essence(line) not in said]
+
+
+def test_the_commands_of_the_readme_end_in_a_committed_model(tmp_path: Path) -> None:
+    outcome = execute("".join(blocks("run")), tmp_path)
+    assert outcome.is_good, outcome
+    assert len(outcome.codes) == 8
+    for expected in blocks("output"):
+        assert unseen(expected, outcome.output) == [], outcome.output
+    assert (tmp_path / "digits" / "model.safetensors").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [("--site", "--sight"), ("atoll round show 5", "atoll round show 6"), ("atoll new digits", "atoll knew digits")],
+)
+def test_a_command_of_the_readme_that_breaks_is_noticed(right: str, wrong: str, tmp_path: Path) -> None:
+    script = "".join(blocks("run"))
+    assert right in script
+    if right == "atoll round show 5":  # the round is never reached: the commands before it are not repeated here
+        script = blocks("run")[1]
+    outcome = execute(script.replace(right, wrong), tmp_path)
+    assert not outcome.is_good
+
+
+def test_an_output_of_the_readme_that_is_not_true_is_noticed() -> None:
+    said = "14:38:09 digits-1: round 1: committed as version 1\n"
+    assert unseen("09:00:00 digits-2: round 4: committed as version 4\n...\n", said) == []
+    assert unseen("14:38:09 digits-1: round 1: abandoned\n", said) == ["14:38:09 digits-1: round 1: abandoned"]
+
+
+def test_the_readme_is_short_and_has_blocks_to_run() -> None:
+    assert len(README.splitlines()) <= 200
+    assert len(blocks("run")) == len(blocks("output")) == 2
+
+
+def test_every_make_target_of_the_readme_is_there() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    named = set(re.findall(r"^make ([a-z]+)|`make ([a-z]+)`", README, re.MULTILINE))
+    assert {name for pair in named for name in pair if name} - targets == set()
+
+
+def test_every_atoll_command_of_the_readme_is_there() -> None:
+    there = {path for path, _ in commands()} | {path.rsplit(" ", 1)[0] for path, _ in commands()}
+    named = re.findall(r"(?:^|`|do )(atoll [a-z]+(?: (?:start|stop|resume|list|show|export)\b)?)", README, re.MULTILINE)
+    assert named
+    assert set(named) <= there
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)
+def test_the_settings_of_every_example_are_allowed(path: Path) -> None:
+    assert load_run(str(path)).task.startswith(str(ROOT / "examples"))
