@@ -5,6 +5,7 @@ bits come out, and the file appears under its name whole or not at all.
 """
 
 import asyncio
+import os
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -118,7 +119,7 @@ class Reducer:
         base = self.version(effect.base_version)
         out = self.store.version_path(version)
         with naming_full_disk(out):
-            pieces = fold(base.path, updates, out, between=_between_blocks)
+            pieces = fold(base.path, updates, out, threads=os.cpu_count() or 1, between=_between_blocks)
         steps.reached("aggregate.after_fold")
         manifest = VersionManifest(pieces, base.model_dtypes).encode()
         self.store.write_manifest(version, manifest)

@@ -36,7 +36,7 @@ class Federation:
             )
         return self.running[name]
 
-    def coordinator(self, *, environment=(), **settings):
+    def coordinator(self, *, environment=(), stay=False, **settings):
         keys = {"name": "trouble", "rounds": 2, "coordinator.listen": self.address}
         keys |= {key.replace("__", "."): value for key, value in settings.items()}
         overrides = [part for key, value in keys.items() for part in ("--set", f"{key}={_toml(value)}")]

@@ -154,3 +154,22 @@ def test_what_happened_can_be_read_in_plain_sentences_and_as_json(tmp_path):
         assert "the scanner is broken" in str(shown)
         assert it.show("run", "list")
         assert len(it.show("client", "list")) == 2
+
+
+def peak_memory_of_coordinator(folder, num_elements):
+    """VmHWM [MiB] of a coordinator that has committed two rounds of three clients with a model of this size."""
+    folder.mkdir()
+    size = {"TROUBLE_ELEMENTS": str(num_elements)}
+    with federation(folder) as it:
+        process = it.coordinator(round__cohort_size=3, rounds=2, environment=size, stay=True)
+        for site in "abc":
+            it.agent(site, environment=size)
+        it.wait_for(lambda: it.state.exists() and len(it.rounds()) == 2 and it.history().run("trouble-1").ended_at)
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))) / 1024
+
+
+def test_coordinators_memory_does_not_grow_with_the_model_beyond_its_buffers(tmp_path):
+    small = peak_memory_of_coordinator(tmp_path / "small", 50_000)
+    large = peak_memory_of_coordinator(tmp_path / "large", 24_000_000)  # 96 MB, three updates of it a round
+    assert large - small < 64, (small, large)
