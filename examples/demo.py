@@ -131,7 +131,9 @@ class Scene:
             table.add_column(column, justify="right" if column in ("round", "accuracy", "seconds") else "left")
         for record in self.records:
             table.add_row(*_row(record, self.accuracy))
-        legend = "harbor(44%): it knew the deadline, stopped in time after 44 % of its steps and submitted what it had"
+        legend = (
+            "harbor(35%): it knew the deadline, stopped in time after that share of its steps, and sent what it had"
+        )
         return Group(table, Text(legend, style="dim"), *(Text(remark) for remark in self.remarks[-12:]))
 
 
@@ -141,7 +143,7 @@ def _row(record: RoundRecord, accuracy: dict[int, float]) -> tuple[str, ...]:
     )
     carried = " ".join(f"+{c.client_id} of round {c.round_id}" for c in record.carried)
     missing = ", ".join(_missing(client, c) for client, c in _others(record))
-    state = str(record.phase) + (f" (kept through {len(record.outages)} outage)" if record.outages else "")
+    state = str(record.phase) + (" through an outage" if record.outages else "")
     share = f"{accuracy[record.version]:.3f}" if record.version in accuracy else ""
     seconds = f"{record.ended_at - record.drawn_at:.1f}" if record.ended_at and record.drawn_at else ""
     return str(record.round_id), state, f"{reported} {carried}".strip(), missing, share, seconds
@@ -153,7 +155,7 @@ def _others(record: RoundRecord) -> Iterator[tuple[str, ClientRecord]]:
 
 def _missing(client: str, record: ClientRecord) -> str:
     was_away = record.disconnected_at is not None or record.num_reconnects > 0
-    why = record.reason or ("its agent was away" if was_away else "")
+    why = record.reason or ("was away" if was_away else "")
     return f"{client}: {record.fate}" + (f" ({why})" if why else "")
 
 
