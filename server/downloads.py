@@ -37,7 +37,7 @@ async def send_version(
         raise BadRequest(f"position {opened.position} is not in 0..{total}")
     yield pb.DownloadReply(total_bytes=total)
     credit = _Credit(opened.credit)
-    granting = asyncio.ensure_future(credit.follow(requests))
+    granting = asyncio.ensure_future(credit.follow(requests)) if opened.credit < total else None
     digest = hashlib.sha256()
     try:
         with BoxReader(version.path, version.pieces, version.data_start, boxes) as reader:
@@ -54,9 +54,11 @@ async def send_version(
                 yield pb.DownloadReply(data=data)
                 position += size
                 steps.reached("download.mid")
-        yield pb.DownloadReply(sha256=digest.digest() if opened.boxes else b"")
+        if opened.boxes:
+            yield pb.DownloadReply(sha256=digest.digest())
     finally:
-        granting.cancel()
+        if granting is not None:
+            granting.cancel()
 
 
 class _Credit:

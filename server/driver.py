@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -46,6 +47,7 @@ from atoll.server.events import (
     SamplerFailed,
     TimePassed,
     UpdateReceived,
+    UploadBegun,
 )
 from atoll.server.hub import Hub
 from atoll.server.journal import Batch, DiskFull, Entry, EvaluationRow, Journal, RecordRow, RunEnd, Snapshot, VersionRow
@@ -58,6 +60,12 @@ from atoll.server.sampling import SAMPLERS, Sampler, draw
 logger = logging.getLogger(__name__)
 
 DISK_RETRY_S = 1.0
+UNHURRIED_S = 0.05
+"""So long an event that nobody waits for may wait for others that are written with it."""
+
+RETENTION_S = 1.0
+"""Garbage is collected when a round ends, but not more often than this: empty rounds take milliseconds."""
+
 SAMPLER_TIMEOUT_S = 60.0
 
 
@@ -115,6 +123,8 @@ class RunDriver:
         self._posted: list[_Posted] = []
         self._received: dict[Digest, int] = {}  # updates that came in since the last retention, by their event
         self._wake = asyncio.Event()
+        self._keep: _Retention | None = None  # of the newest round that has ended and was not cleaned up after
+        self._is_collecting = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._valuing: set[asyncio.Task[None]] = set()  # metrics that are being computed from their sums
@@ -134,7 +144,10 @@ class RunDriver:
             self._received[event.update.digest] = self._seq
         rows, retention = self._rows(event, effects, now), self._retention(effects)
         self._posted.append(_Posted(rows, effects, lines, retention, done))
-        self._wake.set()
+        if isinstance(event, UploadBegun):  # nobody waits for it: it may go onto the disk with the next one
+            self._loop.call_later(UNHURRIED_S, self._wake.set)
+        else:
+            self._wake.set()
         self._arm_timer()
         return done
 
@@ -226,6 +239,8 @@ class RunDriver:
             await self._wake.wait()
             self._wake.clear()
             posted, self._posted = self._posted, []
+            if not posted:
+                continue
             rows = Batch.joined(p.rows for p in posted)
             steps.reached("journal.before_write")
             await self._commit(rows)
@@ -239,7 +254,7 @@ class RunDriver:
                 for row in p.rows.evaluations:
                     self._valuing.add(self._spawn(self._add_values(row)))
                 if p.retention is not None:
-                    self._spawn(self._collect_garbage(p.retention))
+                    self._retain(p.retention)
                 for listener in self.listeners:
                     listener(p.effects)
 
@@ -416,11 +431,30 @@ class RunDriver:
             frozenset((*ledger.unevaluated, *map(Version, range(stalest, ledger.version)))),
         )
 
+    def _retain(self, keep: _Retention) -> None:
+        """A round has ended, on disk: see to it that garbage is collected, now or soon."""
+        self._keep = keep
+        if not self._is_collecting:
+            self._is_collecting = True
+            self._spawn(self._collect())
+
+    async def _collect(self) -> None:
+        """Again and again while rounds end; the last time at once when the run ends."""
+        while (keep := self._keep) is not None:
+            self._keep = None
+            await self._collect_garbage(keep)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.ended.wait(), RETENTION_S)
+        self._is_collecting = False
+
     async def _collect_garbage(self, keep: _Retention) -> None:
         """Delete updates that no decision can refer to, old versions, and the journal before the last snapshots."""
         self._received = {digest: seq for digest, seq in self._received.items() if seq > keep.seq}
-        live = {*keep.updates, *self._received, *self.in_flight}
-        await self.reducer.collect_garbage(self._live_updates, pinned_versions=set(keep.versions), current=keep.version)
+
+        def live() -> set[Digest]:
+            return {*keep.updates, *self._received, *self.in_flight}
+
+        await self.reducer.collect_garbage(live, pinned_versions=set(keep.versions), current=keep.version)
         prune = partial(self._journal.prune, self.run_id, keep_rounds=self._keep_rounds)
         await self._loop.run_in_executor(self._journal_thread, prune)
 
@@ -429,8 +463,3 @@ def _detail(error: Exception) -> str:
     """What went wrong, as text that can be written down: a file's name may hold what is no text."""
     kind = "" if isinstance(error, EvaluationFailed) else f"{type(error).__name__}: "
     return f"{kind}{error}"[:2000].encode(errors="replace").decode()
-
-    def _live_updates(self) -> set[Digest]:
-        """Those that an open decision refers to, and those that are just being received and judged."""
-        held = [self.machine.ledger.carried, self.machine.round.reported if self.machine.round else {}]
-        return {update.digest for updates in held for update in updates.values()} | self.in_flight

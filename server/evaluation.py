@@ -1,6 +1,7 @@
 """Clients run a committed version on their own data: who was asked, who answered, when it is over. Pure."""
 
 import hashlib
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -14,7 +15,7 @@ class ClientEvaluation:
 
     version: Version
     deadline: float
-    asked: list[ClientId]
+    asked: list[ClientId]  # sorted
     answers: dict[ClientId, Sums] = field(default_factory=dict)
     failures: dict[ClientId, str] = field(default_factory=dict)
 
@@ -25,7 +26,9 @@ class ClientEvaluation:
 
     def is_waiting_for(self, client_id: ClientId) -> bool:
         """Whether the client was asked and has neither answered nor failed."""
-        return client_id in self.asked and client_id not in self.answers and client_id not in self.failures
+        at = bisect_left(self.asked, client_id)
+        was_asked = at < len(self.asked) and self.asked[at] == client_id
+        return was_asked and client_id not in self.answers and client_id not in self.failures
 
     def ask(self, client_id: ClientId) -> AskEvaluation:
         """The question, as often as the client must be told."""

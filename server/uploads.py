@@ -4,7 +4,6 @@ The order of checks is that of the cost: what the manifest alone gives away is r
 bytes are looked at once, on a thread, when all are there. Accepted means durable: bytes, sidecar and journal entry.
 """
 
-import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator
@@ -15,13 +14,13 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
 from atoll.protocol.channel import CHUNK_BYTES
 from atoll.protocol.manifest import ManifestError, UpdateManifest, check_against, parse_update
-from atoll.protocol.vocabulary import RejectReason
+from atoll.protocol.vocabulary import Digest, RejectReason
 from atoll.server.coordinator import Coordinator
 from atoll.server.downloads import BadRequest
 from atoll.server.driver import RunDriver
 from atoll.server.events import Accept, Reject, Sums, Update, UpdateReceived, UpdateRefused, UploadBegun
 from atoll.server.messages import sums_of
-from atoll.server.store import Incoming
+from atoll.server.store import Incoming, RunStore
 
 logger = logging.getLogger(__name__)
 
@@ -53,10 +52,11 @@ async def receive_update(
         yield verdict
         return
     async with coordinator.only_upload_of(upload.update.digest), coordinator.in_flight(run, upload.update.digest):
-        with await asyncio.to_thread(run.reducer.store.open_incoming, upload.update.digest, manifest.num_bytes) as file:
+        with run.reducer.store.open_incoming(upload.update.digest, manifest.num_bytes) as file:
             yield pb.UploadReply(position=file.position)
             async for position in upload.take(file, requests):
-                yield pb.UploadReply(position=position)
+                if position < manifest.num_bytes:  # of the end the verdict tells
+                    yield pb.UploadReply(position=position)
         yield await upload.verdict(coordinator)
 
 
@@ -106,18 +106,13 @@ class _Upload:
         """All bytes are there: check them, make them durable, let the machine decide."""
         store, update = self.run.reducer.store, self.update
         steps.reached("upload.before_check")
-        inspection: Inspection = await coordinator.on_thread(
-            store.inspect_incoming, update.digest, self.manifest.pieces
-        )
+        inspection = await coordinator.on_thread(_keep_if_sound, store, update.digest, self.manifest)
         if inspection.wrong_digests:
-            await coordinator.on_thread(store.discard_incoming, update.digest)
             names = ", ".join(sorted({piece.tensor for piece in inspection.wrong_digests})[:5])
             return _verdict(RejectReason.DIGEST_MISMATCH, f"the bytes of {names} are not those of the manifest", True)
         if inspection.non_finite:
-            await coordinator.on_thread(store.discard_incoming, update.digest)
             found = ", ".join(f"{name}: {count}" for name, count in sorted(inspection.non_finite.items())[:5])
             return await self._refuse(RejectReason.NOT_FINITE, f"values that are NaN or infinite ({found})")
-        await coordinator.on_thread(store.promote, update.digest, self.manifest, inspection)
         steps.reached("upload.before_accept")
         return await self._decide()
 
@@ -132,6 +127,16 @@ class _Upload:
     async def _refuse(self, reason: RejectReason, detail: str) -> pb.UploadReply:
         await self.run.post(UpdateRefused(self.update.client_id, self.update.round_id, reason, detail))
         return _verdict(reason, detail)
+
+
+def _keep_if_sound(store: RunStore, digest: Digest, manifest: UpdateManifest) -> Inspection:
+    """Look at a complete upload, and make it a stored update or forget it."""
+    inspection = store.inspect_incoming(digest, manifest.pieces)
+    if inspection.is_sound:
+        store.promote(digest, manifest, inspection)
+    else:
+        store.discard_incoming(digest)
+    return inspection
 
 
 def _update(manifest: UpdateManifest, opened: pb.UploadOpen) -> Update:
