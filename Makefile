@@ -39,7 +39,7 @@ bench: setup
 	@for name in $(or $(NAME),crash_matrix round_latency resume_transfer); do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 soak: setup
-	$(BIN)/python -m tests.server.histories --seeds 20000
+	$(BIN)/python -m atoll.simulations.histories --seeds 20000
 
 mutants: setup
 	$(BIN)/python -m tests.mutants

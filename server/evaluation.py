@@ -2,7 +2,8 @@
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from atoll.protocol.vocabulary import ClientId, Version
@@ -54,6 +55,22 @@ class ClientEvaluation:
             if self.is_waiting_for(client_id):
                 self.failures[client_id] = "did not answer in time"
         return CloseEvaluation(self.version, self.answers, self.failures)
+
+
+def addable(answers: Mapping[ClientId, Sums]) -> tuple[dict[ClientId, Sums], dict[ClientId, str]]:
+    """The answers that can be added up, and why others cannot: of each metric the commonest number of sums counts."""
+    lengths: dict[str, Counter[int]] = {}
+    for sums in answers.values():
+        for name, numbers in sums.items():
+            lengths.setdefault(name, Counter())[len(numbers)] += 1
+    usual = {name: min(counts, key=lambda length: (-counts[length], length)) for name, counts in lengths.items()}
+    odd = {
+        client: f"{len(numbers)} sums of {name[:100]!r}, not {usual[name]} as the others"
+        for client, sums in answers.items()
+        for name, numbers in sums.items()
+        if len(numbers) != usual[name]
+    }
+    return {client: sums for client, sums in answers.items() if client not in odd}, odd
 
 
 def clients_to_ask(connected: Iterable[ClientId], *, most: int, seed: int, version: Version) -> list[ClientId]:

@@ -18,7 +18,7 @@ class StragglerPolicy(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True)
 
     cohort_size: int = Field(default=2, ge=1, le=1_000_000)
-    """How many updates a round wants; the round closes when they are in."""
+    """How many updates a round wants from its own cohort; it closes when they are in."""
 
     over_selection: float = Field(default=1.0, ge=1.0, le=10.0)
     """`ceil(cohort_size * over_selection)` clients are invited (1.3 in Bonawitz et al. 2019, section 9)."""
@@ -42,7 +42,8 @@ class StragglerPolicy(BaseModel):
     """An adaptive deadline is never longer [s]; it is also what holds while nothing has been measured."""
 
     linger: SecondsOrNone | None = None
-    """Seconds to wait for more once the quorum is in; absent: until `cohort_size` updates are in, or the deadline."""
+    """Seconds to wait for more once the round's own cohort has made the quorum; absent: until `cohort_size` updates are
+    in, or the deadline."""
 
     grace: SecondsOrNone = 0.0
     """Seconds after the deadline for uploads that were begun before it."""
@@ -53,7 +54,7 @@ class StragglerPolicy(BaseModel):
     abandoned round."""
 
     max_staleness: int = Field(default=1, ge=0, le=1000)
-    """With late = "next_round": an update may be at most this many model versions old when it arrives."""
+    """With late = "next_round": an update may be at most this many model versions old in the commit that uses it."""
 
     staleness_exponent: float = Field(default=0.5, ge=0.0, le=10.0)
     """The discount of a late update is `(1 + staleness) ** -staleness_exponent`, in numerator and denominator

@@ -124,7 +124,7 @@ class Round:
         """The deadline is here: draw from fewer, close, enter the grace period, or give up."""
         record = self.record
         if record.phase is Phase.SELECTING:
-            return self._draw(now) if self._can_make_quorum() else self._too_few_clients(now)
+            return self._draw() if self._can_make_quorum() else self._too_few_clients(now)
         assert record.deadline is not None
         by = record.linger_by
         if by is not None and now >= by and (self._in_grace or by < record.deadline):
@@ -157,18 +157,18 @@ class Round:
 
     # ------------------------------------------------------------ selecting
 
-    def look_for_cohort(self, now: float) -> Effects:
+    def look_for_cohort(self) -> Effects:
         """Someone joined, or the round opened: draw as soon as enough clients are available."""
         if self.phase is not Phase.SELECTING or self._is_drawing:
             return ()
         if self.membership.num_connected < self.policy.num_needed_to_draw:
             return ()
-        return self._draw(now)
+        return self._draw()
 
     def _can_make_quorum(self) -> bool:
         return self.membership.num_connected > 0 and self._reachable(self.membership.connected()) >= self.record.quorum
 
-    def _draw(self, now: float) -> Effects:
+    def _draw(self) -> Effects:
         candidates = self.membership.candidates()
         self._is_drawing = True
         self.record.num_candidates = len(candidates)
@@ -269,9 +269,7 @@ class Round:
         client = self.record.clients.get(update.client_id)
         assert client is not None
         assert self.phase is Phase.COLLECTING
-        if client.fate not in MAY_REPORT:
-            detail = f"your update was {client.fate} before: {client.reason}"
-            return (_reject(update, RejectReason.ALREADY_REPORTED, detail),)
+        assert client.fate in MAY_REPORT, client.fate
         if fault := fault_of(update, base_version=self.record.base_version, policy=self.policy):
             self._set_fate(update.client_id, Fate.REFUSED, now, *fault)
             return (_reject(update, *fault), *self._settle(now))

@@ -236,7 +236,7 @@ class RunMachine:
         effects: list[Effect] = [r for round_id in event.working_on for r in self._release(client_id, round_id)]
         if self.round is not None:
             effects += self.round.client_joined(client_id, now)
-            effects += self.round.look_for_cohort(now)
+            effects += self.round.look_for_cohort()
         evaluation = self.ledger.evaluation
         if evaluation and evaluation.is_waiting_for(client_id):
             effects.append(evaluation.ask(client_id))
@@ -249,7 +249,8 @@ class RunMachine:
         if client is not None and client.digest is not None:
             return ()  # it counts already; the client will ask for its answer
         if record is None or client is None:
-            reason = ReleaseReason.NOT_INVITED if round_id < self.ledger.next_round else ReleaseReason.ROUND_CLOSED
+            was_long_ago = record is None and round_id < self.ledger.next_round
+            reason = ReleaseReason.ROUND_CLOSED if was_long_ago else ReleaseReason.NOT_INVITED
             return (Release(client_id, round_id, reason),)
         if self._open(round_id) and record.phase is Phase.COLLECTING:
             return ()
@@ -366,7 +367,7 @@ class RunMachine:
         late, ledger.carried = ledger.carried, {}
         self.round = Round(ledger.next_round, ledger.version, self.rules.policy, ledger.membership, late, now)
         ledger.next_round = RoundId(ledger.next_round + 1)
-        return self.round.look_for_cohort(now)
+        return self.round.look_for_cohort()
 
     def _after(self, effects: Effects, now: float) -> Effects:
         """A round that ended hands over to the run."""

@@ -1,8 +1,6 @@
 """A simulated agent process around the real session: its spool, its worker, its connections, its crashes."""
 
-import math
 import random
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from atoll.client.events import (
@@ -12,11 +10,8 @@ from atoll.client.events import (
     Disconnected,
     Download,
     Effect,
-    Evaluated,
-    EvaluationRequest,
     Event,
     Extend,
-    Invitation,
     JobFailed,
     Key,
     KillWorker,
@@ -26,7 +21,6 @@ from atoll.client.events import (
     Request,
     StopWork,
     TimePassed,
-    Trained,
     Upload,
     Work,
 )
@@ -36,29 +30,10 @@ from atoll.server.events import ClientJoined, Profile, Update
 from atoll.simulations import network
 from atoll.simulations.history import AgentStep, WorkerEnd
 from atoll.simulations.scenario import TASK
+from atoll.simulations.worker import Worker
 
 if TYPE_CHECKING:
     from atoll.simulations.world import World
-
-STEPS = 8
-"""Of local training: a partial update has done 1 to 7 of them."""
-
-
-@dataclass(slots=True)
-class Worker:
-    """The process that trains. It stops by itself at `stop_by`, unless it hangs."""
-
-    request: Request
-    began_at: float
-    needs: float  # seconds for the whole
-    stop_by: float
-    hangs: bool
-    token: int = 0  # of the planned end that counts
-    stopped_at: float | None = None
-
-    def work(self, now: float) -> float:
-        """The fraction of the requested steps that is done."""
-        return min(STEPS, math.floor(STEPS * (now - self.began_at) / self.needs + 1e-9)) / STEPS
 
 
 class SimulatedAgent:
@@ -108,6 +83,7 @@ class SimulatedAgent:
         rules = SessionRules(tasks=frozenset({TASK}), lease=self.world.scenario.client_lease)
         rng = random.Random(self.rng.random())
         self.session = Session(rules, rng, {key: update.digest for key, update in self.spool.items()})
+        self.world.history.agent_steps.append(AgentStep(self.world.now, self.client_id, Disconnected(), ()))
         self._dial()
 
     def crash(self) -> None:
@@ -151,7 +127,7 @@ class SimulatedAgent:
         name = f"{self.client_id}-{self.num_sessions}"
         self.connection = network.Connection(self.world, self, coordinator, name)
         rounds = tuple(round_id for _, round_id in self.session.working_on)
-        coordinator.hello(self.connection, ClientJoined(self.client_id, name, self.profile, rounds))
+        coordinator.lines.hello(self.connection, ClientJoined(self.client_id, name, self.profile, rounds))
 
     def heard(self, connection: network.Connection, event: Event) -> None:
         """A message arrived on the control stream."""
@@ -209,13 +185,22 @@ class SimulatedAgent:
                 self._download = request.key
                 self._fetch(request)
             case Work(request, budget):
-                self._work(request, budget)
+                assert self.worker is None, f"{self.client_id} has two workers at once"
+                self.worker = Worker(self.world, self, request, budget)
             case Extend(budget):
-                self._extend(budget)
+                assert self.worker is not None, "extended a worker that is not there"
+                self.worker.extend(budget)
             case StopWork(key):
-                self._stop_work(key)
+                self._download = None
+                if self.worker is not None and self.worker.request.key == key:
+                    self.worker.stop()
             case KillWorker():
                 self._worker_gone(was_killed=True)
+            case _:
+                self._send(effect)
+
+    def _send(self, effect: Effect) -> None:
+        match effect:
             case Upload(key):
                 assert key in self.spool, f"{self.client_id} uploads {key}, which is not in the spool"
                 update = self.spool[key]
@@ -253,100 +238,15 @@ class SimulatedAgent:
 
     # ------------------------------------------------------------ the worker
 
-    def _work(self, request: Request, budget: float) -> None:
-        assert self.worker is None, f"{self.client_id} has two workers at once"
-        now, faults = self.world.now, self.world.scenario.faults
-        needs = self.pace * self.rng.uniform(0.8, 1.2) if isinstance(request, Invitation) else self.rng.uniform(0.5, 6)
-        self.worker = Worker(request, now, needs, now + budget, self.world.happens(faults.worker_hangs))
-        if self.world.happens(faults.worker_crashes):
-            self._plan_end(self.rng.uniform(0, needs), crashes=True)
-        else:
-            self._plan_end(self._seconds_left())
-
-    def _seconds_left(self) -> float:
-        worker = self.worker
-        assert worker is not None
-        if worker.hangs:  # for good, or for a while longer than it may
-            return max(0.0, worker.stop_by - self.world.now) + self.rng.choice([0.5, 1.5, 1000.0]) * 30
-        return max(0.0, min(worker.began_at + worker.needs, worker.stop_by) - self.world.now)
-
-    def _plan_end(self, seconds: float, *, crashes: bool = False) -> None:
-        worker = self.worker
-        assert worker is not None
-        worker.token += 1
-        token = worker.token
-        self.world.after(seconds, lambda: self._finish(worker, token, crashes=crashes), self)
-
-    def _extend(self, budget: float) -> None:
-        assert self.worker is not None, "extended a worker that is not there"
-        self.worker.stop_by = self.world.now + budget
-        self._plan_end(self._seconds_left())
-
-    def _stop_work(self, key: Key) -> None:
-        self._download = None
-        worker = self.worker
-        if worker is None or worker.request.key != key:
-            return
-        worker.stopped_at = self.world.now if worker.stopped_at is None else worker.stopped_at
-        if not worker.hangs:
-            self._plan_end(self.rng.uniform(0.01, 1.0))
-
-    def _finish(self, worker: Worker, token: int, *, crashes: bool) -> None:
-        if self.worker is not worker or worker.token != token:
-            return
+    def worker_ended(self, event: Event) -> None:
+        """The worker is done, or has crashed."""
         self._worker_gone(was_killed=False)
-        request = worker.request
-        work = worker.work(self.world.now)
-        if crashes:
-            self._receive(JobFailed(request.key, FailureReason.WORKER_CRASHED, "exit code 1"))
-        elif isinstance(request, EvaluationRequest):
-            is_done = work == 1
-            sums = {"loss": (float(self.profile.num_examples), 1.0)} if is_done else None
-            self._receive(Evaluated(request.key, sums, "" if is_done else "out of time"))
-        elif work == 0:
-            self._receive(JobFailed(request.key, FailureReason.OUT_OF_TIME, "not one step was done"))
-        else:
-            update = self._update(request, work, self.world.now - worker.began_at)
-            self.spool[request.key] = update
-            self._receive(Trained(request.key, update.digest))
+        self._receive(event)
 
     def _worker_gone(self, *, was_killed: bool) -> None:
         worker, self.worker = self.worker, None
         if worker is not None:
+            worker.is_gone = True
             key = worker.request.key
             end = WorkerEnd(self.world.now, self.client_id, key, self.deadlines[key], was_killed, worker.stopped_at)
             self.world.history.worker_ends.append(end)
-
-    def _update(self, request: Invitation, work: float, seconds: float) -> Update:
-        """The same round trained again gives the same bits: the digest depends on round, client and work alone."""
-        digest = Digest(f"{self.client_id}:r{request.round_id}" + (f":w{work:g}" if work < 1 else ""))
-        update = Update(
-            self.client_id,
-            request.round_id,
-            request.base_version,
-            digest,
-            self.profile.num_examples,
-            work,
-            num_bytes=1000,
-            statistics={"loss": (1.0, 2.0)},
-            download_seconds=1.0,
-            train_seconds=seconds,
-        )
-        if digest not in self.faults:
-            self.faults[digest] = None
-            if self.world.happens(self.world.scenario.faults.clumsy):
-                self.faults[digest] = self.rng.choice([None, *network.BAD_BYTES])
-                if self.faults[digest] is None:
-                    return self._clumsy(update)
-        return update
-
-    def _clumsy(self, update: Update) -> Update:
-        digest = Digest(f"{update.digest}:clumsy")
-        self.faults[digest] = None
-        faults = (
-            {"num_examples": 0},
-            {"num_examples": 10**12},
-            {"work": 1.5},
-            {"base_version": update.base_version + 1},
-        )
-        return replace(update, digest=digest, **self.rng.choice(faults))

@@ -1,9 +1,11 @@
 """What must hold in every history, whatever went wrong in it: DESIGN section 5, invariants 1 to 5 and 8."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from atoll.client import events as client
-from atoll.protocol.vocabulary import ClientId, FailureReason, Fate, Phase, RoundId, RunState
+from atoll.client.session import SessionRules
+from atoll.protocol.vocabulary import FailureReason, Fate, Phase, RoundId, RunState
 from atoll.server import events as server
 from atoll.server.codec import decode_ledger
 from atoll.server.record import ClientRecord
@@ -172,13 +174,27 @@ def _workers(history: History) -> Iterator[str]:
 def _sessions(history: History) -> Iterator[str]:
     if history.left_in_spool:
         yield f"neither answered nor discarded after the end: {history.left_in_spool}"
-    released: dict[ClientId, set[RoundId]] = {}
-    wanted: dict[ClientId, set[client.Key]] = {}  # since the stream stands
+    patience = SessionRules(tasks=frozenset()).reconnect_max + history.scenario.faults.lag + EPSILON
+    watches = {step.client_id: _Watch(history.scenario.client_lease, patience) for step in history.agent_steps}
     for step in history.agent_steps:
-        yield from _downloads(step, wanted.setdefault(step.client_id, set()))
-        yield from _reports(step, released.setdefault(step.client_id, set()))
+        watch = watches[step.client_id]
+        yield from _downloads(step, watch)
+        yield from _uploads(step, watch)
+        yield from _reports(step, watch)
         if isinstance(step.event, client.Disconnected | client.Connected | client.UploadCut) and _stops_work(step):
             yield f"{step.client_id} stopped its work because of {step.event}"
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What one agent has been told, and owes."""
+
+    lease: float
+    patience: float  # within which an upload that was cut is tried again
+    released: set[RoundId] = field(default_factory=set)
+    wanted: set[client.Key] = field(default_factory=set)  # since its stream stands
+    connected_at: float | None = None
+    cut: dict[client.Key, float] = field(default_factory=dict)
 
 
 def _stops_work(step: AgentStep) -> bool:
@@ -187,28 +203,51 @@ def _stops_work(step: AgentStep) -> bool:
     return client.StopWork in kinds and not kinds & {client.ReportFailure, client.ReportEvaluation}
 
 
-def _downloads(step: AgentStep, wanted: set[client.Key]) -> Iterator[str]:
-    """A job is begun only while it is wanted."""
-    match step.event:
-        case client.Asked(request):
-            wanted.add(request.key)
-        case client.Released(run_id, round_id):
-            wanted.discard(("round", run_id, round_id))
-        case client.Disconnected():
-            wanted.clear()
+def _downloads(step: AgentStep, watch: _Watch) -> Iterator[str]:
+    """A job is begun only while it is wanted, and a download given up only when the deadline is known."""
+    since = step.at if watch.connected_at is None else watch.connected_at
+    is_early = isinstance(step.event, client.TimePassed) and step.at < since + watch.lease - EPSILON
     for effect in step.effects:
-        if isinstance(effect, client.Download) and effect.request.key not in wanted:
+        if is_early and isinstance(effect, client.StopWork) and effect.key not in watch.wanted:
+            yield f"{step.client_id} gave up {effect.key} at {step.at:.3f} before it was told whether it is wanted"
+    match step.event:
+        case client.Connected():
+            watch.connected_at = step.at
+        case client.Asked(request):
+            watch.wanted.add(request.key)
+        case client.Released(run_id, round_id):
+            watch.wanted.discard(("round", run_id, round_id))
+        case client.Disconnected():
+            watch.wanted.clear()
+            watch.connected_at = None
+    for effect in step.effects:
+        if isinstance(effect, client.Download) and effect.request.key not in watch.wanted:
             yield f"{step.client_id} begins {effect.request.key} at {step.at:.3f}, which nobody wants any more"
 
 
-def _reports(step: AgentStep, released: set[RoundId]) -> Iterator[str]:
+def _uploads(step: AgentStep, watch: _Watch) -> Iterator[str]:
+    """An upload that was cut is tried again as long as somebody is there to take it."""
+    if isinstance(step.event, client.Disconnected):
+        watch.cut.clear()  # all are tried again when the stream stands
+    for key, at in watch.cut.items():
+        if step.at > at + watch.patience:
+            yield f"{step.client_id}: the upload of {key} was cut at {at:.3f} and not tried again by {step.at:.3f}"
+    for effect in step.effects:
+        if isinstance(effect, client.Upload | client.Discard):
+            watch.cut.pop(effect.key, None)
+    if isinstance(step.event, client.UploadCut) and watch.connected_at is not None:
+        watch.cut[step.event.key] = step.at
+
+
+def _reports(step: AgentStep, watch: _Watch) -> Iterator[str]:
     """No failure is reported for a round after its release, but that of an upload that was still wanted."""
     for effect in step.effects:
-        is_report = isinstance(effect, client.ReportFailure) and effect.reason is not FailureReason.UPLOAD_FAILED
-        if is_report and effect.round_id in released:
+        if not isinstance(effect, client.ReportFailure) or effect.reason is FailureReason.UPLOAD_FAILED:
+            continue
+        if effect.round_id in watch.released:
             yield f"{step.client_id} reported {effect.reason} for round {effect.round_id} after its release"
     match step.event:
         case client.Released(_, round_id):
-            released.add(round_id)
+            watch.released.add(round_id)
         case client.Asked(client.Invitation(round_id=round_id)):
-            released.discard(round_id)
+            watch.released.discard(round_id)

@@ -2,25 +2,18 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from atoll.client import events as client
-from atoll.protocol.vocabulary import ClientId, Digest, Fate, LossReason, RejectReason, RoundId, RunId, RunState
-from atoll.server.codec import decode_event, decode_ledger, decode_record, encode_event, encode_ledger, encode_record
+from atoll.protocol.vocabulary import Digest, RejectReason, RoundId, RunState
+from atoll.server.codec import encode_ledger
 from atoll.server.events import (
     Abandon,
     Accept,
     Aggregate,
     Aggregated,
     AggregationFailed,
-    AmendRecord,
     AskEvaluation,
-    ClientDisconnected,
-    ClientEvaluated,
-    ClientFailed,
-    ClientJoined,
-    ClientLost,
     CohortDrawn,
     Commit,
     CoordinatorStarted,
@@ -44,38 +37,17 @@ from atoll.server.events import (
     UpdateRefused,
     UploadBegun,
 )
-from atoll.server.membership import Leases
 from atoll.server.run import RunMachine
+from atoll.simulations.disk import Disk, Posted, Reply, records_of
 from atoll.simulations.history import Acknowledged, Restart, Step
-from atoll.simulations.network import Connection
+from atoll.simulations.lines import RUN, Lines
 from atoll.simulations.scenario import TASK
 
 if TYPE_CHECKING:
     from atoll.simulations.world import World
 
-RUN = RunId("run")
 RESUMABLE = (RunState.STOPPED, RunState.FAILED)
-Reply = Callable[[tuple[Effect, ...]], None]
 STEP_CRASHES_MAX = 6
-
-
-@dataclass(slots=True)
-class Disk:
-    """What survives a crash of the coordinator."""
-
-    entries: list[tuple[float, str, str]] = field(default_factory=list)  # the journal
-    snapshot: tuple[int, str] | None = None  # the number of entries before it, and the ledger
-    records: dict[RoundId, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Posted:
-    """An event that was decided and is not yet on disk."""
-
-    step: Step
-    records: tuple[tuple[RoundId, str], ...]
-    ledger: str | None
-    reply: Reply | None
 
 
 class SimulatedCoordinator:
@@ -91,10 +63,7 @@ class SimulatedCoordinator:
 
     def _forget(self) -> None:
         self.machine: RunMachine | None = None
-        self.hub: dict[ClientId, Connection] = {}
-        self.watched: set[ClientId] = set()
-        self._leases = Leases(self.world.scenario.server_lease)
-        self._lease_timer: float | None = None
+        self.lines = Lines(self.world, self)
         self._timer: float | None = None
         self._posted: list[Posted] = []
         self._is_writing = False
@@ -123,21 +92,18 @@ class SimulatedCoordinator:
             self.post(RunStarted(Digest("v0")))
 
     def _recover(self) -> None:
-        """As deployed: the last snapshot, and every event since."""
         world, disk = self.world, self.disk
-        done, ledger = disk.snapshot or (0, None)
-        where = "the simulated disk"
-        self.machine = RunMachine(world.scenario.rules, decode_ledger(ledger, where=where) if ledger else None)
-        for at, kind, body in disk.entries[done:]:
-            self.machine.receive(decode_event(kind, body, where=where), at)
+        self.machine = disk.rebuilt(world.scenario.rules)
         told = world.history.acknowledged
         forgotten = tuple(a for a in told if not self._knows(a))
         world.history.restarts.append(Restart(world.now, len(disk.entries), forgotten))
-        world.remark("coordinator", f"is up again with {len(disk.entries)} entries, {done} of them in the snapshot")
+        world.remark(
+            "coordinator", f"is up again with {len(disk.entries)} entries, {disk.num_in_snapshot} in the snapshot"
+        )
         if self.machine.ledger.state is RunState.RUNNING:
             self.post(CoordinatorStarted(self._down_since))
             for client_id in self.machine.ledger.membership.members:
-                self._heard_from(client_id)
+                self.lines.heard_from(client_id)
         else:
             world.run_ended()
 
@@ -155,8 +121,7 @@ class SimulatedCoordinator:
         self.life += 1
         self.is_up = False
         self._down_since = self.world.now - self.world.rng.uniform(0, 0.5)
-        for connection in self.hub.values():
-            connection.close()
+        self.lines.break_all()
         self.world.cut_uploads()
         self._forget()
         self.world.after(self.world.rng.expovariate(1 / self.world.scenario.faults.downtime), self.start)
@@ -177,16 +142,11 @@ class SimulatedCoordinator:
         effects = machine.receive(event, now)
         ends = any(isinstance(e, Commit | Abandon | EndRun) for e in effects)
         ledger = encode_ledger(machine.ledger) if ends and machine.may_snapshot else None
-        self._posted.append(Posted(Step(now, event, effects), self._records(effects), ledger, reply))
+        self._posted.append(Posted(Step(now, event, effects), ledger, reply))
         if not self._is_writing:
             self._is_writing = True
             self.world.after(0.0, self._write, self)
         self._arm_timer()
-
-    def _records(self, effects: tuple[Effect, ...]) -> tuple[tuple[RoundId, str], ...]:
-        rounds = {e.round_id for e in effects if isinstance(e, Commit | Abandon | AmendRecord)}
-        found = ((round_id, self.running.record_of(round_id)) for round_id in sorted(rounds))
-        return tuple((round_id, encode_record(record)) for round_id, record in found if record is not None)
 
     def _arm_timer(self) -> None:
         deadline = self.running.deadline
@@ -208,19 +168,15 @@ class SimulatedCoordinator:
         if self._dies_at("before a write"):
             return
         batch, self._posted = self._posted, []
+        records = records_of(batch, self.running)
         seconds = self.world.rng.uniform(0.5, 1.5) * self.world.scenario.write
-        self.world.after(seconds, lambda: self._written(batch), self)
+        self.world.after(seconds, lambda: self._written(batch, records), self)
 
-    def _written(self, batch: list[Posted]) -> None:
+    def _written(self, batch: list[Posted], records: dict[RoundId, str]) -> None:
         if self._dies_at(f"while it writes {[type(p.step.event).__name__ for p in batch]}"):
             return
-        for posted in batch:
-            step = posted.step
-            self.disk.entries.append((step.at, *encode_event(step.event)))
-            self.disk.records.update(posted.records)
-            if posted.ledger is not None:
-                self.disk.snapshot = (len(self.disk.entries), posted.ledger)
-            self.world.history.steps.append(step)
+        self.disk.write(batch, records)
+        self.world.history.steps += [posted.step for posted in batch]
         life = self.life
         for posted in batch:
             for effect in posted.step.effects:
@@ -244,10 +200,9 @@ class SimulatedCoordinator:
         is_waiting_for_clients = machine.round is None and machine.ledger.evaluation is not None
         if machine.deadline is None and not self._duties and not is_waiting_for_clients:
             self.world.fail("the run hangs: no deadline, and nothing under way")
-        if machine.round is not None:
-            for client_id, record in machine.round.record.clients.items():
-                if record.fate is Fate.WAITING and client_id not in self.hub and client_id not in self.watched:
-                    self.world.fail(f"round {machine.round.record.round_id} waits for {client_id}, whom nobody watches")
+        if machine.round is not None and len(machine.round.record.clients) <= 100:
+            for client_id in self.lines.unwatched(machine.round.record):
+                self.world.fail(f"round {machine.round.record.round_id} waits for {client_id}, whom nobody watches")
 
     # ------------------------------------------------------------ effects out
 
@@ -256,12 +211,12 @@ class SimulatedCoordinator:
         match effect:
             case Invite(client_id, round_id, base, deadline):
                 invitation = client.Invitation(RUN, round_id, TASK, base, Digest(f"v{base}"), max(0.0, deadline - now))
-                self._send(client_id, client.Asked(invitation))
+                self.lines.send(client_id, client.Asked(invitation))
             case Release(client_id, round_id, reason, submit):
-                self._send(client_id, client.Released(RUN, round_id, reason, submit))
+                self.lines.send(client_id, client.Released(RUN, round_id, reason, submit))
             case AskEvaluation(client_id, version, deadline):
                 request = client.EvaluationRequest(RUN, version, TASK, Digest(f"v{version}"), max(0.0, deadline - now))
-                self._send(client_id, client.Asked(request))
+                self.lines.send(client_id, client.Asked(request))
             case DrawCohort():
                 self._later(self.world.scenario.draw, lambda: self._draw(effect))
             case Aggregate():
@@ -271,8 +226,7 @@ class SimulatedCoordinator:
             case OpenNextRound():
                 self._later(self.world.scenario.pause, self._open_next_round)
             case EndRun():
-                for connection in self.hub.values():
-                    connection.to_agent(client.RunEnded(RUN))
+                self.lines.tell_everyone(client.RunEnded(RUN))
                 self.world.run_ended()
             case _:
                 pass
@@ -286,10 +240,6 @@ class SimulatedCoordinator:
             action()
 
         self.world.after(seconds * self.world.rng.uniform(0.5, 1.5), act, self)
-
-    def _send(self, client_id: ClientId, event: client.Event) -> None:
-        if (connection := self.hub.get(client_id)) is not None:
-            connection.to_agent(event)
 
     def _open_next_round(self) -> None:
         if self.running.ledger.state is RunState.RUNNING:
@@ -307,71 +257,6 @@ class SimulatedCoordinator:
             return
         text = repr((effect.base_version, effect.contributions))
         self.post(Aggregated(effect.round_id, Digest(hashlib.sha256(text.encode()).hexdigest())))
-
-    # ------------------------------------------------------------ clients
-
-    def hello(self, connection: Connection, joined: ClientJoined) -> None:
-        """A control stream was opened; the newest of a client counts."""
-        if (older := self.hub.get(joined.client_id)) is not None:
-            older.close()
-        self.hub[joined.client_id] = connection
-        self._heard_from(joined.client_id)
-        connection.to_agent(client.Connected())
-        state = self.running.ledger.state
-        if state is RunState.RUNNING:
-            self.post(joined)
-        elif joined.working_on:
-            connection.to_agent(client.RunEnded(RUN))
-
-    def heard(self, connection: Connection, message: client.Effect | None) -> None:
-        """A message on a control stream."""
-        client_id = connection.agent.client_id
-        if self.hub.get(client_id) is not connection:
-            return
-        self._heard_from(client_id)
-        match message:
-            case client.ReportFailure(_, round_id, reason, detail):
-                self.post(ClientFailed(client_id, round_id, reason, detail))
-            case client.ReportEvaluation(_, version, statistics, detail):
-                self.post(ClientEvaluated(client_id, version, statistics, detail))
-            case None:
-                self._lost(client_id, LossReason.LEFT)
-
-    def stream_ended(self, connection: Connection) -> None:
-        """The server noticed."""
-        client_id = connection.agent.client_id
-        if self.hub.get(client_id) is connection:
-            del self.hub[client_id]
-            if self.running.ledger.state is RunState.RUNNING:
-                self.post(ClientDisconnected(client_id, connection.session))
-
-    def _heard_from(self, client_id: ClientId) -> None:
-        self._leases.heard(client_id, self.world.now)
-        self.watched.add(client_id)
-        self._arm_lease_timer()
-
-    def _arm_lease_timer(self) -> None:
-        due = self._leases.next_due
-        if due is not None and self._lease_timer is None:
-            self._lease_timer = due
-            self.world.at(max(due, self.world.now), self._watch_leases, self)
-
-    def _watch_leases(self) -> None:
-        self._lease_timer = None
-        for client_id, connection in self.hub.items():
-            if connection.carries:  # its heartbeats have come all the time
-                self._leases.heard(client_id, self.world.now)
-        for client_id in self._leases.expired(self.world.now):
-            self._lost(client_id, LossReason.LEASE_EXPIRED)
-        self._arm_lease_timer()
-
-    def _lost(self, client_id: ClientId, reason: LossReason) -> None:
-        self._leases.forget(client_id)
-        self.watched.discard(client_id)
-        if (connection := self.hub.pop(client_id, None)) is not None:
-            connection.close()
-        if self.running.ledger.state is RunState.RUNNING and client_id in self.running.ledger.membership.members:
-            self.post(ClientLost(client_id, reason))
 
     # ------------------------------------------------------------ uploads
 
@@ -403,11 +288,11 @@ class SimulatedCoordinator:
         """The operator's command: who is on the line is introduced first."""
         if self.running.ledger.state not in RESUMABLE:
             return
-        for client_id, connection in sorted(self.hub.items()):
-            self.post(ClientJoined(client_id, connection.session, connection.agent.profile))
+        for joined in self.lines.everyone():
+            self.post(joined)
         self.post(ResumeRequested())
 
     def final_records(self) -> None:
         """Put the records that lie on disk into the history."""
-        records = {r: decode_record(body, where=f"record {r}") for r, body in self.disk.records.items()}
-        self.world.history.records = records
+        self.world.history.records = self.disk.decoded_records()
+        self.world.history.snapshot = self.disk.snapshot

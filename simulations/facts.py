@@ -103,14 +103,17 @@ class Books:
 
     def carry(self, update: Update) -> None:
         """Let an update count in the first commit that it can; of two by one client for one commit the newer stays."""
-        open_round = self.round
-        counts_here = open_round is not None and open_round.close_reason is None
-        counts_here = counts_here and update.round_id < open_round.round_id
-        table = open_round.late if counts_here else self.carried
+        table, round_ = self.carried, self.round
+        if round_ is not None and round_.close_reason is None and update.round_id < round_.round_id:
+            table = round_.late
         both = [u for u in (update, table.get(update.client_id)) if u is not None]
         *older, table[update.client_id] = sorted(both, key=lambda u: u.round_id)
         for superseded in older:
             self.leave(superseded)
+
+    def accept(self, update: Update, *, was_late: bool) -> None:
+        """The update's acceptance is on disk."""
+        self.accepted[update.client_id, update.round_id] = Accepted(update, was_late)
 
     def leave(self, update: Update) -> None:
         """No model will hold the update."""

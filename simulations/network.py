@@ -1,4 +1,4 @@
-"""The simulated network: ordered control streams that may break at any instant, and uploads that may need many tries."""
+"""The simulated network: ordered control streams that may break at any instant, uploads that may need many tries."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -35,7 +35,7 @@ class Connection:
     def to_coordinator(self, message: client.Effect | None) -> None:
         """Send to the server; None says goodbye."""
         self._arrival_at_coordinator = max(self._arrival_at_coordinator, self.world.now + self.world.latency())
-        self._deliver(self._arrival_at_coordinator, lambda: self.coordinator.heard(self, message))
+        self._deliver(self._arrival_at_coordinator, lambda: self.coordinator.lines.heard(self, message))
 
     def _deliver(self, when: float, action: Callable[[], None]) -> None:
         self.world.at(when, lambda: action() if self.carries else None)
@@ -55,7 +55,7 @@ class Connection:
             self.world.after(rng.uniform(0.5, self.world.scenario.server_lease), self.close, self.agent)
             return
         self.close()
-        self.world.after(rng.uniform(0, 2), lambda: self.coordinator.stream_ended(self), self.coordinator)
+        self.world.after(rng.uniform(0, 2), lambda: self.coordinator.lines.ended(self), self.coordinator)
 
     def close(self) -> None:
         """The agent finds that its stream has ended."""

@@ -1,0 +1,605 @@
+"""Planted bugs: each is applied to a copy of the tree, never in place, and the suite must fail there.
+
+    python -m tests.mutants                    # all, as `make mutants`; writes docs/mutants.md
+    python -m tests.mutants --only NAME        # one, with the output of what caught it
+    python -m tests.mutants --list
+
+A simulator is finished when the mutants are dead, not when the seeds are green. There are two sources: `PLANTED`, by
+hand, each a mistake that somebody could make; and what the mutation tool mutmut made of the machines' files, a seeded
+choice of which is stored in `tests/generated_mutants.json` (see `tests/make_mutants.py`).
+
+For another test to use:
+
+    with tempfile.TemporaryDirectory() as directory:
+        tree = tree_with(find("late update accepted"), Path(directory))
+        result = run_in(tree, [sys.executable, "-m", "pytest", "-x", "tests/wire"], timeout=120)
+        assert result.returncode != 0
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+GENERATED = ROOT / "tests" / "generated_mutants.json"
+REPORT = ROOT / "docs" / "mutants.md"
+NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "mutants", "demo-run", "bench-out", "*.pyc")
+SEEDS = 400
+PURE_TESTS = (
+    "tests/server/test_rounds.py",
+    "tests/server/test_run.py",
+    "tests/server/test_membership.py",
+    "tests/server/test_policy.py",
+    "tests/client/test_session.py",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One bug: `old` occurs exactly once in `file` and becomes `new`."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    what: str  # the mistake, in words
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a mutant."""
+
+    mutant: Mutant
+    caught_by: str  # empty: it survived
+    seconds: float
+
+
+ROUNDS, RUN, LEDGER = "server/rounds.py", "server/run.py", "server/ledger.py"
+MEMBERSHIP, SESSION, EVALUATION = "server/membership.py", "client/session.py", "server/evaluation.py"
+
+PLANTED = (
+    Mutant(
+        "quorum ignored at the deadline",
+        ROUNDS,
+        "        if self._reachable() >= self.record.quorum:\n            return self._close(reason, now)",
+        "        if True:\n            return self._close(reason, now)",
+        "a round commits below its quorum",
+    ),
+    Mutant(
+        "quorum off by one",
+        ROUNDS,
+        "        if self._reachable() >= self.record.quorum:",
+        "        if self._reachable() >= self.record.quorum - 1:",
+        "a round commits one update below its quorum",
+    ),
+    Mutant(
+        "hopeless round goes on",
+        ROUNDS,
+        "            return self._below_quorum(AbandonReason.QUORUM_OUT_OF_REACH, now)\n        if policy.linger",
+        "            return ()\n        if policy.linger",
+        "a round that cannot reach its quorum waits for its deadline",
+    ),
+    Mutant(
+        "round waits although everyone answered",
+        ROUNDS,
+        "        if not expected:\n            reason",
+        "        if False:\n            reason",
+        "a round waits for its deadline although nobody is left",
+    ),
+    Mutant(
+        "enough is not enough",
+        ROUNDS,
+        "        if len(self._reported) >= policy.cohort_size:\n",
+        "        if len(self._reported) > policy.cohort_size:\n",
+        "a round wants one update more than `cohort_size`",
+    ),
+    Mutant(
+        "grace for everyone",
+        ROUNDS,
+        "        return client.upload_begun_at is not None and deadline is not None and",
+        "        return client.upload_begun_at is not None and deadline is not None or",
+        "the grace period also takes uploads that were begun after the deadline",
+    ),
+    Mutant(
+        "grace waits without a chance",
+        ROUNDS,
+        "            return self._settle(now)  # only the uploads",
+        "            return ()  # only the uploads",
+        "the grace period is waited out although the uploads under way cannot make the quorum",
+    ),
+    Mutant(
+        "linger ends with the deadline",
+        ROUNDS,
+        "        return limit if record.linger_by is None else min(record.linger_by, limit)",
+        "        return limit if record.linger_by is None or self._in_grace else min(record.linger_by, limit)",
+        "in the grace period `linger` is not looked at",
+    ),
+    Mutant(
+        "outage without end",
+        ROUNDS,
+        "        extension = min(seconds, self.policy.outage_max - self._extended)",
+        "        extension = seconds",
+        "an outage extends a round by more than `outage_max`",
+    ),
+    Mutant(
+        "every outage anew",
+        ROUNDS,
+        "        self._extended += extension\n",
+        "",
+        "`outage_max` holds for each outage, not for all of them",
+    ),
+    Mutant(
+        "aggregation forgotten in a crash",
+        ROUNDS,
+        "        if record.phase is Phase.AGGREGATING:\n            return (self._aggregate(),)\n        return ()",
+        "        return ()",
+        "after a crash nobody folds the closed round",
+    ),
+    Mutant(
+        "lost before it was invited",
+        ROUNDS,
+        "            if reason := self.membership.lost_because(client_id):",
+        '            if reason := "":',
+        "a client that was given up while the sampler was at work is waited for, and nobody watches for it",
+    ),
+    Mutant(
+        "no second invitation",
+        ROUNDS,
+        "client.fate not in (Fate.WAITING, Fate.LOST):\n            return ()",
+        "client.fate is not Fate.WAITING:\n            return ()",
+        "a client whose lease ran out and that is back is not invited again",
+    ),
+    Mutant(
+        "released without telling",
+        ROUNDS,
+        "        return tuple(Release(c, self.record.round_id, reason, submit) for c in released)",
+        "        return tuple(Release(c, self.record.round_id, reason, submit) for c in released[1:])",
+        "one straggler trains on for nothing",
+    ),
+    Mutant(
+        "discount upside down",
+        ROUNDS,
+        "        scale = (1.0 + staleness) ** -self.policy.staleness_exponent",
+        "        scale = (1.0 + staleness) ** self.policy.staleness_exponent",
+        "stale updates count more than fresh ones",
+    ),
+    Mutant(
+        "partial work counts in full",
+        ROUNDS,
+        '        return work if self.policy.partial_work == "scaled" else 1.0',
+        "        return 1.0",
+        "`scaled` does not scale",
+    ),
+    Mutant(
+        "a client counts twice",
+        ROUNDS,
+        "            if client_id in self._reported:\n                record.superseded.append(update.digest)\n",
+        "            if False:\n                record.superseded.append(update.digest)\n",
+        "a client with a late and a fresh update counts twice",
+    ),
+    Mutant(
+        "adaptive to the fastest",
+        ROUNDS,
+        "        slowest_needed = seconds[min(policy.cohort_size, len(seconds)) - 1]",
+        "        slowest_needed = seconds[0]",
+        "the adaptive deadline is that of the fastest client",
+    ),
+    Mutant(
+        "overdue only on a tick",
+        RUN,
+        "        while self.deadline is not None and now >= self.deadline:",
+        "        while isinstance(event, TimePassed) and self.deadline is not None and now >= self.deadline:",
+        "what arrives between the deadline and the driver's waking is still taken (the bug of the first sketch)",
+    ),
+    Mutant(
+        "retry counts twice",
+        RUN,
+        "        if record is not None and client is not None and client.digest == update.digest:",
+        "        if False:",
+        "a repeated upload of an accepted update is not recognised",
+    ),
+    Mutant(
+        "late update accepted",
+        RUN,
+        '        if policy.late == "discard":',
+        "        if False:",
+        "an update that comes too late is carried although the policy is `discard`",
+    ),
+    Mutant(
+        "any age will do",
+        RUN,
+        "        if next_base - update.base_version > policy.max_staleness:",
+        "        if next_base - update.base_version > policy.max_staleness + 1:",
+        "updates one version too old are carried",
+    ),
+    Mutant(
+        "age of the wrong commit",
+        RUN,
+        "        next_base = ledger.version + (self.round is not None and open_round is None)",
+        "        next_base = ledger.version + (self.round is not None and self.round.phase is Phase.AGGREGATING)",
+        "an update that misses its own round is judged as if it counted in it",
+    ),
+    Mutant(
+        "carried past the end",
+        RUN,
+        "        if next_base >= self.rules.rounds or ledger.stop_reason is not None:",
+        "        if next_base > self.rules.rounds:",
+        "an update is acknowledged although no round follows that could use it",
+    ),
+    Mutant(
+        "failures never forgotten",
+        RUN,
+        "        ledger.version, ledger.model_digest, ledger.failures = commit.version, commit.model_digest, 0",
+        "        ledger.version, ledger.model_digest = commit.version, commit.model_digest",
+        "`retry` counts abandoned rounds that were not in a row",
+    ),
+    Mutant(
+        "one retry too many",
+        RUN,
+        "        if ledger.failures > self.rules.policy.retry and ledger.stop_reason is None:",
+        "        if ledger.failures > self.rules.policy.retry + 1 and ledger.stop_reason is None:",
+        "a run tries once more than `retry` says",
+    ),
+    Mutant(
+        "round never due after a crash",
+        RUN,
+        "        if ledger.is_round_due:\n            effects.append(OpenNextRound())\n",
+        "",
+        "a coordinator that dies between two rounds never opens the next",
+    ),
+    Mutant(
+        "evaluation forgotten in a crash",
+        RUN,
+        "        effects: list[Effect] = [EvaluateModel(version) for version in ledger.unevaluated]",
+        "        effects: list[Effect] = []",
+        "a run whose coordinator dies in its last evaluation never finishes",
+    ),
+    Mutant(
+        "stop while aggregating ends at once",
+        RUN,
+        "        if self.round.phase is Phase.AGGREGATING:\n            ledger.stop_reason = reason",
+        "        if False:\n            ledger.stop_reason = reason",
+        "a stop does not let a round that aggregates commit",
+    ),
+    Mutant(
+        "ghosts after a resume",
+        RUN,
+        "        ledger.membership.everyone_disconnected()  # who is there is told again before a resume\n",
+        "",
+        "a resumed run counts clients that went while it was stopped",
+    ),
+    Mutant(
+        "old records dropped too early",
+        RUN,
+        "        ledger.past[round_.record.round_id] = round_.record\n        return (*effects, *self._evaluate(now)",
+        "        ledger.past[round_.record.round_id] = round_.record\n        ledger.forget_old_rounds(most=3)\n"
+        "        return (*effects, *self._evaluate(now)",
+        "the record that must say where a late update went is dropped before it is written",
+    ),
+    Mutant(
+        "returning client told to stop",
+        RUN,
+        "        if self._open(round_id) and record.phase is Phase.COLLECTING:\n            return ()\n",
+        "",
+        "a client that lost contact and is back is released from a round that still wants it",
+    ),
+    Mutant(
+        "unused without a reason",
+        LEDGER,
+        "        record.clients[update.client_id].unused_because = why\n",
+        "",
+        "the record does not say why an accepted update is in no model",
+    ),
+    Mutant(
+        "the older update wins",
+        LEDGER,
+        "other.round_id > update.round_id else (other, update)",
+        "other.round_id < update.round_id else (other, update)",
+        "of two late updates the older counts",
+    ),
+    Mutant(
+        "accepted updates of an abandoned round lost",
+        LEDGER,
+        "            if carry:\n                effects += self.carry(update)\n            else:",
+        "            if carry:\n                pass\n            else:",
+        "accepted updates vanish with an abandoned round",
+    ),
+    Mutant(
+        "late updates lost with a failed fold",
+        LEDGER,
+        "        for _, update in sorted(round_.late.items()):\n            effects += self.carry(update)\n",
+        "",
+        "late updates vanish when their round's aggregation fails",
+    ),
+    Mutant(
+        "an old stream ends the new one",
+        MEMBERSHIP,
+        "        if member is None or member.session != session:",
+        "        if member is None:",
+        "the end of a replaced stream disconnects the client",
+    ),
+    Mutant(
+        "connected counted twice",
+        MEMBERSHIP,
+        "        self.num_connected += member.session is None\n",
+        "        self.num_connected += 1\n",
+        "a client that reconnects counts twice as available",
+    ),
+    Mutant(
+        "leases never renewed",
+        MEMBERSHIP,
+        "if client_id in self._heard and (due := self._heard[client_id] + self.lease_s) > now:",
+        "if client_id in self._heard and (due := self._heard[client_id]) > now:",
+        "a client that is heard all the time is given up",
+    ),
+    Mutant(
+        "evaluation waits for the lost",
+        EVALUATION,
+        '            self.failures[client_id] = f"lost: {reason}"',
+        "            pass",
+        "an evaluation waits for its deadline although nobody is left",
+    ),
+    Mutant(
+        "contact loss kills the job",
+        SESSION,
+        "                self.is_connected, self.next = False, None",
+        "                self.is_connected, self.next, self.job = False, None, None",
+        "a client that loses contact drops what it trains",
+    ),
+    Mutant(
+        "killed at the deadline",
+        SESSION,
+        "            return job.deadline + self.rules.lease\n",
+        "            return job.deadline\n",
+        "a worker is killed at its deadline, without its lease",
+    ),
+    Mutant(
+        "a lease from the release",
+        SESSION,
+        "Stage.STOPPING, min(now, job.deadline) + self.rules.lease",
+        "Stage.STOPPING, now + self.rules.lease",
+        "a worker that hangs and is released late outlives its deadline by two leases",
+    ),
+    Mutant(
+        "download given up on reconnect",
+        SESSION,
+        "                if self.job is not None:\n                    self.job.news_by = now + self.rules.lease\n",
+        "",
+        "after an outage a client gives up before it has heard that the deadline has moved",
+    ),
+    Mutant(
+        "spool dropped on a cut",
+        SESSION,
+        "            outgoing.is_active, outgoing.retry_at = False, now + step * self._rng.uniform(0.5, 1.0)\n",
+        "            del self.outgoing[event.key]\n",
+        "an update whose upload was cut is never sent again",
+    ),
+    Mutant(
+        "no retry after a cut",
+        SESSION,
+        "            outgoing.is_active, outgoing.retry_at = False, now + step * self._rng.uniform(0.5, 1.0)\n",
+        "            outgoing.retry_at = now\n",
+        "an upload that was cut counts as under way for ever",
+    ),
+    Mutant(
+        "trains again what lies in the spool",
+        SESSION,
+        "        if request.key in self.outgoing:\n            return ()",
+        "        if False:\n            return ()",
+        "a client that is invited again trains although its update is finished",
+    ),
+    Mutant(
+        "failure reported after the release",
+        SESSION,
+        "                return () if job.is_released else self._report(job.request, reason, detail)",
+        "                return self._report(job.request, reason, detail)",
+        "a client reports a failure for a round that has released it",
+    ),
+    Mutant(
+        "release leaves the spool",
+        SESSION,
+        "        if key in self.outgoing and not submit:",
+        "        if False:",
+        "an update that nobody wants stays in the spool",
+    ),
+    Mutant(
+        "the queue outlives the stream",
+        SESSION,
+        "                self.is_connected, self.next = False, None",
+        "                self.is_connected = False",
+        "a client begins a job that was withdrawn while it was away",
+    ),
+    Mutant(
+        "two jobs at once",
+        SESSION,
+        "        if self.job is not None and self.job.stage is not Stage.STOPPING:\n            return self._stop(",
+        "        if self.job is not None and self.job.stage is not Stage.STOPPING:\n            self.job = None\n"
+        "            return () and self._stop(",
+        "a new job begins while the worker of the last one still runs",
+    ),
+)
+
+
+# ---------------------------------------------------------------- a tree with a bug
+
+
+def tree_with(mutant: Mutant | None, directory: Path) -> Path:
+    """Copy the tree (the working tree, as it is) into `directory`, with the bug in it; None: without any."""
+    tree = directory / "tree"
+    shutil.copytree(ROOT, tree, symlinks=True, ignore=NOT_COPIED)
+    if mutant is not None:
+        path = tree / mutant.file
+        path.write_text(planted(mutant, path.read_text()))
+    return tree
+
+
+def planted(mutant: Mutant, source: str) -> str:
+    """The source with the bug.
+
+    Raises:
+        ValueError: the place is not there any more, or not only once: the mutant must be written anew.
+    """
+    if (count := source.count(mutant.old)) != 1:
+        raise ValueError(f"mutant {mutant.name!r}: its place is {count} times in {mutant.file}, write it anew")
+    return source.replace(mutant.old, mutant.new)
+
+
+def run_in(tree: Path, command: Sequence[str], *, timeout: float) -> "subprocess.CompletedProcess[str]":
+    """Run a command in a copy of the tree so that it imports that copy, never this one."""
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        return subprocess.run(
+            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 124, "", f"no end within {timeout:g} s")
+
+
+def find(name: str) -> Mutant:
+    """A mutant by its name."""
+    return next(mutant for mutant in (*PLANTED, *generated()) if mutant.name == name)
+
+
+def generated() -> list[Mutant]:
+    """The stored choice of what mutmut made."""
+    return [Mutant(**fields) for fields in json.loads(GENERATED.read_text())]
+
+
+# ---------------------------------------------------------------- what catches it
+
+
+def outcome_of(mutant: Mutant | None, *, seeds: int = SEEDS, unit: bool = True) -> tuple[str, str]:
+    """What catches the bug (empty: nothing does), and what it said."""
+    with tempfile.TemporaryDirectory(prefix="atoll-mutant-") as directory:
+        tree = tree_with(mutant, Path(directory))
+        histories = [sys.executable, "-m", "tests.simulations.first_bad", str(seeds)]
+        result = run_in(tree, histories, timeout=300)
+        if result.returncode:
+            lines = (result.stderr or result.stdout).strip().splitlines()
+            seed = next((line for line in lines if line.startswith("seed=")), lines[-1] if lines else "no output")
+            return f"histories, {seed.partition(':')[0]}", result.stderr
+        if not unit:
+            return "", ""
+        pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *PURE_TESTS]
+        result = run_in(tree, pytest, timeout=300)
+        if result.returncode == 0:
+            return "", ""
+        failed = [line for line in result.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        return failed[0].split(" - ")[0].partition(" ")[2] if failed else "pytest", result.stdout
+
+
+def try_all(mutants: Iterable[Mutant], *, jobs: int, seeds: int) -> list[Outcome]:
+    """Try each mutant and say at once what became of it."""
+
+    def attempt(mutant: Mutant) -> Outcome:
+        begun = time.perf_counter()
+        caught_by, _ = outcome_of(mutant, seeds=seeds)
+        outcome = Outcome(mutant, caught_by, time.perf_counter() - begun)
+        print(f"{mutant.name:45} {caught_by or 'SURVIVED'}  ({outcome.seconds:.1f} s)", flush=True)
+        return outcome
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(attempt, mutants))
+
+
+# ---------------------------------------------------------------- the report
+
+
+def report(outcomes: Sequence[Outcome]) -> str:
+    """`docs/mutants.md`."""
+    dead = sum(bool(outcome.caught_by) for outcome in outcomes)
+    by_hand = [outcome for outcome in outcomes if outcome.mutant in PLANTED]
+    by_tool = [outcome for outcome in outcomes if outcome.mutant not in PLANTED]
+    lines = [
+        "# Planted bugs",
+        "",
+        "Written by `make mutants` (`python -m tests.mutants`). Each bug is planted in a temporary copy of the tree;",
+        f"then {SEEDS} simulated histories are judged there, and the unit tests of the machines run. A simulator is",
+        "finished when the mutants are dead, not when the seeds are green.",
+        "",
+        f"**{dead} of {len(outcomes)} are dead**: {_score(by_hand)} written by hand, {_score(by_tool)} made by mutmut",
+        "(a seeded choice, see `tests/make_mutants.py`).",
+        "",
+        "## Written by hand",
+        "",
+        "| bug | file | what goes wrong | caught by |",
+        "|---|---|---|---|",
+        *(f"| {o.mutant.name} | `{o.mutant.file}` | {o.mutant.what} | {_caught(o)} |" for o in by_hand),
+        "",
+        "## Made by mutmut",
+        "",
+        "| mutant | change | caught by |",
+        "|---|---|---|",
+        *(f"| {o.mutant.name} | `{_one_line(o.mutant.what)}` | {_caught(o)} |" for o in by_tool),
+        "",
+    ]
+    survivors = [outcome.mutant for outcome in outcomes if not outcome.caught_by]
+    if survivors:
+        lines += ["## Survivors", ""]
+        lines += [f"- **{mutant.name}**: {why_equivalent(mutant) or 'not explained'}" for mutant in survivors]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _score(outcomes: Sequence[Outcome]) -> str:
+    return f"{sum(bool(outcome.caught_by) for outcome in outcomes)} of {len(outcomes)}"
+
+
+def _caught(outcome: Outcome) -> str:
+    return f"`{outcome.caught_by}`" if outcome.caught_by else "**nothing**"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+EQUIVALENT = {
+    "more = self._committed(effect, now)": "an event ends at most one round, so nothing was in `more` before",
+    "other.round_id >= update.round_id": "a client has at most one accepted update of a round, so the numbers differ",
+    "retry_at: float = 1.0": "what an earlier process left is due at once when the stream stands: `Connected` sets it",
+}
+"""Mutants of mutmut that change nothing that anybody can notice: a part of what they write, and the reason."""
+
+
+def why_equivalent(mutant: Mutant) -> str:
+    """The reason; empty when the mutant should have been noticed."""
+    return next((reason for part, reason in EQUIVALENT.items() if part in mutant.new), "")
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description="Plant bugs; the suite must notice.")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="this one, and show what caught it")
+    parser.add_argument("--list", action="store_true", help="name them and plant none")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at once")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="histories for each")
+    arguments = parser.parse_args()
+    if arguments.list:
+        print("\n".join(f"{m.name:45} {m.file:22} {_one_line(m.what)[:100]}" for m in (*PLANTED, *generated())))
+        return 0
+    for name in arguments.only:
+        print(*outcome_of(find(name), seeds=arguments.seeds), sep="\n")
+    if arguments.only:
+        return 0
+    if (caught_by := outcome_of(None, seeds=arguments.seeds)[0]) != "":
+        print(f"the tree itself fails, without any bug: {caught_by}", file=sys.stderr)
+        return 2
+    outcomes = try_all((*PLANTED, *generated()), jobs=arguments.jobs, seeds=arguments.seeds)
+    REPORT.write_text(report(outcomes))
+    survivors = [o.mutant for o in outcomes if not o.caught_by]
+    names = ", ".join(mutant.name for mutant in survivors)
+    print(f"{len(outcomes) - len(survivors)} of {len(outcomes)} dead; survivors: {names or 'none'}")
+    return 0 if all(map(why_equivalent, survivors)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

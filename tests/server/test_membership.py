@@ -1,0 +1,120 @@
+"""Who is there, how fast they were, and whose lease has run out."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.protocol.vocabulary import ClientId
+from atoll.server.events import Profile
+from atoll.server.membership import Leases, Membership
+
+A, B = ClientId("a"), ClientId("b")
+
+
+def members(*clients: ClientId) -> Membership:
+    membership = Membership()
+    for client in clients:
+        membership.joined(client, "1", Profile(5, "x"))
+    return membership
+
+
+def test_the_newest_session_of_a_client_is_the_one_that_counts() -> None:
+    membership = members(A)
+    membership.joined(A, "2", Profile(6, "y"))
+    assert membership.num_connected == 1
+    assert not membership.disconnected(A, "1")
+    assert membership.is_connected(A)
+    assert membership.members[A].profile == Profile(6, "y")
+    assert membership.disconnected(A, "2")
+    assert not membership.is_connected(A)
+    assert not membership.disconnected(B, "1")
+
+
+def test_candidates_are_the_connected_in_order_of_name() -> None:
+    membership = members(B, A, ClientId("c"))
+    membership.disconnected(ClientId("c"), "1")
+    assert [(c.client_id, c.num_examples, c.label) for c in membership.candidates()] == [("a", 5, "x"), ("b", 5, "x")]
+    assert list(membership.connected()) == [A, B]
+
+
+def test_a_lost_client_is_lost_until_it_joins_again() -> None:
+    membership = members(A)
+    membership.disconnected(A, "1")
+    assert membership.lost_because(A) == ""
+    membership.lost(A, "lease_expired")
+    assert membership.lost_because(A) == "lease_expired"
+    membership.joined(A, "2", Profile())
+    assert membership.lost_because(A) == ""
+    membership.lost(B, "left")
+    assert membership.lost_because(B) == ""
+
+
+def test_measurements_average_by_halves() -> None:
+    membership = members(A)
+    assert membership.expected_seconds(A) is None
+    membership.measured(A, download=1, train=10, upload=3)
+    assert membership.expected_seconds(A) == 14
+    membership.measured(A, download=3, train=20, upload=1)
+    assert membership.expected_seconds(A) == 2 + 15 + 2
+    membership.measured(B, download=1, train=1, upload=1)
+    assert membership.expected_seconds(B) is None
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["join", "leave", "lose", "crash"]), st.integers(0, 2)))
+)
+def test_the_number_of_connected_is_always_right(happenings: list[tuple[str, str, int]]) -> None:
+    membership = Membership()
+    for name, what, session in happenings:
+        match what:
+            case "join":
+                membership.joined(ClientId(name), str(session), Profile())
+            case "leave":
+                membership.disconnected(ClientId(name), str(session))
+            case "lose":
+                membership.lost(ClientId(name), "left")
+            case _:
+                membership.everyone_disconnected()
+        assert membership.num_connected == len(list(membership.connected())) == len(membership.candidates())
+
+
+def test_a_lease_runs_from_the_last_sign_of_life() -> None:
+    leases = Leases(10.0)
+    assert leases.next_due is None
+    leases.heard(A, 100.0)
+    leases.heard(B, 104.0)
+    leases.heard(A, 107.0)
+    assert leases.next_due == 110.0  # looked at then, and put back
+    assert leases.expired(110.0) == []
+    assert leases.expired(114.0) == [B]
+    assert leases.expired(116.9) == []
+    assert leases.expired(117.0) == [A]
+    assert leases.expired(200.0) == []
+    assert leases.next_due is None
+
+
+def test_nothing_is_expected_of_a_client_that_said_goodbye() -> None:
+    leases = Leases(10.0)
+    leases.heard(A, 100.0)
+    leases.forget(A)
+    assert leases.expired(200.0) == []
+    leases.heard(A, 201.0)
+    assert leases.expired(211.0) == [A]
+
+
+@given(st.lists(st.tuples(st.floats(0, 30), st.sampled_from("abc"), st.sampled_from(["heard", "forget"])), max_size=60))
+def test_everyone_who_is_silent_for_a_lease_is_named_once(happenings: list[tuple[float, str, str]]) -> None:
+    """Against the plain model: a dictionary of who was last heard when."""
+    leases, heard, now = Leases(20.0), dict[ClientId, float](), 0.0
+    for pause, name, what in happenings:
+        now += pause
+        due = sorted(client for client, at in heard.items() if at + 20.0 <= now)
+        assert sorted(leases.expired(now)) == due
+        for client in due:
+            del heard[client]
+        if what == "heard":
+            leases.heard(ClientId(name), now)
+            heard[ClientId(name)] = now
+        else:
+            leases.forget(ClientId(name))
+            heard.pop(ClientId(name), None)
+        assert not heard or (leases.next_due is not None and leases.next_due <= min(heard.values()) + 20.0)

@@ -1,0 +1,70 @@
+"""The policy's numbers and its limits."""
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from atoll.server.policy import StragglerPolicy
+
+
+def test_every_field_is_documented() -> None:
+    assert [name for name, field in StragglerPolicy.model_fields.items() if not field.description] == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({"cohort_size": 3, "quorum": 4}, "quorum 4 is more than cohort_size (3)"),
+        ({"quorum": 0}, "a count must be at least 1"),
+        ({"quorum": 0.0}, "a fraction must be in (0, 1]"),
+        ({"quorum": 1.5}, "a fraction must be in (0, 1]"),
+        ({"deadline_min": 9.0, "deadline_max": 8.0}, "deadline_min 9.0 is more than deadline_max (8.0)"),
+        ({"cohort_size": 4, "min_available": 2}, "min_available 2 is less than the quorum (4)"),
+        ({"deadline": 0.0}, "greater than 0"),
+        ({"deadline": math.inf}, "finite"),
+        ({"deadline": "soon"}, "adaptive"),
+        ({"linger": -1.0}, "greater than or equal to 0"),
+        ({"late": "never"}, "next_round"),
+        ({"partial_work": "half"}, "scaled"),
+        ({"cohort_sise": 3}, "Extra inputs are not permitted"),
+        ({"cohort_size": "3"}, "valid integer"),
+    ],
+)
+def test_a_policy_that_cannot_be_is_refused_with_its_reason(fields: dict[str, object], fault: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        StragglerPolicy.model_validate(fields)
+    assert fault in str(caught.value)
+
+
+def test_all_faults_are_told_at_once() -> None:
+    with pytest.raises(ValidationError) as caught:
+        StragglerPolicy(cohort_size=1, quorum=2, deadline_min=9.0, deadline_max=8.0)
+    assert "quorum 2" in str(caught.value)
+    assert "deadline_min 9.0" in str(caught.value)
+
+
+def test_an_integer_is_a_count_and_a_number_with_a_point_a_fraction() -> None:
+    assert StragglerPolicy(cohort_size=10, quorum=1).quorum_count == 1
+    assert StragglerPolicy(cohort_size=10, quorum=1.0).quorum_count == 10
+
+
+@given(st.integers(1, 10_000), st.integers(100, 1000))
+def test_the_invited_are_the_exact_product_rounded_up(cohort_size: int, percent: int) -> None:
+    policy = StragglerPolicy(cohort_size=cohort_size, quorum=1, over_selection=percent / 100)
+    assert policy.num_invited == math.ceil(Fraction(cohort_size * percent, 100))
+
+
+@given(st.integers(1, 10_000), st.integers(1, 100))
+def test_the_quorum_is_the_exact_fraction_rounded_up(cohort_size: int, percent: int) -> None:
+    policy = StragglerPolicy(cohort_size=cohort_size, quorum=percent / 100)
+    assert policy.quorum_count == math.ceil(Fraction(cohort_size * percent, 100))
+    assert 1 <= policy.quorum_count <= cohort_size <= policy.num_invited
+
+
+def test_as_many_as_are_invited_must_be_there_unless_min_available_says_otherwise() -> None:
+    assert StragglerPolicy(cohort_size=10, over_selection=1.3).num_needed_to_draw == 13
+    assert StragglerPolicy(cohort_size=10, over_selection=1.3, min_available=40).num_needed_to_draw == 40

@@ -1,0 +1,49 @@
+"""The simulator has teeth: planted bugs are found. A few here, in seconds; all of them by `make mutants`."""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.mutants import PLANTED, ROOT, find, outcome_of, planted, run_in, tree_with
+
+QUICK = (
+    "quorum ignored at the deadline",
+    "overdue only on a tick",
+    "retry counts twice",
+    "a client counts twice",
+    "aggregation forgotten in a crash",
+    "a lease from the release",
+)
+
+
+def test_every_planted_bug_still_finds_its_place() -> None:
+    for mutant in PLANTED:
+        source = (ROOT / mutant.file).read_text()
+        assert planted(mutant, source) != source, mutant.name
+    assert len({mutant.name for mutant in PLANTED}) == len(PLANTED) >= 25
+
+
+def test_a_bug_whose_place_is_gone_says_so() -> None:
+    with pytest.raises(ValueError, match=r"is 0 times in server/rounds\.py, write it anew"):
+        planted(PLANTED[0], "")
+
+
+def test_histories_find_planted_bugs_within_a_hundred_seeds() -> None:
+    """Six of those that `make mutants` plants; run it for the others."""
+    with ThreadPoolExecutor(2) as pool:
+        caught = list(pool.map(lambda name: outcome_of(find(name), seeds=100, unit=False)[0], QUICK))
+    assert [name for name, by in zip(QUICK, caught, strict=True) if not by.startswith("histories, seed=")] == []
+
+
+def test_the_tree_without_a_bug_is_good_and_is_the_copy(tmp_path: Path) -> None:
+    tree = tree_with(None, tmp_path)
+    where = run_in(tree, [sys.executable, "-c", "import atoll.server.run as r; print(r.__file__)"], timeout=60)
+    assert where.stdout.strip() == str(tree / "atoll" / "server" / "run.py")
+    assert outcome_of(None, seeds=20, unit=False) == ("", "")
+
+
+def test_a_command_that_does_not_end_counts_as_failed(tmp_path: Path) -> None:
+    result = run_in(tmp_path, [sys.executable, "-c", "while True: pass"], timeout=0.5)
+    assert result.returncode == 124
