@@ -16,12 +16,14 @@ from atoll.client.events import (
 )
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import strict
-from atoll.protocol.channel import PROTOCOL
+from atoll.protocol.channel import METRICS_MAX, PROTOCOL, STATISTICS_MAX
 from atoll.protocol.manifest import ID_MAX
 from atoll.protocol.strict import ManifestError
 from atoll.protocol.vocabulary import Digest, ReleaseReason, RoundId, RunId, Version
 
 DETAIL_MAX = 2000
+NUM_EXAMPLES_MAX = 2**53
+SECONDS_MAX = 366 * 86400.0
 
 
 class BadMessage(ValueError):
@@ -44,7 +46,7 @@ def hello(
         client_id=site,
         session=session,
         tasks=sorted(tasks),
-        num_examples=num_examples,
+        num_examples=min(num_examples, NUM_EXAMPLES_MAX),
         label=label,
         working_on=[pb.Work(run_id=run_id, round_id=round_id) for run_id, round_id in working_on],
         software=software,
@@ -110,7 +112,12 @@ def _evaluation_request(evaluate: pb.Evaluate) -> EvaluationRequest:
 def _seconds(value: float) -> float:
     if not (math.isfinite(value) and value >= 0):
         raise BadMessage(f"time_left_s: got {value}; allowed: a finite number >= 0")
-    return value
+    return min(value, SECONDS_MAX)
+
+
+def _plain(detail: str) -> str:
+    """The end of what went wrong, as text that can be sent: a file's name may hold what is no text."""
+    return detail[-DETAIL_MAX:].encode(errors="replace").decode()
 
 
 def failure(effect: ReportFailure) -> pb.ClientMessage:
@@ -120,19 +127,23 @@ def failure(effect: ReportFailure) -> pb.ClientMessage:
             run_id=effect.run_id,
             round_id=effect.round_id,
             reason=effect.reason,
-            detail=effect.detail[-DETAIL_MAX:],
+            detail=_plain(effect.detail),
         )
     )
 
 
 def evaluation(effect: ReportEvaluation) -> pb.ClientMessage:
     """The sums of an evaluation, or why there are none."""
-    error = "" if effect.statistics is not None else (effect.detail[-DETAIL_MAX:] or "no test data here")
+    sums, error = effect.statistics, ""
+    if sums is None:
+        error = _plain(effect.detail) or "no test data here"
+    elif fault := too_many(sums):
+        sums, error = None, fault
     return pb.ClientMessage(
         evaluated=pb.Evaluated(
             run_id=effect.run_id,
             version=effect.version,
-            statistics=statistics(effect.statistics or {}),
+            statistics=statistics(sums or {}),
             error=error,
         )
     )
@@ -140,4 +151,12 @@ def evaluation(effect: ReportEvaluation) -> pb.ClientMessage:
 
 def statistics(sums: Sums) -> dict[str, pb.Statistics]:
     """Sufficient statistics, as they travel."""
-    return {name: pb.Statistics(values=values) for name, values in sums.items()}
+    return {_plain(name): pb.Statistics(values=values) for name, values in sums.items()}
+
+
+def too_many(sums: Sums) -> str:
+    """Why sums cannot be sent; empty when they can."""
+    count = sum(map(len, sums.values()))
+    if len(sums) <= METRICS_MAX and count <= STATISTICS_MAX:
+        return ""
+    return f"{len(sums)} metrics of {count} sums; allowed: at most {METRICS_MAX} of {STATISTICS_MAX} together"

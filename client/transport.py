@@ -117,7 +117,7 @@ class Link:
             raise StreamBroken(grpc.StatusCode.DEADLINE_EXCEEDED, detail) from None
         if message is None or message.WhichOneof("message") != "welcome":
             raise StreamBroken(grpc.StatusCode.UNKNOWN, "the coordinator did not begin with Welcome")
-        self._heartbeat_s = min(max(message.welcome.heartbeat_s, 0.05), 3600.0)
+        self._heartbeat_s = max(0.05, min(3600.0, message.welcome.heartbeat_s))  # in this order: NaN is 3600
         self._writer = asyncio.create_task(self._write(stream))
         return message.welcome
 

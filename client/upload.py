@@ -1,12 +1,13 @@
 """Pushes a spooled update: from wherever the coordinator's copy ends, never more than one window ahead of it."""
 
 import asyncio
+import logging
 import os
 from contextlib import suppress
 
 import grpc
 
-from atoll.client.messages import statistics
+from atoll.client.messages import statistics, too_many
 from atoll.client.spool import Entry
 from atoll.client.threads import off_loop
 from atoll.client.transport import Stream, StreamBroken
@@ -14,6 +15,8 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import steps
 from atoll.protocol.channel import CHUNK_BYTES, WINDOW_BYTES
+
+logger = logging.getLogger(__name__)
 
 SMOOTH_S = 0.05
 CHUNK_BYTES_MIN = 4096
@@ -75,9 +78,11 @@ async def upload(stub: rpc.CoordinatorStub, entry: Entry, pace: Pace, *, is_firs
 
 
 def _opened(entry: Entry) -> pb.UploadOpen:
+    if fault := too_many(entry.statistics):
+        logger.warning("the statistics of %s are not sent: %s", entry.path.name, fault)
     return pb.UploadOpen(
         manifest=entry.manifest,
-        statistics=statistics(entry.statistics),
+        statistics=statistics({} if fault else entry.statistics),
         download_seconds=entry.download_seconds,
         train_seconds=entry.train_seconds,
     )

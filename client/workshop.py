@@ -81,10 +81,12 @@ class Workshop:
         began = time.monotonic()
         try:
             await self._fetch(request)
-        except (StreamBroken, ManifestError, PieceDamaged) as error:
+        except StreamBroken as error:
             return JobFailed(request.key, FailureReason.DOWNLOAD_FAILED, str(error))
         except OSError as error:
             return JobFailed(request.key, _disk_reason(error, FailureReason.DOWNLOAD_FAILED), _text(error))
+        except ValueError as error:  # the manifest, a piece, or a header that no file can have
+            return JobFailed(request.key, FailureReason.DOWNLOAD_FAILED, str(error))
         self._download_seconds = time.monotonic() - began
         steps.reached("agent.downloaded")
         return ModelReady(request.key)
@@ -193,6 +195,8 @@ class Workshop:
             sums = await self._runner.evaluate(order)
         except RunnerFailed as error:
             return Evaluated(request.key, None, f"{error.reason}: {error.detail}")
+        except OSError as error:
+            return Evaluated(request.key, None, _text(error))
         logger.info("evaluated version %d of %s", request.version, request.run_id)
         return Evaluated(request.key, sums, "" if sums is not None else "this site has no test data")
 

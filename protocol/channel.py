@@ -24,6 +24,10 @@ METADATA_BYTES_MAX = 8 * 1024
 STREAMS_MAX = 32
 """RPCs that one connection may have open at once."""
 
+METRICS_MAX = 100
+STATISTICS_MAX = 10_000
+"""Sums of all metrics together, that a client sends at once."""
+
 KEEPALIVE_S = 20
 KEEPALIVE_TIMEOUT_S = 10
 HANDSHAKE_S = 10

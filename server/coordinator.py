@@ -9,10 +9,12 @@ import logging
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, NoReturn, TypeVar
 
 from atoll.parallel.task import task_name
 from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, Digest, LossReason, RoundId, RunId, RunState
 from atoll.server import messages
 from atoll.server.clock import Clock
@@ -27,14 +29,16 @@ from atoll.server.events import (
     ResumeRequested,
     RunStarted,
     StopRequested,
+    Update,
 )
 from atoll.server.hub import Connection, Hub
 from atoll.server.journal import Journal, RunRow
 from atoll.server.membership import Leases
 from atoll.server.reduce import Reducer
 from atoll.server.run import RunMachine, RunRules
-from atoll.server.sampling import load_sampler
+from atoll.server.sampling import Sampler, load_sampler
 from atoll.server.statedir import StateDirectory
+from atoll.server.threads import on_thread
 
 logger = logging.getLogger(__name__)
 
@@ -63,10 +67,12 @@ class Coordinator:
         self.queue: list[RunId] = []
         self.clock = Clock(self.journal.last_instant())
         self.compute = ThreadPoolExecutor(2, thread_name_prefix="compute")
+        self._folding = ThreadPoolExecutor(1, thread_name_prefix="fold")  # no inspection of a late update delays it
         self._journal_thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._leases = Leases(config.lease)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._uploads: dict[Digest, asyncio.Task[Any]] = {}
+        self._uploads: dict[tuple[RunId, RoundId, ClientId], asyncio.Task[Any]] = {}
+        self._adding = asyncio.Lock()
         self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
     # ------------------------------------------------------------ life
@@ -77,8 +83,8 @@ class Coordinator:
         for row in self.journal.runs():
             await self._recover(row, min(down_since, self.clock.now()))
         self._start_next()
-        self.spawn(self._watch_leases())
-        self.spawn(self._stay_alive())
+        self._rely_on(self._watch_leases())
+        self._rely_on(self._stay_alive())
 
     async def stop(self) -> None:
         """End everything; what is not on disk was told to nobody."""
@@ -89,8 +95,8 @@ class Coordinator:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._journal_thread.shutdown(wait=True)
-        self.compute.shutdown(wait=False, cancel_futures=True)
+        for executor in (self._journal_thread, self.compute, self._folding):  # the next process must find nobody here
+            await on_thread(None, partial(executor.shutdown, cancel_futures=True))
         self.state.mark_alive(self.clock.now())
         self.journal.close()
 
@@ -101,9 +107,19 @@ class Coordinator:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def _rely_on(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something without which nothing goes on; if it fails, that is a mistake of ours."""
+
+        def ended(task: "asyncio.Task[None]") -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                logger.critical("the coordinator cannot go on", exc_info=error)
+                self._crash(error)
+
+        self.spawn(work).add_done_callback(ended)
+
     async def on_thread(self, function: Callable[..., T], *args: Any) -> T:
-        """Do what takes the disk or the processor on one of the compute threads."""
-        return await asyncio.get_running_loop().run_in_executor(self.compute, function, *args)
+        """Do what takes the disk or the processor on one of the compute threads; see `threads.on_thread`."""
+        return await on_thread(self.compute, function, *args)
 
     def _crash(self, error: BaseException) -> None:
         """A mistake of ours: end the process; the next one replays the journal."""
@@ -113,7 +129,10 @@ class Coordinator:
     async def _stay_alive(self) -> None:
         """Say twice a second that this process lives: the downtime after a crash is measured from here."""
         while True:
-            self.state.mark_alive(self.clock.now())
+            try:
+                self.state.mark_alive(self.clock.now())
+            except OSError as error:
+                logger.warning("cannot say that this process lives: %s", error)
             await asyncio.sleep(ALIVE_S)
 
     # ------------------------------------------------------------ runs
@@ -134,23 +153,35 @@ class Coordinator:
 
         Raises:
             OperatorError: the task or the sampler does not load; the message says why.
+            OSError: the disk does not allow it.
         """
+        return await asyncio.shield(self.spawn(self._add_run(config)))  # whoever asks may go away
+
+    async def _add_run(self, config: RunConfig) -> RunId:
+        async with self._adding:
+            run_id = await self._make_run(config)
+        self.queue.append(run_id)
+        self._start_next()
+        return run_id
+
+    async def _make_run(self, config: RunConfig) -> RunId:
         rules = rules_of(config)
-        run_id = RunId(f"{config.name}-{1 + sum(row.config.name == config.name for row in self.journal.runs())}")
+        rows = await on_thread(self._journal_thread, self.journal.runs)
+        run_id = RunId(f"{config.name}-{1 + sum(row.config.name == config.name for row in rows)}")
         evaluator = self._evaluator(config, run_id)
-        reducer = Reducer(self.state.run(run_id), self.compute, keep_versions=self.config.keep_versions)
         try:
+            reducer = self._reducer(run_id)
             await evaluator.check()
             load_sampler(config.cohort.sampler)
             await reducer.write_initial(evaluator, config.seed)
-        except (EvaluationFailed, ValueError) as error:
+            row = RunRow.new(run_id, config, rules, self.clock.now())
+            await asyncio.get_running_loop().run_in_executor(self._journal_thread, self.journal.add_run, row)
+        except BaseException as error:
             evaluator.close()
-            raise OperatorError(str(error)) from error
-        row = RunRow.new(run_id, config, rules, self.clock.now())
-        await asyncio.get_running_loop().run_in_executor(self._journal_thread, self.journal.add_run, row)
+            if isinstance(error, EvaluationFailed | ValueError):
+                raise OperatorError(str(error)) from error
+            raise
         self._host(row, RunMachine(rules), 0, evaluator, reducer)
-        self.queue.append(run_id)
-        self._start_next()
         return run_id
 
     async def stop_run(self, run_id: RunId, reason: str) -> None:
@@ -158,7 +189,7 @@ class Coordinator:
         run = self._run(run_id)
         if run_id in self.queue:
             self.queue.remove(run_id)
-            raise OperatorError(f"run {run_id} was waiting; it is not started any more")
+            self._begin(run)  # and at once ended: what is not in the journal would come back
         if run.machine.ledger.state is not RunState.RUNNING:
             raise OperatorError(f"run {run_id} is {run.machine.ledger.state}: {run.machine.ledger.cause}")
         await run.post(StopRequested(reason))
@@ -172,7 +203,9 @@ class Coordinator:
             raise OperatorError(f"run {active.run_id} is running; stop it first, or wait for its end")
         run.ended.clear()
         self._introduce_everyone(run)
-        await run.post(ResumeRequested())
+        resumed = run.post(ResumeRequested())
+        self._rely_on(self._after(run))
+        await resumed
 
     def _run(self, run_id: RunId) -> RunDriver:
         if run_id not in self.runs:
@@ -186,7 +219,7 @@ class Coordinator:
             logger.warning("%s: an older snapshot is used, and nothing is lost", fault)
         machine = recovered.replay(row.rules)
         self.clock.advance_to(machine.ledger.now)
-        reducer = Reducer(self.state.run(row.run_id), self.compute, keep_versions=self.config.keep_versions)
+        reducer = self._reducer(row.run_id)
         if machine.ledger.state not in TERMINAL:
             await self.on_thread(reducer.recover, machine.ledger.version)
         evaluator = self._evaluator(row.config, row.run_id)
@@ -195,6 +228,7 @@ class Coordinator:
             self.queue.append(row.run_id)
         elif machine.ledger.state is RunState.RUNNING:
             run.post(CoordinatorStarted(down_since))
+            self._rely_on(self._after(run))
             for client_id in machine.ledger.membership.members:
                 self._leases.heard(client_id, self.clock.now())  # it has a fresh lease to come back
             logger.info("run %s goes on in %s", row.run_id, _where(machine))
@@ -210,7 +244,7 @@ class Coordinator:
             journal_thread=self._journal_thread,
             reducer=reducer,
             evaluator=evaluator,
-            sampler=load_sampler(row.config.cohort.sampler),
+            sampler=_sampler(row.config, is_over=machine.ledger.state in TERMINAL),
             hub=self.hub,
             clock=self.clock,
             crash=self._crash,
@@ -218,6 +252,9 @@ class Coordinator:
         )
         run.start()
         return run
+
+    def _reducer(self, run_id: RunId) -> Reducer:
+        return Reducer(self.state.run(run_id), self._folding, keep_versions=self.config.keep_versions)
 
     def _evaluator(self, config: RunConfig, run_id: RunId) -> Evaluator:
         log = self.state.run(run_id) / "worker.log"
@@ -228,9 +265,12 @@ class Coordinator:
         if self.active is not None or not self.queue:
             return
         run = self.runs[self.queue.pop(0)]
-        run.post(RunStarted(run.reducer.version(run.machine.ledger.version).digest))
+        self._begin(run)
         self._introduce_everyone(run)
-        self.spawn(self._after(run))
+        self._rely_on(self._after(run))
+
+    def _begin(self, run: RunDriver) -> None:
+        run.post(RunStarted(run.reducer.version(run.machine.ledger.version).digest))
 
     async def _after(self, run: RunDriver) -> None:
         await run.ended.wait()
@@ -259,10 +299,15 @@ class Coordinator:
                 rounds = tuple(working_on.get(run_id, ()))
                 run.post(ClientJoined(client_id, connection.session, connection.profile, rounds))
         for run_id in self._ended_for(connection, working_on):
-            ledger = self.runs[run_id].machine.ledger
-            connection.send(messages.run_ended(run_id, ledger.state, ledger.cause))
+            self.spawn(self._tell_end(connection, self.runs[run_id]))
         if tasks and not connection.tasks & set(tasks):
             logger.warning("%s allows none of the tasks that are run here (%s)", client_id, ", ".join(tasks))
+
+    async def _tell_end(self, connection: Connection, run: RunDriver) -> None:
+        await run.on_disk()
+        ledger = run.machine.ledger
+        if ledger.state in TERMINAL:
+            connection.send(messages.run_ended(run.run_id, ledger.state, ledger.cause))
 
     def _ended_for(self, connection: Connection, working_on: Collection[RunId]) -> list[RunId]:
         """The ended runs that a client must hear of: those it works for; the last one when none of its own is open."""
@@ -294,6 +339,8 @@ class Coordinator:
             logger.info("%s is lost: %s", client_id, reason)
             for run in self._running_with(client_id):
                 run.post(ClientLost(client_id, reason))
+            if reason is LossReason.LEASE_EXPIRED:  # it may live, and would wait for an invitation that never comes
+                self.hub.dismiss(client_id, f"silent for {self.config.lease:g} s: connect again")
 
     def _running_with(self, client_id: ClientId) -> list[RunDriver]:
         return [
@@ -312,19 +359,19 @@ class Coordinator:
     # ------------------------------------------------------------ uploads
 
     @asynccontextmanager
-    async def only_upload_of(self, digest: Digest) -> AsyncIterator[None]:
-        """The newest upload of an update wins: an older stream may be half dead and must not own the file."""
-        task = asyncio.current_task()
+    async def only_upload_of(self, run: RunDriver, update: Update) -> AsyncIterator[None]:
+        """A client's newest upload for a round wins: an older stream may be half dead and must not own the file."""
+        task, part = asyncio.current_task(), (run.run_id, update.round_id, update.client_id)
         assert task is not None
-        while (older := self._uploads.get(digest)) is not None:
+        while (older := self._uploads.get(part)) is not None:
             older.cancel()
             await asyncio.wait([older])
-        self._uploads[digest] = task
+        self._uploads[part] = task
         try:
             yield
         finally:
-            if self._uploads.get(digest) is task:
-                del self._uploads[digest]
+            if self._uploads.get(part) is task:
+                del self._uploads[part]
 
     @asynccontextmanager
     async def in_flight(self, run: RunDriver, digest: Digest) -> AsyncIterator[None]:
@@ -334,6 +381,21 @@ class Coordinator:
             yield
         finally:
             run.in_flight.discard(digest)
+
+
+def _sampler(config: RunConfig, *, is_over: bool) -> Sampler:
+    """The run's sampler. A run that has ended needs none: that its code is gone concerns only who resumes it."""
+    try:
+        return load_sampler(config.cohort.sampler)
+    except ConfigError as error:
+        if not is_over:
+            raise
+        missing = error
+
+    def no_sampler(*_: object) -> NoReturn:
+        raise missing
+
+    return no_sampler
 
 
 def rules_of(config: RunConfig) -> RunRules:

@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import Executor
 
 from atoll.aggregation.boxes import BoxReader
 from atoll.aggregation.layout import Piece
@@ -11,6 +10,8 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
 from atoll.protocol.channel import CHUNK_BYTES
 from atoll.server.reduce import VersionFile
+from atoll.server.silence import in_time
+from atoll.server.threads import off_loop, on_thread
 
 INLINE_BYTES = CHUNK_BYTES
 BOXES_MAX = 65_536
@@ -24,12 +25,13 @@ async def send_version(
     version: VersionFile,
     opened: pb.DownloadOpen,
     requests: AsyncIterator[pb.DownloadRequest],
-    compute: Executor,
 ) -> AsyncIterator[pb.DownloadReply]:
     """The replies to one download: its size, its bytes from `position` on, and a digest when boxes were asked for.
 
     Raises:
-        BadRequest: a box that the version does not have, or a position beyond the end.
+        BadRequest: a box that the version does not have, more than all of it, or a position beyond the end.
+        FileNotFoundError: the version is no longer kept.
+        Silent: the client grants no credit.
     """
     boxes = _boxes(version, opened)
     total = sum(box.num_bytes for box in boxes)
@@ -41,14 +43,16 @@ async def send_version(
     digest = hashlib.sha256()
     try:
         with BoxReader(version.path, version.pieces, version.data_start, boxes) as reader:
-            loop, position = asyncio.get_running_loop(), opened.position
-            if opened.boxes and position:
-                await loop.run_in_executor(compute, _hash_prefix, reader, position, digest)
+            position = opened.position
+            if opened.boxes:
+                for start, stop in _chunks(position):
+                    digest.update(await on_thread(None, reader.read, start, stop))
             while position < total:
                 size = min(CHUNK_BYTES, total - position, await credit.beyond(position))
                 if size <= 0:
                     return  # the client went away
-                data = reader.read(position, position + size)
+                num_bytes = size if not opened.boxes else total  # a box may lie in many small runs
+                data = await off_loop(num_bytes, reader.read, position, position + size)
                 if opened.boxes:
                     digest.update(data)
                 yield pb.DownloadReply(data=data)
@@ -83,7 +87,7 @@ class _Credit:
         """Wait for credit beyond `position`; 0 when none will come."""
         while self._granted <= position and not self._is_over:
             self._changed.clear()
-            await self._changed.wait()
+            await in_time(self._changed.wait())
         return max(0, self._granted - position)
 
 
@@ -104,12 +108,10 @@ def _boxes(version: VersionFile, opened: pb.DownloadOpen) -> list[Piece]:
         if any(n < 1 or o + n > size for o, n, size in zip(offsets, lengths, whole.lengths, strict=True)):
             raise BadRequest(f"box {offsets} + {lengths} is not inside tensor {box.tensor!r} of shape {whole.lengths}")
         boxes.append(Piece(box.tensor, whole.dtype, offsets, lengths, ""))
+    wanted, whole_bytes = sum(box.num_bytes for box in boxes), sum(piece.num_bytes for piece in version.pieces)
+    if wanted > whole_bytes:
+        raise BadRequest(f"boxes of {wanted} bytes together are more than the {whole_bytes} of the version")
     return boxes
-
-
-def _hash_prefix(reader: BoxReader, position: int, digest: "hashlib._Hash") -> None:
-    for start, stop in _chunks(position):
-        digest.update(reader.read(start, stop))
 
 
 def _chunks(stop: int) -> Iterator[tuple[int, int]]:

@@ -16,11 +16,12 @@ from functools import partial
 
 from atoll.protocol import steps
 from atoll.protocol.atoll_pb2 import ServerMessage
-from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, RunState, Version
+from atoll.protocol.vocabulary import ClientId, Digest, Fate, RoundId, RunId, RunState, Version
 from atoll.server import messages
 from atoll.server.clock import Clock
 from atoll.server.codec import encode_event, encode_ledger, encode_record
 from atoll.server.config import RunConfig
+from atoll.server.evaluation import addable
 from atoll.server.evaluator import EvaluationFailed, Evaluator
 from atoll.server.events import (
     Abandon,
@@ -46,6 +47,7 @@ from atoll.server.events import (
     RunStarted,
     SamplerFailed,
     TimePassed,
+    Update,
     UpdateReceived,
     UploadBegun,
 )
@@ -56,6 +58,7 @@ from atoll.server.reduce import Reducer
 from atoll.server.rounds import Effects
 from atoll.server.run import RunMachine
 from atoll.server.sampling import SAMPLERS, Sampler, draw
+from atoll.server.threads import on_thread_of_its_own
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +80,17 @@ class _Retention:
     version: Version
     updates: frozenset[Digest]
     versions: frozenset[Version]
+    oldest_base: Version  # of an update that may still count
+
+
+@dataclass(frozen=True, slots=True)
+class _Live:
+    """The updates that stay. Asked at the moment of each deletion, from the thread that deletes: no look is too old."""
+
+    is_live: Callable[[Digest], bool]
+
+    def __contains__(self, digest: object) -> bool:
+        return self.is_live(Digest(str(digest)))
 
 
 @dataclass(slots=True)
@@ -125,6 +139,8 @@ class RunDriver:
         self._wake = asyncio.Event()
         self._keep: _Retention | None = None  # of the newest round that has ended and was not cleaned up after
         self._is_collecting = False
+        self._is_broken = False
+        self._last: asyncio.Future[Effects] | None = None  # of the newest event
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._valuing: set[asyncio.Task[None]] = set()  # metrics that are being computed from their sums
@@ -135,10 +151,20 @@ class RunDriver:
 
     def post(self, event: Event) -> "asyncio.Future[Effects]":
         """Let the machine decide about an event; the future is done when the decision is on disk and carried out."""
+        try:
+            return self._post(event)
+        except BaseException as error:  # memory may have moved on without the journal: nothing more is written
+            self._is_broken = True
+            self._crash(error)
+            raise
+
+    def _post(self, event: Event) -> "asyncio.Future[Effects]":
+        if self._is_broken:
+            raise RuntimeError(f"run {self.run_id} cannot go on; the journal brings it back")
         now = self._clock.now()
         effects = self.machine.receive(event, now)
         self._seq += 1
-        done: asyncio.Future[Effects] = self._loop.create_future()
+        done = self._last = self._loop.create_future()
         lines = tuple(narrate(self.machine, event, effects))  # read now, told when it is on disk
         if isinstance(event, UpdateReceived):
             self._received[event.update.digest] = self._seq
@@ -149,7 +175,36 @@ class RunDriver:
         else:
             self._wake.set()
         self._arm_timer()
-        return done
+        return asyncio.shield(done)  # whoever waits may go away
+
+    async def on_disk(self) -> None:
+        """Wait until all that was decided so far is on disk: an answer that rests on it may leave only then."""
+        if self._last is not None and not self._last.done():
+            self._wake.set()
+            await asyncio.shield(self._last)
+
+    def is_news_of(self, client_id: ClientId, round_id: RoundId) -> bool:
+        """Whether the machine still wants to hear why a client gives up a round: what changes nothing is no event."""
+        record, open_round = self.machine.record_of(round_id), self.machine.round
+        client = record.clients.get(client_id) if record is not None else None
+        if client is None or client.digest is not None or client.reason:
+            return False
+        if open_round is not None and open_round.record is record:
+            return client.fate is Fate.WAITING
+        return client.fate in (Fate.STRAGGLER, Fate.RELEASED)
+
+    def is_first_upload(self, update: Update) -> bool:
+        """Whether the machine does not know yet that an update for the open round is on its way."""
+        open_round = self.machine.round
+        if open_round is None or open_round.record.round_id != update.round_id:
+            return False
+        client = open_round.record.clients.get(update.client_id)
+        return client is not None and client.upload_begun_at is None
+
+    def is_asking(self, client_id: ClientId, version: Version) -> bool:
+        """Whether a client's measure of a version is waited for."""
+        evaluation = self.machine.ledger.evaluation
+        return evaluation is not None and evaluation.version == version and evaluation.is_waiting_for(client_id)
 
     def start(self) -> None:
         """Begin to write, act and wait."""
@@ -160,6 +215,7 @@ class RunDriver:
         """End the hands; what was posted and not yet written is lost, as in a crash, and nobody was told."""
         if self._timer is not None:
             self._timer.cancel()
+        self.reducer.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -229,9 +285,10 @@ class RunDriver:
     def _clients_evaluation(self, effect: CloseEvaluation, now: float) -> EvaluationRow:
         from atoll.parallel.metrics import merge
 
-        detail = "; ".join(f"{client}: {why}" for client, why in sorted(effect.failures.items()))
-        statistics = merge(effect.answers.values()) if effect.answers else None
-        return EvaluationRow(self.run_id, effect.version, "clients", statistics, len(effect.answers), detail, now)
+        answers, odd = addable(effect.answers)
+        detail = "; ".join(f"{client}: {why}" for client, why in sorted({**effect.failures, **odd}.items()))
+        statistics = merge(answers.values()) if answers else None
+        return EvaluationRow(self.run_id, effect.version, "clients", statistics, len(answers), detail, now)
 
     async def _write_and_act(self) -> None:
         """One group commit after the other: whatever was posted while the last one was being written."""
@@ -329,14 +386,17 @@ class RunDriver:
 
     def _end(self, state: RunState, cause: str) -> None:
         for connection in self._hub:
-            connection.send(messages.run_ended(self.run_id, state, cause))
+            if connection.client_id in self.machine.ledger.membership.members:
+                connection.send(messages.run_ended(self.run_id, state, cause))
         self._spawn(self._say_ended())
 
     async def _say_ended(self) -> None:
         """When the last measures are written down."""
         if self._valuing:
             await asyncio.wait(self._valuing)
-        self.ended.set()
+        if self.machine.ledger.state is not RunState.RUNNING:  # it may have been resumed meanwhile
+            self.ended.set()
+            await self._evaluator.rest()
 
     # ------------------------------------------------------------ what takes time
 
@@ -370,7 +430,7 @@ class RunDriver:
             if self.config.cohort.sampler in SAMPLERS:
                 clients = drawn()
             else:
-                clients = await asyncio.wait_for(asyncio.to_thread(drawn), SAMPLER_TIMEOUT_S)
+                clients = await asyncio.wait_for(on_thread_of_its_own(drawn), SAMPLER_TIMEOUT_S)
         except Exception as error:
             logger.error("the sampler failed in round %d", effect.round_id, exc_info=error)
             self.post(SamplerFailed(effect.round_id, _detail(error)))
@@ -429,6 +489,7 @@ class RunDriver:
             ledger.version,
             frozenset(update.digest for update in ledger.carried.values()),
             frozenset((*ledger.unevaluated, *map(Version, range(stalest, ledger.version)))),
+            Version(stalest) if self.config.round.late == "next_round" else ledger.version,
         )
 
     def _retain(self, keep: _Retention) -> None:
@@ -451,12 +512,15 @@ class RunDriver:
         """Delete updates that no decision can refer to, old versions, and the journal before the last snapshots."""
         self._received = {digest: seq for digest, seq in self._received.items() if seq > keep.seq}
 
-        def live() -> set[Digest]:
-            return {*keep.updates, *self._received, *self.in_flight}
-
-        await self.reducer.collect_garbage(live, pinned_versions=set(keep.versions), current=keep.version)
+        live = _Live(lambda digest: digest in keep.updates or digest in self._received or digest in self.in_flight)
         prune = partial(self._journal.prune, self.run_id, keep_rounds=self._keep_rounds)
-        await self._loop.run_in_executor(self._journal_thread, prune)
+        try:
+            await self.reducer.collect_garbage(
+                live, pinned_versions=set(keep.versions), current=keep.version, oldest_base=keep.oldest_base
+            )
+            await self._loop.run_in_executor(self._journal_thread, prune)
+        except OSError as error:  # a full disk, too: pruning writes before it frees
+            logger.error("run %s: garbage stays for now: %s", self.run_id, error)
 
 
 def _detail(error: Exception) -> str:

@@ -59,6 +59,10 @@ class Evaluator:
         values: dict[str, float | None] = (await self._ask("values", statistics=dict(sums)))["values"]
         return values
 
+    async def rest(self) -> None:
+        """End the process, and its memory; the next request starts another."""
+        await self._call(self._worker.kill)
+
     def close(self) -> None:
         """End the worker."""
         self._worker.close()
@@ -71,5 +75,5 @@ class Evaluator:
     async def _call(self, function: Any) -> Any:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, function)
-        except FAULTS as fault:
+        except (*FAULTS, OSError) as fault:  # OSError: the process cannot be started
             raise EvaluationFailed(str(fault)) from fault

@@ -11,6 +11,9 @@ from atoll.server.events import Profile
 OUTBOX_MAX = 256
 """Messages that wait for one client; one that does not read loses its connection and starts afresh."""
 
+DISMISS_S = 5.0
+"""Seconds that a client has to read why its stream is ended."""
+
 
 @dataclass(slots=True, eq=False)
 class Connection:
@@ -23,6 +26,7 @@ class Connection:
     outbox: "asyncio.Queue[ServerMessage | None]" = field(default_factory=lambda: asyncio.Queue(OUTBOX_MAX + 1))
     is_closing: bool = False
     why: str = ""
+    handler: "asyncio.Task[None] | None" = None  # of the call
 
     def send(self, message: ServerMessage) -> None:
         """Hand a message over; never waits for the client."""
@@ -38,6 +42,11 @@ class Connection:
         if not self.is_closing:
             self.is_closing, self.why = True, why
             self.outbox.put_nowait(None)
+
+    def break_off(self) -> None:
+        """End the stream at once, whatever the client has not read."""
+        if self.handler is not None:
+            self.handler.cancel()
 
 
 class Hub:
@@ -77,6 +86,12 @@ class Hub:
         if not self._connections:
             self._is_empty.set()
         return True
+
+    def dismiss(self, client_id: ClientId, why: str) -> None:
+        """End the client's stream, if it stands; at the latest soon."""
+        if (connection := self._connections.get(client_id)) is not None:
+            connection.close(why)
+            asyncio.get_running_loop().call_later(DISMISS_S, connection.break_off)
 
     def send(self, client_id: ClientId, message: ServerMessage) -> None:
         """To the client, when it is on the line; the machine repeats what matters when it comes back."""

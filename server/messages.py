@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.channel import METRICS_MAX, STATISTICS_MAX
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, RunState
 from atoll.server.events import AskEvaluation, Invite, Release, Sums
+
+NAME_MAX = 200
+"""Characters of a name that a client gives itself, its session, its stratum, a task or a metric."""
 
 INLINE_MANIFEST_BYTES_MAX = 64 * 1024
 """A manifest up to this size rides in the invitation and saves the client a round trip."""
@@ -76,8 +80,11 @@ def run_ended(run_id: RunId, state: RunState, cause: str) -> pb.ServerMessage:
     return pb.ServerMessage(run_ended=pb.RunEnded(run_id=run_id, state=state, cause=cause))
 
 
-def sums_of(statistics: Mapping[str, pb.Statistics]) -> Sums:
-    """Sufficient statistics as they came over the wire."""
+def sums_of(statistics: Mapping[str, pb.Statistics]) -> Sums | None:
+    """Sufficient statistics as they came over the wire; None when they are more than anybody would look at."""
+    num_values = sum(len(value.values) for value in statistics.values())
+    if len(statistics) > METRICS_MAX or num_values > STATISTICS_MAX or any(len(n) > NAME_MAX for n in statistics):
+        return None
     return {name: tuple(value.values) for name, value in sorted(statistics.items())}
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import resource
 import signal
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,6 +23,9 @@ from atoll.server.service import AdminService, CoordinatorService
 from atoll.server.statedir import StateDirectory
 
 logger = logging.getLogger(__name__)
+
+CALLS_PER_CLIENT, CALLS_SPARE = 8, 100
+"""Calls that may be open at once, also of those who never say Hello."""
 
 FAREWELL_S = 2.0
 """Seconds that clients have to hear that the run has ended before the server closes."""
@@ -46,6 +50,7 @@ async def host(
     Raises:
         OperatorError, ConfigError, OSError: the operator's mistakes, and what the disk does not allow.
     """
+    _allow_files()
     with StateDirectory.open(config.state) as state:
         coordinator = Coordinator(config, state)
         server, address = await _listen(coordinator, config.listen)
@@ -63,9 +68,17 @@ async def host(
             await coordinator.stop()
 
 
+def _allow_files() -> None:
+    """As many open files as the system lets us have: a thousand connections are more than the usual 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 async def _listen(coordinator: Coordinator, listen: str) -> tuple[grpc.aio.Server, str]:
     host_name, port = loopback_only(listen)
-    server = grpc.aio.server(options=server_options())
+    most = CALLS_PER_CLIENT * coordinator.config.max_connections + CALLS_SPARE
+    server = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=most)
     rpc.add_CoordinatorServicer_to_server(CoordinatorService(coordinator), server)
     rpc.add_AdminServicer_to_server(AdminService(coordinator), server)
     checks = health.aio.HealthServicer()
@@ -113,7 +126,7 @@ async def _until_over(coordinator: Coordinator, stop: asyncio.Event, *, stay: bo
     if stop.is_set():
         return EXIT_OK
     await _farewell(coordinator)
-    states = {coordinator.state_of(run_id) for run_id in coordinator.runs}
+    states = {coordinator.state_of(run_id) for run_id, run in coordinator.runs.items() if run.ended.is_set()}
     return EXIT_RUN_FAILED if states & {RunState.FAILED, RunState.STOPPED} else EXIT_OK
 
 

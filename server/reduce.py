@@ -6,9 +6,11 @@ bits come out, and the file appears under its name whole or not at all.
 
 import asyncio
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Container
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from atoll.aggregation.fold import Weighted, fold
@@ -23,7 +25,7 @@ from atoll.server.codec import StoreCorrupted
 from atoll.server.durable import naming_full_disk
 from atoll.server.evaluator import Evaluator
 from atoll.server.events import Aggregate
-from atoll.server.store import RunStore
+from atoll.server.store import INCOMING_AGE_MAX_S, RunStore
 
 VERSIONS_CACHED_MAX = 8
 
@@ -45,9 +47,9 @@ class VersionFile:
 class Reducer:
     """The versions of one run: made, found, served, and forgotten."""
 
-    def __init__(self, folder: Path, compute: Executor, *, keep_versions: int) -> None:
+    def __init__(self, folder: Path, folding: Executor, *, keep_versions: int) -> None:
         self.store = RunStore(folder)
-        self._compute = compute
+        self._folding, self._is_stopping = folding, False
         self._keep_versions = keep_versions
         self._cache: dict[Version, VersionFile] = {}
 
@@ -57,12 +59,13 @@ class Reducer:
         Raises:
             OSError: it is not, or is damaged.
         """
-        if version not in self._cache:
+        file = self._cache.get(version)
+        if file is None:
             manifest_bytes = self.store.read_manifest(version)
             manifest = parse_version(manifest_bytes)
             path = self.store.version_path(version)
             _, data_start = parse_header(path)
-            self._cache[version] = VersionFile(
+            file = VersionFile(
                 version,
                 digest_of(manifest_bytes),
                 path,
@@ -72,9 +75,8 @@ class Reducer:
                 manifest_bytes,
                 manifest.model_dtypes,
             )
-            for old in sorted(self._cache)[:-VERSIONS_CACHED_MAX]:
-                del self._cache[old]
-        return self._cache[version]
+            self._cache = {**dict(list(self._cache.items())[1 - VERSIONS_CACHED_MAX :]), version: file}
+        return file
 
     def known(self, version: Version) -> VersionFile | None:
         """A version, or None when it never was or is no longer kept."""
@@ -107,7 +109,7 @@ class Reducer:
         """
         steps.reached("aggregate.before_fold")
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._compute, self._fold, effect)
+        return await loop.run_in_executor(self._folding, self._fold, effect)
 
     def _fold(self, effect: Aggregate) -> Digest:
         weights = integer_weights([Share(c.num_examples, c.scale) for c in effect.contributions])
@@ -119,7 +121,7 @@ class Reducer:
         base = self.version(effect.base_version)
         out = self.store.version_path(version)
         with naming_full_disk(out):
-            pieces = fold(base.path, updates, out, threads=os.cpu_count() or 1, between=_between_blocks)
+            pieces = fold(base.path, updates, out, threads=os.cpu_count() or 1, between=self._between_blocks)
         steps.reached("aggregate.after_fold")
         manifest = VersionManifest(pieces, base.model_dtypes).encode()
         self.store.write_manifest(version, manifest)
@@ -140,20 +142,34 @@ class Reducer:
             names = ", ".join(repr(piece.tensor) for piece in wrong[:5])
             raise StoreCorrupted(f"{file.path} is damaged (tensors {names}): put it back from a backup")
 
+    def stop(self) -> None:
+        """End a fold that is under way; it can be done again."""
+        self._is_stopping = True
+
+    def _between_blocks(self) -> None:
+        if self._is_stopping:
+            raise InterruptedError("the coordinator stops")
+        steps.reached("aggregate.mid_fold")
+
     async def collect_garbage(
-        self, live: Callable[[], set[Digest]], *, pinned_versions: set[Version], current: Version
+        self, live: Container[Digest], *, pinned_versions: set[Version], current: Version, oldest_base: Version
     ) -> None:
-        """Delete what no decision can need any more.
+        """Delete what no decision can need any more; `live` is asked from another thread.
 
-        `live` is asked after the look at what is there: an update that is accepted later has not been seen, and stays.
+        A part of an update whose last byte came before `oldest_base` was made is of an older base, and can never count.
         """
-        loop = asyncio.get_running_loop()
-        seen = await loop.run_in_executor(self._compute, self.store.updates)
-        await loop.run_in_executor(self._compute, self._collect_garbage, seen, live(), pinned_versions, current)
+        base = self.store.version_path(oldest_base)
+        made_at = base.stat().st_mtime if base.exists() else 0.0
 
-    def _collect_garbage(self, seen: set[Digest], live: set[Digest], pinned: set[Version], current: Version) -> None:
-        self.store.collect_garbage(live, keep_versions=self._keep_versions, current=current, pinned=pinned, seen=seen)
+        def may_go_on(_: Digest, at: float) -> bool:
+            return at >= made_at and time.time() - at < INCOMING_AGE_MAX_S
 
-
-def _between_blocks() -> None:
-    steps.reached("aggregate.mid_fold")
+        collect = partial(
+            self.store.collect_garbage,
+            live,
+            keep_versions=self._keep_versions,
+            current=current,
+            pinned=pinned_versions,
+            keep_incoming=may_go_on,
+        )
+        await asyncio.get_running_loop().run_in_executor(None, collect)

@@ -1,5 +1,6 @@
 """The gRPC handlers: they translate, hand over, and answer. No rule of a round lives here."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from typing import Any
@@ -8,7 +9,7 @@ import grpc
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import PROTOCOL
+from atoll.protocol.channel import METRICS_MAX, PROTOCOL, STATISTICS_MAX
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.protocol.vocabulary import ClientId, FailureReason, LossReason, RoundId, RunId, Version
 from atoll.server.config import RunFile
@@ -16,17 +17,17 @@ from atoll.server.coordinator import Coordinator, OperatorError, UnknownRun
 from atoll.server.downloads import BadRequest, send_version
 from atoll.server.events import ClientEvaluated, ClientFailed, Profile
 from atoll.server.hub import Connection
-from atoll.server.messages import sums_of
+from atoll.server.messages import NAME_MAX, sums_of
+from atoll.server.silence import Silent, next_of
 from atoll.server.uploads import receive_update
 
 logger = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
-NAME_MAX = 200
+HELLO_BYTES_MAX = 256 * 1024
 TASKS_MAX = 100
 WORKING_ON_MAX = 1000
 DETAIL_MAX = 2000
-METRICS_MAX = 100
 
 
 class CoordinatorService(rpc.CoordinatorServicer):
@@ -39,16 +40,21 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self, requests: AsyncIterator[pb.ClientMessage], context: Context
     ) -> AsyncIterator[pb.ServerMessage]:
         """The control stream of one client, from Hello to its end."""
-        first = await anext(requests, None)
+        try:
+            first = await next_of(requests)
+        except Silent as error:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
         if first is None:
             return
         if (fault := _fault_of_hello(first)) is not None:
             await context.abort(*fault)
         connection = _connection(first.hello)
+        connection.handler = asyncio.current_task()
         if not self._coordinator.has_room_for(connection.client_id):
             most = self._coordinator.config.max_connections
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{most} clients are connected: try again later")
         self._coordinator.join(connection, first.hello)
+        del first  # a connection lasts
         reader = self._coordinator.spawn(self._read(requests, connection))
         try:
             while (message := await connection.outbox.get()) is not None:
@@ -74,31 +80,38 @@ class CoordinatorService(rpc.CoordinatorServicer):
                         coordinator.lost([client_id], LossReason.LEFT)
                     case _:
                         pass
-        except grpc.aio.AioRpcError as error:
-            logger.debug("the stream of %s broke: %s", client_id, error.details())
+        except (grpc.aio.AioRpcError, grpc.aio.AbortError) as error:
+            logger.debug("the stream of %s broke: %s", client_id, error)
+        except Exception:
+            logger.exception("a message of %s could not be handled", client_id)
         connection.close("the client ended its stream")
 
     def _failed(self, client_id: ClientId, failed: pb.Failed) -> None:
         run = self._coordinator.runs.get(RunId(failed.run_id))
         if run is None or failed.reason not in set(FailureReason):
-            logger.warning("%s reported a failure %r of run %r: ignored", client_id, failed.reason, failed.run_id)
+            what = (client_id, failed.reason[:NAME_MAX], failed.run_id[:NAME_MAX])
+            logger.warning("%s reported a failure %r of run %r: ignored", *what)
+            return
+        if not run.is_news_of(client_id, RoundId(failed.round_id)):
             return
         reason, detail = FailureReason(failed.reason), failed.detail[:DETAIL_MAX]
         run.post(ClientFailed(client_id, RoundId(failed.round_id), reason, detail))
 
     def _evaluated(self, client_id: ClientId, evaluated: pb.Evaluated) -> None:
         run = self._coordinator.runs.get(RunId(evaluated.run_id))
-        if run is None or len(evaluated.statistics) > METRICS_MAX:
+        if run is None or not run.is_asking(client_id, Version(evaluated.version)):
             return
-        sums = None if evaluated.error else sums_of(evaluated.statistics)
-        run.post(ClientEvaluated(client_id, Version(evaluated.version), sums, evaluated.error[:DETAIL_MAX]))
+        sums, detail = None, evaluated.error[:DETAIL_MAX]
+        if not detail and (sums := sums_of(evaluated.statistics)) is None:
+            detail = f"more than {METRICS_MAX} metrics, {STATISTICS_MAX} sums or {NAME_MAX} characters of a name"
+        run.post(ClientEvaluated(client_id, Version(evaluated.version), sums, detail))
 
     async def GetManifest(self, request: pb.ManifestRequest, context: Context) -> pb.ManifestReply:
         """The manifest of a version that is still kept."""
         run = self._coordinator.runs.get(RunId(request.run_id))
         version = run.reducer.by_digest(request.digest) if run else None
         if version is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"run {request.run_id!r} has no version {request.digest!r}")
+            await context.abort(grpc.StatusCode.NOT_FOUND, _no_version(request.run_id, request.digest))
         assert version is not None
         return pb.ManifestReply(manifest=version.manifest_bytes)
 
@@ -106,35 +119,34 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self, requests: AsyncIterator[pb.DownloadRequest], context: Context
     ) -> AsyncIterator[pb.DownloadReply]:
         """Pieces of a version, as fast as the client grants credit."""
-        first = await anext(requests, None)
-        if first is None or first.WhichOneof("request") != "open":
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be DownloadOpen")
-        assert first is not None
+        first = await _opening(requests, context, "DownloadOpen")
         run = self._coordinator.runs.get(RunId(first.open.run_id))
         version = run.reducer.by_digest(first.open.digest) if run else None
         if version is None:
-            detail = f"run {first.open.run_id!r} has no version {first.open.digest!r}"
-            await context.abort(grpc.StatusCode.NOT_FOUND, detail)
+            await context.abort(grpc.StatusCode.NOT_FOUND, _no_version(first.open.run_id, first.open.digest))
         assert version is not None
         try:
-            async for reply in send_version(version, first.open, requests, self._coordinator.compute):
+            async for reply in send_version(version, first.open, requests):
                 yield reply
         except BadRequest as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except FileNotFoundError:
+            await context.abort(grpc.StatusCode.NOT_FOUND, _no_version(first.open.run_id, first.open.digest))
+        except Silent as error:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
 
     async def Upload(
         self, requests: AsyncIterator[pb.UploadRequest], context: Context
     ) -> AsyncIterator[pb.UploadReply]:
         """An update, from its manifest to the verdict."""
-        first = await anext(requests, None)
-        if first is None or first.WhichOneof("request") != "open":
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be UploadOpen")
-        assert first is not None
+        first = await _opening(requests, context, "UploadOpen")
         try:
             async for reply in receive_update(self._coordinator, first.open, requests):
                 yield reply
         except BadRequest as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except Silent as error:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
         except OSError as error:
             logger.error("an upload cannot be stored: %s", error)
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"cannot be stored now: {error.strerror or error}")
@@ -153,6 +165,8 @@ class AdminService(rpc.AdminServicer):
             run_id = await self._coordinator.add_run(config.run)
         except (ConfigError, OperatorError) as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except OSError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"cannot be stored now: {error}")
         return pb.RunReply(run_id=run_id, state=self._coordinator.state_of(run_id))
 
     async def StopRun(self, request: pb.StopRunRequest, context: Context) -> pb.RunReply:
@@ -176,6 +190,21 @@ class AdminService(rpc.AdminServicer):
         return pb.RunReply(run_id=run_id, state=self._coordinator.state_of(RunId(run_id)))
 
 
+async def _opening(requests: AsyncIterator[Any], context: Context, kind: str) -> Any:
+    """The first message of the data plane's streams, or the end of the call."""
+    try:
+        first = await next_of(requests)
+    except Silent as error:
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
+    if first is None or first.WhichOneof("request") != "open":
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the first message must be {kind}")
+    return first
+
+
+def _no_version(run_id: str, digest: str) -> str:
+    return f"run {run_id[:NAME_MAX]!r} has no version {digest[:NAME_MAX]!r}"
+
+
 def _fault_of_hello(message: pb.ClientMessage) -> tuple[grpc.StatusCode, str] | None:
     if message.WhichOneof("message") != "hello":
         return grpc.StatusCode.INVALID_ARGUMENT, "the first message must be Hello"
@@ -183,10 +212,14 @@ def _fault_of_hello(message: pb.ClientMessage) -> tuple[grpc.StatusCode, str] | 
     if hello.protocol != PROTOCOL:
         detail = f"protocol {hello.protocol} is not {PROTOCOL}: update the older side ({hello.software[:80]!r})"
         return grpc.StatusCode.FAILED_PRECONDITION, detail
+    if hello.ByteSize() > HELLO_BYTES_MAX:
+        return grpc.StatusCode.INVALID_ARGUMENT, f"a Hello has at most {HELLO_BYTES_MAX} bytes"
     if not (1 <= len(hello.client_id) <= NAME_MAX and hello.client_id.isprintable()):
         return grpc.StatusCode.INVALID_ARGUMENT, f"client_id must have 1 to {NAME_MAX} printable characters"
     if not 1 <= len(hello.session) <= NAME_MAX or len(hello.label) > NAME_MAX:
         return grpc.StatusCode.INVALID_ARGUMENT, f"session and label have at most {NAME_MAX} characters"
+    if any(len(task) > NAME_MAX for task in hello.tasks):
+        return grpc.StatusCode.INVALID_ARGUMENT, f"a task's name has at most {NAME_MAX} characters"
     if len(hello.tasks) > TASKS_MAX or len(hello.working_on) > WORKING_ON_MAX:
         return grpc.StatusCode.INVALID_ARGUMENT, f"at most {TASKS_MAX} tasks and {WORKING_ON_MAX} rounds"
     return None

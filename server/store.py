@@ -14,7 +14,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -33,9 +33,12 @@ MARGIN_BYTES = 64 << 20
 INCOMING_AGE_MAX_S = 86400.0
 """A partial upload that nobody has continued for so long is dropped."""
 
+GONE = ".gone"
+"""The end of the name of a file whose deletion has begun."""
+
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_UPDATE_FILE = re.compile(r"([0-9a-f]{64})\.(bin|json)(\.part)?")
-_VERSION_FILE = re.compile(r"(\d{6,})\.(safetensors|manifest\.json)(\.part)?")
+_UPDATE_FILE = re.compile(r"([0-9a-f]{64})\.(bin|json)(\.part|\.gone)?")
+_VERSION_FILE = re.compile(r"(\d{6,})\.(safetensors|manifest\.json)(\.part|\.gone)?")
 
 
 class Incoming:
@@ -134,6 +137,15 @@ class RunStore:
         """Those of which any file is there."""
         return {Digest(name[1]) for name in map(_UPDATE_FILE.fullmatch, os.listdir(self._updates)) if name}
 
+    def has_update(self, digest: Digest) -> bool:
+        """Whether an upload was found sound and made a stored update; its name may not be on disk: `sync_names`."""
+        with self._lock:
+            return self.update_path(digest).exists() and self.sidecar_path(digest).exists()
+
+    def sync_names(self) -> None:
+        """Make the names of the stored updates durable, as `promote` does in the end."""
+        sync_directory(self._updates)
+
     def open_incoming(self, digest: Digest, total_bytes: int) -> Incoming:
         """Begin an upload, or go on with it.
 
@@ -179,8 +191,8 @@ class RunStore:
         """
         data, sidecar = self.update_path(digest), self.sidecar_path(digest)
         source = self.incoming_path(digest)
-        if not source.exists() and data.exists() and sidecar.exists():
-            return
+        if not source.exists() and self.has_update(digest):
+            return sync_directory(self._updates)
         file = os.open(source, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             with naming_full_disk(source):
@@ -227,22 +239,21 @@ class RunStore:
 
     def collect_garbage(
         self,
-        live: Collection[Digest],
+        live: Container[Digest],
         *,
         keep_versions: int,
         current: Version,
         pinned: Collection[Version] = (),
-        seen: Collection[Digest] | None = None,
         keep_incoming: Callable[[Digest, float], bool] | None = None,
     ) -> int:
         """Delete what no decision can need any more; after a crash half-way, the next time deletes the rest.
 
         Args:
-            live: updates that an open decision refers to, and those that are being received or judged just now.
+            live: updates that an open decision refers to, and those that are being received or judged just now; asked
+                before each deletion, between which and `has_update` or `open_incoming` nothing else happens.
             keep_versions: how many of the newest versions stay, the current one among them; version 0 always does.
             current: the newest committed version; files of later ones belong to a fold and are let alone.
             pinned: further versions that stay.
-            seen: what `updates` gave before `live` was taken: an update that came since then stays. Left out: all.
             keep_incoming: of a partial upload that is not live, whether it stays, from its digest and the time of its
                 last byte [s since the epoch]; left out: for a day.
 
@@ -252,15 +263,20 @@ class RunStore:
         assert keep_versions >= 1, keep_versions
         keep = keep_incoming or (lambda _, at: time.time() - at < INCOMING_AGE_MAX_S)
         newest_old, staying = current - keep_versions, {Version(0), *pinned}
-        freed = _sweep(self._versions, _VERSION_FILE, lambda v, _: int(v) <= newest_old and int(v) not in staying)
-        garbage = set(self.updates() if seen is None else seen) - set(live)
-        freed += _sweep(self._updates, _UPDATE_FILE, lambda digest, _: digest in garbage)
-        with self._lock:
-            busy = {*live, *(upload.path.stem for upload in self._open)}
-            freed += _sweep(
-                self._incoming, _UPDATE_FILE, lambda digest, at: digest not in busy and not keep(Digest(digest), at)
-            )
-        return freed
+
+        def is_old(version: str, _: float) -> bool:
+            return int(version) <= newest_old and int(version) not in staying
+
+        def is_unused(digest: str, _: float) -> bool:
+            return digest not in live
+
+        def is_left(digest: str, at: float) -> bool:
+            is_open = any(upload.path.stem == digest for upload in self._open)
+            return not is_open and digest not in live and not keep(Digest(digest), at)
+
+        freed = _sweep(self._versions, _VERSION_FILE, is_old, self._lock)
+        freed += _sweep(self._updates, _UPDATE_FILE, is_unused, self._lock)
+        return freed + _sweep(self._incoming, _UPDATE_FILE, is_left, self._lock)
 
     def disk_usage(self) -> dict[str, int]:
         """Bytes of the files in each of the three folders."""
@@ -277,19 +293,27 @@ def _checked(digest: Digest) -> Digest:
     return digest
 
 
-def _sweep(folder: Path, names: re.Pattern[str], is_garbage: Callable[[str, float], bool]) -> int:
+def _sweep(folder: Path, names: re.Pattern[str], is_garbage: Callable[[str, float], bool], lock: threading.Lock) -> int:
     """Delete the regular files that are garbage, by the name's first group and the time of the last change.
 
-    Each .json goes before its data. Returns the sum of their sizes [bytes].
+    Each .json goes before its data. The lock is held while a file is judged and loses its name, which is quick, and
+    not while its blocks are freed, which is not. Returns the sum of their sizes [bytes].
     """
     with os.scandir(folder) as entries:
         files = sorted(entries, key=lambda entry: (not entry.name.endswith(".json"), entry.name))
     freed = 0
     for entry in files:
-        name, stat = names.fullmatch(entry.name), _stat(entry)
-        if name is not None and stat is not None and is_garbage(name[1], stat.st_mtime):
-            Path(entry.path).unlink(missing_ok=True)
-            freed += stat.st_size
+        if (name := names.fullmatch(entry.name)) is None:
+            continue
+        path = Path(entry.path)
+        with lock:
+            stat = _stat(entry)
+            if stat is None or not is_garbage(name[1], stat.st_mtime):
+                continue
+            if path.suffix != GONE:
+                path = path.rename(path.with_name(path.name + GONE))
+        path.unlink(missing_ok=True)
+        freed += stat.st_size
     return freed
 
 

@@ -14,18 +14,18 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
 from atoll.protocol.channel import CHUNK_BYTES
 from atoll.protocol.manifest import ManifestError, UpdateManifest, check_against, parse_update
-from atoll.protocol.vocabulary import Digest, RejectReason
+from atoll.protocol.vocabulary import Digest, Fate, RejectReason
 from atoll.server.coordinator import Coordinator
 from atoll.server.downloads import BadRequest
 from atoll.server.driver import RunDriver
 from atoll.server.events import Accept, Reject, Sums, Update, UpdateReceived, UpdateRefused, UploadBegun
 from atoll.server.messages import sums_of
+from atoll.server.silence import next_of
 from atoll.server.store import Incoming, RunStore
+from atoll.server.threads import off_loop
 
 logger = logging.getLogger(__name__)
 
-METRICS_MAX = 100
-STATISTICS_MAX = 10_000
 DAY_S = 86400.0
 
 
@@ -37,9 +37,10 @@ async def receive_update(
     Raises:
         BadRequest: the client broke the protocol.
         OSError: the bytes cannot be stored now; the client should try again later.
+        Silent: the client sends nothing.
     """
     try:
-        manifest = parse_update(opened.manifest)
+        manifest = await off_loop(len(opened.manifest), parse_update, opened.manifest)
     except ManifestError as error:
         yield _verdict(RejectReason.BAD_MANIFEST, str(error))
         return
@@ -51,13 +52,20 @@ async def receive_update(
     if (verdict := await upload.verdict_without_bytes()) is not None:
         yield verdict
         return
-    async with coordinator.only_upload_of(upload.update.digest), coordinator.in_flight(run, upload.update.digest):
-        with run.reducer.store.open_incoming(upload.update.digest, manifest.num_bytes) as file:
-            yield pb.UploadReply(position=file.position)
-            async for position in upload.take(file, requests):
-                if position < manifest.num_bytes:  # of the end the verdict tells
-                    yield pb.UploadReply(position=position)
-        yield await upload.verdict(coordinator)
+    async with coordinator.only_upload_of(run, upload.update), coordinator.in_flight(run, upload.update.digest):
+        if run.machine.is_accepted(upload.update):  # by the stream that this one has ended
+            yield await upload.old_verdict()
+            return
+        if not await upload.is_here(coordinator):
+            with run.reducer.store.open_incoming(upload.update.digest, manifest.num_bytes) as file:
+                yield pb.UploadReply(position=file.position)
+                async for position in upload.take(file, requests):
+                    if position < manifest.num_bytes:  # of the end the verdict tells
+                        yield pb.UploadReply(position=position)
+            if (verdict := await upload.verdict_on_bytes(coordinator)) is not None:
+                yield verdict
+                return
+        yield await upload.verdict()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,38 +80,58 @@ class _Upload:
         """What can be said before the bytes come; None when they are wanted."""
         run, update = self.run, self.update
         if (refusal := run.machine.refusal(update)) is not None:
-            return _verdict(*refusal)  # nothing changes by it, so nothing is written down
-        if run.machine.is_accepted(update) or run.machine.is_hopeless(update):
-            return await self._decide()
+            await run.on_disk()  # nothing changes by it, so it is not written down; but what it rests on must be
+            return _verdict(*refusal)
+        if run.machine.is_accepted(update):
+            return await self.old_verdict()
+        if run.machine.is_hopeless(update):
+            return await self.verdict()
         base = run.reducer.known(update.base_version)
         if base is None or base.digest != self.manifest.base_digest:
             return await self._refuse(
                 RejectReason.WRONG_BASE, f"this run has no version {update.base_version} {self.manifest.base_digest}"
             )
-        if faults := check_against(base.layout, self.manifest):
+        if faults := await off_loop(100 * len(self.manifest.pieces), check_against, base.layout, self.manifest):
             return await self._refuse(RejectReason.WRONG_LAYOUT, "; ".join(faults)[:2000])
-        run.post(UploadBegun(update.client_id, update.round_id))
+        if run.is_first_upload(update):
+            run.post(UploadBegun(update.client_id, update.round_id))
         return None
+
+    async def is_here(self, coordinator: Coordinator) -> bool:
+        """Whether its bytes were judged before, and only the decision or its answer was lost."""
+        store = self.run.reducer.store
+        if not store.has_update(self.update.digest):
+            return False
+        await coordinator.on_thread(store.sync_names)
+        return True
+
+    async def old_verdict(self) -> pb.UploadReply:
+        """It was accepted before: nothing changes, and the answer is repeated when what it rests on is on disk."""
+        record = self.run.machine.record_of(self.update.round_id)
+        assert record is not None
+        is_carried = record.clients[self.update.client_id].fate is Fate.CARRIED
+        await self.run.on_disk()
+        return _accepted(is_carried=is_carried)
 
     async def take(self, file: Incoming, requests: AsyncIterator[pb.UploadRequest]) -> AsyncIterator[int]:
         """Append the chunks; each must begin where the last one ended."""
         total = self.manifest.num_bytes
         while file.position < total:
-            request = await anext(requests, None)
+            request = await next_of(requests)
             if request is None:
-                return
+                raise BadRequest(f"the upload ended at byte {file.position} of {total}")
             if request.WhichOneof("request") != "chunk":
                 raise BadRequest("after UploadOpen come chunks")
             chunk = request.chunk
             if chunk.position != file.position or not 1 <= len(chunk.data) <= min(CHUNK_BYTES, total - file.position):
                 got = f"a chunk of {len(chunk.data)} bytes at {chunk.position}"
                 raise BadRequest(f"{got} does not continue {file.position} of {total}")
-            file.append(chunk.data)
+            await off_loop(len(chunk.data), file.append, chunk.data)
             steps.reached("upload.mid_chunk")
             yield file.position
 
-    async def verdict(self, coordinator: Coordinator) -> pb.UploadReply:
-        """All bytes are there: check them, make them durable, let the machine decide."""
+    async def verdict_on_bytes(self, coordinator: Coordinator) -> pb.UploadReply | None:
+        """All bytes are there: check them and make them durable; None when they are sound."""
         store, update = self.run.reducer.store, self.update
         steps.reached("upload.before_check")
         inspection = await coordinator.on_thread(_keep_if_sound, store, update.digest, self.manifest)
@@ -114,18 +142,20 @@ class _Upload:
             found = ", ".join(f"{name}: {count}" for name, count in sorted(inspection.non_finite.items())[:5])
             return await self._refuse(RejectReason.NOT_FINITE, f"values that are NaN or infinite ({found})")
         steps.reached("upload.before_accept")
-        return await self._decide()
+        return None
 
-    async def _decide(self) -> pb.UploadReply:
+    async def verdict(self) -> pb.UploadReply:
+        """Let the machine decide; what it says is on disk."""
         for effect in await self.run.post(UpdateReceived(self.update)):
             if isinstance(effect, Accept) and effect.digest == self.update.digest:
-                return pb.UploadReply(verdict=pb.Verdict(accepted=True, detail="late" if effect.carried else ""))
+                return _accepted(is_carried=effect.carried)
             if isinstance(effect, Reject) and effect.digest == self.update.digest:
                 return _verdict(effect.reason, effect.detail)
         raise AssertionError("the machine did not answer an update")
 
     async def _refuse(self, reason: RejectReason, detail: str) -> pb.UploadReply:
-        await self.run.post(UpdateRefused(self.update.client_id, self.update.round_id, reason, detail))
+        if self.run.is_news_of(self.update.client_id, self.update.round_id):
+            await self.run.post(UpdateRefused(self.update.client_id, self.update.round_id, reason, detail))
         return _verdict(reason, detail)
 
 
@@ -157,14 +187,17 @@ def _update(manifest: UpdateManifest, opened: pb.UploadOpen) -> Update:
 def _statistics(opened: pb.UploadOpen) -> Sums:
     """Bounded and finite, or none at all: statistics are for looking at, and cost no update."""
     sums = sums_of(opened.statistics)
-    values = [value for numbers in sums.values() for value in numbers]
-    if len(sums) > METRICS_MAX or len(values) > STATISTICS_MAX or not all(map(math.isfinite, values)):
+    if sums is None or not all(math.isfinite(value) for numbers in sums.values() for value in numbers):
         return {}
     return sums
 
 
 def _seconds(value: float) -> float:
     return min(max(value, 0.0), DAY_S) if math.isfinite(value) else 0.0
+
+
+def _accepted(*, is_carried: bool) -> pb.UploadReply:
+    return pb.UploadReply(verdict=pb.Verdict(accepted=True, detail="late" if is_carried else ""))
 
 
 def _verdict(reason: RejectReason, detail: str, resend: bool = False) -> pb.UploadReply:

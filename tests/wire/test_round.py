@@ -184,7 +184,7 @@ async def test_stopped_run_can_be_resumed_and_goes_on_from_its_last_version(tmp_
         admin = rpc.AdminStub(channel)
         async with it.client("a") as a, it.client("b") as b:
             await asyncio.gather(report(a), report(b))
-            await committed(it, 1)
+            assert (await a.next("invite")).round_id == 2
             await admin.StopRun(pb.StopRunRequest(run_id="tiny-1", reason="lunch"))
             ended = await a.next("run_ended")
             assert (ended.state, ended.cause) == ("stopped", "lunch")

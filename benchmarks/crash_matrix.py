@@ -1,0 +1,203 @@
+"""Kills the coordinator and the agents, with SIGKILL, at every named step of a round and at random times.
+
+    python -m benchmarks.crash_matrix [--quick] [--kills N] [--seed N] [--only STEP ...]
+
+A coordinator and three agents are real processes; the updates are known to the bit. First a run that nobody disturbs,
+then one run for each step of `protocol/steps.py`, in which a process ends itself there and is started again, then runs
+in which processes are killed from outside. Every run must finish, and then
+
+    lost        updates that were accepted (by the records at any time, or by what an agent was told) and are in no
+                committed model, without a record that says why
+    twice       updates that are in two committed models
+    same_bits   runs whose every version has the digest that it has in the undisturbed run
+
+A step at which no process died has not been tested: that is a failure, too. Seconds to recover are counted from the
+start of the new process to the moment when it is back (the coordinator listens with its run recovered, the agent is
+connected), and to the next commit.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from atoll.protocol.steps import STEPS
+from benchmarks.evidence import Verdict
+from benchmarks.federation import COORDINATOR, SITES, Federation, Killer, Recovery, Shape
+from benchmarks.processes import NotMeasured
+from benchmarks.report import Bar, conclude, say, spread
+
+COUNTS = {
+    "journal.before_write": (1, 2, 3, 8, 13),
+    "journal.after_write": (1, 2, 3, 8, 13),
+    "upload.mid_chunk": (1, 2, 5, 11),
+    "upload.before_accept": (1, 2, 3),
+    "aggregate.mid_fold": (1, 2, 3, 5),
+    "publish.before": (1, 4),
+    "publish.after": (1, 4),
+    "download.mid": (1, 2, 7),
+    "snapshot.before": (1, 4),
+    "snapshot.after": (1, 4),
+    "agent.downloading": (1, 2, 5),
+    "agent.uploading": (1, 2, 5),
+    "agent.answered": (1, 3),
+}
+"""How-manieth visits; every other step is tested at its first and its second one."""
+
+QUICK = ("journal.after_write:3", "upload.mid_chunk:2", "aggregate.mid_fold:2", "agent.uploading:2")
+NUM_KILLS, NUM_KILLS_QUICK = 200, 10
+KILLS_A_RUN = 6
+PAUSE_S = (0.05, 2.0)
+
+
+@dataclass
+class Tally:
+    """What all disturbed runs together came to."""
+
+    models: dict[int, str]
+    num_runs: int = 0
+    num_same: int = 0
+    num_kills: int = 0
+    lost: list[str] = field(default_factory=list)
+    twice: list[str] = field(default_factory=list)
+    unfinished: list[str] = field(default_factory=list)
+    not_reached: list[str] = field(default_factory=list)
+    recoveries: list[Recovery] = field(default_factory=list)
+
+    def add(self, what: str, federation: Federation, verdict: Verdict) -> None:
+        """One run has ended."""
+        verdict.is_same = federation.end.models == self.models
+        self.num_runs += 1
+        self.num_same += verdict.is_same
+        self.num_kills += federation.num_kills
+        self.lost += [f"{what}: {update}" for update in verdict.lost]
+        self.twice += [f"{what}: {update}" for update in verdict.twice]
+        self.unfinished += [f"{what}: {fault}" for fault in verdict.faults]
+        self.recoveries += federation.recoveries
+        seconds = ", ".join(f"{r.of} back in {r.back_s:.2f} s" for r in federation.recoveries if r.back_s is not None)
+        say(f"  {what}: {verdict.text}; {seconds}")
+
+    def failed(self, what: str, error: NotMeasured) -> None:
+        """One run did not end."""
+        self.num_runs += 1
+        self.unfinished.append(f"{what}: {error}")
+        say(f"  {what}: {error}")
+
+
+def undisturbed(shape: Shape) -> dict[int, str]:
+    """The digest of every version when nobody is killed."""
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
+        federation = Federation(Path(folder), shape)
+        verdict = federation.run()
+    if verdict.lost or verdict.twice or verdict.faults or len(federation.end.models) != 1 + shape.rounds:
+        raise NotMeasured(f"the undisturbed run: {verdict.text}, {len(federation.end.models)} versions")
+    say(f"undisturbed: {shape.rounds} rounds in {time.monotonic() - begun:.1f} s")
+    return federation.end.models
+
+
+def at_step(tally: Tally, crash_at: str, shape: Shape) -> None:
+    """One run with one death at a named step."""
+    who = SITES[0] if crash_at.startswith("agent.") else COORDINATOR
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
+        federation = Federation(Path(folder), shape, (who, crash_at))
+        try:
+            verdict = federation.run()
+        except NotMeasured as error:
+            tally.failed(crash_at, error)
+            return
+    if not federation.num_kills:
+        tally.not_reached.append(crash_at)
+    tally.add(crash_at, federation, verdict)
+
+
+def at_random(tally: Tally, num_kills: int, seed: int, shape: Shape) -> None:
+    """Runs with kills from outside, until there were as many as that."""
+    number, done = 0, 0
+    while done < num_kills and number < num_kills:
+        number += 1
+        rng, name = random.Random(f"{seed}/{number}"), f"seed {seed}, run {number}"
+        with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
+            federation = Federation(Path(folder), shape)
+            try:
+                verdict = federation.run(Killer(rng, min(KILLS_A_RUN, num_kills - done), PAUSE_S))
+            except NotMeasured as error:
+                tally.failed(name, error)
+                continue
+        done += federation.num_kills
+        tally.add(f"{name}, {federation.num_kills} kills ({done} of {num_kills})", federation, verdict)
+
+
+def schedule() -> list[str]:
+    """Every step, at each visit that is tested."""
+    return [f"{step}:{count}" for step, _ in STEPS for count in COUNTS.get(step, (1, 2))]
+
+
+def main() -> int:
+    """Measure."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.crash_matrix", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--quick", action="store_true", help="a handful of steps and ten kills")
+    parser.add_argument("--kills", type=int, help="from outside, at random times")
+    parser.add_argument("--seed", type=int, default=1, help="of the random times")
+    parser.add_argument("--only", nargs="+", metavar="STEP", help="these steps (step or step:n) and no others")
+    arguments = parser.parse_args()
+    default = NUM_KILLS_QUICK if arguments.quick else 0 if arguments.only else NUM_KILLS
+    num_kills = default if arguments.kills is None else arguments.kills
+    shape = Shape(rounds=3, num_elements=600_000) if arguments.quick else Shape()
+    tally = Tally(undisturbed(shape))
+    planned = arguments.only or (QUICK if arguments.quick else schedule())
+    say(f"{len(planned)} deaths at named steps")
+    for crash_at in planned:
+        at_step(tally, crash_at, shape)
+    say(f"{num_kills} kills from outside")
+    at_random(tally, num_kills, arguments.seed, shape)
+    return conclude(
+        "crash_matrix",
+        bars_of(tally),
+        ours=ours_of(tally, planned, num_kills, arguments.seed, shape),
+        theirs=None,
+        why_not="no peer carries a round across the death of its server: there is nothing to hold this against",
+    )
+
+
+def bars_of(tally: Tally) -> list[Bar]:
+    """Nothing lost, nothing counted twice, all bits the same; and all of it was really tested."""
+    return [
+        Bar.exactly("lost", len(tally.lost), 0),
+        Bar.exactly("twice", len(tally.twice), 0),
+        Bar.exactly("same_bits [runs]", tally.num_same, tally.num_runs),
+        Bar.exactly("runs that did not finish, or abandoned a round", len(tally.unfinished), 0),
+        Bar.exactly("named steps that were not reached", len(tally.not_reached), 0),
+    ]
+
+
+def ours_of(tally: Tally, planned: Any, num_kills: int, seed: int, shape: Shape) -> dict[str, Any]:
+    """The figures beside the bars."""
+    recovery = {}
+    for who, names in (("coordinator", (COORDINATOR,)), ("agent", SITES)):
+        mine = [r for r in tally.recoveries if r.of in names]
+        for kind in ("back_s", "commit_s"):
+            if seconds := [s for r in mine if (s := getattr(r, kind)) is not None]:
+                recovery[f"{who}_{kind}"] = {**spread(seconds), "count": len(seconds)}
+    faults = {"lost": tally.lost, "twice": tally.twice, "unfinished": tally.unfinished, "missed": tally.not_reached}
+    return {
+        "runs": tally.num_runs,
+        "deaths": tally.num_kills,
+        "at_steps": len(planned),
+        "from_outside": num_kills,
+        "seed": seed,
+        "seconds_to_recover": recovery,
+        "faults": {name: found for name, found in faults.items() if found},
+        "configuration": f"3 agents, {shape.rounds} rounds, {4 * shape.num_elements / 1e6:g} MB, "
+        f"uploads at {shape.upload_limit / 1e6:g} MB/s, whole cohort",
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

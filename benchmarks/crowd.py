@@ -1,0 +1,93 @@
+"""Many clients in one process: `python -m benchmarks.crowd ADDRESS FOLDER FIRST COUNT`.
+
+Each client is a whole agent (its own session, spool, model cache and gRPC connection); only the training is missing: an
+update of all ones is written at once. It says `ready` when all of them are connected, and ends at SIGTERM.
+"""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from atoll.aggregation.layout import Piece
+from atoll.aggregation.tensorfile import NUMPY_DTYPES, parse_header, write
+from atoll.client.config import AgentConfig
+from atoll.client.driver import Agent
+from atoll.client.events import Sums
+from atoll.client.runner import EvaluateOrder, Training, TrainOrder
+from atoll.client.statedir import StateDirectory
+
+TASK = "benchmarks.tasks:empty"
+DIALS_AT_ONCE = 50
+
+
+class Instant:
+    """A runner that needs no time: an update of ones, like the first model that came."""
+
+    def __init__(self) -> None:
+        self._update: bytes | None = None
+        self._pieces: tuple[Piece, ...] = ()
+
+    async def describe(self) -> int:
+        """One example."""
+        return 1
+
+    async def train(self, order: TrainOrder) -> Training:
+        """Write it."""
+        if self._update is None:
+            layout, _ = parse_header(order.model)
+            self._pieces = write(order.out, {t.name: np.ones(t.shape, NUMPY_DTYPES[t.dtype]) for t in layout})
+            self._update = order.out.read_bytes()
+        order.out.write_bytes(self._update)
+        return Training(pieces=self._pieces, num_examples=1, work=1.0, statistics={}, seconds=0.0)
+
+    async def evaluate(self, order: EvaluateOrder) -> Sums | None:
+        """No data."""
+        return None
+
+    def extend(self, budget: float) -> None:
+        """Nothing runs."""
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+    def kill(self) -> None:
+        """Nothing runs."""
+
+    async def close(self) -> None:
+        """Nothing runs."""
+
+
+async def crowd(address: str, folder: Path, first: int, count: int) -> None:
+    """Run `count` clients until SIGTERM."""
+    end = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end.set)
+    agents: list[Agent] = []
+    running: list[asyncio.Task[int]] = []
+    for number in range(first, first + count):
+        name = f"client-{number:05d}"
+        config = AgentConfig(site=name, join=address, state=folder / name, reconnect_max=2.0)
+        agent = Agent(config, [TASK], Instant(), StateDirectory(config.state))
+        agents.append(agent)
+        running.append(asyncio.ensure_future(agent.run()))
+        await connected(agents, but=DIALS_AT_ONCE)
+    await connected(agents)
+    print("ready", flush=True)
+    ended = asyncio.ensure_future(end.wait())
+    await asyncio.wait([ended, *running], return_when=asyncio.FIRST_COMPLETED)
+    for task in running:
+        if task.done():
+            task.result()  # no client may end by itself: say why it did
+        task.cancel()
+
+
+async def connected(agents: list[Agent], *, but: int = 0) -> None:
+    """Wait until all of them are connected, but for so many."""
+    while sum(not agent.session.is_connected for agent in agents) > but:  # noqa: ASYNC110 - agents tell nobody
+        await asyncio.sleep(0.01)
+
+
+if __name__ == "__main__":
+    asyncio.run(crowd(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])))

@@ -1,0 +1,209 @@
+"""One federation of real processes that is killed on purpose, and brought back, until its run has ended."""
+
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from atoll.protocol import steps
+from atoll.protocol.vocabulary import RunState
+from atoll.server.statedir import running_coordinator
+from benchmarks.evidence import Ledger, Promise, Verdict, heard, judge, look
+from benchmarks.processes import NotMeasured, Processes, agent_command, coordinator_command, free_address
+
+COORDINATOR = "coordinator"
+SITES = ("a", "b", "c")
+TASK = "benchmarks.tasks:noise"
+LIMIT_S = 150.0
+POLL_S = 0.01
+LOOK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How long a round takes, and where in it one can be hit."""
+
+    rounds: int = 4
+    num_elements: int = 750_000  # 3 MB: three chunks, and a fold of three blocks
+    train_s: float = 0.05
+    upload_limit: int = 20_000_000  # bytes per second: an upload is under way for a good part of a round
+
+
+@dataclass(slots=True)
+class Recovery:
+    """A process was started again: seconds until it was back, and until the next round was committed."""
+
+    of: str
+    step: str
+    back_s: float | None = None
+    commit_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Watch:
+    """A recovery that is under way."""
+
+    recovery: Recovery
+    begun: float
+    num_committed: int
+    log_bytes: int
+
+
+@dataclass
+class Federation:
+    """A coordinator and three agents in one folder.
+
+    Args:
+        folder: of its own.
+        shape: of the run.
+        crash_at: the process, and the value of ATOLL_CRASH_AT in its first life.
+    """
+
+    folder: Path
+    shape: Shape
+    crash_at: tuple[str, str] | None = None
+    num_kills: int = 0
+    recoveries: list[Recovery] = field(default_factory=list)
+    end: Ledger = field(default_factory=Ledger)
+    _promised: set[tuple[Promise, str]] = field(default_factory=set)
+    _watches: list[_Watch] = field(default_factory=list)
+    _address: str = field(default_factory=free_address)
+    _looked_at: float = 0.0
+
+    def run(self, disturb: Callable[["Federation", Processes], None] = lambda federation, processes: None) -> Verdict:
+        """Run to the end, restarting whatever was killed; `disturb` is called again and again."""
+        begun = time.monotonic()
+        with Processes(self.folder) as processes:
+            for name in (COORDINATOR, *SITES):
+                self._start(processes, name)
+            while True:
+                if time.monotonic() - begun > LIMIT_S:
+                    raise NotMeasured(f"no end in {LIMIT_S:g} s:\n{processes.last_words(COORDINATOR)}")
+                disturb(self, processes)
+                if self._has_ended(processes):  # else a coordinator that dies just after its run would begin another
+                    break
+                self._restart_the_dead(processes)
+                self._watch(processes)
+                time.sleep(POLL_S)
+            told = heard((site, processes.log(site)) for site in SITES)
+        self.end = look(self.state)
+        return judge(self.end, self._promised, told)
+
+    @property
+    def state(self) -> Path:
+        """Of the coordinator."""
+        return self.folder / COORDINATOR
+
+    def kill(self, processes: Processes, name: str) -> None:
+        """SIGKILL from outside."""
+        processes.kill(name)
+        self.num_kills += 1
+
+    # ------------------------------------------------------------ processes
+
+    def _start(self, processes: Processes, name: str) -> None:
+        environment = {
+            "ATOLL_BENCH_ELEMENTS": str(self.shape.num_elements),
+            "ATOLL_BENCH_TRAIN_S": str(self.shape.train_s),
+        }
+        if self.crash_at is not None and self.crash_at[0] == name:
+            environment[steps.VARIABLE] = self.crash_at[1]
+        processes.start(name, self._command(name), environment)
+
+    def _command(self, name: str) -> list[str]:
+        if name == COORDINATOR:
+            return coordinator_command(
+                TASK,
+                name="crash",
+                seed=7,
+                rounds=self.shape.rounds,
+                evaluation__server_every=0,
+                round__cohort_size=len(SITES),
+                round__deadline=300.0,
+                round__outage_max=300.0,
+                coordinator__listen=self._address,
+                coordinator__state=self.state,
+            )
+        return agent_command(
+            TASK,
+            site=name,
+            join=self._address,
+            state=self.folder / name,
+            upload_limit=self.shape.upload_limit,
+            reconnect_min=0.05,
+            reconnect_max=0.5,
+            threads=1,
+            exit_when_done=True,
+        )
+
+    def _has_ended(self, processes: Processes) -> bool:
+        """The coordinator ended well, or died after the end of the run was on disk."""
+        code = processes.running[COORDINATOR].poll()
+        if code is None:
+            return False
+        return code == 0 or (processes.died(COORDINATOR) and look(self.state).state is RunState.FINISHED)
+
+    def _restart_the_dead(self, processes: Processes) -> None:
+        for name in (COORDINATOR, *SITES):
+            if not processes.died(name):
+                continue
+            ledger = look(self.state)
+            self._promised |= set(ledger.accepted.items())
+            step = "from outside"
+            if self.crash_at is not None and self.crash_at[0] == name:
+                step, self.crash_at = self.crash_at[1], None
+                self.num_kills += 1
+            log_bytes = processes.log(name).stat().st_size
+            self._start(processes, name)
+            self.recoveries.append(recovery := Recovery(name, step))
+            self._watches = [watch for watch in self._watches if watch.recovery.of != name]
+            self._watches.append(_Watch(recovery, time.monotonic(), ledger.num_committed, log_bytes))
+
+    # ------------------------------------------------------------ recoveries
+
+    def _watch(self, processes: Processes) -> None:
+        for watch in self._watches:
+            if watch.recovery.back_s is None and self._is_back(processes, watch):
+                watch.recovery.back_s = time.monotonic() - watch.begun
+        if not self._watches or time.monotonic() - self._looked_at < LOOK_S:
+            return
+        num_committed = look(self.state).num_committed
+        self._looked_at = time.monotonic()
+        for watch in self._watches:
+            if num_committed > watch.num_committed:
+                watch.recovery.commit_s = self._looked_at - watch.begun
+        self._watches = [watch for watch in self._watches if watch.recovery.commit_s is None]
+
+    def _is_back(self, processes: Processes, watch: _Watch) -> bool:
+        """The coordinator listens, and has recovered its run before that; the agent is connected."""
+        name = watch.recovery.of
+        if name == COORDINATOR:
+            coordinator = running_coordinator(self.state)
+            return coordinator is not None and coordinator.pid == processes.running[name].pid
+        with processes.log(name).open("rb") as log:
+            log.seek(watch.log_bytes, os.SEEK_SET)
+            return b"connected to" in log.read()
+
+
+@dataclass
+class Killer:
+    """Kills from outside at times that a seed decides, until there are enough or the run has ended."""
+
+    rng: random.Random
+    most: int
+    pause_s: tuple[float, float]
+    _due: float = 0.0
+
+    def __call__(self, federation: Federation, processes: Processes) -> None:
+        """Kill one process when it is time; half of the kills hit the coordinator."""
+        now = time.monotonic()
+        if not self._due:
+            self._due = now + self.rng.uniform(*self.pause_s)
+        if federation.num_kills >= self.most or now < self._due:
+            return
+        name = COORDINATOR if self.rng.random() < 0.5 else self.rng.choice(SITES)
+        self._due = now + self.rng.uniform(*self.pause_s)
+        if processes.running[name].poll() is None:
+            federation.kill(processes, name)

@@ -1,0 +1,148 @@
+"""The real thing as child processes, each with its log: the `atoll` command, or a module of the benchmarks."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from atoll.server.history import History
+from atoll.server.statedir import StateUnusable
+
+ROOT = Path(__file__).parents[1]
+ATOLL = str(Path(sys.executable).with_name("atoll"))
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+START_TIMEOUT_S = 60.0
+
+
+class NotMeasured(RuntimeError):
+    """A process did not do what a measurement needs; the message has its last words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a process has used so far."""
+
+    cpu_s: float
+    rss_bytes: int
+    rss_bytes_max: int
+
+    @classmethod
+    def of(cls, pid: int) -> Self:
+        """From /proc."""
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        cpu_s = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+        status = dict(
+            line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line
+        )
+        resident, most = (1024 * int(status[key].split()[0]) for key in ("VmRSS", "VmHWM"))
+        return cls(cpu_s, resident, most)
+
+
+@dataclass
+class Processes:
+    """Children that end with the block they were started in, by their pids."""
+
+    folder: Path
+    running: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+
+    def start(self, name: str, command: Iterable[str], environment: Mapping[str, str] | None = None) -> None:
+        """Start, or start again; what it says goes to <name>.log, its standard output too."""
+        assert name not in self.running or self.running[name].poll() is not None, f"{name} runs already"
+        with self.log(name).open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
+                env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+            )
+
+    def log(self, name: str) -> Path:
+        """Where the output of a process goes."""
+        return self.folder / f"{name}.log"
+
+    def last_words(self, name: str) -> str:
+        """The end of a log."""
+        return "\n".join(self.log(name).read_text(errors="replace").splitlines()[-15:])
+
+    def kill(self, name: str) -> None:
+        """SIGKILL, by pid: no time to say goodbye or to flush anything."""
+        self.running[name].kill()
+        self.running[name].wait()
+
+    def died(self, name: str) -> bool:
+        """Whether a process was ended by SIGKILL; one that ended in another bad way is an error."""
+        code = self.running[name].poll()
+        if code not in (None, 0, -signal.SIGKILL):
+            raise NotMeasured(f"{name} ended with exit code {code}:\n{self.last_words(name)}")
+        return code == -signal.SIGKILL
+
+    def usage(self, name: str) -> Usage:
+        """What a living process has used."""
+        return Usage.of(self.running[name].pid)
+
+    def __enter__(self) -> Self:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the block ends orderly
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self.running.values():
+            process.terminate()
+        for process in self.running.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+            process.kill()
+            process.wait()
+
+
+def coordinator_command(*what: str, **settings: object) -> list[str]:
+    """`atoll coordinator`; `round__quorum=1` stands for --set round.quorum=1."""
+    return [ATOLL, "coordinator", *what, *_set(settings)]
+
+
+def agent_command(task: str, **settings: object) -> list[str]:
+    """`atoll agent`."""
+    return [ATOLL, "agent", task, *_set(settings)]
+
+
+def _set(settings: Mapping[str, object]) -> list[str]:
+    return [word for key, value in settings.items() for word in ("--set", f"{key.replace('__', '.')}={toml(value)}")]
+
+
+def toml(value: object) -> str:
+    """One value as TOML writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else f'"{value}"'
+
+
+def wait_for_address(processes: Processes, name: str, state: Path) -> str:
+    """Where the coordinator listens, as soon as it does."""
+    until = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < until:
+        with suppress(StateUnusable, OSError):
+            coordinator = History(state).coordinator()
+            if coordinator is not None and coordinator.pid == processes.running[name].pid:
+                return coordinator.address
+        if processes.running[name].poll() is not None:
+            break
+        time.sleep(0.01)
+    raise NotMeasured(f"{name} does not listen:\n{processes.last_words(name)}")
+
+
+def free_address() -> str:
+    """A loopback address that nobody uses: the same one for a coordinator's second life."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"

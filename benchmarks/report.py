@@ -1,0 +1,116 @@
+"""What every benchmark prints last: one JSON object on one line.
+
+name      of the benchmark
+bars      list of {name, value, bar, ok}: the raw figure, what it is held against, whether it stands
+ok        whether all of them do
+ours      what was measured, with its configuration
+theirs    the same of the other side, or "not measured: <why>"
+machine   where
+"""
+
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One figure and what it is held against."""
+
+    name: str
+    value: float
+    bar: str
+    ok: bool
+
+    @classmethod
+    def below(cls, name: str, value: float, limit: float) -> "Bar":
+        """Less than the limit is good."""
+        return cls(name, round(value, 6), f"< {limit:g}", value < limit)
+
+    @classmethod
+    def at_most(cls, name: str, value: float, limit: float) -> "Bar":
+        """The limit itself is still good."""
+        return cls(name, round(value, 6), f"<= {limit:g}", value <= limit)
+
+    @classmethod
+    def exactly(cls, name: str, value: float, wanted: float) -> "Bar":
+        """Nothing else is good."""
+        return cls(name, value, f"= {wanted:g}", value == wanted)
+
+
+def conclude(name: str, bars: Sequence[Bar], *, ours: Any, theirs: Any, why_not: str = "") -> int:
+    """Print the last line; returns the exit code, 0 also when a bar is missed."""
+    document = {
+        "name": name,
+        "bars": [asdict(bar) for bar in bars],
+        "ok": all(bar.ok for bar in bars),
+        "ours": ours,
+        "theirs": theirs if theirs is not None else f"not measured: {why_not}",
+        "machine": machine(),
+    }
+    print(json.dumps(document), flush=True)
+    return 0
+
+
+def say(text: str) -> None:
+    """Progress, for a person; on standard output, as the last line is."""
+    print(text, flush=True)
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on."""
+    import grpc
+    import numpy
+
+    return {
+        "processor": _processor(),
+        "num_cpus": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "fdatasync_ms": round(1e3 * _fdatasync_s(), 3),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "grpcio": grpc.__version__,
+        "numpy": numpy.__version__,
+        "argv": sys.argv[1:],
+    }
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of all values does not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, -(-round(share * 1000) * len(ordered) // 1000) - 1)]
+
+
+def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
+    """Median, least and greatest."""
+    return {name: round(of(values), digits) for name, of in (("median", median), ("min", min), ("max", max))}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except FileNotFoundError:
+        return platform.processor() or platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _fdatasync_s() -> float:
+    """Median of what it takes to make 4 KiB durable where temporary files lie: a round waits for it several times."""
+    times = []
+    with tempfile.TemporaryFile() as file:
+        for _ in range(31):
+            os.pwrite(file.fileno(), bytes(4096), 0)
+            begun = time.perf_counter()
+            os.fdatasync(file.fileno())
+            times.append(time.perf_counter() - begun)
+    return median(times)

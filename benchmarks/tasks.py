@@ -1,0 +1,60 @@
+"""The tasks of the benchmarks: numpy alone, so that a worker stands in a tenth of a second."""
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from atoll.parallel.array_task import Instructions, Trained
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+class Empty:
+    """A model of four numbers: a round of it is nothing but the protocol."""
+
+    def initial(self, seed: int) -> Arrays:
+        """Zeros."""
+        return {"w": np.zeros(4, np.float32)}
+
+    def train(self, parameters: Arrays, instructions: Instructions) -> Trained:
+        """Adds one."""
+        return Trained({"w": np.ones(4, np.float32)}, num_examples=1)
+
+
+class Noise:
+    """A model of which every byte of every update is known: noise from (seed, site, round) alone.
+
+    Its size is that of two tensors, so that a transfer ends inside of one: `ATOLL_BENCH_ELEMENTS` float32 in all; a
+    training takes `ATOLL_BENCH_TRAIN_S` seconds.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._num_elements = int(environment.get("ATOLL_BENCH_ELEMENTS", "100000"))
+        self._train_s = float(environment.get("ATOLL_BENCH_TRAIN_S", "0"))
+
+    def initial(self, seed: int) -> Arrays:
+        """Noise that the seed decides, and a counter."""
+        return {**self._noise(seed), "rounds": np.zeros((), np.int64)}
+
+    def train(self, parameters: Arrays, instructions: Instructions) -> Trained:
+        """Noise that site, round and global model decide: a model of other bits gives an update of other bits."""
+        time.sleep(self._train_s)
+        noise = self._noise(instructions.seed)
+        update: Arrays = {name: values - np.float32(0.1) * parameters[name] for name, values in noise.items()}
+        update["rounds"] = np.ones((), np.int64)
+        return Trained(update, num_examples=1 + instructions.seed % 1000)
+
+    def _noise(self, seed: int) -> Arrays:
+        generator = np.random.default_rng(seed)
+        first = self._num_elements // 3
+        return {
+            "a": generator.standard_normal(first, np.float32),
+            "b": generator.standard_normal(self._num_elements - first, np.float32),
+        }
+
+
+empty = Empty()
+noise = Noise(os.environ)

@@ -1,0 +1,83 @@
+"""The crash matrix must be able to fail: what it looks for is planted here, and found."""
+
+from atoll.protocol.steps import STEPS
+from atoll.protocol.vocabulary import ClientId, Digest, Fate, Phase, RoundId, RunState, Version
+from atoll.server.record import CarriedRecord, ClientRecord, RoundRecord
+from benchmarks.crash_matrix import QUICK, Tally, bars_of, schedule
+from benchmarks.evidence import Ledger, heard, judge
+
+
+def record(round_id, *, used=True, digest="d"):
+    """A committed round with one client."""
+    client = ClientRecord(0.0, Fate.REPORTED, digest=Digest(f"{digest}{round_id}"))
+    client.used_in = RoundId(round_id) if used else None
+    return RoundRecord(
+        RoundId(round_id),
+        Version(round_id - 1),
+        0.0,
+        cohort_size=1,
+        quorum=1,
+        num_needed_to_draw=1,
+        phase=Phase.COMMITTED,
+        clients={ClientId("a"): client},
+    )
+
+
+def ledger(*records, state=RunState.FINISHED):
+    return Ledger(state, "because", tuple(records), {0: "zero", 1: "one"})
+
+
+def test_a_run_in_which_all_is_well_has_no_faults():
+    end = ledger(record(1), record(2))
+    verdict = judge(end, [((1, "a"), "d1")], {(1, "a"), (2, "a")})
+    assert verdict.text == "well"
+
+
+def test_an_accepted_update_in_no_model_is_lost():
+    assert judge(ledger(record(1, used=False)), [], set()).lost == ["d1 of a in round 1"]
+
+
+def test_an_update_that_was_promised_before_a_crash_and_has_gone_is_lost():
+    assert judge(ledger(record(1)), [((1, "a"), "another")], set()).lost == ["another of a in round 1"]
+
+
+def test_an_update_that_only_its_agent_knows_to_be_accepted_is_lost():
+    assert judge(ledger(record(1)), [], {(1, "b")}).lost == ["what b was told of round 1"]
+
+
+def test_an_update_whose_record_says_why_it_is_in_no_model_is_not_lost():
+    one = record(1, used=False)
+    one.clients[ClientId("a")].unused_because = "the run was stopped"
+    assert judge(ledger(one), [], set()).lost == []
+
+
+def test_an_update_that_two_commits_hold_is_counted_twice():
+    late = CarriedRecord(ClientId("a"), RoundId(1), 1, Digest("d1"), 1, 1.0)
+    second = record(2)
+    second.carried.append(late)
+    assert judge(ledger(record(1), second), [], set()).twice == ["d1 (2 times)"]
+
+
+def test_a_run_that_failed_or_abandoned_a_round_is_a_fault():
+    open_round = record(1)
+    open_round.phase = Phase.ABANDONED
+    verdict = judge(ledger(open_round, state=RunState.FAILED), [], set())
+    assert len(verdict.faults) == 2
+
+
+def test_what_agents_were_told_is_read_from_their_logs(tmp_path):
+    log = tmp_path / "a.log"
+    log.write_text(
+        "12:00:00 the update of round 3 of crash-1 is accepted\n12:00:01 the update of round 4 of crash-1 is refu"
+    )
+    assert heard([("a", log), ("b", tmp_path / "none")]) == {(3, "a")}
+
+
+def test_every_named_step_is_on_the_schedule():
+    assert {entry.partition(":")[0] for entry in schedule()} == {name for name, _ in STEPS}
+    assert set(QUICK) <= set(schedule())
+
+
+def test_a_step_that_was_not_reached_misses_a_bar():
+    tally = Tally({}, num_runs=1, num_same=1, not_reached=["publish.after:9"])
+    assert [bar.ok for bar in bars_of(tally)] == [True, True, True, True, False]

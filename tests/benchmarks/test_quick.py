@@ -1,0 +1,39 @@
+"""Each benchmark, small, as its reader would start it. The whole ones: `make bench`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def measure(name, *arguments):
+    command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert document["name"] == name
+    return document
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_quick_crash_matrix_loses_nothing():
+    """The whole matrix: `make bench NAME=crash_matrix`."""
+    document = measure("crash_matrix", "--quick")
+    assert document["ok"], (document["bars"], document["ours"]["faults"])
+    assert document["ours"]["deaths"] >= 10
+
+
+def test_a_few_empty_rounds_are_measured():
+    document = measure("round_latency", "--clients", "5", "--rounds", "5")
+    assert document["ours"]["scales"][0]["rounds"] == 5
+
+
+@pytest.mark.slow
+def test_a_small_transfer_that_is_cut_resends_little():
+    document = measure("resume_transfer", "--mib", "12", "--kinds", "cut")
+    assert document["ok"], document["bars"]
