@@ -34,7 +34,12 @@ def test_what_is_no_reference_is_refused(reference: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("1 / 0", "ZeroDivisionError"), ("def f(:", "SyntaxError"), ("other = 1", "there is no f in"), (None, "there is no file")],
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        ("def f(:", "SyntaxError"),
+        ("other = 1", "there is no f in"),
+        (None, "there is no file"),
+    ],
 )
 def test_a_file_that_cannot_be_loaded_is_the_operator_s_to_mend(tmp_path: Path, text: str | None, message: str) -> None:
     if text is not None:
