@@ -51,10 +51,11 @@ async def send_version(
                 size = min(CHUNK_BYTES, total - position, await credit.beyond(position))
                 if size <= 0:
                     return  # the client went away
-                num_bytes = size if not opened.boxes else total  # a box may lie in many small runs
-                data = await off_loop(num_bytes, reader.read, position, position + size)
-                if opened.boxes:
+                if opened.boxes:  # they may lie in many small runs
+                    data = await off_loop(total, reader.read, position, position + size)
                     digest.update(data)
+                else:
+                    data = reader.read(position, position + size)  # one read, mostly of what the fold has just written
                 yield pb.DownloadReply(data=data)
                 position += size
                 steps.reached("download.mid")

@@ -70,6 +70,8 @@ RETENTION_S = 1.0
 """Garbage is collected when a round ends, but not more often than this: empty rounds take milliseconds."""
 
 SAMPLER_TIMEOUT_S = 60.0
+EVALUATIONS_WAITING_MAX = 16
+"""Versions that may wait for the server's own data; each stays on disk meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,6 +460,9 @@ class RunDriver:
         """Run versions on the server's own data, one after the other; rounds do not wait for it."""
         while True:
             version = await self._evaluations.get()
+            if self._evaluations.qsize() >= EVALUATIONS_WAITING_MAX:
+                self.post(ModelEvaluated(version, None, "passed over: too many newer versions were waiting"))
+                continue
             statistics, detail = None, ""
             try:
                 statistics = await self._evaluator.evaluate(self.reducer.version(version).path)

@@ -1,6 +1,7 @@
 """The coordinator as a process: state directory, server, signals, exit code."""
 
 import asyncio
+import ctypes
 import logging
 import os
 import resource
@@ -23,6 +24,9 @@ from atoll.server.service import AdminService, CoordinatorService
 from atoll.server.statedir import StateDirectory
 
 logger = logging.getLogger(__name__)
+
+M_ARENA_MAX = -8
+"""Of glibc's malloc.h."""
 
 CALLS_PER_CLIENT, CALLS_SPARE = 8, 100
 """Calls that may be open at once, also of those who never say Hello."""
@@ -51,6 +55,7 @@ async def host(
         OperatorError, ConfigError, OSError: the operator's mistakes, and what the disk does not allow.
     """
     _allow_files()
+    _bound_arenas()
     with StateDirectory.open(config.state) as state:
         coordinator = Coordinator(config, state)
         server, address = await _listen(coordinator, config.listen)
@@ -73,6 +78,12 @@ def _allow_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _bound_arenas() -> None:
+    """Let all threads share two heaps: glibc would give each its own, and each keeps what it once needed."""
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
 
 
 async def _listen(coordinator: Coordinator, listen: str) -> tuple[grpc.aio.Server, str]:

@@ -48,6 +48,7 @@ from atoll.server.policy import StragglerPolicy
 from atoll.server.record import CarriedRecord, ClientRecord, Outage, RoundRecord
 
 Effects = tuple[Effect, ...]
+WORK_MIN = 1e-9  # less is no share of any work, and its weight could vanish in a product
 MAY_REPORT = (Fate.WAITING, Fate.LOST, Fate.FAILED)  # a client that was given up may still surprise us in time
 
 
@@ -59,8 +60,8 @@ def fault_of(update: Update, *, base_version: Version, policy: StragglerPolicy) 
         return RejectReason.NO_EXAMPLES, f"num_examples {update.num_examples} is not in 1..{policy.max_examples}"
     if update.num_examples > policy.max_examples:
         return RejectReason.TOO_MANY_EXAMPLES, f"num_examples {update.num_examples} is not in 1..{policy.max_examples}"
-    if not 0 < update.work <= 1:
-        return RejectReason.BAD_WORK, f"work {update.work} is not in (0, 1]"
+    if not WORK_MIN <= update.work <= 1:
+        return RejectReason.BAD_WORK, f"work {update.work} is not in (0, 1] (at least {WORK_MIN})"
     if update.work < 1 and policy.partial_work == "refuse":
         return RejectReason.PARTIAL_WORK, f"work {update.work:.3f} is less than 1 and partial_work is refuse"
     return None

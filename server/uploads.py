@@ -26,6 +26,9 @@ from atoll.server.threads import off_loop
 
 logger = logging.getLogger(__name__)
 
+MAGNITUDE_MAX = 1e30
+"""Largest |element| of an update that is worth calling a number; float32 ends at 3.4e38."""
+
 DAY_S = 86400.0
 
 
@@ -141,6 +144,8 @@ class _Upload:
         if inspection.non_finite:
             found = ", ".join(f"{name}: {count}" for name, count in sorted(inspection.non_finite.items())[:5])
             return await self._refuse(RejectReason.NOT_FINITE, f"values that are NaN or infinite ({found})")
+        if huge := _beyond_reason(inspection):
+            return await self._refuse(RejectReason.NOT_FINITE, f"values beyond {MAGNITUDE_MAX:g} ({huge})")
         steps.reached("upload.before_accept")
         return None
 
@@ -159,10 +164,16 @@ class _Upload:
         return _verdict(reason, detail)
 
 
+def _beyond_reason(inspection: Inspection) -> str:
+    """Finite values so large that a sum with them would leave float32, and fail the whole round; empty when none."""
+    beyond = ((name, m) for name, m in sorted(inspection.magnitudes.items()) if isinstance(m, float))
+    return ", ".join(f"{name}: {m:g}" for name, m in beyond if m > MAGNITUDE_MAX)
+
+
 def _keep_if_sound(store: RunStore, digest: Digest, manifest: UpdateManifest) -> Inspection:
     """Look at a complete upload, and make it a stored update or forget it."""
     inspection = store.inspect_incoming(digest, manifest.pieces)
-    if inspection.is_sound:
+    if inspection.is_sound and not _beyond_reason(inspection):
         store.promote(digest, manifest, inspection)
     else:
         store.discard_incoming(digest)

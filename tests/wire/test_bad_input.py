@@ -70,6 +70,19 @@ def test_update_that_is_not_finite_is_refused_by_tensor(tmp_path, value):
     check(tmp_path)
 
 
+@live
+async def test_update_whose_numbers_are_absurd_is_refused_before_it_can_fail_the_round(tmp_path):
+    def absurd(invite, version):
+        manifest, data = update_of(invite, "a", version)
+        poison = data[:8] + np.array([1, 3e38, 1, 1], np.float32).tobytes()
+        return rehashed(manifest, poison), poison
+
+    verdict, client = await refused(tmp_path, absurd)
+    assert verdict.reason == "not_finite"
+    assert "beyond 1e+30 (w: 3e+38)" in verdict.detail
+    assert client.fate == "refused"
+
+
 def rehashed(manifest, data):
     """The manifest with the digests that these bytes have."""
     import hashlib

@@ -1,6 +1,7 @@
 """What a hostile review found: each test failed once, over real gRPC."""
 
 import asyncio
+import threading
 import time
 
 import grpc
@@ -360,3 +361,28 @@ async def test_client_that_reads_nothing_does_not_keep_its_place(tmp_path):
             for _ in range(100):
                 connection.send(pb.ServerMessage(run_ended=pb.RunEnded(cause="x" * 100_000)))
             await until(lambda: len(it.coordinator.hub) == 0)
+
+
+@live
+async def test_coordinator_that_stops_in_a_fold_leaves_no_fold_behind(tmp_path):
+    from atoll.server import reduce
+
+    begun, ended = threading.Event(), threading.Event()
+
+    def endless(*args, between, **kwargs):
+        begun.set()
+        try:
+            for _ in range(2000):
+                between()
+                time.sleep(0.01)
+        finally:
+            ended.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reduce, "fold", endless)
+        async with running(tmp_path / "state") as it, it.client("a") as a, it.client("b") as b:
+            await asyncio.gather(report(a), report(b))
+            await until(begun.is_set)
+        assert ended.is_set(), "the next coordinator would fold into the same file"
+    async with running(tmp_path / "state") as it:
+        await committed(it, 1)
