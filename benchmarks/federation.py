@@ -143,7 +143,20 @@ class Federation:
         code = processes.running[COORDINATOR].poll()
         if code is None:
             return False
-        return code == 0 or (processes.died(COORDINATOR) and look(self.state).state is RunState.FINISHED)
+        if code == 0:
+            return True
+        if not processes.died(COORDINATOR) or look(self.state).state is not RunState.FINISHED:
+            return False
+        self._died_at_its_step(COORDINATOR)
+        return True
+
+    def _died_at_its_step(self, name: str) -> str:
+        """Which named step a dead process died at; empty: it was killed from outside."""
+        if self.crash_at is None or self.crash_at[0] != name:
+            return ""
+        step, self.crash_at = self.crash_at[1], None
+        self.num_kills += 1
+        return step
 
     def _restart_the_dead(self, processes: Processes) -> None:
         for name in (COORDINATOR, *SITES):
@@ -151,10 +164,7 @@ class Federation:
                 continue
             ledger = look(self.state)
             self._promised |= set(ledger.accepted.items())
-            step = "from outside"
-            if self.crash_at is not None and self.crash_at[0] == name:
-                step, self.crash_at = self.crash_at[1], None
-                self.num_kills += 1
+            step = self._died_at_its_step(name) or "from outside"
             log_bytes = processes.log(name).stat().st_size
             self._start(processes, name)
             self.recoveries.append(recovery := Recovery(name, step))
