@@ -24,6 +24,7 @@ class Invitation:
     seed: int = 0
     local: str = "{}"  # JSON: overrides of the task's Local
     manifest: bytes = b""
+    data: bytes = b""  # of all pieces, when they are small
 
     @property
     def key(self) -> tuple[str, RunId, int]:
@@ -41,6 +42,7 @@ class EvaluationRequest:
     model_digest: Digest
     time_left: float
     manifest: bytes = b""
+    data: bytes = b""
 
     @property
     def key(self) -> tuple[str, RunId, int]:

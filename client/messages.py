@@ -94,6 +94,7 @@ def _invitation(invite: pb.Invite) -> Invitation:
         time_left=_seconds(invite.time_left_s),
         seed=invite.seed,
         local=invite.local or "{}",
+        data=invite.data,
         manifest=invite.manifest,
     )
 

@@ -214,10 +214,11 @@ class ModelCache:
         self._versions[digest] = self._versions.pop(digest)
         return self.path(digest)
 
-    def begin(self, digest: Digest, manifest: VersionManifest) -> PartialVersion:
-        """Begin to put a version together, or go on with it."""
+    def begin(self, digest: Digest, manifest: VersionManifest, *, reuse: bool = True) -> PartialVersion:
+        """Begin to put a version together, or go on with it; `reuse`: copy the pieces that older versions hold."""
         assert self._versions is not None, "scan comes first"
-        held = {sha256: where for pieces in self._versions.values() for sha256, where in pieces if where.num_bytes}
+        versions = self._versions.values() if reuse else ()
+        held = {sha256: where for pieces in versions for sha256, where in pieces if where.num_bytes}
         self._parts.add(digest)
         return PartialVersion(self._part(digest), manifest, held)
 

@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -104,9 +105,13 @@ class Workshop:
         if self._cache.find(digest, manifest) is not None:
             logger.debug("version %s is here already", digest[:12])
             return
-        partial = self._cache.begin(digest, manifest)
+        is_inline = len(request.data) == manifest.num_bytes
+        partial = self._cache.begin(digest, manifest, reuse=not is_inline)
         try:
             await off_loop(manifest.num_bytes, partial.resume)
+            if is_inline and not partial.is_complete:
+                with suppress(PieceDamaged):  # then what is missing is downloaded
+                    partial.append(request.data[partial.data_bytes :])
             if not partial.is_complete:
                 await self._persistently(lambda link: _complete(link, request, partial), lambda: partial.data_bytes)
             self._cache.finish(digest, manifest, partial)

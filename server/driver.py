@@ -369,6 +369,7 @@ class RunDriver:
             task=self.task,
             digest=version.digest,
             manifest=version.manifest_bytes,
+            data=version.small_data,
             seed=messages.training_seed(self.config.seed, self.config.name, effect.round_id, effect.client_id),
             local=self.config.local,
             grace=self.config.round.grace,

@@ -13,6 +13,9 @@ from atoll.server.events import AskEvaluation, Invite, Release, Sums
 NAME_MAX = 200
 """Characters of a name that a client gives itself, its session, its stratum, a task or a metric."""
 
+INLINE_DATA_BYTES_MAX = 16 * 1024
+"""A model up to this size rides in the invitation, and nothing is to be downloaded."""
+
 INLINE_MANIFEST_BYTES_MAX = 64 * 1024
 """A manifest up to this size rides in the invitation and saves the client a round trip."""
 
@@ -30,6 +33,7 @@ def invitation(
     task: str,
     digest: Digest,
     manifest: bytes,
+    data: bytes = b"",
     seed: int,
     local: Mapping[str, Any],
     grace: float,
@@ -48,6 +52,7 @@ def invitation(
             local=json.dumps(local, sort_keys=True),
             grace_s=grace,
             manifest=_inline(manifest),
+            data=data,
         )
     )
 

@@ -25,6 +25,7 @@ from atoll.server.codec import StoreCorrupted
 from atoll.server.durable import naming_full_disk
 from atoll.server.evaluator import Evaluator
 from atoll.server.events import Aggregate
+from atoll.server.messages import INLINE_DATA_BYTES_MAX
 from atoll.server.store import INCOMING_AGE_MAX_S, RunStore
 
 VERSIONS_CACHED_MAX = 8
@@ -42,6 +43,7 @@ class VersionFile:
     data_start: int
     manifest_bytes: bytes
     model_dtypes: tuple[str, ...]
+    small_data: bytes  # of all pieces, when they ride in an invitation; otherwise nothing
 
 
 class Reducer:
@@ -74,6 +76,7 @@ class Reducer:
                 data_start,
                 manifest_bytes,
                 manifest.model_dtypes,
+                _small_data(path, data_start, manifest.num_bytes),
             )
             self._cache = {**dict(list(self._cache.items())[1 - VERSIONS_CACHED_MAX :]), version: file}
         return file
@@ -173,3 +176,11 @@ class Reducer:
             keep_incoming=may_go_on,
         )
         await asyncio.get_running_loop().run_in_executor(None, collect)
+
+
+def _small_data(path: Path, start: int, num_bytes: int) -> bytes:
+    if num_bytes > INLINE_DATA_BYTES_MAX:
+        return b""
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(num_bytes)

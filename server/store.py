@@ -40,18 +40,29 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _UPDATE_FILE = re.compile(r"([0-9a-f]{64})\.(bin|json)(\.part|\.gone)?")
 _VERSION_FILE = re.compile(r"(\d{6,})\.(safetensors|manifest\.json)(\.part|\.gone)?")
 
+SMALL_BYTES = 64 * 1024
+"""An upload up to this size grows in memory: to make a file may take as long as the disk is busy."""
+
 
 class Incoming:
-    """An upload that is being written; `position` is how much of it is here. Threads must not share one."""
+    """An upload that is being written; `position` is how much of it is here. Threads must not share one.
+
+    A small one is written at `write_out`, or at the end of the block, also when it was cut; only a crash loses it.
+    """
 
     def __init__(self, path: Path, total_bytes: int, on_close: Callable[["Incoming"], None]) -> None:
         self.path, self.total_bytes = path, total_bytes
         self._on_close = on_close
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        self._buffer, self._file, self.position = bytearray(), -1, 0
+        if total_bytes > SMALL_BYTES or os.path.lexists(path):
+            self._open()
+
+    def _open(self) -> None:
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         self.position = os.fstat(self._file).st_size
-        if self.position > total_bytes:
-            os.ftruncate(self._file, total_bytes)
-            self.position = total_bytes
+        if self.position > self.total_bytes:
+            os.ftruncate(self._file, self.total_bytes)
+            self.position = self.total_bytes
 
     def append(self, data: bytes) -> None:
         """Write the next bytes.
@@ -62,6 +73,21 @@ class Incoming:
         """
         if self.position + len(data) > self.total_bytes:
             raise ValueError(f"{len(data)} bytes at {self.position} go beyond the announced {self.total_bytes}")
+        if self._file < 0:
+            self._buffer += data
+            self.position += len(data)
+        else:
+            self._write(data)
+
+    def write_out(self) -> None:
+        """Let the file have what is only in memory; raises as `append`."""
+        if self._file < 0:
+            with naming_full_disk(self.path):
+                self._open()
+            self.position = 0
+            self._write(bytes(self._buffer))
+
+    def _write(self, data: bytes) -> None:
         view = memoryview(data)
         with naming_full_disk(self.path):
             while view:  # at its own position: two uploads of one digest write the same bytes to the same places
@@ -75,8 +101,13 @@ class Incoming:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._on_close(self)
-        os.close(self._file)
+        try:
+            if self._buffer:
+                self.write_out()
+        finally:
+            self._on_close(self)
+            if self._file >= 0:
+                os.close(self._file)
 
 
 class RunStore:

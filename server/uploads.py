@@ -65,7 +65,8 @@ async def receive_update(
                 async for position in upload.take(file, requests):
                     if position < manifest.num_bytes:  # of the end the verdict tells
                         yield pb.UploadReply(position=position)
-            if (verdict := await upload.verdict_on_bytes(coordinator)) is not None:
+                verdict = await upload.verdict_on_bytes(coordinator, file)
+            if verdict is not None:
                 yield verdict
                 return
         yield await upload.verdict()
@@ -133,11 +134,11 @@ class _Upload:
             steps.reached("upload.mid_chunk")
             yield file.position
 
-    async def verdict_on_bytes(self, coordinator: Coordinator) -> pb.UploadReply | None:
+    async def verdict_on_bytes(self, coordinator: Coordinator, file: Incoming) -> pb.UploadReply | None:
         """All bytes are there: check them and make them durable; None when they are sound."""
         store, update = self.run.reducer.store, self.update
         steps.reached("upload.before_check")
-        inspection = await coordinator.on_thread(_keep_if_sound, store, update.digest, self.manifest)
+        inspection = await coordinator.on_thread(_keep_if_sound, store, file, update.digest, self.manifest)
         if inspection.wrong_digests:
             names = ", ".join(sorted({piece.tensor for piece in inspection.wrong_digests})[:5])
             return _verdict(RejectReason.DIGEST_MISMATCH, f"the bytes of {names} are not those of the manifest", True)
@@ -170,8 +171,9 @@ def _beyond_reason(inspection: Inspection) -> str:
     return ", ".join(f"{name}: {m:g}" for name, m in beyond if m > MAGNITUDE_MAX)
 
 
-def _keep_if_sound(store: RunStore, digest: Digest, manifest: UpdateManifest) -> Inspection:
+def _keep_if_sound(store: RunStore, file: Incoming, digest: Digest, manifest: UpdateManifest) -> Inspection:
     """Look at a complete upload, and make it a stored update or forget it."""
+    file.write_out()
     inspection = store.inspect_incoming(digest, manifest.pieces)
     if inspection.is_sound and not _beyond_reason(inspection):
         store.promote(digest, manifest, inspection)

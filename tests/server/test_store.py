@@ -99,7 +99,20 @@ def test_a_file_that_is_too_long_is_cut(store):
     assert store.incoming_path(DIGESTS[1]).read_bytes() == b"0123"
 
 
-def test_two_uploads_of_one_update_do_no_harm_to_each_other(store):
+def test_a_small_upload_makes_its_file_when_it_is_written_out_or_cut(store):
+    with store.open_incoming(DIGESTS[1], 6) as upload:
+        upload.append(b"01")
+        assert not store.incoming_path(DIGESTS[1]).exists()
+    assert store.incoming_path(DIGESTS[1]).read_bytes() == b"01"
+    with store.open_incoming(DIGESTS[1], 6) as upload:
+        assert upload.position == 2
+        upload.append(b"2345")
+        upload.write_out()
+    assert store.incoming_path(DIGESTS[1]).read_bytes() == b"012345"
+
+
+def test_two_uploads_of_one_update_do_no_harm_to_each_other(store, monkeypatch):
+    monkeypatch.setattr("atoll.server.store.SMALL_BYTES", 0)
     with store.open_incoming(DIGESTS[1], 6) as first:
         first.append(b"01")
         with store.open_incoming(DIGESTS[1], 6) as second:
