@@ -26,12 +26,15 @@ class StoredUpdate:
     """An accepted update, where it lies."""
 
     path: Path
+    """Its file; what errors call it."""
     pieces: tuple[Piece, ...]
     """In the order of their bytes; canonical for what was received."""
     magnitudes: Mapping[str, float | int] = field(default_factory=dict)
     """Largest |element| of each tensor, as `inspection.inspect` recorded it."""
     data_start: int = 0
     """Where the first piece begins [bytes]."""
+    data: bytes | None = None
+    """All bytes of a small one that has no file of its own."""
 
 
 class UpdateReader:
@@ -40,11 +43,12 @@ class UpdateReader:
     Args:
         update: what to read.
         keep_open: hold one file descriptor from entry to exit; otherwise open the file at each read.
+            An update whose bytes are in memory needs none.
     """
 
     def __init__(self, update: StoredUpdate, *, keep_open: bool = True) -> None:
-        self._path = update.path
-        self._keep_open = keep_open
+        self._path, self._data = update.path, update.data
+        self._keep_open = keep_open and update.data is None
         self._fd: int | None = None
         self._pieces: dict[str, list[tuple[Piece, int]]] = {}
         self._boxes: dict[str, list[_Box]] = {}
@@ -115,13 +119,18 @@ class UpdateReader:
     def _widened(self, dtype: str, position: int, start: int, stop: int) -> NDArray[Any]:
         """Elements [start, stop) of the piece that begins at `position`, in the order of its bytes."""
         raw = np.empty(stop - start, NUMPY_DTYPES[dtype])
-        fd = self._fd if self._fd is not None else os.open(self._path, os.O_RDONLY)
-        try:
-            read_into(raw, fd, position + start * ITEM_BYTES[dtype], path=self._path)
-        finally:
-            if fd != self._fd:
-                os.close(fd)
+        self._fill(raw, position + start * ITEM_BYTES[dtype])
         return to_float32(raw, dtype) if dtype in FLOATS else raw.astype(np.int64, copy=False)
+
+    def _fill(self, raw: NDArray[Any], position: int) -> None:
+        source = self._data if self._data is not None else self._fd
+        if source is not None:
+            return read_into(raw, source, position, path=self._path)
+        fd = os.open(self._path, os.O_RDONLY)
+        try:
+            read_into(raw, fd, position, path=self._path)
+        finally:
+            os.close(fd)
 
 
 def read_block(update: StoredUpdate, tensor: Tensor, start: int, stop: int) -> NDArray[Any]:

@@ -4,6 +4,7 @@ import hashlib
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,36 +41,34 @@ class Inspection:
         return not self.wrong_digests and not self.non_finite
 
 
-def inspect(path: Path, pieces: Iterable[Piece], *, data_start: int = 0) -> Inspection:
+def inspect(path: Path, pieces: Iterable[Piece], *, data: bytes | None = None, data_start: int = 0) -> Inspection:
     """Verify digests and finiteness, and record magnitudes and norms, in one pass.
 
     Memory is one buffer of 4 MiB and a few tiles. Pieces must be of known dtypes (`cover.check_cover`).
 
     Args:
-        path: the stored bytes of the pieces, one after the other.
+        path: the file with the bytes of the pieces, one after the other.
         pieces: in the order of their bytes.
+        data: the same bytes, when they are in memory; then `path` is only what errors call them.
         data_start: where the first piece begins [bytes].
 
     Raises:
-        TensorFileCorrupted: the file ends before the last piece.
+        TensorFileCorrupted: the bytes end before the last piece.
     """
     wrong_digests: list[Piece] = []
     tallies: dict[str, _Tally] = {}
     position = data_start
-    fd = os.open(path, os.O_RDONLY)
-    try:
+    with _opened(path, data) as source:
         for piece in pieces:
             tally = tallies.setdefault(piece.tensor, _Tally(0.0 if piece.dtype in FLOATS else 0))
             sha256 = hashlib.sha256()
-            for raw in _buffers(piece, fd, position, path):
+            for raw in _buffers(piece, source, position, path):
                 sha256.update(raw.data)
                 for begin in range(0, raw.size, TILE_ELEMENTS):
                     tally.add(raw[begin : begin + TILE_ELEMENTS], piece.dtype)
             if sha256.hexdigest() != piece.sha256:
                 wrong_digests.append(piece)
             position += piece.num_bytes
-    finally:
-        os.close(fd)
     return Inspection(
         wrong_digests=tuple(wrong_digests),
         non_finite={name: tally.non_finite for name, tally in tallies.items() if tally.non_finite},
@@ -78,12 +77,24 @@ def inspect(path: Path, pieces: Iterable[Piece], *, data_start: int = 0) -> Insp
     )
 
 
-def _buffers(piece: Piece, fd: int, position: int, path: Path) -> Iterator[NDArray[Any]]:
+@contextmanager
+def _opened(path: Path, data: bytes | None) -> Iterator[int | bytes]:
+    if data is not None:
+        yield data
+        return
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _buffers(piece: Piece, source: int | bytes, position: int, path: Path) -> Iterator[NDArray[Any]]:
     item_bytes = ITEM_BYTES[piece.dtype]
     step = BUFFER_BYTES // item_bytes
     for begin in range(0, piece.num_elements, step):
         raw = np.empty(min(step, piece.num_elements - begin), NUMPY_DTYPES[piece.dtype])
-        read_into(raw, fd, position + begin * item_bytes, path=path)
+        read_into(raw, source, position + begin * item_bytes, path=path)
         yield raw
 
 

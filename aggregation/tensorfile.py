@@ -116,19 +116,33 @@ def write(
         return writer.finish(durable=durable)
 
 
-def read_into(buffer: NDArray[Any], fd: int, position: int, *, path: Path) -> None:
-    """Fill a contiguous array from `position` [bytes] of an open file; any number of threads may share the file.
+def read_into(buffer: NDArray[Any], source: int | bytes, position: int, *, path: Path) -> None:
+    """Fill a contiguous array from `position` [bytes] of a source; any number of threads may share it.
+
+    Args:
+        buffer: what is filled.
+        source: a descriptor of an open file, or everything that the file would hold.
+        position: of the first byte.
+        path: what an error calls the source.
 
     Raises:
-        TensorFileCorrupted: the file ends before the array is full.
+        TensorFileCorrupted: the source ends before the array is full.
     """
     view = buffer.reshape(-1).view(np.uint8).data
     while view:
-        count = os.preadv(fd, [view], position)
+        count = _read(view, source, position)
         if count == 0:
             raise TensorFileCorrupted(f"{path}: ends at byte {position}, {len(view)} bytes too early")
         view = view[count:]
         position += count
+
+
+def _read(view: memoryview, source: int | bytes, position: int) -> int:
+    if isinstance(source, int):
+        return os.preadv(source, [view], position)
+    found = source[position : position + len(view)]
+    view[: len(found)] = found
+    return len(found)
 
 
 class TensorFileWriter:

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from atoll.server.database import StateUnusable
 from atoll.server.history import History
-from atoll.server.statedir import StateUnusable
 
 ROOT = Path(__file__).parents[1]
 ATOLL = str(Path(sys.executable).with_name("atoll"))

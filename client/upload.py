@@ -14,7 +14,7 @@ from atoll.client.transport import Stream, StreamBroken
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import steps
-from atoll.protocol.channel import CHUNK_BYTES, WINDOW_BYTES
+from atoll.protocol.channel import CHUNK_BYTES, INLINE_BYTES_MAX, WINDOW_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -70,8 +70,9 @@ async def upload(stub: rpc.CoordinatorStub, entry: Entry, pace: Pace, *, is_firs
     stream: UploadStream = Stream(stub.Upload)
     fd = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        await stream.write(pb.UploadRequest(open=_opened(entry)))
-        return await _Sending(stream, fd, entry, pace).run(at_once=is_first_attempt)
+        sending = _Sending(stream, fd, entry, pace)
+        await sending.open()
+        return await sending.run(at_once=is_first_attempt)
     finally:
         os.close(fd)
         stream.cancel()
@@ -95,9 +96,20 @@ class _Sending:
         self._stream, self._fd, self._entry, self._pace = stream, fd, entry, pace
         self._sent = self._confirmed = 0
 
+    async def open(self) -> None:
+        """Say what comes; a small update comes with it."""
+        opened, total = _opened(self._entry), self._entry.num_bytes
+        if total <= INLINE_BYTES_MAX:
+            await self._pace.take(total)
+            opened.data = self._read(total)
+        await self._stream.write(pb.UploadRequest(open=opened))
+        if opened.data:
+            self._note_sent(total)
+
     async def run(self, *, at_once: bool) -> pb.Verdict:
+        """Send the rest, and wait for the verdict."""
         total, chunk = self._entry.num_bytes, self._pace.chunk_bytes
-        is_begun = at_once and total <= chunk
+        is_begun = self._sent > 0 or (at_once and total <= chunk)
         while True:
             while is_begun and self._sent < total and self._sent + chunk - self._confirmed <= WINDOW_BYTES:
                 await self._send(min(chunk, total - self._sent))
@@ -113,11 +125,17 @@ class _Sending:
 
     async def _send(self, num_bytes: int) -> None:
         await self._pace.take(num_bytes)
-        begin = self._entry.data_start + self._sent
-        data = await off_loop(num_bytes, os.pread, self._fd, num_bytes, begin)
+        data = await off_loop(num_bytes, self._read, num_bytes)
+        await self._stream.write(pb.UploadRequest(chunk=pb.Chunk(position=self._sent, data=data)))
+        self._note_sent(num_bytes)
+
+    def _read(self, num_bytes: int) -> bytes:
+        data = os.pread(self._fd, num_bytes, self._entry.data_start + self._sent)
         if len(data) != num_bytes:
             raise OSError(f"{self._entry.path} has lost its end")
-        await self._stream.write(pb.UploadRequest(chunk=pb.Chunk(position=self._sent, data=data)))
+        return data
+
+    def _note_sent(self, num_bytes: int) -> None:
         self._sent += num_bytes
         steps.reached("agent.uploading")
         if self._sent == self._entry.num_bytes:

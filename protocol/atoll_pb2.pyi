@@ -246,7 +246,7 @@ class UploadRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[UploadOpen, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
 
 class UploadOpen(_message.Message):
-    __slots__ = ("manifest", "statistics", "download_seconds", "train_seconds")
+    __slots__ = ("manifest", "statistics", "download_seconds", "train_seconds", "data")
     class StatisticsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -258,11 +258,13 @@ class UploadOpen(_message.Message):
     STATISTICS_FIELD_NUMBER: _ClassVar[int]
     DOWNLOAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TRAIN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
     manifest: bytes
     statistics: _containers.MessageMap[str, Statistics]
     download_seconds: float
     train_seconds: float
-    def __init__(self, manifest: _Optional[bytes] = ..., statistics: _Optional[_Mapping[str, Statistics]] = ..., download_seconds: _Optional[float] = ..., train_seconds: _Optional[float] = ...) -> None: ...
+    data: bytes
+    def __init__(self, manifest: _Optional[bytes] = ..., statistics: _Optional[_Mapping[str, Statistics]] = ..., download_seconds: _Optional[float] = ..., train_seconds: _Optional[float] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("position", "data")

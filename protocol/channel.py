@@ -20,6 +20,9 @@ CHUNK_BYTES = 1 * MIB
 WINDOW_BYTES = 4 * MIB
 """Bytes of one transfer that may be sent and not yet confirmed."""
 
+INLINE_BYTES_MAX = 16 * 1024
+"""A model of so many bytes rides in the invitation, an update in its UploadOpen: a transfer would cost more."""
+
 METADATA_BYTES_MAX = 8 * 1024
 STREAMS_MAX = 32
 """RPCs that one connection may have open at once."""

@@ -83,7 +83,7 @@ def decode_rules(body: str, *, where: str) -> RunRules:
 
 @dataclass(frozen=True, slots=True)
 class StoredUpdateMeta:
-    """What is known of an accepted update besides its bytes: the sidecar of its file."""
+    """What is known of an accepted update besides its bytes."""
 
     manifest: bytes
     """Canonical, so ASCII: its SHA-256 is the update's digest."""
@@ -99,12 +99,12 @@ class StoredUpdateMeta:
 
 
 def encode_meta(meta: StoredUpdateMeta) -> str:
-    """The sidecar as it is stored."""
+    """As it is stored."""
     return _encode(meta)
 
 
 def decode_meta(body: str, *, where: str) -> StoredUpdateMeta:
-    """Read a sidecar back; raises as `decode_event`."""
+    """Read it back; raises as `decode_event`."""
     return _decode(StoredUpdateMeta, body, where)
 
 

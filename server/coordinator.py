@@ -254,7 +254,8 @@ class Coordinator:
         return run
 
     def _reducer(self, run_id: RunId) -> Reducer:
-        return Reducer(self.state.run(run_id), self._folding, keep_versions=self.config.keep_versions)
+        accepted = partial(self.journal.updates, run_id)
+        return Reducer(self.state.run(run_id), self._folding, accepted, keep_versions=self.config.keep_versions)
 
     def _evaluator(self, config: RunConfig, run_id: RunId) -> Evaluator:
         log = self.state.run(run_id) / "worker.log"

@@ -19,12 +19,13 @@ from atoll.protocol.atoll_pb2 import ServerMessage
 from atoll.protocol.vocabulary import ClientId, Digest, Fate, RoundId, RunId, RunState, Version
 from atoll.server import messages
 from atoll.server.clock import Clock
-from atoll.server.codec import encode_event, encode_ledger, encode_record
+from atoll.server.codec import encode_event, encode_ledger, encode_meta, encode_record
 from atoll.server.config import RunConfig
 from atoll.server.evaluation import addable
 from atoll.server.evaluator import EvaluationFailed, Evaluator
 from atoll.server.events import (
     Abandon,
+    Accept,
     Aggregate,
     Aggregated,
     AggregationFailed,
@@ -52,12 +53,24 @@ from atoll.server.events import (
     UploadBegun,
 )
 from atoll.server.hub import Hub
-from atoll.server.journal import Batch, DiskFull, Entry, EvaluationRow, Journal, RecordRow, RunEnd, Snapshot, VersionRow
+from atoll.server.journal import (
+    Batch,
+    DiskFull,
+    Entry,
+    EvaluationRow,
+    Journal,
+    RecordRow,
+    RunEnd,
+    Snapshot,
+    UpdateRow,
+    VersionRow,
+)
 from atoll.server.narration import narrate
 from atoll.server.reduce import Reducer
 from atoll.server.rounds import Effects
 from atoll.server.run import RunMachine
 from atoll.server.sampling import SAMPLERS, Sampler, draw
+from atoll.server.store import KeptUpdate
 from atoll.server.threads import on_thread_of_its_own
 
 logger = logging.getLogger(__name__)
@@ -151,16 +164,21 @@ class RunDriver:
 
     # ------------------------------------------------------------ events in
 
-    def post(self, event: Event) -> "asyncio.Future[Effects]":
-        """Let the machine decide about an event; the future is done when the decision is on disk and carried out."""
+    def post(self, event: Event, kept: KeptUpdate | None = None) -> "asyncio.Future[Effects]":
+        """Let the machine decide about an event; the future is done when the decision is on disk and carried out.
+
+        Args:
+            event: what happened.
+            kept: the update that was received; what is known of it is written with the event that accepts it.
+        """
         try:
-            return self._post(event)
+            return self._post(event, kept)
         except BaseException as error:  # memory may have moved on without the journal: nothing more is written
             self._is_broken = True
             self._crash(error)
             raise
 
-    def _post(self, event: Event) -> "asyncio.Future[Effects]":
+    def _post(self, event: Event, kept: KeptUpdate | None) -> "asyncio.Future[Effects]":
         if self._is_broken:
             raise RuntimeError(f"run {self.run_id} cannot go on; the journal brings it back")
         now = self._clock.now()
@@ -171,6 +189,8 @@ class RunDriver:
         if isinstance(event, UpdateReceived):
             self._received[event.update.digest] = self._seq
         rows, retention = self._rows(event, effects, now), self._retention(effects)
+        if kept is not None:
+            rows.updates += [self._update_row(e.digest, kept) for e in effects if isinstance(e, Accept)]
         self._posted.append(_Posted(rows, effects, lines, retention, done))
         if isinstance(event, UploadBegun):  # nobody waits for it: it may go onto the disk with the next one
             self._loop.call_later(UNHURRIED_S, self._wake.set)
@@ -270,6 +290,9 @@ class RunDriver:
                 case _:
                     pass
         return rows
+
+    def _update_row(self, digest: Digest, kept: KeptUpdate) -> UpdateRow:
+        return UpdateRow(self.run_id, digest, encode_meta(kept.meta), kept.data)
 
     def _version_row(self, version: Version, digest: Digest, now: float) -> VersionRow:
         size = self.reducer.version(version).path.stat().st_size
@@ -519,7 +542,7 @@ class RunDriver:
         self._received = {digest: seq for digest, seq in self._received.items() if seq > keep.seq}
 
         live = _Live(lambda digest: digest in keep.updates or digest in self._received or digest in self.in_flight)
-        prune = partial(self._journal.prune, self.run_id, keep_rounds=self._keep_rounds)
+        prune = partial(self._journal.prune, self.run_id, keep_rounds=self._keep_rounds, live=live)
         try:
             await self.reducer.collect_garbage(
                 live, pinned_versions=set(keep.versions), current=keep.version, oldest_base=keep.oldest_base

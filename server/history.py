@@ -11,6 +11,7 @@ from sqlalchemy import Connection, Row, Table, select
 
 from atoll.protocol.vocabulary import ClientId, RoundId, RunId
 from atoll.server.codec import decode_record
+from atoll.server.database import Database, StateUnusable
 from atoll.server.journal import EvaluationRow, RunRow, VersionRow, recovered, run_rows
 from atoll.server.membership import Member
 from atoll.server.record import RoundRecord
@@ -19,9 +20,7 @@ from atoll.server.statedir import (
     EVALUATIONS,
     ROUNDS,
     VERSIONS,
-    Database,
     RunningCoordinator,
-    StateUnusable,
     check_version,
     running_coordinator,
 )

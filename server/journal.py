@@ -1,4 +1,4 @@
-"""The journal: every event of every run, durable before its effects leave. With it snapshots and records.
+"""The journal: every event of every run, durable before its effects leave. With it snapshots, records, small updates.
 
 When `commit` returns, everything in its batch is on disk; when it raises, nothing of it is, and the same batch may be
 committed again. Values are encoded by whoever fills a batch, at the moment when they are true, so that a commit may
@@ -7,11 +7,11 @@ trusted is never replayed.
 """
 
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields, replace
 from typing import Any, Self
 
-from sqlalchemy import Connection, Insert, Row, Table, delete, func, select, update
+from sqlalchemy import Connection, Insert, Row, Table, bindparam, delete, func, select, update
 from sqlalchemy.dialects.sqlite import insert
 
 from atoll.protocol.vocabulary import Digest, Phase, RoundId, RunId, RunState, Version
@@ -22,7 +22,9 @@ from atoll.server.events import Event, Sums
 from atoll.server.ledger import Ledger
 from atoll.server.record import RoundRecord
 from atoll.server.run import RunMachine, RunRules
-from atoll.server.statedir import EVALUATIONS, JOURNAL, ROUNDS, RUNS, SNAPSHOTS, VERSIONS, StateDirectory
+from atoll.server.statedir import EVALUATIONS, JOURNAL, ROUNDS, RUNS, SNAPSHOTS, UPDATES, VERSIONS, StateDirectory
+
+UPDATES_AT_ONCE = 500
 
 # ---------------------------------------------------------------- what is written
 
@@ -126,11 +128,22 @@ class EvaluationRow:
     values: Mapping[str, float | None] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class UpdateRow:
+    """What is known of an accepted update, from `encode_meta`, and all bytes of one that has no file."""
+
+    run_id: RunId
+    digest: Digest
+    meta: str
+    data: bytes | None
+
+
 @dataclass(slots=True)
 class Batch:
     """Everything of one group commit."""
 
     entries: list[Entry] = field(default_factory=list)
+    updates: list[UpdateRow] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list)
     records: list[RecordRow] = field(default_factory=list)
     versions: list[VersionRow] = field(default_factory=list)
@@ -216,6 +229,7 @@ class Journal:
             for statement, rows in (
                 (_UPSERT_RUN, [_run_values(row) for row in batch.runs]),
                 (_INSERT_ENTRY, [_checked(row) for row in batch.entries]),
+                (_INSERT_UPDATE, [_values(row) for row in batch.updates]),
                 (_UPSERT_SNAPSHOT, [_checked(row) for row in batch.snapshots]),
                 (_UPSERT_ROUND, [_values(row) for row in batch.records]),
                 (_UPSERT_VERSION, [_values(row) for row in batch.versions]),
@@ -238,16 +252,41 @@ class Journal:
         with self._database.transaction() as connection:
             return recovered(connection, run_id)
 
+    def updates(self, run_id: RunId, digests: Sequence[Digest]) -> dict[Digest, UpdateRow]:
+        """Accepted updates of a run.
+
+        Raises:
+            StoreCorrupted: one of them is missing.
+        """
+        found: dict[Digest, UpdateRow] = {}
+        with self._database.transaction() as connection:
+            for begin in range(0, len(digests), UPDATES_AT_ONCE):
+                some = {"run_id": run_id, "digests": digests[begin : begin + UPDATES_AT_ONCE]}
+                found.update({row.digest: UpdateRow(*row) for row in connection.execute(_SELECT_UPDATES, some)})
+        if missing := sorted(set(digests) - set(found)):
+            raise StoreCorrupted(f"run {run_id}: nothing is known of the updates {', '.join(missing[:5])}")
+        return found
+
     def close(self) -> None:
         """Let go of the file; what was committed is on disk already."""
         self._database.close()
 
-    def prune(self, run_id: RunId, *, keep_snapshots: int = 2, keep_rounds: int | None = None) -> None:
+    def prune(
+        self,
+        run_id: RunId,
+        *,
+        keep_snapshots: int = 2,
+        keep_rounds: int | None = None,
+        live: Container[Digest] | None = None,
+    ) -> None:
         """Drop the oldest: snapshots beyond the last few and the entries that these have made superfluous.
 
-        Records, versions and evaluations stay; with `keep_rounds` only the records of the newest rounds do.
+        Records, versions and evaluations stay; with `keep_rounds` only the records of the newest rounds do. Of the
+        accepted updates those stay that are `live` (left out: all), which is asked when nothing else is being written.
         """
         with self._database.transaction() as connection:
+            if live is not None:
+                _drop_updates(connection, run_id, live)
             oldest = connection.scalar(_nth_newest(SNAPSHOTS, "seq", run_id, keep_snapshots))
             if oldest is not None:
                 connection.execute(delete(SNAPSHOTS).where(SNAPSHOTS.c.run_id == run_id, SNAPSHOTS.c.seq < oldest))
@@ -321,6 +360,11 @@ def _upsert(table: Table) -> Insert:
 
 
 _INSERT_ENTRY = JOURNAL.insert()  # never twice: that would be a mistake of ours
+_INSERT_UPDATE = insert(UPDATES).on_conflict_do_nothing()  # what a digest stands for never changes
+_SELECT_UPDATES = select(UPDATES).where(
+    UPDATES.c.run_id == bindparam("run_id"), UPDATES.c.digest.in_(bindparam("digests", expanding=True))
+)
+_DELETE_UPDATE = delete(UPDATES).where(UPDATES.c.run_id == bindparam("run"), UPDATES.c.digest == bindparam("dead"))
 _UPSERT_RUN, _UPSERT_SNAPSHOT, _UPSERT_ROUND = _upsert(RUNS), _upsert(SNAPSHOTS), _upsert(ROUNDS)
 _UPSERT_VERSION, _UPSERT_EVALUATION = _upsert(VERSIONS), _upsert(EVALUATIONS)
 
@@ -329,6 +373,12 @@ def _nth_newest(table: Table, column: str, run_id: RunId, n: int) -> Any:
     assert n >= 1, n
     of_run = select(table.c[column]).where(table.c.run_id == run_id)
     return of_run.order_by(table.c[column].desc()).offset(n - 1).limit(1)
+
+
+def _drop_updates(connection: Connection, run_id: RunId, live: Container[Digest]) -> None:
+    digests = connection.scalars(select(UPDATES.c.digest).where(UPDATES.c.run_id == run_id))
+    if dead := [{"run": run_id, "dead": digest} for digest in digests if digest not in live]:
+        connection.execute(_DELETE_UPDATE, dead)
 
 
 def _values(row: Any) -> dict[str, Any]:

@@ -7,26 +7,28 @@ bits come out, and the file appears under its name whole or not at all.
 import asyncio
 import os
 import time
-from collections.abc import Container
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from atoll.aggregation.blocks import StoredUpdate
 from atoll.aggregation.fold import Weighted, fold
 from atoll.aggregation.inspection import inspect
 from atoll.aggregation.layout import Layout, Piece
 from atoll.aggregation.tensorfile import parse_header
 from atoll.aggregation.weights import Share, integer_weights
 from atoll.protocol import steps
+from atoll.protocol.channel import INLINE_BYTES_MAX
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
 from atoll.protocol.vocabulary import Digest, Version
-from atoll.server.codec import StoreCorrupted
+from atoll.server.codec import StoreCorrupted, decode_meta
 from atoll.server.durable import naming_full_disk
 from atoll.server.evaluator import Evaluator
 from atoll.server.events import Aggregate
-from atoll.server.messages import INLINE_DATA_BYTES_MAX
-from atoll.server.store import INCOMING_AGE_MAX_S, RunStore
+from atoll.server.journal import UpdateRow
+from atoll.server.store import INCOMING_AGE_MAX_S, KeptUpdate, RunStore
 
 VERSIONS_CACHED_MAX = 8
 
@@ -49,8 +51,16 @@ class VersionFile:
 class Reducer:
     """The versions of one run: made, found, served, and forgotten."""
 
-    def __init__(self, folder: Path, folding: Executor, *, keep_versions: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        folding: Executor,
+        accepted: Callable[[Sequence[Digest]], Mapping[Digest, UpdateRow]],
+        *,
+        keep_versions: int,
+    ) -> None:
         self.store = RunStore(folder)
+        self._accepted = accepted  # asked on a thread
         self._folding, self._is_stopping = folding, False
         self._keep_versions = keep_versions
         self._cache: dict[Version, VersionFile] = {}
@@ -116,8 +126,9 @@ class Reducer:
 
     def _fold(self, effect: Aggregate) -> Digest:
         weights = integer_weights([Share(c.num_examples, c.scale) for c in effect.contributions])
+        rows = self._accepted([c.digest for c in effect.contributions])
         updates = [
-            Weighted(self.store.stored_update(c.digest), weight)
+            Weighted(self._stored(rows[c.digest]), weight)
             for c, weight in zip(effect.contributions, weights, strict=True)
         ]
         version = Version(effect.base_version + 1)
@@ -129,6 +140,10 @@ class Reducer:
         manifest = VersionManifest(pieces, base.model_dtypes).encode()
         self.store.write_manifest(version, manifest)
         return digest_of(manifest)
+
+    def _stored(self, row: UpdateRow) -> StoredUpdate:
+        meta = decode_meta(row.meta, where=f"update {row.digest}")
+        return self.store.stored_update(row.digest, KeptUpdate(meta, row.data))
 
     def publish(self, version: Version) -> None:
         """From now on this is the global model."""
@@ -179,7 +194,7 @@ class Reducer:
 
 
 def _small_data(path: Path, start: int, num_bytes: int) -> bytes:
-    if num_bytes > INLINE_DATA_BYTES_MAX:
+    if num_bytes > INLINE_BYTES_MAX:
         return b""
     with path.open("rb") as file:
         file.seek(start)

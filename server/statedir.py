@@ -1,6 +1,6 @@
 """The state directory: everything of a coordinator that must survive. One process at a time.
 
-state.db                              the journal, the records (SQLite; -wal and -shm beside it)
+state.db                              the journal, the records, the small updates (SQLite; -wal and -shm beside it)
 lock                                  held while a coordinator runs; its process id and start time
 coordinator.json                      where the coordinator listens
 alive                                 when it last lived
@@ -11,10 +11,7 @@ import fcntl
 import json
 import os
 import re
-import sqlite3
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -26,33 +23,22 @@ from sqlalchemy import (
     Connection,
     Float,
     Integer,
+    LargeBinary,
     MetaData,
-    NullPool,
-    StaticPool,
     Table,
     Text,
-    create_engine,
-    event,
     inspect,
     select,
 )
-from sqlalchemy.exc import DBAPIError
 
 from atoll.protocol.vocabulary import RunId
 from atoll.server.codec import StoreCorrupted
-from atoll.server.durable import DiskFull, sync_directory, write_atomically
+from atoll.server.database import Database, StateUnusable
+from atoll.server.durable import sync_directory, write_atomically
 
 SCHEMA_VERSION = 1
 MIGRATIONS: Mapping[int, Callable[[Connection], None]] = {}
 """What leads from a schema version to the next one."""
-
-BUSY_TIMEOUT_S = 10.0
-PRAGMAS = (
-    "PRAGMA journal_mode = WAL",
-    "PRAGMA synchronous = FULL",  # a commit has returned: it is on disk
-    "PRAGMA wal_autocheckpoint = 1000",  # pages of 4 KiB, then they are written back into state.db
-    f"PRAGMA journal_size_limit = {8 << 20}",  # a WAL that one large transaction made longer is cut again
-)
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
@@ -63,10 +49,6 @@ class StateInUse(OSError):
 
 class StateTooNew(OSError):
     """A later Atoll has written the directory."""
-
-
-class StateUnusable(OSError):
-    """The path is no directory that a coordinator could use."""
 
 
 # ---------------------------------------------------------------- the schema
@@ -84,7 +66,7 @@ def _table(name: str, keys: Mapping[str, Any], columns: Mapping[str, Any], **opt
     )
 
 
-_NULLABLE = frozenset({"ended_at", "version", "statistics"})
+_NULLABLE = frozenset({"ended_at", "version", "statistics", "data"})
 _RUN, _SEQ, _VERSION = {"run_id": Text}, {"run_id": Text, "seq": Integer}, {"run_id": Text, "version": Integer}
 _WHAT = {"name": Text, "task": Text, "config": Text, "rules": Text, "created_at": Float, "order": Integer}
 _SUMS = JSON(none_as_null=True)
@@ -97,61 +79,8 @@ SNAPSHOTS = _table("snapshots", _SEQ, {"at": Float, "body": Text, "checksum": In
 ROUNDS = _table("rounds", {**_RUN, "round_id": Integer}, {"phase": Text, "version": Integer, "record": Text})
 VERSIONS = _table("versions", _VERSION, {"digest": Text, "num_bytes": Integer, "created_at": Float})
 _MEASURE = {"statistics": _SUMS, "values": JSON, "num_clients": Integer, "detail": Text, "at": Float}
+UPDATES = _table("updates", {**_RUN, "digest": Text}, {"meta": Text, "data": LargeBinary})
 EVALUATIONS = _table("evaluations", {**_VERSION, "source": Text}, _MEASURE)
-
-
-class Database:
-    """`state.db`: transactions that happen wholly or not at all, and failures that have names."""
-
-    def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        """Nothing is opened before the first transaction. A writer keeps one connection and may create the file."""
-        self.path = path
-        uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
-        pragmas = () if read_only else PRAGMAS
-
-        def connect() -> sqlite3.Connection:
-            connection = sqlite3.connect(
-                uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
-            )
-            try:
-                for pragma in pragmas:
-                    connection.execute(pragma)
-            except sqlite3.Error:
-                connection.close()
-                raise
-            return connection
-
-        self._lock = threading.Lock()  # a writer has one connection, whatever the thread
-        self._engine = create_engine("sqlite://", creator=connect, poolclass=NullPool if read_only else StaticPool)
-        begin = "BEGIN" if read_only else "BEGIN IMMEDIATE"
-        event.listen(self._engine, "begin", lambda connection: connection.exec_driver_sql(begin))
-
-    @contextmanager
-    def transaction(self) -> Iterator[Connection]:
-        """Everything inside is one transaction; a reader sees one instant.
-
-        Raises:
-            DiskFull: it was rolled back.
-            StoreCorrupted: SQLite found damage.
-            StateUnusable: the file cannot be opened, or not be written.
-        """
-        try:
-            with self._lock, self._engine.begin() as connection:
-                yield connection
-        except DBAPIError as error:
-            code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
-            if code == sqlite3.SQLITE_FULL:
-                raise DiskFull(f"{self.path}: no room: {error.orig}") from error
-            if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-                raise StoreCorrupted(f"{self.path}: damaged: {error.orig}") from error
-            if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
-                raise StateUnusable(f"{self.path}: {error.orig}") from error
-            raise
-
-    def close(self) -> None:
-        """Write the WAL back and let go of the file."""
-        with self._lock:
-            self._engine.dispose()
 
 
 def check_version(connection: Connection, path: Path) -> int:

@@ -1,12 +1,12 @@
 """The files of one run: versions of the global model, accepted updates, uploads on their way in.
 
     versions/000012.safetensors   +   000012.manifest.json    a version: written by the fold, then its manifest
-    updates/<digest>.bin          +   <digest>.json           an accepted update as received, and its sidecar
+    updates/<digest>.bin                                      a sound update as received
     incoming/<digest>.bin                                     a partial upload: its length is where it goes on
 
-What has two files exists when both are there: the .json is written last of a version and removed first of both, and
-an update's data get their name after the sidecar has its own. So a crash at any point leaves something whole, or
-something that `collect_garbage` finds. Links are never followed.
+What is known of an accepted update, and all bytes of a small one, is written with the event that accepts it
+(`journal`). A version exists when both of its files are there: the manifest is written last and removed first. So a
+crash at any point leaves something whole, or something that `collect_garbage` finds. Links are never followed.
 """
 
 import os
@@ -14,18 +14,17 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Container, Iterable
+from collections.abc import Callable, Collection, Container
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from atoll.aggregation.blocks import StoredUpdate
 from atoll.aggregation.inspection import Inspection, inspect
-from atoll.aggregation.layout import Piece
 from atoll.protocol.manifest import ManifestError, UpdateManifest, digest_of, parse_update
 from atoll.protocol.vocabulary import Digest, Version
-from atoll.server.codec import StoreCorrupted, StoredUpdateMeta, decode_meta, encode_meta
+from atoll.server.codec import StoreCorrupted, StoredUpdateMeta
 from atoll.server.durable import DiskFull, naming_full_disk, sync_directory, write_atomically
+from atoll.server.incoming import Incoming
 
 MARGIN_BYTES = 64 << 20
 """What an upload must leave free: the journal has to be able to say that the disk is full."""
@@ -37,77 +36,17 @@ GONE = ".gone"
 """The end of the name of a file whose deletion has begun."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_UPDATE_FILE = re.compile(r"([0-9a-f]{64})\.(bin|json)(\.part|\.gone)?")
+_UPDATE_FILE = re.compile(r"([0-9a-f]{64})\.bin(\.gone)?")
 _VERSION_FILE = re.compile(r"(\d{6,})\.(safetensors|manifest\.json)(\.part|\.gone)?")
 
-SMALL_BYTES = 64 * 1024
-"""An upload up to this size grows in memory: to make a file may take as long as the disk is busy."""
 
+@dataclass(frozen=True, slots=True)
+class KeptUpdate:
+    """A sound update that waits for the machine's decision, or was accepted."""
 
-class Incoming:
-    """An upload that is being written; `position` is how much of it is here. Threads must not share one.
-
-    A small one is written at `write_out`, or at the end of the block, also when it was cut; only a crash loses it.
-    """
-
-    def __init__(self, path: Path, total_bytes: int, on_close: Callable[["Incoming"], None]) -> None:
-        self.path, self.total_bytes = path, total_bytes
-        self._on_close = on_close
-        self._buffer, self._file, self.position = bytearray(), -1, 0
-        if total_bytes > SMALL_BYTES or os.path.lexists(path):
-            self._open()
-
-    def _open(self) -> None:
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        self.position = os.fstat(self._file).st_size
-        if self.position > self.total_bytes:
-            os.ftruncate(self._file, self.total_bytes)
-            self.position = self.total_bytes
-
-    def append(self, data: bytes) -> None:
-        """Write the next bytes.
-
-        Raises:
-            ValueError: they go beyond the announced size.
-            DiskFull: some of them may be written, and `position` says how many.
-        """
-        if self.position + len(data) > self.total_bytes:
-            raise ValueError(f"{len(data)} bytes at {self.position} go beyond the announced {self.total_bytes}")
-        if self._file < 0:
-            self._buffer += data
-            self.position += len(data)
-        else:
-            self._write(data)
-
-    def write_out(self) -> None:
-        """Let the file have what is only in memory; raises as `append`."""
-        if self._file < 0:
-            with naming_full_disk(self.path):
-                self._open()
-            self.position = 0
-            self._write(bytes(self._buffer))
-
-    def _write(self, data: bytes) -> None:
-        view = memoryview(data)
-        with naming_full_disk(self.path):
-            while view:  # at its own position: two uploads of one digest write the same bytes to the same places
-                count = os.pwrite(self._file, view, self.position)
-                self.position += count
-                view = view[count:]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if self._buffer:
-                self.write_out()
-        finally:
-            self._on_close(self)
-            if self._file >= 0:
-                os.close(self._file)
+    meta: StoredUpdateMeta
+    data: bytes | None
+    """All bytes of a small one; None: they are in a file."""
 
 
 class RunStore:
@@ -160,27 +99,19 @@ class RunStore:
         """Where an accepted update's bytes lie."""
         return self._updates / f"{_checked(digest)}.bin"
 
-    def sidecar_path(self, digest: Digest) -> Path:
-        """Where an accepted update's `StoredUpdateMeta` lies."""
-        return self._updates / f"{_checked(digest)}.json"
-
-    def updates(self) -> set[Digest]:
-        """Those of which any file is there."""
-        return {Digest(name[1]) for name in map(_UPDATE_FILE.fullmatch, os.listdir(self._updates)) if name}
-
-    def has_update(self, digest: Digest) -> bool:
-        """Whether an upload was found sound and made a stored update; its name may not be on disk: `sync_names`."""
+    def has_file(self, digest: Digest) -> bool:
+        """Whether an upload was found sound and made a file of `updates`; its name may not be on disk: `sync_names`."""
         with self._lock:
-            return self.update_path(digest).exists() and self.sidecar_path(digest).exists()
+            return self.update_path(digest).exists()
 
     def sync_names(self) -> None:
-        """Make the names of the stored updates durable, as `promote` does in the end."""
+        """Make the names of the stored updates durable, as `keep` does in the end."""
         sync_directory(self._updates)
 
     def open_incoming(self, digest: Digest, total_bytes: int) -> Incoming:
         """Begin an upload, or go on with it.
 
-        After a crash of the machine the bytes that are there may be wrong: `inspect_incoming` tells, and the upload
+        After a crash of the machine the bytes that are there may be wrong: `Incoming.inspect` tells, and the upload
         is then to be discarded and sent again.
 
         Raises:
@@ -205,66 +136,57 @@ class RunStore:
         with self._lock:
             self._open.discard(upload)
 
-    def inspect_incoming(self, digest: Digest, pieces: Iterable[Piece]) -> Inspection:
-        """Look at every byte of a complete upload; TensorFileCorrupted (an OSError) when it is not complete."""
-        return inspect(self.incoming_path(digest), pieces)
-
     def discard_incoming(self, digest: Digest) -> None:
         """Forget an upload's bytes."""
         self.incoming_path(digest).unlink(missing_ok=True)
 
-    def promote(self, digest: Digest, manifest: UpdateManifest, inspection: Inspection) -> None:
-        """Make a complete, sound upload a stored update; durable when this returns. May be repeated.
+    def keep(self, upload: Incoming, manifest: UpdateManifest, inspection: Inspection) -> KeptUpdate:
+        """Let a complete, sound upload wait for the machine's decision. Its file, if it has one, is durable.
 
         Raises:
-            DiskFull: there is no room for the sidecar; try again.
-            FileNotFoundError: there is no such upload, and no such update either.
+            DiskFull: there is no room; try again.
         """
-        data, sidecar = self.update_path(digest), self.sidecar_path(digest)
-        source = self.incoming_path(digest)
-        if not source.exists() and self.has_update(digest):
-            return sync_directory(self._updates)
-        file = os.open(source, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            with naming_full_disk(source):
-                os.fdatasync(file)
-        finally:
-            os.close(file)
-        meta = StoredUpdateMeta(manifest.encode(), inspection.magnitudes, inspection.squared_norms)
-        write_atomically(sidecar, encode_meta(meta).encode(), sync_name=False)
-        os.replace(source, data)
-        sync_directory(self._updates)
+        if not upload.is_small:
+            upload.sync()
+            os.replace(upload.path, self.update_path(manifest.digest))
+            self.sync_names()
+        return KeptUpdate(_meta(manifest, inspection), upload.data)
 
-    def update_meta(self, digest: Digest) -> StoredUpdateMeta:
-        """What is known of an accepted update.
+    def kept_before(self, manifest: UpdateManifest) -> KeptUpdate | None:
+        """A sound upload that is here and whose decision, or its answer, was lost; None when it must be sent (again).
 
         Raises:
-            StoreCorrupted: the sidecar is missing or damaged.
+            OSError: it cannot be read.
         """
-        path = self.sidecar_path(digest)
-        try:
-            meta = decode_meta(path.read_text(encoding="utf-8"), where=str(path))
-        except (FileNotFoundError, UnicodeDecodeError) as error:
-            raise StoreCorrupted(f"{path}: {error}") from error
-        if digest_of(meta.manifest) != digest:
-            raise StoreCorrupted(f"{path}: its manifest has another digest")
-        return meta
+        if not self.has_file(manifest.digest):
+            return None
+        path = self.update_path(manifest.digest)
+        inspection = inspect(path, manifest.pieces)
+        if not inspection.is_sound:  # the machine has crashed: what was not synced is lost
+            path.unlink()
+            return None
+        self.sync_names()
+        return KeptUpdate(_meta(manifest, inspection), None)
 
-    def stored_update(self, digest: Digest) -> StoredUpdate:
+    def stored_update(self, digest: Digest, kept: KeptUpdate) -> StoredUpdate:
         """An accepted update as the fold reads it.
 
         Raises:
-            StoreCorrupted: a file of it is missing, damaged, or of another size.
+            StoreCorrupted: it is missing, damaged, or of another size.
         """
-        meta, path = self.update_meta(digest), self.update_path(digest)
+        path, data = self.update_path(digest), kept.data
+        if digest_of(kept.meta.manifest) != digest:
+            raise StoreCorrupted(f"{path}: its manifest has another digest")
         try:
-            manifest = parse_update(meta.manifest)
-            num_bytes = path.stat(follow_symlinks=False).st_size
+            manifest = parse_update(kept.meta.manifest)
+            num_bytes = path.stat(follow_symlinks=False).st_size if data is None else len(data)
         except (FileNotFoundError, ManifestError) as error:
             raise StoreCorrupted(f"{path}: {error}") from error
         if num_bytes != manifest.num_bytes:
             raise StoreCorrupted(f"{path}: has {num_bytes} bytes, its manifest {manifest.num_bytes}")
-        return StoredUpdate(path, manifest.pieces, meta.magnitudes)
+        if data is not None and inspect(path, manifest.pieces, data=data).wrong_digests:
+            raise StoreCorrupted(f"{path}: its bytes are not those of its manifest")
+        return StoredUpdate(path, manifest.pieces, kept.meta.magnitudes, data=data)
 
     # ------------------------------------------------------------ room
 
@@ -281,7 +203,7 @@ class RunStore:
 
         Args:
             live: updates that an open decision refers to, and those that are being received or judged just now; asked
-                before each deletion, between which and `has_update` or `open_incoming` nothing else happens.
+                before each deletion, between which and `has_file` or `open_incoming` nothing else happens.
             keep_versions: how many of the newest versions stay, the current one among them; version 0 always does.
             current: the newest committed version; files of later ones belong to a fold and are let alone.
             pinned: further versions that stay.
@@ -318,6 +240,10 @@ class RunStore:
         return usage
 
 
+def _meta(manifest: UpdateManifest, inspection: Inspection) -> StoredUpdateMeta:
+    return StoredUpdateMeta(manifest.encode(), inspection.magnitudes, inspection.squared_norms)
+
+
 def _checked(digest: Digest) -> Digest:
     if _DIGEST.fullmatch(digest) is None:
         raise ValueError(f"digest {digest!r} is not 64 lower-case hexadecimal digits")
@@ -327,7 +253,7 @@ def _checked(digest: Digest) -> Digest:
 def _sweep(folder: Path, names: re.Pattern[str], is_garbage: Callable[[str, float], bool], lock: threading.Lock) -> int:
     """Delete the regular files that are garbage, by the name's first group and the time of the last change.
 
-    Each .json goes before its data. The lock is held while a file is judged and loses its name, which is quick, and
+    A manifest goes before its data. The lock is held while a file is judged and loses its name, which is quick, and
     not while its blocks are freed, which is not. Returns the sum of their sizes [bytes].
     """
     with os.scandir(folder) as entries:

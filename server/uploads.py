@@ -1,7 +1,8 @@
 """Receives one update: its manifest is judged first, then its bytes are taken from where they stopped, then checked.
 
 The order of checks is that of the cost: what the manifest alone gives away is refused before a byte is sent, and the
-bytes are looked at once, on a thread, when all are there. Accepted means durable: bytes, sidecar and journal entry.
+bytes are looked at once, on a thread, when all are there. Accepted means durable: bytes, what is known of them, and the
+journal entry.
 """
 
 import logging
@@ -12,16 +13,17 @@ from dataclasses import dataclass
 from atoll.aggregation.inspection import Inspection
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
-from atoll.protocol.channel import CHUNK_BYTES
+from atoll.protocol.channel import CHUNK_BYTES, INLINE_BYTES_MAX
 from atoll.protocol.manifest import ManifestError, UpdateManifest, check_against, parse_update
-from atoll.protocol.vocabulary import Digest, Fate, RejectReason
+from atoll.protocol.vocabulary import Fate, RejectReason
 from atoll.server.coordinator import Coordinator
 from atoll.server.downloads import BadRequest
 from atoll.server.driver import RunDriver
 from atoll.server.events import Accept, Reject, Sums, Update, UpdateReceived, UpdateRefused, UploadBegun
+from atoll.server.incoming import Incoming
 from atoll.server.messages import sums_of
 from atoll.server.silence import next_of
-from atoll.server.store import Incoming, RunStore
+from atoll.server.store import KeptUpdate, RunStore
 from atoll.server.threads import off_loop
 
 logger = logging.getLogger(__name__)
@@ -59,17 +61,22 @@ async def receive_update(
         if run.machine.is_accepted(upload.update):  # by the stream that this one has ended
             yield await upload.old_verdict()
             return
-        if not await upload.is_here(coordinator):
+        kept = await upload.kept_before(coordinator)
+        if kept is None:
             with run.reducer.store.open_incoming(upload.update.digest, manifest.num_bytes) as file:
-                yield pb.UploadReply(position=file.position)
+                if opened.data:
+                    upload.take_at_once(file, opened.data)
+                else:
+                    yield pb.UploadReply(position=file.position)
                 async for position in upload.take(file, requests):
                     if position < manifest.num_bytes:  # of the end the verdict tells
                         yield pb.UploadReply(position=position)
-                verdict = await upload.verdict_on_bytes(coordinator, file)
-            if verdict is not None:
-                yield verdict
+                judged = await upload.judged(coordinator, file)
+            if isinstance(judged, pb.UploadReply):
+                yield judged
                 return
-        yield await upload.verdict()
+            kept = judged
+        yield await upload.verdict(kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +96,7 @@ class _Upload:
         if run.machine.is_accepted(update):
             return await self.old_verdict()
         if run.machine.is_hopeless(update):
-            return await self.verdict()
+            return await self.verdict(None)
         base = run.reducer.known(update.base_version)
         if base is None or base.digest != self.manifest.base_digest:
             return await self._refuse(
@@ -101,13 +108,12 @@ class _Upload:
             run.post(UploadBegun(update.client_id, update.round_id))
         return None
 
-    async def is_here(self, coordinator: Coordinator) -> bool:
-        """Whether its bytes were judged before, and only the decision or its answer was lost."""
+    async def kept_before(self, coordinator: Coordinator) -> KeptUpdate | None:
+        """Its bytes, when they were found sound before, and only the decision or its answer was lost."""
         store = self.run.reducer.store
-        if not store.has_update(self.update.digest):
-            return False
-        await coordinator.on_thread(store.sync_names)
-        return True
+        if not store.has_file(self.update.digest):
+            return None
+        return await coordinator.on_thread(store.kept_before, self.manifest)
 
     async def old_verdict(self) -> pb.UploadReply:
         """It was accepted before: nothing changes, and the answer is repeated when what it rests on is on disk."""
@@ -116,6 +122,14 @@ class _Upload:
         is_carried = record.clients[self.update.client_id].fate is Fate.CARRIED
         await self.run.on_disk()
         return _accepted(is_carried=is_carried)
+
+    def take_at_once(self, file: Incoming, data: bytes) -> None:
+        """Take what came with the manifest: everything."""
+        if len(data) != self.manifest.num_bytes or len(data) > INLINE_BYTES_MAX:
+            what = f"{len(data)} bytes of an update of {self.manifest.num_bytes}"
+            raise BadRequest(f"UploadOpen has {what}: allowed are all of them, up to {INLINE_BYTES_MAX}, or none")
+        file.append(data[file.position :])
+        steps.reached("upload.mid_chunk")
 
     async def take(self, file: Incoming, requests: AsyncIterator[pb.UploadRequest]) -> AsyncIterator[int]:
         """Append the chunks; each must begin where the last one ended."""
@@ -134,25 +148,29 @@ class _Upload:
             steps.reached("upload.mid_chunk")
             yield file.position
 
-    async def verdict_on_bytes(self, coordinator: Coordinator, file: Incoming) -> pb.UploadReply | None:
-        """All bytes are there: check them and make them durable; None when they are sound."""
-        store, update = self.run.reducer.store, self.update
+    async def judged(self, coordinator: Coordinator, file: Incoming) -> KeptUpdate | pb.UploadReply:
+        """All bytes are there: check them and make them durable, or say what is wrong."""
+        store = self.run.reducer.store
         steps.reached("upload.before_check")
-        inspection = await coordinator.on_thread(_keep_if_sound, store, file, update.digest, self.manifest)
+        if file.is_small:
+            inspection, kept = _keep_if_sound(store, file, self.manifest)
+        else:
+            inspection, kept = await coordinator.on_thread(_keep_if_sound, store, file, self.manifest)
+        if kept is not None:
+            steps.reached("upload.before_accept")
+            return kept
         if inspection.wrong_digests:
             names = ", ".join(sorted({piece.tensor for piece in inspection.wrong_digests})[:5])
             return _verdict(RejectReason.DIGEST_MISMATCH, f"the bytes of {names} are not those of the manifest", True)
         if inspection.non_finite:
             found = ", ".join(f"{name}: {count}" for name, count in sorted(inspection.non_finite.items())[:5])
             return await self._refuse(RejectReason.NOT_FINITE, f"values that are NaN or infinite ({found})")
-        if huge := _beyond_reason(inspection):
-            return await self._refuse(RejectReason.NOT_FINITE, f"values beyond {MAGNITUDE_MAX:g} ({huge})")
-        steps.reached("upload.before_accept")
-        return None
+        huge = _beyond_reason(inspection)
+        return await self._refuse(RejectReason.NOT_FINITE, f"values beyond {MAGNITUDE_MAX:g} ({huge})")
 
-    async def verdict(self) -> pb.UploadReply:
+    async def verdict(self, kept: KeptUpdate | None) -> pb.UploadReply:
         """Let the machine decide; what it says is on disk."""
-        for effect in await self.run.post(UpdateReceived(self.update)):
+        for effect in await self.run.post(UpdateReceived(self.update), kept):
             if isinstance(effect, Accept) and effect.digest == self.update.digest:
                 return _accepted(is_carried=effect.carried)
             if isinstance(effect, Reject) and effect.digest == self.update.digest:
@@ -171,15 +189,13 @@ def _beyond_reason(inspection: Inspection) -> str:
     return ", ".join(f"{name}: {m:g}" for name, m in beyond if m > MAGNITUDE_MAX)
 
 
-def _keep_if_sound(store: RunStore, file: Incoming, digest: Digest, manifest: UpdateManifest) -> Inspection:
-    """Look at a complete upload, and make it a stored update or forget it."""
-    file.write_out()
-    inspection = store.inspect_incoming(digest, manifest.pieces)
+def _keep_if_sound(store: RunStore, file: Incoming, manifest: UpdateManifest) -> tuple[Inspection, KeptUpdate | None]:
+    """Look at a complete upload, and keep it or forget it."""
+    inspection = file.inspect(manifest.pieces)
     if inspection.is_sound and not _beyond_reason(inspection):
-        store.promote(digest, manifest, inspection)
-    else:
-        store.discard_incoming(digest)
-    return inspection
+        return inspection, store.keep(file, manifest, inspection)
+    store.discard_incoming(manifest.digest)
+    return inspection, None
 
 
 def _update(manifest: UpdateManifest, opened: pb.UploadOpen) -> Update:

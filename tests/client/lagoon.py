@@ -189,9 +189,12 @@ class Lagoon(rpc.CoordinatorServicer):
             self.accepted.set()
             return
         held = self.received.setdefault(manifest.digest, bytearray())
-        yield pb.UploadReply(position=len(held))
+        if opened.data:
+            held.clear()
+        else:
+            yield pb.UploadReply(position=len(held))
         while len(held) < manifest.num_bytes:
-            chunk = (await anext(requests)).chunk
+            chunk = pb.Chunk(data=opened.data) if opened.data else (await anext(requests)).chunk
             self.received_bytes += len(chunk.data)
             assert chunk.position == len(held)
             assert len(chunk.data) <= CHUNK_BYTES

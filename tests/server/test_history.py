@@ -7,10 +7,11 @@ import pytest
 from atoll.protocol.vocabulary import Phase, RunState
 from atoll.server import events as ev
 from atoll.server.codec import StoreCorrupted, encode_ledger, encode_record
+from atoll.server.database import StateUnusable
 from atoll.server.history import History
 from atoll.server.journal import Batch, EvaluationRow, Journal, RecordRow, RunEnd, Snapshot, VersionRow
 from atoll.server.run import RunMachine
-from atoll.server.statedir import StateDirectory, StateTooNew, StateUnusable
+from atoll.server.statedir import StateDirectory, StateTooNew
 from tests.server.test_codec import RULES, some_history
 from tests.server.test_journal import entry, run_row
 

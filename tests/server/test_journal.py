@@ -26,6 +26,7 @@ from atoll.server.journal import (
     RunEnd,
     RunRow,
     Snapshot,
+    UpdateRow,
     VersionRow,
 )
 from atoll.server.ledger import Ledger
@@ -205,6 +206,7 @@ def full_batch(seq):
         entries=[entry(seq), entry(seq + 1, ev.SamplerFailed(1, "x" * 100_000))],
         snapshots=[snapshot(seq + 1)],
         records=[RecordRow("r", encode_record(record), record)],
+        updates=[UpdateRow("r", "d", "{}", b"x")],
         versions=[VersionRow("r", 1, "d", 5, 1.0)],
         evaluations=[EvaluationRow("r", 1, "server", {"a": (1.0, float("nan"))}, 1, "", 1.0)],
         ends=[RunEnd("r", RunState.FAILED, "x", 1.0)],
@@ -221,7 +223,7 @@ def test_a_full_disk_leaves_nothing_of_a_batch_and_it_may_be_tried_again(journal
         with pytest.raises(DiskFull, match=r"state\.db: no room"):
             journal.commit(batch)
         assert journal.load("r").seq == 1
-        for table in ("snapshots", "rounds", "versions", "evaluations"):
+        for table in ("updates", "snapshots", "rounds", "versions", "evaluations"):
             assert sql(state, f"SELECT count(*) FROM {table}") == [(0,)]
     assert journal.runs()[0].state is RunState.QUEUED
     sql(state, "PRAGMA max_page_count = 1000000")
@@ -322,6 +324,37 @@ def test_prune_keeps_what_the_last_two_snapshots_need_and_every_record(journal, 
     journal.prune("r", keep_snapshots=3, keep_rounds=2)
     assert sql(state, "SELECT round_id FROM rounds") == [(4,), (5,)]
     assert sql(state, "SELECT seq FROM snapshots") == [(8,), (10,)]
+
+
+def test_updates_are_found_by_their_digest_however_many(journal):
+    rows = {
+        f"{k:064x}": UpdateRow("r", f"{k:064x}", f"meta {k}", bytes([k % 256]) if k % 2 else None) for k in range(1201)
+    }
+    journal.commit(Batch(updates=list(rows.values())))
+    journal.commit(Batch(updates=[*list(rows.values())[:3], UpdateRow("other", "d", "meta", b"")]))  # sent again
+    assert journal.updates("r", list(rows)) == rows
+    assert journal.updates("other", ["d"]) == {"d": UpdateRow("other", "d", "meta", b"")}
+    assert journal.updates("r", []) == {}
+
+
+def test_an_update_that_is_missing_is_named(journal):
+    journal.commit(Batch(updates=[UpdateRow("r", "a", "{}", b"")]))
+    with pytest.raises(StoreCorrupted, match="run r: nothing is known of the updates b, c"):
+        journal.updates("r", ["c", "a", "b"])
+    with pytest.raises(StoreCorrupted, match="run other"):
+        journal.updates("other", ["a"])
+
+
+def test_prune_drops_the_updates_that_are_not_live(journal):
+    journal.commit(Batch(updates=[UpdateRow(run, digest, "{}", b"") for run in ("r", "other") for digest in "abc"]))
+    journal.prune("r")
+    assert list(journal.updates("r", ["a", "b", "c"])) == ["a", "b", "c"]
+    journal.prune("r", live=["b"])
+    assert list(journal.updates("r", ["b"])) == ["b"]
+    for digest in "ac":
+        with pytest.raises(StoreCorrupted):
+            journal.updates("r", [digest])
+    assert list(journal.updates("other", ["a", "b", "c"])) == ["a", "b", "c"]
 
 
 def test_prune_of_a_run_without_enough_snapshots_drops_nothing(journal):

@@ -10,12 +10,12 @@ from sqlalchemy import inspect
 
 from atoll.server import statedir
 from atoll.server.codec import StoreCorrupted
+from atoll.server.database import StateUnusable
 from atoll.server.statedir import (
     SCHEMA_VERSION,
     StateDirectory,
     StateInUse,
     StateTooNew,
-    StateUnusable,
     running_coordinator,
 )
 

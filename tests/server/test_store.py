@@ -1,6 +1,7 @@
 import errno
 import os
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,10 +10,12 @@ import pytest
 from atoll.aggregation.blocks import UpdateReader
 from atoll.aggregation.layout import Piece, Tensor
 from atoll.aggregation.tensorfile import TensorFileCorrupted
-from atoll.protocol.manifest import UpdateManifest
+from atoll.protocol.manifest import UpdateManifest, digest_of
+from atoll.server import incoming
 from atoll.server import store as store_module
 from atoll.server.codec import StoreCorrupted
 from atoll.server.durable import DiskFull, naming_full_disk, write_atomically
+from atoll.server.incoming import SMALL_BYTES
 from atoll.server.store import RunStore
 
 VALUES = np.array([1.0, -2.0, 2.0], np.float32)
@@ -24,36 +27,45 @@ def update_manifest(client="a"):
     return UpdateManifest("r", 1, client, 0, "0" * 64, 5, 1.0, (Piece("w", "F32", (0,), (3,), SHA),))
 
 
+@pytest.fixture(autouse=True)
+def small_bytes(monkeypatch):
+    """Here every update has a file, but where a test says otherwise."""
+    monkeypatch.setattr(incoming, "SMALL_BYTES", 0)
+    return lambda: monkeypatch.setattr(incoming, "SMALL_BYTES", SMALL_BYTES)
+
+
 @pytest.fixture
 def store(tmp_path):
     return RunStore(tmp_path / "run")
 
 
 def received(store, client="a"):
-    """An update that is complete and not yet promoted."""
+    """An update that is complete and not yet kept."""
     manifest = update_manifest(client)
     with store.open_incoming(manifest.digest, manifest.num_bytes) as upload:
         upload.append(VALUES.tobytes()[upload.position :])
     return manifest
 
 
+def kept(store, client="a"):
+    manifest = update_manifest(client)
+    with store.open_incoming(manifest.digest, manifest.num_bytes) as upload:
+        upload.append(VALUES.tobytes()[upload.position :])
+        return store.keep(upload, manifest, upload.inspect(manifest.pieces))
+
+
 def stored(store, client="a"):
-    manifest = received(store, client)
-    store.promote(manifest.digest, manifest, store.inspect_incoming(manifest.digest, manifest.pieces))
-    return manifest.digest
+    return digest_of(kept(store, client).meta.manifest)
 
 
-def is_stored(store, digest):
-    try:
-        store.stored_update(digest)
-    except StoreCorrupted:
-        return False
-    return True
+def is_stored(store, client="a"):
+    update = store.kept_before(update_manifest(client))
+    return update is not None and store.stored_update(update_manifest(client).digest, update).data is None
 
 
 def files(store):
     root = store.version_path(0).parent.parent
-    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir())
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*/*") if not path.is_dir())
 
 
 def make_versions(store, numbers):
@@ -99,20 +111,23 @@ def test_a_file_that_is_too_long_is_cut(store):
     assert store.incoming_path(DIGESTS[1]).read_bytes() == b"0123"
 
 
-def test_a_small_upload_makes_its_file_when_it_is_written_out_or_cut(store):
-    with store.open_incoming(DIGESTS[1], 6) as upload:
+def test_a_small_upload_has_no_file_and_begins_again_when_it_was_cut(store, small_bytes):
+    small_bytes()
+    with store.open_incoming(DIGESTS[1], SMALL_BYTES) as upload:
         upload.append(b"01")
-        assert not store.incoming_path(DIGESTS[1]).exists()
-    assert store.incoming_path(DIGESTS[1]).read_bytes() == b"01"
-    with store.open_incoming(DIGESTS[1], 6) as upload:
-        assert upload.position == 2
-        upload.append(b"2345")
-        upload.write_out()
-    assert store.incoming_path(DIGESTS[1]).read_bytes() == b"012345"
+        upload.append(b"23")
+        assert (upload.position, upload.data) == (4, b"0123")
+        with pytest.raises(ValueError, match="at 4 go beyond"):
+            upload.append(bytes(SMALL_BYTES - 3))
+    assert files(store) == []
+    with store.open_incoming(DIGESTS[1], SMALL_BYTES) as upload:
+        assert upload.position == 0
+    with store.open_incoming(DIGESTS[1], SMALL_BYTES + 1) as upload:
+        assert upload.data is None
+        assert files(store) == [f"incoming/{DIGESTS[1]}.bin"]
 
 
-def test_two_uploads_of_one_update_do_no_harm_to_each_other(store, monkeypatch):
-    monkeypatch.setattr("atoll.server.store.SMALL_BYTES", 0)
+def test_two_uploads_of_one_update_do_no_harm_to_each_other(store):
     with store.open_incoming(DIGESTS[1], 6) as first:
         first.append(b"01")
         with store.open_incoming(DIGESTS[1], 6) as second:
@@ -141,7 +156,7 @@ def test_an_upload_never_goes_through_a_link(store, tmp_path):
 
 @pytest.mark.parametrize("digest", ["", "../../etc/passwd", "A" * 64, "0" * 63, "0" * 64 + "\n"])
 def test_a_digest_is_never_a_path_of_another_kind(store, digest):
-    for method in (store.incoming_path, store.update_path, store.sidecar_path, store.discard_incoming):
+    for method in (store.incoming_path, store.update_path, store.discard_incoming):
         with pytest.raises(ValueError, match="digest"):
             method(digest)
 
@@ -208,64 +223,90 @@ def test_what_was_written_before_the_disk_was_full_counts(store, monkeypatch):
 
 def test_disk_usage_is_told_by_folder(store):
     make_versions(store, [0])
-    digest = stored(store)
+    stored(store)
     with store.open_incoming(DIGESTS[1], 6) as upload:
         upload.append(b"01")
-    sidecar = store.sidecar_path(digest).stat().st_size
-    assert store.disk_usage() == {"versions": 102, "updates": 12 + sidecar, "incoming": 2}
+    assert store.disk_usage() == {"versions": 102, "updates": 12, "incoming": 2}
 
 
 # ---------------------------------------------------------------- accepted updates
 
 
-def test_a_promoted_update_can_be_folded(store):
-    digest = stored(store)
-    update = store.stored_update(digest)
-    assert update.magnitudes == {"w": 2.0}
-    with UpdateReader(update) as reader:
-        assert reader.read(Tensor("w", "F32", (3,)), 0, 3).tolist() == VALUES.tolist()
-    meta = store.update_meta(digest)
-    assert meta.manifest == update_manifest().encode()
-    assert meta.norm == 3.0
-    assert files(store) == [f"updates/{digest}.bin", f"updates/{digest}.json"]
-
-
-def test_promotion_may_be_repeated(store):
-    digest = stored(store)
+@pytest.mark.parametrize("is_small", [False, True])
+def test_a_kept_update_can_be_folded(store, tmp_path, small_bytes, is_small):
+    if is_small:
+        small_bytes()
+    update = kept(store)
     manifest = update_manifest()
-    store.promote(digest, manifest, None)
-    assert is_stored(store, digest)
-    assert stored(store) == digest  # also when all of it was sent again
+    assert files(store) == ([] if is_small else [f"updates/{manifest.digest}.bin"])
+    assert update.meta.manifest == manifest.encode()
+    assert update.meta.norm == 3.0
+    readable = RunStore(tmp_path / "run").stored_update(manifest.digest, update)  # in the next process
+    assert readable.magnitudes == {"w": 2.0}
+    with UpdateReader(readable) as reader:
+        assert reader.read(Tensor("w", "F32", (3,)), 0, 3).tolist() == VALUES.tolist()
 
 
-def test_what_never_came_is_not_promoted(store):
-    with pytest.raises(FileNotFoundError):
-        store.promote(DIGESTS[1], update_manifest(), None)
+@pytest.mark.parametrize("is_small", [False, True])
+def test_an_update_may_be_sent_and_kept_again(store, small_bytes, is_small):
+    if is_small:
+        small_bytes()
+    assert kept(store) == kept(store)
 
 
-def test_an_incomplete_upload_is_noticed(store):
+def test_an_update_that_was_kept_before_is_found_and_a_small_one_is_not(store, small_bytes):
+    assert store.kept_before(update_manifest()) is None
+    assert kept(store, "b") == store.kept_before(update_manifest("b"))
+    small_bytes()
+    kept(store, "c")
+    assert store.kept_before(update_manifest("c")) is None
+
+
+def test_an_update_that_lost_its_bytes_with_the_power_must_be_sent_again(store):
+    digest = stored(store)
+    store.update_path(digest).write_bytes(bytes(12))
+    assert store.kept_before(update_manifest()) is None
+    assert files(store) == []
+
+
+@pytest.mark.parametrize("is_small", [False, True])
+def test_an_incomplete_upload_is_noticed(store, small_bytes, is_small):
+    if is_small:
+        small_bytes()
     manifest = update_manifest()
     with store.open_incoming(manifest.digest, manifest.num_bytes) as upload:
         upload.append(b"01")
-    with pytest.raises(TensorFileCorrupted):
-        store.inspect_incoming(manifest.digest, manifest.pieces)
+        with pytest.raises(TensorFileCorrupted, match="ends at byte 2, 10 bytes too early"):
+            upload.inspect(manifest.pieces)
+
+
+def test_what_is_known_of_another_update_is_named(store):
+    with pytest.raises(StoreCorrupted, match="its manifest has another digest"):
+        store.stored_update(stored(store), kept(store, "b"))
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{}", b"\xff", b"null", b'{"manifest": "{}", "magnitudes": {}, "squared_norms": {}}']
+    ("data", "fault"), [(b"\0" * 12, "its bytes are not those of its manifest"), (b"", "has 0 bytes, its manifest 12")]
 )
-def test_a_damaged_sidecar_is_named(store, content):
-    digest = stored(store)
-    store.sidecar_path(digest).write_bytes(content)
-    with pytest.raises(StoreCorrupted, match=f"{digest}.json"):
-        store.stored_update(digest)
+def test_damaged_bytes_of_a_small_update_are_named(store, small_bytes, data, fault):
+    small_bytes()
+    update = kept(store)
+    with pytest.raises(StoreCorrupted, match=f"{update_manifest().digest}.bin: {fault}"):
+        store.stored_update(update_manifest().digest, replace(update, data=data))
+
+
+def test_an_update_whose_file_is_gone_is_named(store):
+    update, path = kept(store), store.update_path(update_manifest().digest)
+    path.unlink()
+    with pytest.raises(StoreCorrupted, match=path.name):
+        store.stored_update(update_manifest().digest, update)
 
 
 def test_an_update_of_another_size_is_named(store):
-    digest = stored(store)
+    update, digest = kept(store), update_manifest().digest
     os.truncate(store.update_path(digest), 8)
     with pytest.raises(StoreCorrupted, match="has 8 bytes, its manifest 12"):
-        store.stored_update(digest)
+        store.stored_update(digest, update)
 
 
 class Crash(BaseException):
@@ -276,7 +317,7 @@ def crash_at(monkeypatch, number):
     """Die before the n-th change of a name or a content on disk."""
     left = [number]
 
-    def dying(function):
+    def counted(function):
         def wrapper(*args, **kwargs):
             left[0] -= 1
             if left[0] < 0:
@@ -286,32 +327,33 @@ def crash_at(monkeypatch, number):
         return wrapper
 
     for name in ("replace", "unlink", "fsync", "fdatasync"):
-        monkeypatch.setattr(os, name, dying(getattr(os, name)))
+        monkeypatch.setattr(os, name, counted(getattr(os, name)))
 
 
-def test_a_crash_anywhere_in_a_promotion_is_repaired_by_doing_it_again(store, tmp_path):
+def test_a_crash_anywhere_in_keeping_an_update_is_repaired_by_doing_it_again(store, tmp_path):
     for number in range(20):
         run = RunStore(tmp_path / f"run{number}")
         manifest = received(run)
-        inspection = run.inspect_incoming(manifest.digest, manifest.pieces)
         with pytest.MonkeyPatch.context() as patch:
             crash_at(patch, number)
             try:
-                run.promote(manifest.digest, manifest, inspection)
+                stored(run)
                 finished = True
             except Crash:
                 finished = False
-        assert is_stored(run, manifest.digest) or not finished
+        assert is_stored(run) or not finished
         run = RunStore(tmp_path / f"run{number}")
-        if not is_stored(run, manifest.digest):
-            assert received(run).digest == manifest.digest  # nothing has to be sent again
-        run.promote(manifest.digest, manifest, inspection)
-        assert is_stored(run, manifest.digest)
+        assert run.has_file(manifest.digest) == is_stored(run)
+        if not run.has_file(manifest.digest):
+            with run.open_incoming(manifest.digest, manifest.num_bytes) as upload:
+                assert upload.position == manifest.num_bytes  # nothing has to be sent again
+            stored(run)
+        assert is_stored(run)
         run.collect_garbage([manifest.digest], keep_versions=1, current=0)
-        assert is_stored(run, manifest.digest)
+        assert is_stored(run)
         if finished:
             break
-    assert 4 <= number <= 8
+    assert 3 <= number <= 8
 
 
 # ---------------------------------------------------------------- versions
@@ -371,9 +413,8 @@ def test_a_version_that_a_fold_has_just_written_is_not_old(store):
 def test_updates_that_nobody_needs_go(store):
     digests = [stored(store, client) for client in "abc"]
     store.update_path(DIGESTS[5]).write_bytes(b"left behind by a crash")
-    store.sidecar_path(DIGESTS[6]).write_bytes(b"left behind by a crash")
     store.collect_garbage(digests[:1], keep_versions=1, current=0)
-    assert files(store) == [f"updates/{digests[0]}.bin", f"updates/{digests[0]}.json"]
+    assert files(store) == [f"updates/{digests[0]}.bin"]
 
 
 def test_uploads_go_when_the_rule_says_so_and_never_while_they_are_open_or_live(store):
@@ -440,16 +481,16 @@ def test_a_crash_anywhere_in_a_collection_leaves_the_rest_to_the_next_one(store,
                 finished = False
         run = RunStore(copy)
         assert {0, 4, 5} <= set(run.versions())
-        assert is_stored(run, live)
+        assert is_stored(run)
         for version in run.versions():
             assert run.read_manifest(version) == b"{}"
             assert run.version_path(version).stat().st_size == 100
         run.collect_garbage([live], keep_versions=2, current=5)
         assert run.versions() == [0, 4, 5]
         assert files(run) == sorted(
-            [f"updates/{live}.bin", f"updates/{live}.json"]
+            [f"updates/{live}.bin"]
             + [f"versions/{v:06d}.{end}" for v in (0, 4, 5) for end in ("safetensors", "manifest.json")]
         )
         if finished:
             break
-    assert 12 <= number < 39
+    assert 10 <= number < 39

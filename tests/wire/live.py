@@ -107,7 +107,7 @@ class Client:
             sha256 = message.sha256 or sha256
         return parse_version(reply.manifest), data, sha256
 
-    async def upload(self, manifest, data, *, cut_at=None, chunk=1 << 20, **opened):
+    async def upload(self, manifest, data, /, *, cut_at=None, chunk=1 << 20, **opened):
         """The verdict on an update; None when the stream was cut on purpose at that byte."""
         call = self.stub.Upload()
         encoded = manifest if isinstance(manifest, bytes) else manifest.encode()

@@ -9,8 +9,11 @@ import pytest
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.vocabulary import Digest, RunState, Version
+from atoll.protocol.vocabulary import RunState, Version
 from atoll.server import driver as driver_module
+from atoll.server import incoming
+from atoll.server.events import UpdateReceived
+from atoll.server.incoming import SMALL_BYTES
 from atoll.server.journal import DiskFull
 from atoll.server.process import host
 from tests.wire.live import TINY, Live, running, settings
@@ -113,13 +116,13 @@ async def test_queued_run_starts_when_a_run_that_an_earlier_process_began_ends(t
 
 
 @live
-async def test_update_that_is_accepted_while_garbage_is_collected_stays(tmp_path):
+@pytest.mark.parametrize("small_bytes", [0, SMALL_BYTES])
+async def test_update_that_is_accepted_while_garbage_is_collected_stays(tmp_path, monkeypatch, small_bytes):
+    monkeypatch.setattr(incoming, "SMALL_BYTES", small_bytes)
     async with running(tmp_path / "state") as it, it.client("a") as a, it.client("b") as b:
         manifest, data = await a.train(await a.next("invite"))
+        await _cut_before_the_decision(it, a, manifest, data)
         store = it.run.reducer.store
-        # an upload that was cut between `promote` and the machine's decision leaves its file behind
-        path = store.update_path(manifest.digest)
-        path.write_bytes(data)
         versions, collect = store.versions, store.collect_garbage
 
         def slow(*args, **kwargs):
@@ -132,22 +135,35 @@ async def test_update_that_is_accepted_while_garbage_is_collected_stays(tmp_path
         await asyncio.sleep(0.2)
         assert (await a.upload(manifest, data)).accepted
         await collecting
-        assert path.exists()
+        it.coordinator.journal.updates(it.run.run_id, [manifest.digest])
+        assert store.has_file(manifest.digest) is (not small_bytes)
         assert (await report(b))[1].accepted
         await committed(it, 1)
         assert versions() == store.versions()
 
 
 @live
-async def test_upload_that_was_cut_before_the_decision_sends_no_byte_again(tmp_path):
+async def test_upload_that_was_cut_before_the_decision_sends_no_byte_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(incoming, "SMALL_BYTES", 0)
     async with running(tmp_path / "state") as it, it.client("a") as a, it.client("b"):
         manifest, data = await a.train(await a.next("invite"))
-        post, it.run.post = it.run.post, lambda event: it.run._loop.create_future()
-        upload = asyncio.ensure_future(a.upload(manifest, data))
-        await until(lambda: it.run.reducer.store.sidecar_path(Digest(manifest.digest)).exists())
-        upload.cancel()
-        it.run.post = post
+        await _cut_before_the_decision(it, a, manifest, data)
         assert (await a.upload(manifest, b"")).accepted
+
+
+async def _cut_before_the_decision(it, client, manifest, data):
+    """Cut an upload between `RunStore.keep` and the machine's decision: it may leave a file behind."""
+    post, posted = it.run.post, []
+
+    def lose(event, kept=None):
+        posted.append(event)
+        return it.run._loop.create_future()
+
+    it.run.post = lose
+    upload = asyncio.ensure_future(client.upload(manifest, data))
+    await until(lambda: any(isinstance(event, UpdateReceived) for event in posted))
+    upload.cancel()
+    it.run.post = post
 
 
 @live

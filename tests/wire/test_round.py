@@ -1,6 +1,7 @@
 """Rounds over real gRPC: what a client of bare messages sees."""
 
 import asyncio
+import functools
 
 import grpc
 import numpy as np
@@ -10,22 +11,23 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from atoll.aggregation.tensorfile import read
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.server import incoming
 from atoll.server.history import History
+from atoll.server.incoming import SMALL_BYTES
 from tests.wire.live import TINY, running
 
 
 def live(test):
     """Run an async test on a loop of its own."""
 
-    def run(tmp_path):
+    @functools.wraps(test)
+    def run(*arguments, **fixtures):
         async def bounded():
             async with asyncio.timeout(40):
-                await test(tmp_path)
+                await test(*arguments, **fixtures)
 
         asyncio.run(bounded())
 
-    run.__name__ = test.__name__
-    run.__doc__ = test.__doc__
     return run
 
 
@@ -70,13 +72,39 @@ async def test_download_sends_any_box_from_any_byte(tmp_path):
 
 
 @live
-async def test_upload_goes_on_where_it_was_cut(tmp_path):
+async def test_small_update_rides_with_its_manifest(tmp_path):
+    async with running(tmp_path / "state", rounds=1) as it, it.client("a") as a, it.client("b") as b:
+        for client in (a, b):
+            manifest, data = await client.train(await client.next("invite"), value=3.0)
+            verdict = await client.upload(manifest, b"", data=data)
+            assert verdict.accepted, verdict
+            assert not hasattr(client, "resumed_at"), "there is nothing to ask for"
+        await committed(it, 1)
+        assert read(it.run.reducer.version(1).path)["w"].tolist() == [3.0] * 4
+
+
+@pytest.mark.parametrize("num_bytes", [1, 1 << 15])
+@live
+async def test_part_of_an_update_does_not_ride_with_its_manifest(tmp_path, num_bytes):
+    async with running(tmp_path / "state") as it, it.client("a") as a, it.client("b"):
+        manifest, whole = await a.train(await a.next("invite"))
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await a.upload(manifest, b"", data=bytes(num_bytes))
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert f"UploadOpen has {num_bytes} bytes of an update of {len(whole)}" in error.value.details()
+        assert (await a.upload(manifest, b"", data=whole)).accepted
+
+
+@pytest.mark.parametrize(("small_bytes", "kept"), [(0, 10), (SMALL_BYTES, 0)])
+@live
+async def test_upload_goes_on_where_it_was_cut_and_a_small_one_begins_again(tmp_path, monkeypatch, small_bytes, kept):
+    monkeypatch.setattr(incoming, "SMALL_BYTES", small_bytes)
     async with running(tmp_path / "state") as it, it.client("a") as a, it.client("b"):
         manifest, data = await a.train(await a.next("invite"))
         assert await a.upload(manifest, data, cut_at=10, chunk=5) is None
         a.resumed_at = []
         assert (await a.upload(manifest, data, chunk=5)).accepted
-        assert a.resumed_at[0] >= 10
+        assert a.resumed_at[0] >= kept if kept else a.resumed_at[0] == 0
 
 
 @live

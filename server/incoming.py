@@ -1,0 +1,90 @@
+"""One upload on its way in: a file that grows, or a few bytes in memory."""
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from atoll.aggregation.inspection import Inspection, inspect
+from atoll.aggregation.layout import Piece
+from atoll.protocol.channel import INLINE_BYTES_MAX
+from atoll.server.durable import naming_full_disk
+
+SMALL_BYTES = INLINE_BYTES_MAX
+"""An update up to this size has no file of its own: making and syncing one costs more than all of its bytes."""
+
+
+class Incoming:
+    """An upload that is being written; `position` is how much of it is here. Threads must not share one.
+
+    A small one is forgotten when its block ends: sent again it costs less than the question where to go on.
+    """
+
+    def __init__(self, path: Path, total_bytes: int, on_close: Callable[["Incoming"], None]) -> None:
+        self.path, self.total_bytes = path, total_bytes
+        self._on_close = on_close
+        self._data, self._file, self.position = bytearray(), -1, 0
+        if not self.is_small:
+            self._open()
+
+    @property
+    def is_small(self) -> bool:
+        """Whether its bytes are in memory alone."""
+        return self.total_bytes <= SMALL_BYTES
+
+    @property
+    def data(self) -> bytes | None:
+        """What is here of a small one."""
+        return bytes(self._data) if self.is_small else None
+
+    def _open(self) -> None:
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        self.position = os.fstat(self._file).st_size
+        if self.position > self.total_bytes:
+            os.ftruncate(self._file, self.total_bytes)
+            self.position = self.total_bytes
+
+    def append(self, data: bytes) -> None:
+        """Take the next bytes.
+
+        Raises:
+            ValueError: they go beyond the announced size.
+            DiskFull: some of them may be written, and `position` says how many.
+        """
+        if self.position + len(data) > self.total_bytes:
+            raise ValueError(f"{len(data)} bytes at {self.position} go beyond the announced {self.total_bytes}")
+        if self.is_small:
+            self._data += data
+            self.position += len(data)
+        else:
+            self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        with naming_full_disk(self.path):
+            while view:  # at its own position: two uploads of one digest write the same bytes to the same places
+                count = os.pwrite(self._file, view, self.position)
+                self.position += count
+                view = view[count:]
+
+    def inspect(self, pieces: Iterable[Piece]) -> Inspection:
+        """Look at every byte of a complete upload; TensorFileCorrupted (an OSError) when it is not complete."""
+        return inspect(self.path, pieces, data=self.data)
+
+    def sync(self) -> None:
+        """Let what is written of a file be on disk."""
+        if self._file >= 0:
+            with naming_full_disk(self.path):
+                os.fdatasync(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._on_close(self)
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
