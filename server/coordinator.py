@@ -202,8 +202,8 @@ class Coordinator:
         if (active := self.active) is not None:
             raise OperatorError(f"run {active.run_id} is running; stop it first, or wait for its end")
         run.ended.clear()
-        self._introduce_everyone(run)
         resumed = run.post(ResumeRequested())
+        self._introduce_everyone(run)
         self._rely_on(self._after(run))
         await resumed
 

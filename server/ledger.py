@@ -7,7 +7,7 @@ record of its round says why not.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from atoll.protocol.vocabulary import ClientId, Digest, Phase, RoundId, RunState, Version
+from atoll.protocol.vocabulary import AbandonReason, ClientId, Digest, Phase, RoundId, RunState, Version
 from atoll.server.evaluation import ClientEvaluation
 from atoll.server.events import AmendRecord, Effect, Update
 from atoll.server.membership import Membership
@@ -80,11 +80,13 @@ class Ledger:
         """The accepted updates of a round that ended without a model are carried over, or the record says why not."""
         record = round_.record
         assert record.phase is Phase.ABANDONED
+        why = f"the aggregation of round {record.round_id} failed"  # these updates together: it would fail again
+        is_failed = record.abandon_reason is AbandonReason.AGGREGATION_FAILED
         effects: list[Effect] = []
         for _, update in sorted(round_.late.items()):
-            effects += self.carry(update)
+            effects += self.leave_unused(update, why) if is_failed else self.carry(update)
         for client_id, update in sorted(round_.reported_on_time.items()):
-            if carry:
+            if carry and not is_failed:
                 effects += self.carry(update)
             else:
                 record.clients[client_id].unused_because = f"the round was abandoned: {record.abandon_reason}"

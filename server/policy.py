@@ -51,7 +51,7 @@ class StragglerPolicy(BaseModel):
     late: Literal["discard", "next_round"] = "discard"
     """What happens to an update that arrives after its round has closed: refused, or counted in the next round that
     commits, with its weight discounted by its staleness. "next_round" also carries over the accepted updates of an
-    abandoned round."""
+    abandoned round, but not of one whose aggregation failed."""
 
     max_staleness: int = Field(default=1, ge=0, le=1000)
     """With late = "next_round": an update may be at most this many model versions old in the commit that uses it."""

@@ -34,6 +34,8 @@ CALLS_PER_CLIENT, CALLS_SPARE = 8, 100
 FAREWELL_S = 2.0
 """Seconds that clients have to hear that the run has ended before the server closes."""
 
+_OPEN = (RunState.RUNNING, RunState.QUEUED)
+
 EXIT_OK, EXIT_RUN_FAILED, EXIT_OPERATOR, EXIT_BUG = 0, 1, 2, 70
 
 
@@ -41,15 +43,19 @@ async def host(
     config: CoordinatorConfig,
     run: RunConfig | None = None,
     *,
+    again: bool = False,
     stay: bool = False,
     on_ready: Callable[[Coordinator, str], None] = lambda coordinator, address: None,
 ) -> int:
     """Host runs until a signal comes or, unless `stay`, until every run has ended.
 
-    A run that an earlier process left open goes on. `run` is started when no run of that name is open.
+    A run that an earlier process left open goes on. `run` is started when no run of that name is open, and the last
+    one of that name had other settings or is to be done `again`: so a supervisor that starts this process once more
+    after a run's end does not train anew.
 
     Returns:
-        0; 1 when a run failed or was stopped; 70 after a mistake of ours (start again: the journal brings it back).
+        0; 1 when a run failed or was stopped, `run` perhaps earlier; 70 after a mistake of ours (start again: the
+        journal brings it back).
 
     Raises:
         OperatorError, ConfigError, OSError: the operator's mistakes, and what the disk does not allow.
@@ -62,12 +68,11 @@ async def host(
         stop = _stop_on_signals()
         try:
             await coordinator.start()
-            if run is not None:
-                await _add_unless_open(coordinator, run)
+            asked = await _find_or_add(coordinator, run, again=again) if run is not None else None
             await server.start()  # last: whoever joins is told which tasks are run here
             state.announce(address, os.getpid())
             on_ready(coordinator, address)
-            return await _until_over(coordinator, stop, stay=stay)
+            return await _until_over(coordinator, stop, asked, stay=stay)
         finally:
             await server.stop(grace=0.2)
             await coordinator.stop()
@@ -106,14 +111,22 @@ async def _listen(coordinator: Coordinator, listen: str) -> tuple[grpc.aio.Serve
     return server, f"{bracketed}:{bound}"
 
 
-async def _add_unless_open(coordinator: Coordinator, config: RunConfig) -> None:
-    for run in coordinator.runs.values():
-        is_open = coordinator.state_of(run.run_id) in (RunState.RUNNING, RunState.QUEUED)
-        if run.config.name == config.name and is_open:
+async def _find_or_add(coordinator: Coordinator, config: RunConfig, *, again: bool) -> RunId:
+    """The run that was asked for: one that is open, one that has ended already, or a new one."""
+    namesakes = [run for run in coordinator.runs.values() if run.config.name == config.name]
+    for run in namesakes:
+        if coordinator.state_of(run.run_id) in _OPEN:
             if run.config != config:
                 logger.warning("run %s goes on with the settings that it was started with", run.run_id)
-            return
-    await coordinator.add_run(config)
+            return run.run_id
+    if namesakes and namesakes[-1].config == config and not again:
+        ended = namesakes[-1].machine.ledger
+        run_id = namesakes[-1].run_id
+        reopen = "" if ended.state is RunState.FINISHED else f"--stay and `atoll run resume {run_id}` go on with it, "
+        what = (run_id, ended.state, ended.cause, reopen)
+        logger.warning("run %s with these settings is %s already (%s): %s--again begins a new one", *what)
+        return run_id
+    return await coordinator.add_run(config)
 
 
 def _stop_on_signals() -> asyncio.Event:
@@ -123,7 +136,7 @@ def _stop_on_signals() -> asyncio.Event:
     return stop
 
 
-async def _until_over(coordinator: Coordinator, stop: asyncio.Event, *, stay: bool) -> int:
+async def _until_over(coordinator: Coordinator, stop: asyncio.Event, asked: RunId | None, *, stay: bool) -> int:
     waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(stop.wait()), coordinator.crashed]
     if not stay:
         waits.append(asyncio.ensure_future(_all_ended(coordinator)))
@@ -137,7 +150,8 @@ async def _until_over(coordinator: Coordinator, stop: asyncio.Event, *, stay: bo
     if stop.is_set():
         return EXIT_OK
     await _farewell(coordinator)
-    states = {coordinator.state_of(run_id) for run_id, run in coordinator.runs.items() if run.ended.is_set()}
+    concerned = [run_id for run_id, run in coordinator.runs.items() if run.ended.is_set() or run_id == asked]
+    states = {coordinator.state_of(run_id) for run_id in concerned}
     return EXIT_RUN_FAILED if states & {RunState.FAILED, RunState.STOPPED} else EXIT_OK
 
 
@@ -148,8 +162,7 @@ async def _all_ended(coordinator: Coordinator) -> None:
 
 
 def _next_open(coordinator: Coordinator) -> RunId | None:
-    is_open = (RunState.RUNNING, RunState.QUEUED)
-    return next((run_id for run_id in coordinator.runs if coordinator.state_of(run_id) in is_open), None)
+    return next((run_id for run_id in coordinator.runs if coordinator.state_of(run_id) in _OPEN), None)
 
 
 async def _farewell(coordinator: Coordinator) -> None:

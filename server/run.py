@@ -200,6 +200,7 @@ class RunMachine:
                 return self._stop(reason, now)
             case ResumeRequested() if self.ledger.state in (RunState.STOPPED, RunState.FAILED):
                 self.ledger.state, self.ledger.cause, self.ledger.failures = RunState.RUNNING, "", 0
+                self.ledger.membership.everyone_disconnected()  # who is there is told again now
                 return self._next_round_or_end()
         return ()  # an answer that nobody waits for any more
 
@@ -312,6 +313,8 @@ class RunMachine:
             return RejectReason.ALREADY_REPORTED, f"another update of yours was accepted in round {round_id}"
         if client.fate is Fate.REFUSED:
             return RejectReason.ALREADY_REPORTED, f"your update of round {round_id} was refused: {client.reason}"
+        if client.fate is Fate.LATE:
+            return RejectReason(client.reason), client.detail
         return None
 
     def _late(self, update: Update, record: RoundRecord, client: ClientRecord, now: float) -> Effects:
@@ -440,7 +443,7 @@ class RunMachine:
         effects = ledger.settle_end(state)
         ledger.state, ledger.cause, ledger.stop_reason = state, cause, None
         ledger.evaluation, ledger.unevaluated, ledger.is_round_due = None, [], False
-        ledger.membership.everyone_disconnected()  # who is there is told again before a resume
+        ledger.membership.everyone_disconnected()  # from here on the run is not told who comes and goes
         return (*effects, EndRun(state, cause))
 
     # ------------------------------------------------------------ evaluation

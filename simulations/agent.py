@@ -132,9 +132,9 @@ class SimulatedAgent:
     def heard(self, connection: network.Connection, event: Event) -> None:
         """A message arrived on the control stream."""
         if self.connection is connection:
-            if isinstance(event, Asked):
-                self.deadlines[event.request.key] = self.world.now + event.request.time_left
             self._receive(event)
+            if isinstance(event, Asked):  # afterwards: what was overdue before is due to the older deadline
+                self.deadlines[event.request.key] = self.world.now + event.request.time_left
 
     def disconnected(self, connection: network.Connection) -> None:
         """The stream ended."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from atoll.client import events as client
-from atoll.protocol.vocabulary import Digest, RejectReason, RoundId, RunState
+from atoll.protocol.vocabulary import Digest, RejectReason, RunState
 from atoll.server.codec import encode_ledger
 from atoll.server.events import (
     Abandon,
@@ -142,7 +142,7 @@ class SimulatedCoordinator:
         effects = machine.receive(event, now)
         ends = any(isinstance(e, Commit | Abandon | EndRun) for e in effects)
         ledger = encode_ledger(machine.ledger) if ends and machine.may_snapshot else None
-        self._posted.append(Posted(Step(now, event, effects), ledger, reply))
+        self._posted.append(Posted(Step(now, event, effects), ledger, records_of(effects, machine), reply))
         if not self._is_writing:
             self._is_writing = True
             self.world.after(0.0, self._write, self)
@@ -168,14 +168,13 @@ class SimulatedCoordinator:
         if self._dies_at("before a write"):
             return
         batch, self._posted = self._posted, []
-        records = records_of(batch, self.running)
         seconds = self.world.rng.uniform(0.5, 1.5) * self.world.scenario.write
-        self.world.after(seconds, lambda: self._written(batch, records), self)
+        self.world.after(seconds, lambda: self._written(batch), self)
 
-    def _written(self, batch: list[Posted], records: dict[RoundId, str]) -> None:
+    def _written(self, batch: list[Posted]) -> None:
         if self._dies_at(f"while it writes {[type(p.step.event).__name__ for p in batch]}"):
             return
-        self.disk.write(batch, records)
+        self.disk.write(batch)
         self.world.history.steps += [posted.step for posted in batch]
         life = self.life
         for posted in batch:
@@ -285,12 +284,12 @@ class SimulatedCoordinator:
             self.post(StopRequested("the operator wants it"))
 
     def resume_run(self) -> None:
-        """The operator's command: who is on the line is introduced first."""
+        """The operator's command: who is on the line is introduced."""
         if self.running.ledger.state not in RESUMABLE:
             return
+        self.post(ResumeRequested())
         for joined in self.lines.everyone():
             self.post(joined)
-        self.post(ResumeRequested())
 
     def final_records(self) -> None:
         """Put the records that lie on disk into the history."""

@@ -20,6 +20,7 @@ class Posted:
 
     step: Step
     ledger: str | None
+    records: Mapping[RoundId, str]
     reply: Reply | None
 
 
@@ -36,13 +37,13 @@ class Disk:
         """How many entries need no replay."""
         return self.snapshot[0] if self.snapshot else 0
 
-    def write(self, batch: Iterable[Posted], records: Mapping[RoundId, str]) -> None:
+    def write(self, batch: Iterable[Posted]) -> None:
         """One group commit: all of it or nothing."""
         for posted in batch:
             self.entries.append((posted.step.at, *encode_event(posted.step.event)))
             if posted.ledger is not None:
                 self.snapshot = (len(self.entries), posted.ledger)
-        self.records.update(records)
+            self.records.update(posted.records)
 
     def rebuilt(self, rules: RunRules) -> RunMachine:
         """The machine as the next process has it: the last snapshot, and every event since."""
@@ -56,8 +57,8 @@ class Disk:
         return {round_id: decode_record(body, where=WHERE) for round_id, body in self.records.items()}
 
 
-def records_of(batch: Iterable[Posted], machine: RunMachine) -> dict[RoundId, str]:
-    """The records that a batch writes, each once, as they stand when all of the batch is decided."""
-    written = (e for posted in batch for e in posted.step.effects if isinstance(e, Commit | Abandon | AmendRecord))
-    found = {effect.round_id: machine.record_of(effect.round_id) for effect in written}
+def records_of(effects: Iterable[Effect], machine: RunMachine) -> dict[RoundId, str]:
+    """The records that an event has changed, as it left them: a later event may make the machine forget them."""
+    written = {e.round_id for e in effects if isinstance(e, Commit | Abandon | AmendRecord)}
+    found = {round_id: machine.record_of(round_id) for round_id in written}
     return {round_id: encode_record(record) for round_id, record in found.items() if record is not None}

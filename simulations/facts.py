@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Fate, RoundId, RunState
+from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Fate, RejectReason, RoundId, RunState
 from atoll.server.events import Update
 from atoll.server.policy import StragglerPolicy
 
@@ -30,6 +30,7 @@ class RoundFacts:
     is_selecting: bool = True
     is_drawing: bool = False
     fates: dict[ClientId, Fate] = field(default_factory=dict)
+    late_because: dict[ClientId, RejectReason] = field(default_factory=dict)
     begun: dict[ClientId, float] = field(default_factory=dict)
     deadline: float = 0.0
     linger_by: float | None = None

@@ -102,6 +102,7 @@ class Referee:
         match event:
             case e.RunStarted() | e.ResumeRequested() if self.books.state is not RunState.RUNNING:
                 self.books.state, self.failures = RunState.RUNNING, 0
+                self.books.connected.clear()
                 self._go_on()
             case e.RoundDue() if self.is_round_due and self.books.state is RunState.RUNNING:
                 self._open_round()
@@ -131,7 +132,7 @@ class Referee:
 
     def _update(self, update: e.Update) -> None:
         verdict, reason = verdict_on(update, self.books, self.rules)
-        self._rounds.note(update, verdict, self.now)
+        self._rounds.note(update, verdict, reason, self.now)
         name = (update.client_id, update.round_id, update.digest)
         if reason is None:
             self._decide("accept", *name)
@@ -182,8 +183,9 @@ class Referee:
             return
         books.round = None
         is_stop = round_.abandon_reason is AbandonReason.STOP_REQUESTED
+        is_failed = round_.abandon_reason is AbandonReason.AGGREGATION_FAILED
         for update in (*round_.late.values(), *round_.reported.values()):
-            if self.policy.late == "next_round" and not is_stop:
+            if self.policy.late == "next_round" and not (is_stop or is_failed):
                 books.carry(update)
             else:
                 books.leave(update)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Fate, RoundId, RunState
+from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Fate, RejectReason, RoundId, RunState
 from atoll.server import events as e
 from atoll.server.policy import StragglerPolicy
 from atoll.simulations.facts import Books, RoundFacts
@@ -174,14 +174,16 @@ class RoundReferee:
         assert len({client_id for client_id, *_ in weights}) == len(weights) >= policy.quorum_count, "below quorum"
         self._decide("aggregate", round_.round_id, round_.base, tuple(sorted(weights)))
 
-    def note(self, update: e.Update, verdict: Verdict, now: float) -> None:
+    def note(self, update: e.Update, verdict: Verdict, reason: RejectReason | None, now: float) -> None:
         """Write down what a verdict changes for its client."""
         books, round_ = self.books, self.books.rounds.get(update.round_id)
         if round_ is None or verdict in (Verdict.NOT_HIS, Verdict.AGAIN):
             return
         fates = {Verdict.REFUSED: Fate.REFUSED, Verdict.LATE: Fate.LATE, Verdict.CARRIED: Fate.CARRIED}
         round_.fates[update.client_id] = fates.get(verdict, Fate.REPORTED)
-        if verdict is Verdict.CARRIED:
+        if verdict is Verdict.LATE and reason is not None:
+            round_.late_because[update.client_id] = reason
+        elif verdict is Verdict.CARRIED:
             books.accept(update, was_late=True)
             books.carry(update)
         elif verdict is Verdict.ON_TIME:

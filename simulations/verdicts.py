@@ -35,6 +35,8 @@ def verdict_on(update: Update, books: Books, rules: RunRules) -> tuple[Verdict, 
         return Verdict.NOT_HIS, RejectReason.TOO_LATE
     if update.client_id not in round_.fates:
         return Verdict.NOT_HIS, RejectReason.NOT_INVITED
+    if update.client_id in round_.late_because:
+        return Verdict.NOT_HIS, round_.late_because[update.client_id]
     if before is not None or round_.fates[update.client_id] is Fate.REFUSED:
         return Verdict.NOT_HIS, RejectReason.ALREADY_REPORTED
     fault = _fault(update, round_, rules.policy)

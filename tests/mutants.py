@@ -273,7 +273,7 @@ PLANTED = (
     Mutant(
         "ghosts after a resume",
         RUN,
-        "        ledger.membership.everyone_disconnected()  # who is there is told again before a resume\n",
+        "                self.ledger.membership.everyone_disconnected()  # who is there is told again now\n",
         "",
         "a resumed run counts clients that went while it was stopped",
     ),
@@ -309,16 +309,23 @@ PLANTED = (
     Mutant(
         "accepted updates of an abandoned round lost",
         LEDGER,
-        "            if carry:\n                effects += self.carry(update)\n            else:",
-        "            if carry:\n                pass\n            else:",
+        "            if carry and not is_failed:\n                effects += self.carry(update)\n            else:",
+        "            if carry and not is_failed:\n                pass\n            else:",
         "accepted updates vanish with an abandoned round",
     ),
     Mutant(
-        "late updates lost with a failed fold",
+        "late updates lost with an abandoned round",
         LEDGER,
-        "        for _, update in sorted(round_.late.items()):\n            effects += self.carry(update)\n",
-        "",
-        "late updates vanish when their round's aggregation fails",
+        "self.leave_unused(update, why) if is_failed else self.carry(update)",
+        "self.leave_unused(update, why) if is_failed else []",
+        "late updates vanish when the round that they were carried into is abandoned",
+    ),
+    Mutant(
+        "a failed aggregation is tried again with the same updates",
+        LEDGER,
+        "        is_failed = record.abandon_reason is AbandonReason.AGGREGATION_FAILED\n",
+        "        is_failed = False\n",
+        "one update that cannot be folded fails every retry",
     ),
     Mutant(
         "an old stream ends the new one",

@@ -25,6 +25,9 @@ What = Annotated[
 State = Annotated[
     Path | None, typer.Option("--state", metavar="DIR", help="Where everything is kept; short for coordinator.state.")
 ]
+Again = Annotated[
+    bool, typer.Option("--again", help="Begin a new run also when the last one with these very settings has ended.")
+]
 Stay = Annotated[bool, typer.Option("--stay", help="Stay when every run has ended; more may be started.")]
 
 
@@ -32,13 +35,15 @@ def coordinator(
     what: What = None,
     state: State = None,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
+    again: Again = False,
     stay: Stay = False,
     check: options.Check = False,
 ) -> None:
     """Host runs: invite clients, wait for their updates, aggregate, commit.
 
-    A run that an earlier process left open goes on where it stopped. Ends with 0 when every run has finished or a
-    signal came, with 1 when a run failed or was stopped.
+    A run that an earlier process left open goes on where it stopped; one that has ended is not begun again, unless
+    asked to or with other settings, so that a supervisor may start this command as often as it likes. Ends with 0 when
+    every run has finished or a signal came, with 1 when a run failed or was stopped.
     """
     from atoll.cli.files import load_host, overriding
     from atoll.server.config import RunFile
@@ -51,7 +56,7 @@ def coordinator(
 
     log.configure()
     run = file.run if isinstance(file, RunFile) else None
-    raise typer.Exit(_host(file, stay=stay or run is None))
+    raise typer.Exit(_host(file, again=again, stay=stay or run is None))
 
 
 def _check(file: "HostFile | RunFile") -> None:
@@ -83,7 +88,7 @@ def _check_task(file: "RunFile") -> None:
             raise CommandError(*str(error).split("; ")) from error
 
 
-def _host(file: "HostFile | RunFile", *, stay: bool) -> int:
+def _host(file: "HostFile | RunFile", *, again: bool, stay: bool) -> int:
     from atoll.server.config import RunFile
     from atoll.server.coordinator import OperatorError
     from atoll.server.process import host
@@ -96,6 +101,6 @@ def _host(file: "HostFile | RunFile", *, stay: bool) -> int:
 
     run = file.run if isinstance(file, RunFile) else None
     try:
-        return asyncio.run(host(file.coordinator, run, stay=stay, on_ready=ready))
+        return asyncio.run(host(file.coordinator, run, again=again, stay=stay, on_ready=ready))
     except OperatorError as error:
         raise CommandError(*without_frames(str(error))) from error

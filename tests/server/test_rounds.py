@@ -25,6 +25,7 @@ from atoll.server.events import (
     Aggregate,
     Aggregated,
     AggregationFailed,
+    AmendRecord,
     ClientDisconnected,
     ClientFailed,
     ClientJoined,
@@ -597,13 +598,33 @@ def test_next_round_carries_the_accepted_updates_of_an_abandoned_round() -> None
     assert drive.row("a", 1).used_in == 2
 
 
-def test_next_round_carries_what_a_failed_aggregation_leaves() -> None:
+def test_what_could_not_be_aggregated_is_not_tried_again() -> None:
     drive = late_in_next_round()
     drive.update("b", at=63, round_id=1)
     drive.update("a", at=64)
     drive.tick(at=122)
     drive.do(AggregationFailed(RoundId(2), "out of memory"), at=123)
-    assert {c: u.round_id for c, u in drive.machine.ledger.carried.items()} == {"a": 2, "b": 1}
+    assert drive.machine.ledger.carried == {}
+    assert drive.row("b", 1).unused_because == "the aggregation of round 2 failed"
+    assert drive.row("a", 2).unused_because == "the round was abandoned: aggregation_failed"
+    drive.do(RoundDue(), at=124)
+    drive.draw("ab")
+    drive.update("a", at=125)
+    assert scales(drive.tick(at=184)) == {"a": 1.0}
+
+
+def test_a_late_update_that_is_sent_again_gets_the_same_answer_and_changes_nothing() -> None:
+    drive = Drive(cohort_size=2, quorum=1, deadline=60.0)
+    drive.begin("ab")
+    drive.update("a", at=1)
+    drive.tick(at=60)
+    drive.fold(at=61)
+    [first, amended] = drive.update("b", at=63, round_id=1)
+    assert (first.reason, amended) == (RejectReason.TOO_LATE, AmendRecord(RoundId(1)))
+    row = replace(drive.row("b", 1))
+    assert drive.update("b", at=70, round_id=1) == [first]
+    assert drive.update("b", at=71, round_id=1, digest="another") == [replace(first, digest="another")]
+    assert drive.row("b", 1) == row
 
 
 # ---------------------------------------------------------------- partial_work

@@ -142,7 +142,7 @@ def test_stop_while_an_aggregation_fails_ends_as_stopped_also_without_retries() 
     drive.do(StopRequested("enough"))
     effects = drive.do(AggregationFailed(RoundId(1), "oom"))
     assert effects[-1] == EndRun(RunState.STOPPED, "enough")
-    assert drive.row("a", 1).unused_because == "the run ended first (stopped)"
+    assert drive.row("a", 1).unused_because == "the round was abandoned: aggregation_failed"
 
 
 def test_stop_between_two_rounds_ends_at_once() -> None:
@@ -164,10 +164,22 @@ def test_resume_counts_only_clients_that_were_introduced_again() -> None:
     """While a run is not running it is not told who comes and goes."""
     drive = ready()
     drive.do(StopRequested("enough"))
-    drive.join("a")
+    drive.join("b")
     drive.do(ResumeRequested())
+    drive.join("a")
     assert drive.do(RoundDue()) == []
     assert drive.machine.ledger.membership.num_connected == 1
+
+
+def test_client_that_joins_as_the_run_ends_is_not_there_after_a_resume() -> None:
+    """Its joining may itself wake the machine to the end; that it goes again nobody tells a run that is over."""
+    drive = Drive(cohort_size=1, retry=0, selection_timeout=5.0)
+    drive.do(RoundDue())
+    assert kinds(drive.join("a", at=10))[-1] == "EndRun"
+    assert drive.machine.ledger.state is RunState.FAILED
+    drive.do(ResumeRequested())
+    assert drive.do(RoundDue()) == []
+    assert drive.machine.ledger.membership.num_connected == 0
 
 
 def test_late_updates_that_wait_when_the_run_ends_are_explained() -> None:

@@ -14,7 +14,8 @@ from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.server import incoming
 from atoll.server.history import History
 from atoll.server.incoming import SMALL_BYTES
-from tests.wire.live import TINY, running
+from atoll.server.process import host
+from tests.wire.live import TINY, running, settings
 
 
 def live(test):
@@ -243,3 +244,26 @@ async def test_run_that_is_started_by_the_operator_waits_for_the_one_before(tmp_
         async with it.client("a") as a, it.client("b") as b:
             await asyncio.gather(report(a), report(b))
             assert (await a.next("invite")).run_id == "tiny-2"
+
+
+@live
+async def test_run_that_has_ended_begins_anew_only_when_asked_to(tmp_path, caplog):
+    """A supervisor starts the same command again and again."""
+    async with running(tmp_path / "state", rounds=1) as it, it.client("a") as a, it.client("b") as b:
+        await asyncio.gather(report(a), report(b))
+        await a.next("run_ended")
+    config = settings(tmp_path / "state", rounds=1)
+    assert await host(config.coordinator, config.run) == 0
+    assert "run tiny-1 with these settings is finished already (1 rounds are committed): --again begins" in caplog.text
+    assert [run.run_id for run in History(tmp_path / "state").runs()] == ["tiny-1"]
+    async with running(tmp_path / "state", rounds=2) as it:
+        assert list(it.coordinator.runs) == ["tiny-1", "tiny-2"]
+        await it.coordinator.stop_run("tiny-2", "enough")
+    config = settings(tmp_path / "state", rounds=2)
+    assert await host(config.coordinator, config.run) == 1, "as when it was stopped"
+    assert "is stopped already (enough): --stay and `atoll run resume tiny-2` go on with it" in caplog.text
+    again = asyncio.ensure_future(host(config.coordinator, config.run, again=True))
+    while len(History(tmp_path / "state").runs()) < 3:
+        await asyncio.sleep(0.01)
+    again.cancel()
+    await asyncio.wait([again])
