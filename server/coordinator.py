@@ -377,11 +377,11 @@ class Coordinator:
     @asynccontextmanager
     async def in_flight(self, run: RunDriver, digest: Digest) -> AsyncIterator[None]:
         """Retention spares what is being received and judged."""
-        run.in_flight.add(digest)
+        run.retention.in_flight.add(digest)
         try:
             yield
         finally:
-            run.in_flight.discard(digest)
+            run.retention.in_flight.discard(digest)
 
 
 def _sampler(config: RunConfig, *, is_over: bool) -> Sampler:

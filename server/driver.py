@@ -10,28 +10,21 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
 from atoll.protocol import steps
 from atoll.protocol.atoll_pb2 import ServerMessage
 from atoll.protocol.vocabulary import ClientId, Digest, Fate, RoundId, RunId, RunState, Version
 from atoll.server import messages
 from atoll.server.clock import Clock
-from atoll.server.codec import encode_event, encode_ledger, encode_meta, encode_record
 from atoll.server.config import RunConfig
-from atoll.server.evaluation import addable
 from atoll.server.evaluator import EvaluationFailed, Evaluator
 from atoll.server.events import (
     Abandon,
-    Accept,
     Aggregate,
     Aggregated,
     AggregationFailed,
-    AmendRecord,
     AskEvaluation,
-    CloseEvaluation,
     CohortDrawn,
     Commit,
     DrawCohort,
@@ -43,9 +36,7 @@ from atoll.server.events import (
     ModelEvaluated,
     OpenNextRound,
     Release,
-    ResumeRequested,
     RoundDue,
-    RunStarted,
     SamplerFailed,
     TimePassed,
     Update,
@@ -56,18 +47,14 @@ from atoll.server.hub import Hub
 from atoll.server.journal import (
     Batch,
     DiskFull,
-    Entry,
     EvaluationRow,
     Journal,
-    RecordRow,
-    RunEnd,
-    Snapshot,
-    UpdateRow,
-    VersionRow,
 )
 from atoll.server.narration import narrate
 from atoll.server.reduce import Reducer
+from atoll.server.retention import Keep, Retention
 from atoll.server.rounds import Effects
+from atoll.server.rows import Decided, rows_of
 from atoll.server.run import RunMachine
 from atoll.server.sampling import SAMPLERS, Sampler, draw
 from atoll.server.store import KeptUpdate
@@ -79,33 +66,9 @@ DISK_RETRY_S = 1.0
 UNHURRIED_S = 0.05
 """So long an event that nobody waits for may wait for others that are written with it."""
 
-RETENTION_S = 1.0
-"""Garbage is collected when a round ends, but not more often than this: empty rounds take milliseconds."""
-
 SAMPLER_TIMEOUT_S = 60.0
 EVALUATIONS_WAITING_MAX = 16
 """Versions that may wait for the server's own data; each stays on disk meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Retention:
-    """What must stay on disk when a round has ended: taken from the state that its event left."""
-
-    seq: int
-    version: Version
-    updates: frozenset[Digest]
-    versions: frozenset[Version]
-    oldest_base: Version  # of an update that may still count
-
-
-@dataclass(frozen=True, slots=True)
-class _Live:
-    """The updates that stay. Asked at the moment of each deletion, from the thread that deletes: no look is too old."""
-
-    is_live: Callable[[Digest], bool]
-
-    def __contains__(self, digest: object) -> bool:
-        return self.is_live(Digest(str(digest)))
 
 
 @dataclass(slots=True)
@@ -115,7 +78,7 @@ class _Posted:
     rows: Batch
     effects: Effects
     lines: tuple[str, ...]
-    retention: _Retention | None
+    keep: Keep | None  # the event ended a round
     done: "asyncio.Future[Effects]"
 
 
@@ -143,17 +106,22 @@ class RunDriver:
         self.run_id, self.config, self.task, self.machine = run_id, config, task, machine
         self.reducer = reducer
         self.ended = asyncio.Event()
-        self.in_flight: set[Digest] = set()  # updates that are being checked: garbage collection spares them
+        self.retention = Retention(
+            run_id,
+            reducer,
+            journal,
+            journal_thread,
+            keep_rounds=keep_rounds,
+            ended=self.ended,
+            spawn=self._spawn,
+        )
         self.listeners: list[Callable[[Effects], None]] = []  # called after effects were carried out: for a person
         self._seq = seq
         self._journal, self._journal_thread = journal, journal_thread
         self._evaluator, self._sampler, self._hub, self._clock = evaluator, sampler, hub, clock
-        self._crash, self._keep_rounds = crash, keep_rounds
+        self._crash = crash
         self._posted: list[_Posted] = []
-        self._received: dict[Digest, int] = {}  # updates that came in since the last retention, by their event
         self._wake = asyncio.Event()
-        self._keep: _Retention | None = None  # of the newest round that has ended and was not cleaned up after
-        self._is_collecting = False
         self._is_broken = False
         self._last: asyncio.Future[Effects] | None = None  # of the newest event
         self._timer: asyncio.TimerHandle | None = None
@@ -187,11 +155,12 @@ class RunDriver:
         done = self._last = self._loop.create_future()
         lines = tuple(narrate(self.machine, event, effects))  # read now, told when it is on disk
         if isinstance(event, UpdateReceived):
-            self._received[event.update.digest] = self._seq
-        rows, retention = self._rows(event, effects, now), self._retention(effects)
-        if kept is not None:
-            rows.updates += [self._update_row(e.digest, kept) for e in effects if isinstance(e, Accept)]
-        self._posted.append(_Posted(rows, effects, lines, retention, done))
+            self.retention.received(event.update.digest, self._seq)
+        decided = Decided(self.run_id, self._seq, now, event, effects)
+        rows = rows_of(decided, self.machine, kept, num_bytes=self.reducer.num_bytes)
+        has_round_ended = any(isinstance(effect, Commit | Abandon) for effect in effects)
+        keep = Keep.after(self._seq, self.machine.ledger, self.config.round) if has_round_ended else None
+        self._posted.append(_Posted(rows, effects, lines, keep, done))
         if isinstance(event, UploadBegun):  # nobody waits for it: it may go onto the disk with the next one
             self._loop.call_later(UNHURRIED_S, self._wake.set)
         else:
@@ -259,62 +228,6 @@ class RunDriver:
 
     # ------------------------------------------------------------ onto the disk
 
-    def _rows(self, event: Event, effects: Effects, now: float) -> Batch:
-        """Everything that must be on disk before the effects of this event leave, taken while the state is fresh."""
-        kind, body = encode_event(event)
-        rows = Batch(entries=[Entry(self.run_id, self._seq, now, kind, body)])
-        if isinstance(event, RunStarted | ResumeRequested):
-            rows.running.append(self.run_id)
-        if isinstance(event, RunStarted):
-            rows.versions.append(self._version_row(self.machine.ledger.version, event.model_digest, now))
-        if isinstance(event, ModelEvaluated):
-            rows.evaluations.append(
-                EvaluationRow(self.run_id, event.version, "server", event.statistics, 1, event.detail, now)
-            )
-        for effect in effects:
-            match effect:
-                case Commit(round_id, version, model_digest):
-                    rows.versions.append(self._version_row(version, model_digest, now))
-                    self._add_record(rows, round_id)
-                    self._add_snapshot(rows, now)
-                case Abandon(round_id):
-                    self._add_record(rows, round_id)
-                    self._add_snapshot(rows, now)
-                case AmendRecord(round_id):
-                    self._add_record(rows, round_id)
-                case CloseEvaluation():
-                    rows.evaluations.append(self._clients_evaluation(effect, now))
-                case EndRun(state, cause):
-                    rows.ends.append(RunEnd(self.run_id, state, cause, now))
-                    self._add_snapshot(rows, now)
-                case _:
-                    pass
-        return rows
-
-    def _update_row(self, digest: Digest, kept: KeptUpdate) -> UpdateRow:
-        return UpdateRow(self.run_id, digest, encode_meta(kept.meta), kept.data)
-
-    def _version_row(self, version: Version, digest: Digest, now: float) -> VersionRow:
-        size = self.reducer.version(version).path.stat().st_size
-        return VersionRow(self.run_id, version, digest, size, now)
-
-    def _add_record(self, rows: Batch, round_id: RoundId) -> None:
-        record = self.machine.record_of(round_id)
-        if record is not None:
-            rows.records.append(RecordRow(self.run_id, encode_record(record), record))
-
-    def _add_snapshot(self, rows: Batch, now: float) -> None:
-        if self.machine.may_snapshot and not rows.snapshots:
-            rows.snapshots.append(Snapshot(self.run_id, self._seq, now, encode_ledger(self.machine.ledger)))
-
-    def _clients_evaluation(self, effect: CloseEvaluation, now: float) -> EvaluationRow:
-        from atoll.parallel.metrics import merge
-
-        answers, odd = addable(effect.answers)
-        detail = "; ".join(f"{client}: {why}" for client, why in sorted({**effect.failures, **odd}.items()))
-        statistics = merge(answers.values()) if answers else None
-        return EvaluationRow(self.run_id, effect.version, "clients", statistics, len(answers), detail, now)
-
     async def _write_and_act(self) -> None:
         """One group commit after the other: whatever was posted while the last one was being written."""
         while True:
@@ -335,8 +248,8 @@ class RunDriver:
                 p.done.set_result(p.effects)
                 for row in p.rows.evaluations:
                     self._valuing.add(self._spawn(self._add_values(row)))
-                if p.retention is not None:
-                    self._retain(p.retention)
+                if p.keep is not None:
+                    self.retention.round_ended(p.keep)
                 for listener in self.listeners:
                     listener(p.effects)
 
@@ -506,50 +419,6 @@ class RunDriver:
             logger.error("the metrics of version %d have no values: %s", row.version, _detail(error))
             return
         await self._commit(Batch(evaluations=[replace(row, values=values)]))
-
-    def _retention(self, effects: Effects) -> _Retention | None:
-        """Taken when a round ends. Memory runs ahead of the disk: what it no longer needs, a replay may still need."""
-        if not any(isinstance(effect, Commit | Abandon) for effect in effects):
-            return None
-        ledger = self.machine.ledger
-        stalest = max(0, ledger.version - self.config.round.max_staleness)  # a late update may name it as its base
-        return _Retention(
-            self._seq,
-            ledger.version,
-            frozenset(update.digest for update in ledger.carried.values()),
-            frozenset((*ledger.unevaluated, *map(Version, range(stalest, ledger.version)))),
-            Version(stalest) if self.config.round.late == "next_round" else ledger.version,
-        )
-
-    def _retain(self, keep: _Retention) -> None:
-        """A round has ended, on disk: see to it that garbage is collected, now or soon."""
-        self._keep = keep
-        if not self._is_collecting:
-            self._is_collecting = True
-            self._spawn(self._collect())
-
-    async def _collect(self) -> None:
-        """Again and again while rounds end; the last time at once when the run ends."""
-        while (keep := self._keep) is not None:
-            self._keep = None
-            await self._collect_garbage(keep)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.ended.wait(), RETENTION_S)
-        self._is_collecting = False
-
-    async def _collect_garbage(self, keep: _Retention) -> None:
-        """Delete updates that no decision can refer to, old versions, and the journal before the last snapshots."""
-        self._received = {digest: seq for digest, seq in self._received.items() if seq > keep.seq}
-
-        live = _Live(lambda digest: digest in keep.updates or digest in self._received or digest in self.in_flight)
-        prune = partial(self._journal.prune, self.run_id, keep_rounds=self._keep_rounds, live=live)
-        try:
-            await self.reducer.collect_garbage(
-                live, pinned_versions=set(keep.versions), current=keep.version, oldest_base=keep.oldest_base
-            )
-            await self._loop.run_in_executor(self._journal_thread, prune)
-        except OSError as error:  # a full disk, too: pruning writes before it frees
-            logger.error("run %s: garbage stays for now: %s", self.run_id, error)
 
 
 def _detail(error: Exception) -> str:

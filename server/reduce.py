@@ -91,6 +91,10 @@ class Reducer:
             self._cache = {**dict(list(self._cache.items())[1 - VERSIONS_CACHED_MAX :]), version: file}
         return file
 
+    def num_bytes(self, version: Version) -> int:
+        """Size of a version's file."""
+        return self.version(version).path.stat().st_size
+
     def known(self, version: Version) -> VersionFile | None:
         """A version, or None when it never was or is no longer kept."""
         try:

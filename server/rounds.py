@@ -18,6 +18,7 @@ Configuration, Reporting). The rules of lateness are DESIGN section 4.
 
 from collections.abc import Iterable, Mapping
 
+from atoll.aggregation.weights import staleness_discount
 from atoll.protocol.vocabulary import (
     AbandonReason,
     ClientId,
@@ -349,7 +350,8 @@ class Round:
 
     def _carry(self, update: Update) -> CarriedRecord:
         staleness = self.record.base_version - update.base_version
-        scale = (1.0 + staleness) ** -self.policy.staleness_exponent * self._work_scale(update.work)
+        discount = staleness_discount(staleness, exponent=self.policy.staleness_exponent)
+        scale = discount * self._work_scale(update.work)
         return CarriedRecord(update.client_id, update.round_id, staleness, update.digest, update.num_examples, scale)
 
     def _work_scale(self, work: float) -> float:

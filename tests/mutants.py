@@ -167,9 +167,9 @@ PLANTED = (
     ),
     Mutant(
         "discount upside down",
-        ROUNDS,
-        "        scale = (1.0 + staleness) ** -self.policy.staleness_exponent",
-        "        scale = (1.0 + staleness) ** self.policy.staleness_exponent",
+        "aggregation/weights.py",
+        "    return float((1.0 + staleness) ** -exponent)",
+        "    return float((1.0 + staleness) ** exponent)",
         "stale updates count more than fresh ones",
     ),
     Mutant(

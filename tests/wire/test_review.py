@@ -16,6 +16,7 @@ from atoll.server.events import UpdateReceived
 from atoll.server.incoming import SMALL_BYTES
 from atoll.server.journal import DiskFull
 from atoll.server.process import host
+from atoll.server.retention import Keep
 from tests.wire.live import TINY, Live, running, settings
 from tests.wire.test_round import committed, live, report
 
@@ -130,8 +131,8 @@ async def test_update_that_is_accepted_while_garbage_is_collected_stays(tmp_path
             return collect(*args, **kwargs)
 
         store.collect_garbage = slow
-        keep = it.run._retention((driver_module.Abandon(1, "stop_requested"),))
-        collecting = asyncio.ensure_future(it.run._collect_garbage(keep))
+        keep = Keep.after(it.run._seq, it.run.machine.ledger, it.run.config.round)
+        collecting = asyncio.ensure_future(it.run.retention.collect(keep))
         await asyncio.sleep(0.2)
         assert (await a.upload(manifest, data)).accepted
         await collecting
@@ -296,7 +297,7 @@ async def test_stream_on_which_nothing_comes_is_ended(tmp_path):
                 with pytest.raises(grpc.aio.AioRpcError) as error:
                     await call.read()
                 assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert not it.run.in_flight
+        assert not it.run.retention.in_flight
 
 
 @live

@@ -1,0 +1,115 @@
+"""What must be on disk before the effects of an event leave: a function of the event and of the state that it left."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from atoll.parallel.metrics import merge
+from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
+from atoll.server.codec import encode_event, encode_ledger, encode_meta, encode_record
+from atoll.server.evaluation import addable
+from atoll.server.events import (
+    Abandon,
+    Accept,
+    AmendRecord,
+    CloseEvaluation,
+    Commit,
+    EndRun,
+    Event,
+    ModelEvaluated,
+    ResumeRequested,
+    RunStarted,
+)
+from atoll.server.journal import Batch, Entry, EvaluationRow, RecordRow, RunEnd, Snapshot, UpdateRow, VersionRow
+from atoll.server.rounds import Effects
+from atoll.server.run import RunMachine
+from atoll.server.store import KeptUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """An event that the machine has just decided about."""
+
+    run_id: RunId
+    seq: int
+    at: float
+    event: Event
+    effects: Effects
+
+
+def rows_of(
+    decided: Decided, machine: RunMachine, kept: KeptUpdate | None, *, num_bytes: Callable[[Version], int]
+) -> Batch:
+    """Everything that follows from an event, encoded while the state is fresh.
+
+    Args:
+        decided: the event and its effects.
+        machine: as they left it.
+        kept: the update that was received, if one was.
+        num_bytes: of a version's file.
+    """
+    rows = _Rows(decided, machine, num_bytes)
+    rows.add_event()
+    for effect in decided.effects:
+        match effect:
+            case Commit(round_id, version, model_digest):
+                rows.add_version(version, model_digest)
+                rows.add_record(round_id)
+                rows.add_snapshot()
+            case Abandon(round_id):
+                rows.add_record(round_id)
+                rows.add_snapshot()
+            case AmendRecord(round_id):
+                rows.add_record(round_id)
+            case CloseEvaluation():
+                rows.add_clients_evaluation(effect)
+            case EndRun(state, cause):
+                rows.batch.ends.append(RunEnd(decided.run_id, state, cause, decided.at))
+                rows.add_snapshot()
+            case Accept(digest=digest) if kept is not None:
+                rows.batch.updates.append(UpdateRow(decided.run_id, digest, encode_meta(kept.meta), kept.data))
+            case _:
+                pass
+    return rows.batch
+
+
+class _Rows:
+    """A batch that is being filled."""
+
+    def __init__(self, decided: Decided, machine: RunMachine, num_bytes: Callable[[Version], int]) -> None:
+        self.batch = Batch()
+        self._decided, self._machine, self._num_bytes = decided, machine, num_bytes
+
+    def add_event(self) -> None:
+        run_id, at, event = self._decided.run_id, self._decided.at, self._decided.event
+        self.batch.entries.append(Entry(run_id, self._decided.seq, at, *encode_event(event)))
+        match event:
+            case RunStarted(model_digest):
+                self.batch.running.append(run_id)
+                self.add_version(self._machine.ledger.version, model_digest)
+            case ResumeRequested():
+                self.batch.running.append(run_id)
+            case ModelEvaluated(version, statistics, detail):
+                self.batch.evaluations.append(EvaluationRow(run_id, version, "server", statistics, 1, detail, at))
+            case _:
+                pass
+
+    def add_version(self, version: Version, digest: Digest) -> None:
+        row = VersionRow(self._decided.run_id, version, digest, self._num_bytes(version), self._decided.at)
+        self.batch.versions.append(row)
+
+    def add_record(self, round_id: RoundId) -> None:
+        if (record := self._machine.record_of(round_id)) is not None:
+            self.batch.records.append(RecordRow(self._decided.run_id, encode_record(record), record))
+
+    def add_snapshot(self) -> None:
+        if self._machine.may_snapshot and not self.batch.snapshots:
+            ledger = encode_ledger(self._machine.ledger)
+            self.batch.snapshots.append(Snapshot(self._decided.run_id, self._decided.seq, self._decided.at, ledger))
+
+    def add_clients_evaluation(self, effect: CloseEvaluation) -> None:
+        answers, odd = addable(effect.answers)
+        detail = "; ".join(f"{client}: {why}" for client, why in sorted({**effect.failures, **odd}.items()))
+        statistics = merge(answers.values()) if answers else None
+        run_id, at = self._decided.run_id, self._decided.at
+        row = EvaluationRow(run_id, effect.version, "clients", statistics, len(answers), detail, at)
+        self.batch.evaluations.append(row)
