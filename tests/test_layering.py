@@ -23,6 +23,7 @@ ALSO = {"parallel": {"atoll.aggregation.layout", "atoll.aggregation.tensorfile"}
 """What the ground floor shares: where numbers lie, and the file that they lie in."""
 
 PURE = {
+    "aggregation/weights.py",
     "protocol/vocabulary.py",
     "server/evaluation.py",
     "server/events.py",
@@ -44,6 +45,7 @@ PURE_STDLIB = {
     "contextlib",
     "dataclasses",
     "enum",
+    "fractions",
     "functools",
     "hashlib",
     "heapq",
