@@ -9,7 +9,8 @@ One block of each update after the other is read, added and forgotten: memory is
 the model or of the cohort.
 
     mean = sum_k w_k u_k / sum_k w_k                        over the updates that carry the tensor
-    new  = float32(float64(base) + mean)                    floats; the base holds them as F32
+    new  = float32(apply(float64(base), mean))              floats that are trained (`optimizers`)
+    new  = float32(float64(base) + mean)                    other floats; the base holds all floats as F32
     new  = base + round_half_even(mean)                     integers, exactly (`integers`)
 
 A tensor that no update carries stays. Float sums are exact on a grid that depends on the set of updates alone
@@ -20,12 +21,13 @@ Source: McMahan et al., "Communication-Efficient Learning of Deep Networks from 
 Algorithm 1. The paper averages models; averaging updates is equal when all start from one global model.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +36,7 @@ from atoll.aggregation.blocks import StoredUpdate, UpdateReader
 from atoll.aggregation.grid import add_on_grid, grid_exponent, grid_scale, mean_from_grid
 from atoll.aggregation.integers import apply_mean, rounded_mean, sum_dtype, weighted_sum
 from atoll.aggregation.layout import FLOATS, Layout, Piece, Tensor, in_order
+from atoll.aggregation.optimizers import FedAvg, Optimizer
 from atoll.aggregation.tensorfile import NUMPY_DTYPES, TensorFileWriter, parse_header, read_metadata
 
 TILE_ELEMENTS = 1 << 17
@@ -54,27 +57,58 @@ class Weighted:
     weight: int
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How the mean moves the model, and where the optimizer's slots lie: a safetensors file for each.
+
+    The slots of the trained tensors that `base` has are read from `before` (without them: as the optimizer begins) and
+    those of the new version appear in `after`, before the new version does.
+    """
+
+    optimizer: Optimizer
+    trained: Container[str]
+    """Names of the float tensors that the optimizer moves; the others follow the mean."""
+    before: Mapping[str, Path] = field(default_factory=dict)
+    after: Mapping[str, Path] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What a fold has written."""
+
+    pieces: tuple[Piece, ...]
+    """Of the new version: one for each tensor, in canonical order."""
+    slots: Mapping[str, tuple[Piece, ...]]
+    """Of each slot's file, in the same order."""
+
+
+PLAIN = Step(FedAvg(), frozenset())
+"""Every tensor follows the mean."""
+
+
 def fold(
     base: Path,
     updates: Sequence[Weighted],
     out: Path,
     *,
+    step: Step = PLAIN,
     block_elements: int = 1 << 20,
     threads: int = 1,
     between: Callable[[], None] | None = None,
-) -> tuple[Piece, ...]:
+) -> Folded:
     """Write the version that follows `base` to `out`, atomically and durably.
 
     Args:
         base: the global model that the updates are added to: a safetensors file, floats as F32.
         updates: K >= 1 accepted updates (covered, sound, with recorded magnitudes), in any order.
         out: where the new version appears, with the base's metadata.
+        step: the server optimizer; left out: the mean is added.
         block_elements: elements that are finished and written at once.
         threads: how many tiles of a block are folded at the same time.
         between: called before each block; what it raises ends the fold, and `out` does not appear.
 
     Returns:
-        The manifest of the new version: one piece per tensor, in canonical order.
+        The manifests of the new version and of the slots.
 
     Raises:
         ValueError: no updates, a weight out of range, a base with other floats than F32, an update with a tensor of
@@ -87,6 +121,7 @@ def fold(
     whole = tuple(Piece(t.name, t.dtype, (0,) * len(t.shape), t.shape, "") for t in layout)
     with ExitStack() as stack:
         masters = stack.enter_context(UpdateReader(StoredUpdate(base, whole, data_start=data_start)))
+        slots = [stack.enter_context(_Slot(name, step, layout)) for name in step.optimizer.slots]
         terms = [
             _Term(stack.enter_context(UpdateReader(item.update, keep_open=k < FILES_OPEN_MAX)), item)
             for k, item in enumerate(updates)
@@ -94,13 +129,19 @@ def fold(
         pool = stack.enter_context(ThreadPoolExecutor(threads))
         writer = stack.enter_context(TensorFileWriter(out, layout, metadata=read_metadata(base)))
         for tensor in in_order(layout):
-            rule = _rule_for(tensor, masters, [term for term in terms if term.reader.carries(tensor.name)])
+            carrying = [term for term in terms if term.reader.carries(tensor.name)]
+            optimizer, moved = (step.optimizer, slots) if _is_trained(tensor, step) else (None, [])
+            rule = _rule_for(tensor, masters, carrying, moved, optimizer)
             for start, stop in _ranges(0, tensor.num_elements, block_elements):
                 if between is not None:
                     between()
                 tiles = pool.map(lambda tile, rule=rule: rule(*tile), _ranges(start, stop, TILE_ELEMENTS))
-                writer.append(np.concatenate(list(tiles)))
-        return writer.finish()
+                for file, parts in zip(
+                    [writer, *(slot.writer for slot in moved)], zip(*tiles, strict=True), strict=True
+                ):
+                    file.append(np.concatenate(parts))
+        of_slots = {slot.name: slot.writer.finish() for slot in slots}
+        return Folded(writer.finish(), of_slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,52 +164,127 @@ class _Term:
         return block
 
 
-_Rule = Callable[[int, int], NDArray[Any]]
-"""(start, stop) -> the new values of these elements of one tensor."""
+class _Slot:
+    """One moment of the optimizer: of the base's version, and of the new one."""
+
+    def __init__(self, name: str, step: Step, layout: Layout) -> None:
+        self.name, self._init = name, step.optimizer.init(name)
+        trained = tuple(Tensor(t.name, "F32", t.shape) for t in layout if _is_trained(t, step))
+        self.writer = TensorFileWriter(step.after[name], trained)
+        self._reader: UpdateReader | None = None
+        if name in step.before:
+            _, data_start = parse_header(step.before[name])
+            whole = tuple(Piece(t.name, "F32", (0,) * len(t.shape), t.shape, "") for t in in_order(trained))
+            self._reader = UpdateReader(StoredUpdate(step.before[name], whole, data_start=data_start))
+
+    def read(self, tensor: Tensor, start: int, stop: int) -> NDArray[np.float64]:
+        if self._reader is None:
+            return np.full(stop - start, self._init)
+        return self._reader.read(tensor, start, stop).astype(np.float64)
+
+    def __enter__(self) -> Self:
+        self.writer.__enter__()
+        if self._reader is not None:
+            self._reader.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.writer.__exit__(kind, error, trace)
+        if self._reader is not None:
+            self._reader.__exit__(kind, error, trace)
 
 
-def _rule_for(tensor: Tensor, masters: UpdateReader, terms: list[_Term]) -> _Rule:
-    dtype = NUMPY_DTYPES[tensor.dtype]
-    if not terms:
-        return lambda start, stop: masters.read(tensor, start, stop).astype(dtype, copy=False)
-    total_weight = sum(term.item.weight for term in terms)
-    magnitude = max(term.item.update.magnitudes[tensor.name] for term in terms)
-    if tensor.dtype in FLOATS:
-        return _float_rule(tensor, masters, terms, magnitude, total_weight)
-    return _integer_rule(tensor, masters, terms, int(magnitude), total_weight)
+def _is_trained(tensor: Tensor, step: Step) -> bool:
+    return tensor.dtype in FLOATS and tensor.name in step.trained
 
 
-def _float_rule(
-    tensor: Tensor, masters: UpdateReader, terms: list[_Term], magnitude: float, total_weight: int
+_Rule = Callable[[int, int], tuple[NDArray[Any], ...]]
+"""(start, stop) -> the new values of these elements of one tensor, and of its slots."""
+
+_Mean = Callable[[int, int], NDArray[np.float64]]
+"""(start, stop) -> the mean update of these elements of one tensor."""
+
+
+def _rule_for(
+    tensor: Tensor, masters: UpdateReader, terms: list[_Term], slots: list[_Slot], optimizer: Optimizer | None
 ) -> _Rule:
+    if not terms:
+        return _staying_rule(tensor, [masters, *slots])
+    if tensor.dtype not in FLOATS:
+        return _integer_rule(tensor, masters, terms)
+    mean = _exact_mean(tensor, terms)
+    return (
+        _adding_rule(tensor, masters, mean)
+        if optimizer is None
+        else _optimizer_rule(tensor, masters, mean, slots, optimizer)
+    )
+
+
+def _staying_rule(tensor: Tensor, files: Sequence[UpdateReader | _Slot]) -> _Rule:
+    dtype = NUMPY_DTYPES[tensor.dtype]
+    return lambda start, stop: tuple(file.read(tensor, start, stop).astype(dtype, copy=False) for file in files)
+
+
+def _exact_mean(tensor: Tensor, terms: list[_Term]) -> _Mean:
+    total_weight, magnitude = _weight_and_magnitude(tensor, terms)
     exponent = grid_exponent(magnitude, total_weight=total_weight, count=len(terms))
     scales = [grid_scale(term.item.weight, exponent) for term in terms]
 
-    def new_values(start: int, stop: int) -> NDArray[Any]:
+    def mean(start: int, stop: int) -> NDArray[np.float64]:
         total, scratch = np.zeros(stop - start), np.empty(stop - start)
         for term, scale in zip(terms, scales, strict=True):
             add_on_grid(total, term.read(tensor, start, stop), scale, scratch=scratch)
-        mean = mean_from_grid(total, exponent, total_weight=total_weight)
-        np.add(masters.read(tensor, start, stop), mean, out=mean)
-        with np.errstate(over="ignore"):
-            new = mean.astype(np.float32)
-        if not np.isfinite(new).all():
-            raise ValueError(f"tensor {tensor.name!r}: new values in {mean.min()}..{mean.max()} leave float32")
-        return new
+        return mean_from_grid(total, exponent, total_weight=total_weight)
+
+    return mean
+
+
+def _weight_and_magnitude(tensor: Tensor, terms: list[_Term]) -> tuple[int, float | int]:
+    total_weight = sum(term.item.weight for term in terms)
+    return total_weight, max(term.item.update.magnitudes[tensor.name] for term in terms)
+
+
+def _adding_rule(tensor: Tensor, masters: UpdateReader, mean: _Mean) -> _Rule:
+    def new_values(start: int, stop: int) -> tuple[NDArray[Any], ...]:
+        values = mean(start, stop)
+        np.add(masters.read(tensor, start, stop), values, out=values)
+        return (_float32(values, f"tensor {tensor.name!r}: new values"),)
 
     return new_values
 
 
-def _integer_rule(
-    tensor: Tensor, masters: UpdateReader, terms: list[_Term], magnitude: int, total_weight: int
+def _optimizer_rule(
+    tensor: Tensor, masters: UpdateReader, mean: _Mean, slots: list[_Slot], optimizer: Optimizer
 ) -> _Rule:
-    dtype = sum_dtype(magnitude, total_weight=total_weight)
+    def new_values(start: int, stop: int) -> tuple[NDArray[Any], ...]:
+        master = masters.read(tensor, start, stop).astype(np.float64)
+        state = {slot.name: slot.read(tensor, start, stop) for slot in slots}
+        new = optimizer.apply(master, mean(start, stop), state)
+        moments = (_float32(values, f"tensor {tensor.name!r}: {name}") for name, values in state.items())
+        return (_float32(new, f"tensor {tensor.name!r}: new values"), *moments)
 
-    def new_values(start: int, stop: int) -> NDArray[Any]:
+    return new_values
+
+
+def _float32(values: NDArray[np.float64], what: str) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        rounded = values.astype(np.float32)
+    if not np.isfinite(rounded).all():
+        raise ValueError(f"{what} in {values.min()}..{values.max()} leave float32")
+    return rounded
+
+
+def _integer_rule(tensor: Tensor, masters: UpdateReader, terms: list[_Term]) -> _Rule:
+    total_weight, magnitude = _weight_and_magnitude(tensor, terms)
+    dtype = sum_dtype(int(magnitude), total_weight=total_weight)
+
+    def new_values(start: int, stop: int) -> tuple[NDArray[Any], ...]:
         blocks = ((term.read(tensor, start, stop), term.item.weight) for term in terms)
         mean = rounded_mean(weighted_sum(blocks, stop - start, dtype=dtype), total_weight=total_weight)
         try:
-            return apply_mean(masters.read(tensor, start, stop), mean, NUMPY_DTYPES[tensor.dtype])
+            return (apply_mean(masters.read(tensor, start, stop), mean, NUMPY_DTYPES[tensor.dtype]),)
         except ValueError as fault:
             raise ValueError(f"tensor {tensor.name!r}: {fault}") from fault
 

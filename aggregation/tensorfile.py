@@ -6,6 +6,7 @@ name complete and durable, or not at all.
 """
 
 import hashlib
+import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -29,6 +30,10 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype("u1"),
 }
 """How raw values lie in numpy; bfloat16, which numpy lacks, as its 16 bits."""
+
+
+BUFFERS = "buffers"
+"""The note in a model's header that lists its untrained float tensors, as JSON; every version keeps it."""
 
 
 class TensorFileCorrupted(OSError):
@@ -65,6 +70,22 @@ def parse_header(path: Path) -> tuple[Layout, int]:
 def read_metadata(path: Path) -> dict[str, str]:
     """What the writer of a file said about it; empty when nothing. Raises as `parse_header`."""
     return _load_header(path)[1]
+
+
+def read_buffers(path: Path) -> frozenset[str]:
+    """Names of a model's float tensors that no optimizer trains, as its writer noted them under `BUFFERS`.
+
+    Raises:
+        TensorFileCorrupted: the note is no JSON list of names, or as `parse_header`.
+    """
+    note = read_metadata(path).get(BUFFERS, "[]")
+    try:
+        names = json.loads(note)
+    except ValueError as fault:
+        raise TensorFileCorrupted(f"{path}: its note of {BUFFERS} is not JSON") from fault
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise TensorFileCorrupted(f"{path}: its note of {BUFFERS} is no list of names")
+    return frozenset(names)
 
 
 def read(path: Path) -> dict[str, NDArray[Any]]:

@@ -26,6 +26,10 @@ class ArrayBench:
         check_finite(arrays, "initial model")
         return arrays
 
+    def buffers(self) -> list[str]:
+        """None: arrays do not tell."""
+        return []
+
     def num_examples(self) -> int | None:
         """As the task says; None when it does not, or without a site."""
         count = getattr(self._task, "num_examples", None)

@@ -9,7 +9,7 @@ from atoll.parallel.arrays import Arrays
 from atoll.parallel.deadline import Deadline
 from atoll.parallel.errors import TaskBroken
 from atoll.parallel.metrics import Statistics
-from atoll.parallel.parameters import build_model, initial_parameters, load_parameters, update_of
+from atoll.parallel.parameters import buffers_of, build_model, initial_parameters, load_parameters, update_of
 from atoll.parallel.task import Task
 from atoll.parallel.training import evaluate, make_optimizer, train_locally
 
@@ -33,6 +33,10 @@ class ModelBench:
     def initial(self, seed: int) -> Arrays:
         """Of a newly built model."""
         return initial_parameters(self._task, seed)
+
+    def buffers(self) -> list[str]:
+        """Of the task's model."""
+        return buffers_of(build_model(self._task))
 
     def num_examples(self) -> int | None:
         """Of the training split; None without a site."""

@@ -64,6 +64,12 @@ def initial_parameters(task: "Task", seed: int) -> Arrays:
     return arrays
 
 
+def buffers_of(model: torch.nn.Module) -> list[str]:
+    """Names of the travelling float tensors that no optimizer trains, such as a batch norm's running mean; sorted."""
+    trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return sorted(name for name, tensor in state_of(model).items() if tensor.dtype in _FLOATS and name not in trained)
+
+
 def build_model(task: "Task") -> torch.nn.Module:
     """The task's model, on the CPU.
 

@@ -1,6 +1,7 @@
 """What a worker process does for each request. It keeps the task, the data and the model warm between requests."""
 
 import errno
+import json
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,10 @@ class Bench(Protocol):
 
     def initial(self, seed: int) -> Arrays:
         """The parameters of version 0."""
+        ...
+
+    def buffers(self) -> list[str]:
+        """Float tensors of the model that are not trained."""
         ...
 
     def num_examples(self) -> int | None:
@@ -85,8 +90,10 @@ class Operations:
         return {"num_examples": bench.num_examples(), "layout": layout_fields(layout_of(bench.initial(0)))}
 
     def _initial(self, request: Json, deadline: Deadline) -> Json:
-        arrays = self._loaded().initial(request["seed"])
-        return {"pieces": piece_fields(tensorfile.write(Path(request["out"]), arrays))}
+        bench = self._loaded()
+        arrays, buffers = bench.initial(request["seed"]), bench.buffers()
+        metadata = {tensorfile.BUFFERS: json.dumps(buffers)} if buffers else None
+        return {"pieces": piece_fields(tensorfile.write(Path(request["out"]), arrays, metadata=metadata))}
 
     def _train(self, request: Json, deadline: Deadline) -> Json:
         bench, parameters = self._loaded(), tensorfile.read(Path(request["model"]))

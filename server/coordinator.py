@@ -170,7 +170,7 @@ class Coordinator:
         run_id = RunId(f"{config.name}-{1 + sum(row.config.name == config.name for row in rows)}")
         evaluator = self._evaluator(config, run_id)
         try:
-            reducer = self._reducer(run_id)
+            reducer = self._reducer(config, run_id)
             await evaluator.check()
             load_sampler(config.cohort.sampler)
             await reducer.write_initial(evaluator, config.seed)
@@ -219,7 +219,7 @@ class Coordinator:
             logger.warning("%s: an older snapshot is used, and nothing is lost", fault)
         machine = recovered.replay(row.rules)
         self.clock.advance_to(machine.ledger.now)
-        reducer = self._reducer(row.run_id)
+        reducer = self._reducer(row.config, row.run_id)
         if machine.ledger.state not in TERMINAL:
             await self.on_thread(reducer.recover, machine.ledger.version)
         evaluator = self._evaluator(row.config, row.run_id)
@@ -253,9 +253,14 @@ class Coordinator:
         run.start()
         return run
 
-    def _reducer(self, run_id: RunId) -> Reducer:
-        accepted = partial(self.journal.updates, run_id)
-        return Reducer(self.state.run(run_id), self._folding, accepted, keep_versions=self.config.keep_versions)
+    def _reducer(self, config: RunConfig, run_id: RunId) -> Reducer:
+        return Reducer(
+            self.state.run(run_id),
+            self._folding,
+            partial(self.journal.updates, run_id),
+            optimizer=config.optimizer.build(),
+            keep_versions=self.config.keep_versions,
+        )
 
     def _evaluator(self, config: RunConfig, run_id: RunId) -> Evaluator:
         log = self.state.run(run_id) / "worker.log"

@@ -14,10 +14,11 @@ from functools import partial
 from pathlib import Path
 
 from atoll.aggregation.blocks import StoredUpdate
-from atoll.aggregation.fold import Weighted, fold
+from atoll.aggregation.fold import Step, Weighted, fold
 from atoll.aggregation.inspection import inspect
 from atoll.aggregation.layout import Layout, Piece
-from atoll.aggregation.tensorfile import parse_header
+from atoll.aggregation.optimizers import Optimizer
+from atoll.aggregation.tensorfile import parse_header, read_buffers
 from atoll.aggregation.weights import Share, integer_weights
 from atoll.protocol import steps
 from atoll.protocol.channel import INLINE_BYTES_MAX
@@ -57,12 +58,13 @@ class Reducer:
         folding: Executor,
         accepted: Callable[[Sequence[Digest]], Mapping[Digest, UpdateRow]],
         *,
+        optimizer: Optimizer,
         keep_versions: int,
     ) -> None:
         self.store = RunStore(folder)
         self._accepted = accepted  # asked on a thread
         self._folding, self._is_stopping = folding, False
-        self._keep_versions = keep_versions
+        self._optimizer, self._keep_versions = optimizer, keep_versions
         self._cache: dict[Version, VersionFile] = {}
 
     def version(self, version: Version) -> VersionFile:
@@ -139,11 +141,23 @@ class Reducer:
         base = self.version(effect.base_version)
         out = self.store.version_path(version)
         with naming_full_disk(out):
-            pieces = fold(base.path, updates, out, threads=os.cpu_count() or 1, between=self._between_blocks)
+            step = self._step(base, version)
+            folded = fold(base.path, updates, out, step=step, threads=os.cpu_count() or 1, between=self._between_blocks)
         steps.reached("aggregate.after_fold")
-        manifest = VersionManifest(pieces, base.model_dtypes).encode()
+        for slot, pieces in folded.slots.items():
+            self.store.write_manifest(version, VersionManifest(pieces).encode(), slot)
+        manifest = VersionManifest(folded.pieces, base.model_dtypes).encode()
         self.store.write_manifest(version, manifest)
         return digest_of(manifest)
+
+    def _step(self, base: VersionFile, version: Version) -> Step:
+        """Version 0 has no slots: there they are as the optimizer begins."""
+        slots = self._optimizer.slots
+        before = {slot: self.store.version_path(base.version, slot) for slot in slots if base.version}
+        after = {slot: self.store.version_path(version, slot) for slot in slots}
+        buffers = read_buffers(base.path)
+        trained = frozenset(tensor.name for tensor in base.layout if tensor.name not in buffers)
+        return Step(self._optimizer, trained, before, after)
 
     def _stored(self, row: UpdateRow) -> StoredUpdate:
         meta = decode_meta(row.meta, where=f"update {row.digest}")
@@ -154,15 +168,15 @@ class Reducer:
         self.version(version)
 
     def recover(self, version: Version) -> None:
-        """After a crash: the current version must be whole, to the bit.
+        """After a crash: the current version must be whole, to the bit, and so must what the optimizer keeps beside it.
 
         Raises:
             OSError: it is not.
         """
-        file = self.version(version)
-        if wrong := inspect(file.path, file.pieces, data_start=file.data_start).wrong_digests:
-            names = ", ".join(repr(piece.tensor) for piece in wrong[:5])
-            raise StoreCorrupted(f"{file.path} is damaged (tensors {names}): put it back from a backup")
+        _check_whole(self.version(version).path, self.version(version).pieces)
+        for slot in self._optimizer.slots if version else ():
+            manifest = parse_version(self.store.read_manifest(version, slot))
+            _check_whole(self.store.version_path(version, slot), manifest.pieces)
 
     def stop(self) -> None:
         """End a fold that is under way; it can be done again."""
@@ -195,6 +209,13 @@ class Reducer:
             keep_incoming=may_go_on,
         )
         await asyncio.get_running_loop().run_in_executor(None, collect)
+
+
+def _check_whole(path: Path, pieces: tuple[Piece, ...]) -> None:
+    _, data_start = parse_header(path)
+    if wrong := inspect(path, pieces, data_start=data_start).wrong_digests:
+        names = ", ".join(repr(piece.tensor) for piece in wrong[:5])
+        raise StoreCorrupted(f"{path} is damaged (tensors {names}): put it back from a backup")
 
 
 def _small_data(path: Path, start: int, num_bytes: int) -> bytes:

@@ -1,6 +1,7 @@
 """The files of one run: versions of the global model, accepted updates, uploads on their way in.
 
     versions/000012.safetensors   +   000012.manifest.json    a version: written by the fold, then its manifest
+    versions/000012.momentum.safetensors  +  .manifest.json   what the server optimizer keeps beside it, written before
     updates/<digest>.bin                                      a sound update as received
     incoming/<digest>.bin                                     a partial upload: its length is where it goes on
 
@@ -37,7 +38,8 @@ GONE = ".gone"
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _UPDATE_FILE = re.compile(r"([0-9a-f]{64})\.bin(\.gone)?")
-_VERSION_FILE = re.compile(r"(\d{6,})\.(safetensors|manifest\.json)(\.part|\.gone)?")
+_MANIFEST = re.compile(r"(\d{6,})\.manifest\.json")
+_VERSION_FILE = re.compile(r"(\d{6,})(?:\.[a-z_]+)?\.(safetensors|manifest\.json)(\.part|\.gone)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,26 +69,26 @@ class RunStore:
 
     # ------------------------------------------------------------ versions
 
-    def version_path(self, version: Version) -> Path:
-        """Where a version's tensors lie."""
-        return self._versions / f"{version:06d}.safetensors"
+    def version_path(self, version: Version, slot: str = "") -> Path:
+        """Where a version's tensors lie, or those of a slot of the server optimizer."""
+        return self._versions / f"{_stem(version, slot)}.safetensors"
 
-    def manifest_path(self, version: Version) -> Path:
-        """Where a version's manifest lies."""
-        return self._versions / f"{version:06d}.manifest.json"
+    def manifest_path(self, version: Version, slot: str = "") -> Path:
+        """Where the manifest of `version_path` lies."""
+        return self._versions / f"{_stem(version, slot)}.manifest.json"
 
-    def write_manifest(self, version: Version, manifest: bytes) -> None:
-        """Let a version whose tensors are durable exist."""
-        write_atomically(self.manifest_path(version), manifest)
+    def write_manifest(self, version: Version, manifest: bytes, slot: str = "") -> None:
+        """Let a version whose tensors are durable exist; its slots come first."""
+        write_atomically(self.manifest_path(version, slot), manifest)
 
-    def read_manifest(self, version: Version) -> bytes:
+    def read_manifest(self, version: Version, slot: str = "") -> bytes:
         """The manifest's bytes; FileNotFoundError when the version never was or is no longer kept."""
-        return self.manifest_path(version).read_bytes()
+        return self.manifest_path(version, slot).read_bytes()
 
     def versions(self) -> list[Version]:
         """Those that are kept, oldest first."""
-        names = (_VERSION_FILE.fullmatch(name) for name in os.listdir(self._versions))
-        found = {Version(int(name[1])) for name in names if name and name[2] == "manifest.json" and not name[3]}
+        names = map(_MANIFEST.fullmatch, os.listdir(self._versions))
+        found = {Version(int(name[1])) for name in names if name}
         return sorted(version for version in found if self.version_path(version).is_file())
 
     # ------------------------------------------------------------ updates
@@ -242,6 +244,10 @@ class RunStore:
 
 def _meta(manifest: UpdateManifest, inspection: Inspection) -> StoredUpdateMeta:
     return StoredUpdateMeta(manifest.encode(), inspection.magnitudes, inspection.squared_norms)
+
+
+def _stem(version: Version, slot: str) -> str:
+    return f"{version:06d}.{slot}" if slot else f"{version:06d}"
 
 
 def _checked(digest: Digest) -> Digest:

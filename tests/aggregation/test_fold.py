@@ -195,7 +195,7 @@ def test_fold_returns_the_manifest_of_a_sound_file_that_keeps_the_metadata(tmp_p
     base = model(rng) | {"empty": np.zeros((0, 3), np.float32)}
     tensorfile.write(tmp_path / "base", base, metadata={"format": "pt"})
     update = store(tmp_path / "u", model(rng) | {"empty": np.zeros((0, 3), np.float32)})
-    pieces = fold(tmp_path / "base", [Weighted(update, 2)], tmp_path / "out")
+    pieces = fold(tmp_path / "base", [Weighted(update, 2)], tmp_path / "out").pieces
     layout, data_start = tensorfile.parse_header(tmp_path / "out")
     assert check_cover(layout, pieces) == []
     assert [piece.tensor for piece in pieces] == [tensor.name for tensor in layout]

@@ -279,3 +279,18 @@ def test_reading_names_the_path_when_the_file_ends_too_early(tmp_path: Path):
     (tmp_path / "m").write_bytes(bytes(10))
     with (tmp_path / "m").open("rb") as file, pytest.raises(TensorFileCorrupted, match=r"m: ends at byte 10, 2 bytes"):
         tensorfile.read_into(np.empty(2, np.float32), file.fileno(), 4, path=tmp_path / "m")
+
+
+def test_a_model_tells_its_buffers(tmp_path):
+    array = np.ones(2, np.float32)
+    tensorfile.write(tmp_path / "m", {"w": array}, metadata={tensorfile.BUFFERS: '["mean", "var"]'})
+    assert tensorfile.read_buffers(tmp_path / "m") == {"mean", "var"}
+    tensorfile.write(tmp_path / "m", {"w": array})
+    assert tensorfile.read_buffers(tmp_path / "m") == frozenset()
+
+
+@pytest.mark.parametrize("note", ["", "{}", '"var"', "[1]", "nonsense"])
+def test_a_note_of_buffers_that_is_no_list_of_names_is_refused(tmp_path, note):
+    tensorfile.write(tmp_path / "m", {"w": np.ones(2, np.float32)}, metadata={tensorfile.BUFFERS: note})
+    with pytest.raises(TensorFileCorrupted, match="its note of buffers is no"):
+        tensorfile.read_buffers(tmp_path / "m")

@@ -7,7 +7,7 @@ from torch import nn
 
 from atoll.parallel.arrays import Arrays, layout_of
 from atoll.parallel.errors import NotFinite, TaskBroken, TaskMismatch
-from atoll.parallel.parameters import initial_parameters, load_parameters, parameters_of, update_of
+from atoll.parallel.parameters import buffers_of, initial_parameters, load_parameters, parameters_of, update_of
 from tests.parallel.tasks import linear, make_task
 
 
@@ -131,3 +131,22 @@ def test_an_integer_difference_that_does_not_fit_is_refused() -> None:
     model = Buffers(level=torch.tensor([3], dtype=torch.uint8))
     with pytest.raises(ValueError, match="level: the difference local - global does not fit uint8"):
         update_of({"level": np.array([5], np.uint8)}, model)
+
+
+def test_buffers_are_the_floats_that_no_optimizer_trains() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    model[0].bias.requires_grad_(False)  # frozen is no buffer: its update is zero
+    assert buffers_of(model) == ["1.running_mean", "1.running_var"]
+    assert set(parameters_of(model)) - set(buffers_of(model)) == {
+        "0.weight",
+        "0.bias",
+        "1.weight",
+        "1.bias",
+        "1.num_batches_tracked",  # an integer, which follows the mean anyway
+    }
+
+
+def test_tied_weights_are_trained_under_the_name_that_travels() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+    model["b"].weight = model["a"].weight
+    assert buffers_of(model) == []

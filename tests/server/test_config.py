@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from atoll.aggregation.optimizers import OPTIMIZERS
 from atoll.client.config import AgentConfig
 from atoll.protocol.settings import ConfigError, describe, effective, load_text
-from atoll.server.config import CoordinatorConfig, HostFile, RunConfig, RunFile
+from atoll.server.config import OPTIMIZER_OPTIONS, CoordinatorConfig, HostFile, OptimizerConfig, RunConfig, RunFile
 from atoll.server.policy import StragglerPolicy
 
 EXAMPLE = """
@@ -122,10 +123,22 @@ def test_a_wrong_value_in_an_agent_s_file_is_refused(override: str, fault: str) 
     assert str(refusal.value).startswith(fault)
 
 
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_every_option_of_an_optimizer_reaches_it_and_no_other_is_taken(name: str) -> None:
+    values = {"lr": 0.25, "momentum": 0.5, "nesterov": True, "beta1": 0.5, "beta2": 0.75, "tau": 0.125}
+    assert type(OptimizerConfig(name=name).build()) is OPTIMIZERS[name]
+    for option, value in values.items():
+        if option in OPTIMIZER_OPTIONS[name]:
+            assert getattr(OptimizerConfig(**{"name": name, option: value}).build(), option) == value
+        else:
+            with pytest.raises(ValueError, match=f"{option} is no option of {name} .allowed: "):
+                OptimizerConfig(**{"name": name, option: value})
+
+
 @pytest.mark.parametrize("model_type", [RunFile, AgentConfig])
 def test_every_setting_has_a_type_and_a_documentation(model_type: type[BaseModel]) -> None:
     for setting in describe(model_type):
         assert len(setting.doc) > 20, setting
         assert setting.doc.endswith("."), setting
         assert setting.type, setting
-        assert setting.default or setting.is_required or setting.key == "round.linger", setting
+        assert setting.default or setting.is_required or "absent:" in setting.doc, setting
