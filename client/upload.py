@@ -109,7 +109,7 @@ class _Sending:
     async def run(self, *, at_once: bool) -> pb.Verdict:
         """Send the rest, and wait for the verdict."""
         total, chunk = self._entry.num_bytes, self._pace.chunk_bytes
-        is_begun = self._sent > 0 or (at_once and total <= chunk)
+        is_begun = at_once and INLINE_BYTES_MAX < total <= chunk
         while True:
             while is_begun and self._sent < total and self._sent + chunk - self._confirmed <= WINDOW_BYTES:
                 await self._send(min(chunk, total - self._sent))

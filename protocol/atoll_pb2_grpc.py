@@ -81,7 +81,8 @@ class CoordinatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Upload(self, request_iterator, context):
-        """Push an update. The first message is UploadOpen; the server answers with the position to (re)start from.
+        """Push an update. The first message is UploadOpen; unless the bytes came with it, the server answers with the
+        position to (re)start from.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -35,6 +35,7 @@ from atoll.server.hub import Connection, Hub
 from atoll.server.journal import Journal, RunRow
 from atoll.server.membership import Leases
 from atoll.server.reduce import Reducer
+from atoll.server.retention import Keep
 from atoll.server.run import RunMachine, RunRules
 from atoll.server.sampling import Sampler, load_sampler
 from atoll.server.statedir import StateDirectory
@@ -224,7 +225,9 @@ class Coordinator:
             await self.on_thread(reducer.recover, machine.ledger.version)
         evaluator = self._evaluator(row.config, row.run_id)
         run = self._host(row, machine, recovered.seq, evaluator, reducer)
-        if machine.ledger.state is RunState.QUEUED:
+        if machine.ledger.state in TERMINAL:  # the last process may not have come to it
+            run.retention.round_ended(Keep.after(recovered.seq, machine, row.config.round))
+        elif machine.ledger.state is RunState.QUEUED:
             self.queue.append(row.run_id)
         elif machine.ledger.state is RunState.RUNNING:
             run.post(CoordinatorStarted(down_since))

@@ -78,7 +78,7 @@ class _Posted:
     rows: Batch
     effects: Effects
     lines: tuple[str, ...]
-    keep: Keep | None  # the event ended a round
+    keep: Keep | None  # the event ended a round, or the run
     done: "asyncio.Future[Effects]"
 
 
@@ -112,7 +112,6 @@ class RunDriver:
             journal,
             journal_thread,
             keep_rounds=keep_rounds,
-            ended=self.ended,
             spawn=self._spawn,
         )
         self.listeners: list[Callable[[Effects], None]] = []  # called after effects were carried out: for a person
@@ -125,6 +124,7 @@ class RunDriver:
         self._is_broken = False
         self._last: asyncio.Future[Effects] | None = None  # of the newest event
         self._timer: asyncio.TimerHandle | None = None
+        self._next_round: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._valuing: set[asyncio.Task[None]] = set()  # metrics that are being computed from their sums
         self._evaluations: asyncio.Queue[Version] = asyncio.Queue()
@@ -158,8 +158,8 @@ class RunDriver:
             self.retention.received(event.update.digest, self._seq)
         decided = Decided(self.run_id, self._seq, now, event, effects)
         rows = rows_of(decided, self.machine, kept, num_bytes=self.reducer.num_bytes)
-        has_round_ended = any(isinstance(effect, Commit | Abandon) for effect in effects)
-        keep = Keep.after(self._seq, self.machine.ledger, self.config.round) if has_round_ended else None
+        has_end = any(isinstance(effect, Commit | Abandon | EndRun) for effect in effects)
+        keep = Keep.after(self._seq, self.machine, self.config.round) if has_end else None
         self._posted.append(_Posted(rows, effects, lines, keep, done))
         if isinstance(event, UploadBegun):  # nobody waits for it: it may go onto the disk with the next one
             self._loop.call_later(UNHURRIED_S, self._wake.set)
@@ -285,13 +285,20 @@ class RunDriver:
             case EvaluateModel(version):
                 self._evaluations.put_nowait(version)
             case OpenNextRound():
-                self._loop.call_later(self.config.pause, self._open_next_round)
+                self._pause()
             case Commit(version=version):
                 steps.reached("publish.before")
                 self.reducer.publish(version)
                 steps.reached("publish.after")
             case EndRun(state, cause):
                 self._end(state, cause)
+
+    def _pause(self) -> None:
+        """Open the next round in a while; a pause of before a stop and a resume no longer counts."""
+        if self._next_round is not None:
+            self._next_round.cancel()
+        seconds = self.config.pause if self.machine.ledger.next_round > 1 else 0.0  # before the first there is none
+        self._next_round = self._loop.call_later(seconds, self._open_next_round)
 
     def _open_next_round(self) -> None:
         if self.machine.ledger.state is RunState.RUNNING:
@@ -330,9 +337,10 @@ class RunDriver:
         self._spawn(self._say_ended())
 
     async def _say_ended(self) -> None:
-        """When the last measures are written down."""
+        """When the last measures are written down, and what nobody needs is gone."""
         if self._valuing:
             await asyncio.wait(self._valuing)
+        await self.retention.finish()
         if self.machine.ledger.state is not RunState.RUNNING:  # it may have been resumed meanwhile
             self.ended.set()
             await self._evaluator.rest()

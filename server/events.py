@@ -133,7 +133,7 @@ class UploadBegun:
 
 @dataclass(frozen=True, slots=True)
 class UpdateReceived:
-    """An update lies complete and checked on disk; the machine decides."""
+    """An update is complete and checked; the machine decides. A small one is written with this very event."""
 
     update: Update
 

@@ -1,4 +1,4 @@
-"""The journal: every event of every run, durable before its effects leave. With it snapshots, records, small updates.
+"""The journal: every event of every run, durable before its effects leave. With it snapshots, records, and updates.
 
 When `commit` returns, everything in its batch is on disk; when it raises, nothing of it is, and the same batch may be
 committed again. Values are encoded by whoever fills a batch, at the moment when they are true, so that a commit may

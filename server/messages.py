@@ -13,7 +13,6 @@ from atoll.server.events import AskEvaluation, Invite, Release, Sums
 NAME_MAX = 200
 """Characters of a name that a client gives itself, its session, its stratum, a task or a metric."""
 
-
 INLINE_MANIFEST_BYTES_MAX = 64 * 1024
 """A manifest up to this size rides in the invitation and saves the client a round trip."""
 

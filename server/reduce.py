@@ -5,9 +5,10 @@ bits come out, and the file appears under its name whole or not at all.
 """
 
 import asyncio
+import math
 import os
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +30,8 @@ from atoll.server.durable import naming_full_disk
 from atoll.server.evaluator import Evaluator
 from atoll.server.events import Aggregate
 from atoll.server.journal import UpdateRow
-from atoll.server.store import INCOMING_AGE_MAX_S, KeptUpdate, RunStore
+from atoll.server.store import INCOMING_AGE_MAX_S, RunStore
+from atoll.server.threads import on_thread
 
 VERSIONS_CACHED_MAX = 8
 
@@ -56,7 +58,7 @@ class Reducer:
         self,
         folder: Path,
         folding: Executor,
-        accepted: Callable[[Sequence[Digest]], Mapping[Digest, UpdateRow]],
+        accepted: Callable[[Sequence[Digest]], dict[Digest, UpdateRow]],
         *,
         optimizer: Optimizer,
         keep_versions: int,
@@ -134,7 +136,7 @@ class Reducer:
         weights = integer_weights([Share(c.num_examples, c.scale) for c in effect.contributions])
         rows = self._accepted([c.digest for c in effect.contributions])
         updates = [
-            Weighted(self._stored(rows[c.digest]), weight)
+            Weighted(self._stored(rows.pop(c.digest)), weight)  # what is known of it is read once
             for c, weight in zip(effect.contributions, weights, strict=True)
         ]
         version = Version(effect.base_version + 1)
@@ -161,7 +163,7 @@ class Reducer:
 
     def _stored(self, row: UpdateRow) -> StoredUpdate:
         meta = decode_meta(row.meta, where=f"update {row.digest}")
-        return self.store.stored_update(row.digest, KeptUpdate(meta, row.data))
+        return self.store.stored_update(row.digest, meta, row.data)
 
     def publish(self, version: Version) -> None:
         """From now on this is the global model."""
@@ -188,17 +190,19 @@ class Reducer:
         steps.reached("aggregate.mid_fold")
 
     async def collect_garbage(
-        self, live: Container[Digest], *, pinned_versions: set[Version], current: Version, oldest_base: Version
+        self, live: Container[Digest], *, pinned_versions: set[Version], current: Version, oldest_base: Version | None
     ) -> None:
         """Delete what no decision can need any more; `live` is asked from another thread.
 
-        A part of an update whose last byte came before `oldest_base` was made is of an older base, and can never count.
+        A part of an update whose last byte came before `oldest_base` was made is of an older base, and can never
+        count; None: no part can.
         """
-        base = self.store.version_path(oldest_base)
-        made_at = base.stat().st_mtime if base.exists() else 0.0
 
         def may_go_on(_: Digest, at: float) -> bool:
             return at >= made_at and time.time() - at < INCOMING_AGE_MAX_S
+
+        base = None if oldest_base is None else self.store.version_path(oldest_base)
+        made_at = math.inf if base is None else base.stat().st_mtime if base.exists() else 0.0
 
         collect = partial(
             self.store.collect_garbage,
@@ -208,7 +212,7 @@ class Reducer:
             pinned=pinned_versions,
             keep_incoming=may_go_on,
         )
-        await asyncio.get_running_loop().run_in_executor(None, collect)
+        await on_thread(None, collect)  # it ends before the process lets go of the state directory
 
 
 def _check_whole(path: Path, pieces: tuple[Piece, ...]) -> None:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from atoll.protocol.vocabulary import Digest, RunId, Version
+from atoll.protocol.vocabulary import Digest, RunId, RunState, Version
 from atoll.server.journal import Journal
-from atoll.server.ledger import Ledger
 from atoll.server.policy import StragglerPolicy
 from atoll.server.reduce import Reducer
+from atoll.server.run import RunMachine
+from atoll.server.threads import on_thread
 
 logger = logging.getLogger(__name__)
 
@@ -32,17 +33,25 @@ class Keep:
     updates: frozenset[Digest]
     versions: frozenset[Version]
     oldest_base: Version  # of an update that may still count
+    is_over: bool  # the run has ended: nothing that is half here is waited for
 
     @classmethod
-    def after(cls, seq: int, ledger: Ledger, policy: StragglerPolicy) -> "Keep":
-        """What the ledger still refers to, and what a late update may name as its base."""
+    def after(cls, seq: int, machine: RunMachine, policy: StragglerPolicy) -> "Keep":
+        """What the machine still refers to, and what a late update may name as its base.
+
+        The same event may have ended one round and opened the next.
+        """
+        ledger, updates = machine.ledger, [*machine.ledger.carried.values()]
+        if machine.round is not None:
+            updates += [*machine.round.late.values(), *machine.round.reported_on_time.values()]
         stalest = max(0, ledger.version - policy.max_staleness)
         return cls(
             seq,
             ledger.version,
-            frozenset(update.digest for update in ledger.carried.values()),
+            frozenset(update.digest for update in updates),
             frozenset((*ledger.unevaluated, *map(Version, range(stalest, ledger.version)))),
             Version(stalest) if policy.late == "next_round" else ledger.version,
+            ledger.state not in (RunState.RUNNING, RunState.QUEUED),
         )
 
 
@@ -65,7 +74,6 @@ class Retention:
         journal: its rows, written on `journal_thread` alone.
         journal_thread: see there.
         keep_rounds: records that stay.
-        ended: set when the run ends; then the last collection waits no longer.
         spawn: runs a coroutine whose failure ends the process.
     """
 
@@ -77,35 +85,40 @@ class Retention:
         journal_thread: Executor,
         *,
         keep_rounds: int,
-        ended: asyncio.Event,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"],
     ) -> None:
         self.in_flight: set[Digest] = set()  # updates that are being received and judged
         self._run_id, self._reducer, self._keep_rounds = run_id, reducer, keep_rounds
         self._journal, self._journal_thread = journal, journal_thread
-        self._ended, self._spawn = ended, spawn
+        self._spawn = spawn
         self._received: dict[Digest, int] = {}  # updates that came in since the last collection, by their event
         self._keep: Keep | None = None  # of the newest round that has ended and was not cleaned up after
-        self._is_collecting = False
+        self._task: asyncio.Task[None] | None = None
+        self._is_last = asyncio.Event()
 
     def received(self, digest: Digest, seq: int) -> None:
         """An update was received by this event, and may count in a round that has not ended."""
         self._received[digest] = seq
 
     def round_ended(self, keep: Keep) -> None:
-        """A round's end is on disk: collect what is left over, now or soon."""
+        """The end of a round, or of the run, is on disk: collect what is left over, now or soon."""
         self._keep = keep
-        if not self._is_collecting:
-            self._is_collecting = True
-            self._spawn(self._collect_while_rounds_end())
+        if self._task is None or self._task.done():
+            self._task = self._spawn(self._collect_while_rounds_end())
+
+    async def finish(self) -> None:
+        """The run has ended: collect what is left over at once, and wait until that is done."""
+        self._is_last.set()
+        if self._task is not None:
+            await asyncio.wait({self._task})
+        self._is_last.clear()
 
     async def _collect_while_rounds_end(self) -> None:
         while (keep := self._keep) is not None:
             self._keep = None
             await self.collect(keep)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), INTERVAL_S)
-        self._is_collecting = False
+                await asyncio.wait_for(self._is_last.wait(), INTERVAL_S)
 
     async def collect(self, keep: Keep) -> None:
         """Delete updates that no decision can refer to, old versions, and the journal before the last snapshots."""
@@ -115,8 +128,11 @@ class Retention:
         prune = partial(self._journal.prune, self._run_id, keep_rounds=self._keep_rounds, live=live)
         try:
             await self._reducer.collect_garbage(
-                live, pinned_versions=set(keep.versions), current=keep.version, oldest_base=keep.oldest_base
+                live,
+                pinned_versions=set(keep.versions),
+                current=keep.version,
+                oldest_base=None if keep.is_over else keep.oldest_base,
             )
-            await asyncio.get_running_loop().run_in_executor(self._journal_thread, prune)
+            await on_thread(self._journal_thread, prune)
         except OSError as error:  # a full disk, too: pruning writes before it frees
             logger.error("run %s: garbage stays for now: %s", self._run_id, error)

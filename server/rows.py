@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from atoll.parallel.metrics import merge
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
-from atoll.server.codec import encode_event, encode_ledger, encode_meta, encode_record
+from atoll.server.codec import encode_event, encode_ledger, encode_record
 from atoll.server.evaluation import addable
 from atoll.server.events import (
     Abandon,
@@ -66,7 +66,7 @@ def rows_of(
                 rows.batch.ends.append(RunEnd(decided.run_id, state, cause, decided.at))
                 rows.add_snapshot()
             case Accept(digest=digest) if kept is not None:
-                rows.batch.updates.append(UpdateRow(decided.run_id, digest, encode_meta(kept.meta), kept.data))
+                rows.batch.updates.append(UpdateRow(decided.run_id, digest, kept.meta, kept.data))
             case _:
                 pass
     return rows.batch

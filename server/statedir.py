@@ -36,9 +36,7 @@ from atoll.server.codec import StoreCorrupted
 from atoll.server.database import Database, StateUnusable
 from atoll.server.durable import sync_directory, write_atomically
 
-SCHEMA_VERSION = 1
-MIGRATIONS: Mapping[int, Callable[[Connection], None]] = {}
-"""What leads from a schema version to the next one."""
+SCHEMA_VERSION = 2
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
@@ -81,6 +79,11 @@ VERSIONS = _table("versions", _VERSION, {"digest": Text, "num_bytes": Integer, "
 _MEASURE = {"statistics": _SUMS, "values": JSON, "num_clients": Integer, "detail": Text, "at": Float}
 UPDATES = _table("updates", {**_RUN, "digest": Text}, {"meta": Text, "data": LargeBinary})
 EVALUATIONS = _table("evaluations", {**_VERSION, "source": Text}, _MEASURE)
+
+MIGRATIONS: Mapping[int, Callable[[Connection], None]] = {
+    1: lambda connection: UPDATES.create(connection),  # a round that was open then is abandoned, and tried again
+}
+"""What leads from a schema version to the next one."""
 
 
 def check_version(connection: Connection, path: Path) -> int:

@@ -23,7 +23,7 @@ from atoll.aggregation.blocks import StoredUpdate
 from atoll.aggregation.inspection import Inspection, inspect
 from atoll.protocol.manifest import ManifestError, UpdateManifest, digest_of, parse_update
 from atoll.protocol.vocabulary import Digest, Version
-from atoll.server.codec import StoreCorrupted, StoredUpdateMeta
+from atoll.server.codec import StoreCorrupted, StoredUpdateMeta, encode_meta
 from atoll.server.durable import DiskFull, naming_full_disk, sync_directory, write_atomically
 from atoll.server.incoming import Incoming
 
@@ -46,7 +46,8 @@ _VERSION_FILE = re.compile(r"(\d{6,})(?:\.[a-z_]+)?\.(safetensors|manifest\.json
 class KeptUpdate:
     """A sound update that waits for the machine's decision, or was accepted."""
 
-    meta: StoredUpdateMeta
+    meta: str
+    """What is known of it, from `encode_meta`."""
     data: bytes | None
     """All bytes of a small one; None: they are in a file."""
 
@@ -102,13 +103,9 @@ class RunStore:
         return self._updates / f"{_checked(digest)}.bin"
 
     def has_file(self, digest: Digest) -> bool:
-        """Whether an upload was found sound and made a file of `updates`; its name may not be on disk: `sync_names`."""
+        """Whether an upload was found sound and made a file of `updates`; `kept_before` tells if it still is."""
         with self._lock:
             return self.update_path(digest).exists()
-
-    def sync_names(self) -> None:
-        """Make the names of the stored updates durable, as `keep` does in the end."""
-        sync_directory(self._updates)
 
     def open_incoming(self, digest: Digest, total_bytes: int) -> Incoming:
         """Begin an upload, or go on with it.
@@ -151,7 +148,7 @@ class RunStore:
         if not upload.is_small:
             upload.sync()
             os.replace(upload.path, self.update_path(manifest.digest))
-            self.sync_names()
+            sync_directory(self._updates)
         return KeptUpdate(_meta(manifest, inspection), upload.data)
 
     def kept_before(self, manifest: UpdateManifest) -> KeptUpdate | None:
@@ -163,24 +160,25 @@ class RunStore:
         if not self.has_file(manifest.digest):
             return None
         path = self.update_path(manifest.digest)
-        inspection = inspect(path, manifest.pieces)
-        if not inspection.is_sound:  # the machine has crashed: what was not synced is lost
+        is_whole = path.stat().st_size == manifest.num_bytes
+        inspection = inspect(path, manifest.pieces) if is_whole else None
+        if inspection is None or not inspection.is_sound:  # the machine has crashed: what was not synced is lost
             path.unlink()
             return None
-        self.sync_names()
+        sync_directory(self._updates)
         return KeptUpdate(_meta(manifest, inspection), None)
 
-    def stored_update(self, digest: Digest, kept: KeptUpdate) -> StoredUpdate:
-        """An accepted update as the fold reads it.
+    def stored_update(self, digest: Digest, meta: StoredUpdateMeta, data: bytes | None) -> StoredUpdate:
+        """An accepted update as the fold reads it; `data` as in `KeptUpdate`.
 
         Raises:
             StoreCorrupted: it is missing, damaged, or of another size.
         """
-        path, data = self.update_path(digest), kept.data
-        if digest_of(kept.meta.manifest) != digest:
+        path = self.update_path(digest)
+        if digest_of(meta.manifest) != digest:
             raise StoreCorrupted(f"{path}: its manifest has another digest")
         try:
-            manifest = parse_update(kept.meta.manifest)
+            manifest = parse_update(meta.manifest)
             num_bytes = path.stat(follow_symlinks=False).st_size if data is None else len(data)
         except (FileNotFoundError, ManifestError) as error:
             raise StoreCorrupted(f"{path}: {error}") from error
@@ -188,7 +186,7 @@ class RunStore:
             raise StoreCorrupted(f"{path}: has {num_bytes} bytes, its manifest {manifest.num_bytes}")
         if data is not None and inspect(path, manifest.pieces, data=data).wrong_digests:
             raise StoreCorrupted(f"{path}: its bytes are not those of its manifest")
-        return StoredUpdate(path, manifest.pieces, kept.meta.magnitudes, data=data)
+        return StoredUpdate(path, manifest.pieces, meta.magnitudes, data=data)
 
     # ------------------------------------------------------------ room
 
@@ -242,8 +240,8 @@ class RunStore:
         return usage
 
 
-def _meta(manifest: UpdateManifest, inspection: Inspection) -> StoredUpdateMeta:
-    return StoredUpdateMeta(manifest.encode(), inspection.magnitudes, inspection.squared_norms)
+def _meta(manifest: UpdateManifest, inspection: Inspection) -> str:
+    return encode_meta(StoredUpdateMeta(manifest.encode(), inspection.magnitudes, inspection.squared_norms))
 
 
 def _stem(version: Version, slot: str) -> str:

@@ -1,8 +1,8 @@
 """Receives one update: its manifest is judged first, then its bytes are taken from where they stopped, then checked.
 
 The order of checks is that of the cost: what the manifest alone gives away is refused before a byte is sent, and the
-bytes are looked at once, on a thread, when all are there. Accepted means durable: bytes, what is known of them, and the
-journal entry.
+bytes are looked at when all are there, those of a large one on a thread. Accepted means durable: bytes, what is known
+of them, and the journal entry.
 """
 
 import logging
@@ -14,8 +14,8 @@ from atoll.aggregation.inspection import Inspection
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
 from atoll.protocol.channel import CHUNK_BYTES, INLINE_BYTES_MAX
-from atoll.protocol.manifest import ManifestError, UpdateManifest, check_against, parse_update
-from atoll.protocol.vocabulary import Fate, RejectReason
+from atoll.protocol.manifest import ManifestError, UpdateManifest, check_against, digest_of, parse_update
+from atoll.protocol.vocabulary import Digest, Fate, RejectReason
 from atoll.server.coordinator import Coordinator
 from atoll.server.downloads import BadRequest
 from atoll.server.driver import RunDriver
@@ -32,6 +32,9 @@ MAGNITUDE_MAX = 1e30
 """Largest |element| of an update that is worth calling a number; float32 ends at 3.4e38."""
 
 DAY_S = 86400.0
+
+PIECES_AT_ONCE = 100
+"""So many pieces of a small update are looked at sooner than a thread takes it."""
 
 
 async def receive_update(
@@ -53,7 +56,7 @@ async def receive_update(
     if run is None:
         yield _verdict(RejectReason.RUN_ENDED, f"there is no run {manifest.run_id!r} here")
         return
-    upload = _Upload(run, manifest, _update(manifest, opened))
+    upload = _Upload(run, manifest, _update(manifest, digest_of(opened.manifest), opened))
     if (verdict := await upload.verdict_without_bytes()) is not None:
         yield verdict
         return
@@ -152,7 +155,7 @@ class _Upload:
         """All bytes are there: check them and make them durable, or say what is wrong."""
         store = self.run.reducer.store
         steps.reached("upload.before_check")
-        if file.is_small:
+        if file.is_small and len(self.manifest.pieces) <= PIECES_AT_ONCE:
             inspection, kept = _keep_if_sound(store, file, self.manifest)
         else:
             inspection, kept = await coordinator.on_thread(_keep_if_sound, store, file, self.manifest)
@@ -198,12 +201,12 @@ def _keep_if_sound(store: RunStore, file: Incoming, manifest: UpdateManifest) ->
     return inspection, None
 
 
-def _update(manifest: UpdateManifest, opened: pb.UploadOpen) -> Update:
+def _update(manifest: UpdateManifest, digest: Digest, opened: pb.UploadOpen) -> Update:
     return Update(
         client_id=manifest.client_id,
         round_id=manifest.round_id,
         base_version=manifest.base_version,
-        digest=manifest.digest,
+        digest=digest,
         num_examples=manifest.num_examples,
         work=manifest.work,
         num_bytes=manifest.num_bytes,

@@ -78,6 +78,7 @@ class Lagoon(rpc.CoordinatorServicer):
         self.verdicts = {}
         self.lose_verdicts = 0
         self.upload_status = None
+        self.knows_no_inline_data = False  # as before an update could ride with its manifest
         self.verdict, self.early_verdict = pb.Verdict(accepted=True), None
         self.accepted = asyncio.Event()
 
@@ -189,6 +190,8 @@ class Lagoon(rpc.CoordinatorServicer):
             self.accepted.set()
             return
         held = self.received.setdefault(manifest.digest, bytearray())
+        if self.knows_no_inline_data:
+            opened.data = b""
         if opened.data:
             held.clear()
         else:

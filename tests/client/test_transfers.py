@@ -14,7 +14,7 @@ from atoll.client.spool import Spool
 from atoll.client.transport import Link, StreamBroken
 from atoll.client.upload import Pace, upload
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol.channel import CHUNK_BYTES, WINDOW_BYTES
+from atoll.protocol.channel import CHUNK_BYTES, INLINE_BYTES_MAX, WINDOW_BYTES
 from atoll.protocol.manifest import UpdateManifest
 from tests.client.lagoon import MIB, Version, lagoon, live, model
 
@@ -144,6 +144,24 @@ async def test_upload_goes_on_where_it_was_cut_and_sends_little_twice(tmp_path):
         opened = coordinator.opened[-1]
         assert opened.statistics["loss"].values == [2.0, 4.0]
         assert opened.train_seconds == 1.5
+
+
+@live
+async def test_small_update_rides_with_its_manifest(tmp_path):
+    entry = spooled(tmp_path, INLINE_BYTES_MAX // 4)
+    async with lagoon() as coordinator:
+        verdict, _ = await delivered(coordinator.address, entry, Pace(0))
+        assert verdict.accepted
+        assert len(coordinator.opened[-1].data) == coordinator.received_bytes == INLINE_BYTES_MAX
+
+
+@live
+async def test_coordinator_that_ignores_inline_data_gets_chunks(tmp_path):
+    entry = spooled(tmp_path, 8)
+    async with lagoon() as coordinator:
+        coordinator.knows_no_inline_data = True
+        verdict, num_links = await delivered(coordinator.address, entry, Pace(0))
+        assert (verdict.accepted, num_links) == (True, 1)
 
 
 @live

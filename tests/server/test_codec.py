@@ -121,7 +121,7 @@ def test_rules_come_back_with_a_count_as_a_count_and_a_fraction_as_a_fraction(qu
     assert type(back.policy.quorum) is type(quorum)
 
 
-def test_sidecars_keep_integers_and_floats_apart():
+def test_what_is_known_of_an_update_keeps_integers_and_floats_apart():
     meta = StoredUpdateMeta(b'{"a":1}', {"w": 1.0, "steps": 2**53 + 1}, {"w": 9.0, "steps": 16.0})
     back = decode_meta(encode_meta(meta), where="here")
     assert back == meta

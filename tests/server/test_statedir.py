@@ -145,7 +145,7 @@ def test_the_last_sign_of_life_outlives_the_process(tmp_path):
 
 def test_a_newer_schema_is_refused_with_both_versions_and_what_to_do(tmp_path):
     set_version(made(tmp_path / "state"), str(SCHEMA_VERSION + 7))
-    with pytest.raises(StateTooNew, match="schema version 8, this Atoll knows up to 1: use the Atoll that wrote it"):
+    with pytest.raises(StateTooNew, match="schema version 9, this Atoll knows up to 2: use the Atoll that wrote it"):
         StateDirectory.open(tmp_path / "state")
     set_version(tmp_path / "state", str(SCHEMA_VERSION))
     made(tmp_path / "state")  # the lock was let go
@@ -153,16 +153,26 @@ def test_a_newer_schema_is_refused_with_both_versions_and_what_to_do(tmp_path):
 
 def test_an_older_schema_is_migrated_step_by_step(tmp_path, monkeypatch):
     path = made(tmp_path / "state")
-    monkeypatch.setattr(statedir, "SCHEMA_VERSION", 3)
+    monkeypatch.setattr(statedir, "SCHEMA_VERSION", SCHEMA_VERSION + 2)
     steps = {
-        1: lambda c: c.exec_driver_sql("CREATE TABLE one (a)"),
-        2: lambda c: c.exec_driver_sql("CREATE TABLE two (a)"),
+        SCHEMA_VERSION: lambda c: c.exec_driver_sql("CREATE TABLE one (a)"),
+        SCHEMA_VERSION + 1: lambda c: c.exec_driver_sql("CREATE TABLE two (a)"),
     }
     monkeypatch.setattr(statedir, "MIGRATIONS", steps)
     for _ in range(2):
         with StateDirectory.open(path) as state, state.database.transaction() as connection:
             assert {"one", "two"} <= set(inspect(connection).get_table_names())
-            assert statedir.check_version(connection, path) == 3
+            assert statedir.check_version(connection, path) == SCHEMA_VERSION + 2
+
+
+def test_a_directory_of_the_first_schema_gets_its_table_of_updates(tmp_path):
+    path = made(tmp_path / "state")
+    with sqlite3.connect(path / "state.db") as connection:
+        connection.execute("DROP TABLE updates")
+    set_version(path, "1")
+    with StateDirectory.open(path) as state, state.database.transaction() as connection:
+        assert connection.exec_driver_sql("SELECT count(*) FROM updates").scalar() == 0
+        assert statedir.check_version(connection, path) == SCHEMA_VERSION
 
 
 def test_a_migration_that_fails_changes_nothing(tmp_path, monkeypatch):
@@ -172,8 +182,8 @@ def test_a_migration_that_fails_changes_nothing(tmp_path, monkeypatch):
         connection.exec_driver_sql("CREATE TABLE one (a)")
         raise RuntimeError("no")
 
-    monkeypatch.setattr(statedir, "SCHEMA_VERSION", 2)
-    monkeypatch.setattr(statedir, "MIGRATIONS", {1: fail})
+    monkeypatch.setattr(statedir, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
+    monkeypatch.setattr(statedir, "MIGRATIONS", {SCHEMA_VERSION: fail})
     with pytest.raises(RuntimeError):
         StateDirectory.open(path)
     monkeypatch.undo()

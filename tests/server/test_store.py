@@ -13,7 +13,7 @@ from atoll.aggregation.tensorfile import TensorFileCorrupted
 from atoll.protocol.manifest import UpdateManifest, digest_of
 from atoll.server import incoming
 from atoll.server import store as store_module
-from atoll.server.codec import StoreCorrupted
+from atoll.server.codec import StoreCorrupted, decode_meta
 from atoll.server.durable import DiskFull, naming_full_disk, write_atomically
 from atoll.server.incoming import SMALL_BYTES
 from atoll.server.store import RunStore
@@ -55,12 +55,20 @@ def kept(store, client="a"):
 
 
 def stored(store, client="a"):
-    return digest_of(kept(store, client).meta.manifest)
+    return digest_of(meta_of(kept(store, client)).manifest)
+
+
+def meta_of(update):
+    return decode_meta(update.meta, where="here")
+
+
+def stored_update(store, digest, update):
+    return store.stored_update(digest, meta_of(update), update.data)
 
 
 def is_stored(store, client="a"):
     update = store.kept_before(update_manifest(client))
-    return update is not None and store.stored_update(update_manifest(client).digest, update).data is None
+    return update is not None and stored_update(store, update_manifest(client).digest, update).data is None
 
 
 def files(store):
@@ -239,9 +247,9 @@ def test_a_kept_update_can_be_folded(store, tmp_path, small_bytes, is_small):
     update = kept(store)
     manifest = update_manifest()
     assert files(store) == ([] if is_small else [f"updates/{manifest.digest}.bin"])
-    assert update.meta.manifest == manifest.encode()
-    assert update.meta.norm == 3.0
-    readable = RunStore(tmp_path / "run").stored_update(manifest.digest, update)  # in the next process
+    assert meta_of(update).manifest == manifest.encode()
+    assert meta_of(update).norm == 3.0
+    readable = stored_update(RunStore(tmp_path / "run"), manifest.digest, update)  # in the next process
     assert readable.magnitudes == {"w": 2.0}
     with UpdateReader(readable) as reader:
         assert reader.read(Tensor("w", "F32", (3,)), 0, 3).tolist() == VALUES.tolist()
@@ -262,9 +270,10 @@ def test_an_update_that_was_kept_before_is_found_and_a_small_one_is_not(store, s
     assert store.kept_before(update_manifest("c")) is None
 
 
-def test_an_update_that_lost_its_bytes_with_the_power_must_be_sent_again(store):
+@pytest.mark.parametrize("data", [bytes(12), bytes(11), VALUES.tobytes() + b"x", b""])
+def test_an_update_that_lost_its_bytes_with_the_power_must_be_sent_again(store, data):
     digest = stored(store)
-    store.update_path(digest).write_bytes(bytes(12))
+    store.update_path(digest).write_bytes(data)
     assert store.kept_before(update_manifest()) is None
     assert files(store) == []
 
@@ -282,7 +291,7 @@ def test_an_incomplete_upload_is_noticed(store, small_bytes, is_small):
 
 def test_what_is_known_of_another_update_is_named(store):
     with pytest.raises(StoreCorrupted, match="its manifest has another digest"):
-        store.stored_update(stored(store), kept(store, "b"))
+        stored_update(store, stored(store), kept(store, "b"))
 
 
 @pytest.mark.parametrize(
@@ -292,21 +301,21 @@ def test_damaged_bytes_of_a_small_update_are_named(store, small_bytes, data, fau
     small_bytes()
     update = kept(store)
     with pytest.raises(StoreCorrupted, match=f"{update_manifest().digest}.bin: {fault}"):
-        store.stored_update(update_manifest().digest, replace(update, data=data))
+        stored_update(store, update_manifest().digest, replace(update, data=data))
 
 
 def test_an_update_whose_file_is_gone_is_named(store):
     update, path = kept(store), store.update_path(update_manifest().digest)
     path.unlink()
     with pytest.raises(StoreCorrupted, match=path.name):
-        store.stored_update(update_manifest().digest, update)
+        stored_update(store, update_manifest().digest, update)
 
 
 def test_an_update_of_another_size_is_named(store):
     update, digest = kept(store), update_manifest().digest
     os.truncate(store.update_path(digest), 8)
     with pytest.raises(StoreCorrupted, match="has 8 bytes, its manifest 12"):
-        store.stored_update(digest, update)
+        stored_update(store, digest, update)
 
 
 class Crash(BaseException):

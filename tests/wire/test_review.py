@@ -131,7 +131,7 @@ async def test_update_that_is_accepted_while_garbage_is_collected_stays(tmp_path
             return collect(*args, **kwargs)
 
         store.collect_garbage = slow
-        keep = Keep.after(it.run._seq, it.run.machine.ledger, it.run.config.round)
+        keep = Keep.after(it.run._seq, it.run.machine, it.run.config.round)
         collecting = asyncio.ensure_future(it.run.retention.collect(keep))
         await asyncio.sleep(0.2)
         assert (await a.upload(manifest, data)).accepted
