@@ -613,6 +613,36 @@ def test_what_could_not_be_aggregated_is_not_tried_again() -> None:
     assert scales(drive.tick(at=184)) == {"a": 1.0}
 
 
+def test_each_round_whose_late_update_could_not_be_aggregated_says_so() -> None:
+    drive = Drive(cohort_size=3, quorum=1, deadline=60.0, late="next_round", max_staleness=3)
+    drive.begin("abc")
+    for number, start in ((1, 0), (2, 100)):
+        drive.update("a", at=start + 1)
+        drive.tick(at=start + 90)
+        drive.fold(at=start + 91)
+        drive.do(RoundDue(), at=start + 92)
+        drive.draw("abc")
+        assert drive.newest == number + 1
+    drive.update("b", at=200, round_id=1)
+    drive.update("c", at=200, round_id=2)
+    drive.update("a", at=201)
+    drive.tick(at=300)
+    effects = drive.do(AggregationFailed(RoundId(3), "out of memory"), at=301)
+    assert [e.round_id for e in effects if isinstance(e, AmendRecord)] == [1, 2]
+
+
+def test_every_reconnection_is_counted() -> None:
+    drive = Drive(cohort_size=2, deadline=60.0)
+    drive.begin("ab")
+    for second in (1, 3, 5):
+        drive.do(
+            ClientDisconnected(ClientId("a"), drive.machine.ledger.membership.members[ClientId("a")].session or ""),
+            at=second,
+        )
+        drive.join("a", at=second + 1)
+    assert drive.row("a").num_reconnects == 3
+
+
 def test_a_late_update_that_is_sent_again_gets_the_same_answer_and_changes_nothing() -> None:
     drive = Drive(cohort_size=2, quorum=1, deadline=60.0)
     drive.begin("ab")
