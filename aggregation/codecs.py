@@ -1,0 +1,36 @@
+"""The codecs by name: what a chunk of a float32 update becomes between the client and the coordinator.
+
+    name     chunk of n elements, little-endian                        bytes                  relative to float32
+    bf16     n bfloat16                                                2 n                    1/2
+    fp16     n float16                                                 2 n                    1/2
+    qsgd8    ceil(n/512) norms float32, n levels int8                  4 ceil(n/512) + n      0.252
+    topk:F   k values float32, k indices uint16; k = ceil(F n)         6 k                    3 F / 2
+    sign     scale float32, ceil(n/8) bytes of n bits, 1 for minus     4 + ceil(n/8)          1/32
+
+Their contract: `codec`. `topk` and `sign` are biased: they need error feedback (`error_feedback`).
+"""
+
+import re
+
+from atoll.aggregation.codec import Codec
+from atoll.aggregation.quantization import BFloat16, Float16, Qsgd, Sign
+from atoll.aggregation.sparsification import MILLION, TopK
+
+NAMES = "bf16, fp16, qsgd8, sign, topk:F with F in 0.000001..1"
+"""What `parse_codec` allows, for its error and for help texts."""
+
+_BY_NAME: dict[str, Codec] = {codec.name: codec for codec in (BFloat16(), Float16(), Qsgd(), Sign())}
+
+
+def parse_codec(name: str) -> Codec:
+    """The codec of this name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    match = re.fullmatch(r"topk:(0\.[0-9]{1,6}|1(?:\.0{1,6})?)", name)
+    if match is None or float(match[1]) == 0.0:
+        raise ValueError(f"codec {name!r} is not one of {NAMES}")
+    return TopK(round(float(match[1]) * MILLION))

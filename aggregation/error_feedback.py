@@ -1,0 +1,118 @@
+"""Error feedback: what a biased codec leaves out of one update, the client adds to its next.
+
+    p  = u + e              the update and what is owed from before
+    send C(p)               what the coordinator decodes
+    e' = p - C(p)           what is owed if the update is accepted
+
+The residual e is the client's own, in the units of the parameters (updates are local - global, so a learning rate that
+changes does no harm), one float32 tensor beside each float tensor of the model; it begins at 0. Over the accepted
+updates the sum telescopes: sum C(p) = sum u - (last e - first e), so nothing is lost, only late.
+
+*The residual moves with acceptance alone* (`settled`). An update is encoded once, into the spool; e' is stored beside
+it under a name of its own, and e is kept until the outcome is known:
+
+    accepted         e' takes the place of e     an atomic rename
+    anything else    e stays, e' is thrown away
+
+Anything else is a refusal, a deadline missed, a round abandoned, a lost spool. Had e' been committed there, C(p), and
+with it all of e that it carried, would be lost. Nor is the refused update itself added (p as the new residual): what a
+round's policy did not admit must not come in through the next one, uninvited and undiscounted. Whoever stops between
+the acceptance and the rename finds both files and asks the coordinator again, which remembers what it accepted; that
+is why the name of e' must say the update's digest. While an outcome is open no next update may be encoded.
+
+A client that is sampled seldom feeds back an old residual, which points along an old model's slope; with codecs that
+keep little (topk:0.001) and rare participation this costs accuracy. Nothing here discounts it.
+
+Source: Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of
+Speech DNNs", Interspeech 2014; Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression
+Schemes", ICML 2019, Algorithm 2. When to commit is ours.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+
+from atoll.aggregation.chunks import chunk_bounds
+from atoll.aggregation.codec import Codec, Values
+from atoll.aggregation.layout import FLOATS, Tensor
+
+ReadTensor = Callable[[Tensor, int, int], Values]
+"""(tensor, start, stop) -> float32 elements [start, stop) in flat C order: `UpdateReader.read`."""
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True, slots=True)
+class FedChunk:
+    """One chunk of an update, encoded with what was owed."""
+
+    tensor: Tensor
+    data: bytes
+    """C(p), for the update."""
+    residual: Values
+    """e' = p - C(p), for the file that becomes the residual when the update is accepted."""
+
+
+def encode_with_feedback(
+    codec: Codec, update: Values, residual: Values, rng: np.random.Generator
+) -> tuple[bytes, Values]:
+    """C(u + e) and e' of one chunk.
+
+    e' is what the coordinator's own decoding leaves out. One rounding of float32 apart, u + e = decode(C) + e'.
+
+    Args:
+        update: (n) u.
+        residual: (n) e.
+
+    Returns:
+        The bytes, and (n) e'.
+
+    Raises:
+        ValueError: u + e cannot be coded (`Codec.encode`).
+    """
+    with np.errstate(over="ignore"):  # the codec refuses what is infinite
+        owed = update + residual
+    data = codec.encode(owed, rng)
+    return data, owed - codec.decode(data, owed.size)
+
+
+def feed(
+    codec: Codec,
+    tensors: Iterable[Tensor],
+    update: ReadTensor,
+    residual: ReadTensor | None,
+    rng: np.random.Generator,
+) -> Iterator[FedChunk]:
+    """Encode the float tensors of an update chunk by chunk. Memory is a few chunks.
+
+    In canonical order of the tensors, the residuals follow each other as `tensorfile.TensorFileWriter` takes them (of a
+    layout of F32, whatever floats the update has).
+
+    Args:
+        tensors: of the update, in the order in which they are encoded; integer ones are passed over.
+        update: reads u.
+        residual: reads e; None while nothing is owed.
+
+    Raises:
+        ValueError: a chunk cannot be coded; says which.
+    """
+    for tensor in tensors:
+        if tensor.dtype not in FLOATS:
+            continue
+        for start, stop in chunk_bounds(tensor.num_elements):
+            owed = residual(tensor, start, stop) if residual is not None else np.zeros(stop - start, np.float32)
+            try:
+                data, left = encode_with_feedback(codec, update(tensor, start, stop), owed, rng)
+            except ValueError as fault:
+                raise ValueError(f"tensor {tensor.name!r}, elements {start}..{stop}: {fault}") from fault
+            yield FedChunk(tensor, data, left)
+
+
+def settled(residual: State, if_accepted: State, *, is_accepted: bool) -> State:
+    """What is owed from now on: `if_accepted` (e') of an accepted update, otherwise `residual` (e), untouched.
+
+    Either may be the arrays, or the paths of their files.
+    """
+    return if_accepted if is_accepted else residual

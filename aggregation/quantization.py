@@ -1,0 +1,224 @@
+"""Codecs that keep every element, in fewer bits: bf16, fp16, qsgd8 and sign."""
+
+import struct
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.aggregation.codec import FLOAT32_MAX, Values, check_scales, check_size, check_values, finite
+from atoll.aggregation.tensorfile import to_float32
+
+BUCKET_ELEMENTS = 512
+"""Elements that share a norm in `Qsgd`: as in the paper's experiments."""
+
+
+@dataclass(frozen=True, slots=True)
+class BFloat16:
+    """The upper half of a float32, rounded to nearest, ties to even: |C(v) - v| <= 2^-8 |v| for normal v.
+
+    Values that would round to infinity (from 3.396e38 on) are refused, not saturated.
+    """
+
+    name: ClassVar[str] = "bf16"
+    is_biased: ClassVar[bool] = False
+    largest: ClassVar[float] = float(np.uint32(0x7F7F7FFF).view(np.float32))
+
+    def num_bytes(self, num_elements: int) -> int:
+        """2 n."""
+        return 2 * num_elements
+
+    def encode(self, values: Values, rng: np.random.Generator) -> bytes:
+        """See `Codec`."""
+        check_values(self.name, values, self.largest)
+        bits = values.view(np.uint32)
+        rounded = bits >> np.uint32(16)
+        rounded &= np.uint32(1)
+        rounded += np.uint32(0x7FFF)  # and one more when the last bit that stays is odd
+        rounded += bits
+        rounded >>= np.uint32(16)
+        return rounded.astype("<u2").tobytes()
+
+    def decode(self, data: bytes | memoryview, num_elements: int) -> Values:
+        """See `Codec`."""
+        check_size(self, data, num_elements)
+        return finite(self.name, to_float32(np.frombuffer(data, "<u2"), "BF16"))
+
+
+@dataclass(frozen=True, slots=True)
+class Float16:
+    """IEEE half precision, rounded to nearest, ties to even: |C(v) - v| <= max(2^-11 |v|, 2^-25).
+
+    Values that would round to infinity (from 65,520 on) are refused, not saturated: a clipped update would be wrong
+    without a word, while bf16 takes such values. Those up to 2^-25 become 0, and below 2^-14, where many elements of an
+    update lie, digits go: bf16 keeps its 8 bits there.
+    """
+
+    name: ClassVar[str] = "fp16"
+    is_biased: ClassVar[bool] = False
+    largest: ClassVar[float] = float(np.nextafter(np.float32(65520), np.float32(0)))
+
+    def num_bytes(self, num_elements: int) -> int:
+        """2 n."""
+        return 2 * num_elements
+
+    def encode(self, values: Values, rng: np.random.Generator) -> bytes:
+        """See `Codec`."""
+        check_values(self.name, values, self.largest)
+        return half_bits(values).tobytes()
+
+    def decode(self, data: bytes | memoryview, num_elements: int) -> Values:
+        """See `Codec`."""
+        check_size(self, data, num_elements)
+        return finite(self.name, to_float32(np.frombuffer(data, "<f2"), "F16"))
+
+
+def half_bits(values: Values) -> NDArray[np.uint16]:
+    """The bits of `values.astype(float16)`: numpy takes twice as long, since it rounds them one by one.
+
+    A half keeps 11 of the 24 bits of a float32. Added to |v|, the power of two 2^13 above v's own (at least above
+    2^-14, where subnormal halves begin) pushes the other 13 out: float32's own addition rounds to nearest even. What
+    the sum has gained is a count of the half's units, 1,024..2,048 of a normal half, and the half is that count added
+    to its exponent's field; a count of 2,048 carries into the next exponent by itself.
+
+    Args:
+        values: (n) float32 with |v| < 65,520.
+    """
+    bits = values.view(np.uint32)
+    power = bits & np.uint32(0x7F800000)
+    np.maximum(power, np.uint32(113 << 23), out=power)
+    power += np.uint32(13 << 23)
+    half = (np.abs(values) + power.view(np.float32)).view(np.uint32)
+    half -= power
+    power >>= np.uint32(13)
+    half += power
+    half -= np.uint32((113 + 13) << 10)
+    sign = bits >> np.uint32(16)
+    sign &= np.uint32(0x8000)
+    half |= sign
+    return half.astype("<u2")
+
+
+@dataclass(frozen=True, slots=True)
+class Qsgd:
+    """Stochastic rounding to s = 127 steps of each bucket's Euclidean norm.
+
+        r_i  = s v_i / N                       N = ||v||_2 of the bucket of 512, as a float32
+        l_i  = floor(r_i + u_i)                u_i uniform in [0, 1): the paper's sign(v_i) (floor|r_i| or one more)
+        C(v) = l N / s                         0 when N = 0
+
+    Unbiased: |E[C(v)_i] - v_i| <= 2^-22 |v_i| + 2^-17 N / s: four roundings, and the resolution of u.
+    Variance (N / s)^2 sum_i f_i (1 - f_i) with f_i = frac|r_i|, at most min(d / s^2, sqrt(d) / s) N^2 for d = 512.
+
+    Source:
+        Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", NeurIPS 2017,
+        section 3.1, with the buckets of its experiments. Without its entropy code: no size may depend on values.
+    """
+
+    name: ClassVar[str] = "qsgd8"
+    is_biased: ClassVar[bool] = False
+    levels: ClassVar[int] = 127  # fills an int8
+    largest_norm: ClassVar[float] = 2.0**127  # so that s (N / s) is finite in float32, whatever its rounding
+
+    def num_bytes(self, num_elements: int) -> int:
+        """4 bytes for each bucket, 1 for each element."""
+        return 4 * _num_buckets(num_elements) + num_elements
+
+    def encode(self, values: Values, rng: np.random.Generator) -> bytes:
+        """See `Codec`."""
+        check_values(self.name, values, FLOAT32_MAX)
+        rows = _in_buckets(values)
+        exact = np.sqrt(np.square(rows, dtype=np.float64).sum(axis=1))
+        if exact.max() > self.largest_norm:
+            raise ValueError(f"qsgd8: norm {exact.max()} of a bucket is above {self.largest_norm}")
+        norms: Values = exact.astype("<f4")
+        levels = stochastic_levels(rows, norms, count=self.levels, rng=rng)
+        return norms.tobytes() + levels.reshape(-1)[: values.size].tobytes()
+
+    def decode(self, data: bytes | memoryview, num_elements: int) -> Values:
+        """See `Codec`."""
+        check_size(self, data, num_elements)
+        num_buckets = _num_buckets(num_elements)
+        norms = np.frombuffer(data, "<f4", count=num_buckets)
+        levels = np.frombuffer(data, np.int8, offset=4 * num_buckets)
+        check_scales(self.name, norms, self.largest_norm)
+        if levels.min() < -self.levels:
+            raise ValueError(f"qsgd8: level {levels.min()} is not in {-self.levels}..{self.levels}")
+        rows = _in_buckets(levels.astype(np.float32))
+        rows *= (norms / np.float32(self.levels))[:, np.newaxis]
+        return rows.reshape(-1)[:num_elements]
+
+
+def stochastic_levels(rows: Values, norms: Values, *, count: int, rng: np.random.Generator) -> NDArray[np.int8]:
+    """The levels l of `Qsgd` of b buckets.
+
+    r is held in fixed point with 16 fraction bits, u has 16 bits: so small a value that it never counts is below
+    2^-17 N / s, what float32 keeps of N itself. No |v_i| is above its norm, so |r| <= s <= 127 and nothing overflows.
+    A shift to the right is the floor.
+
+    Args:
+        rows: (b, d) values of each bucket, d a multiple of 4.
+        norms: (b) at least the largest magnitude of the bucket: the Euclidean norm, also when rounded to float32.
+        count: s, in 1..127.
+        rng: draws b d / 4 words of 64 bits.
+    """
+    ratios = rows / np.where(norms > 0, norms, np.float32(1))[:, np.newaxis]
+    ratios *= np.float32(count << 16)
+    levels = np.rint(ratios, out=ratios).astype(np.int32)
+    dither = rng.integers(0, 1 << 64, size=rows.size // 4, dtype=np.uint64)
+    levels += dither.view(np.uint16).reshape(rows.shape)
+    levels >>= 16
+    return levels.astype(np.int8)
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """The signs of a chunk and one scale: C(v) = (||v||_1 / n) sign(v), with sign(0) = +1.
+
+    A contraction: ||C(v) - v||^2 = (1 - delta) ||v||^2 with delta = ||v||_1^2 / (n ||v||_2^2). Biased.
+
+    Source:
+        Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019,
+        Algorithm 1 (EF-signSGD).
+    """
+
+    name: ClassVar[str] = "sign"
+    is_biased: ClassVar[bool] = True
+
+    def num_bytes(self, num_elements: int) -> int:
+        """4 for the scale, 1 for every 8 elements."""
+        return 4 + -(-num_elements // 8) if num_elements else 0
+
+    def encode(self, values: Values, rng: np.random.Generator) -> bytes:
+        """See `Codec`."""
+        check_values(self.name, values, FLOAT32_MAX)
+        scale = np.abs(values).sum(dtype=np.float64) / values.size
+        return struct.pack("<f", scale) + np.packbits(values < 0, bitorder="little").tobytes()
+
+    def decode(self, data: bytes | memoryview, num_elements: int) -> Values:
+        """See `Codec`."""
+        check_size(self, data, num_elements)
+        scale = np.frombuffer(data, "<f4", count=1)
+        packed = np.frombuffer(data, np.uint8, offset=4)
+        check_scales(self.name, scale, FLOAT32_MAX)
+        padding = -num_elements % 8
+        if int(packed[-1]) >> (8 - padding):
+            raise ValueError(f"sign: padding behind element {num_elements - 1} is not 0")
+        signed: Values = (_SIGNS * scale).take(packed, axis=0)
+        return signed.reshape(-1)[:num_elements]
+
+
+_BYTES = np.arange(256, dtype=np.uint8)[:, np.newaxis]
+_SIGNS = 1 - 2 * np.unpackbits(_BYTES, axis=1, bitorder="little").astype(np.float32)  # (256, 8): of each byte's bits
+
+
+def _num_buckets(num_elements: int) -> int:
+    return -(-num_elements // BUCKET_ELEMENTS)
+
+
+def _in_buckets(values: Values) -> Values:
+    """(n) as rows of 512, the last one filled up with zeros; the same memory when there is nothing to fill."""
+    padding = -values.size % BUCKET_ELEMENTS
+    filled = np.concatenate([values, np.zeros(padding, np.float32)]) if padding else values
+    return filled.reshape(-1, BUCKET_ELEMENTS)

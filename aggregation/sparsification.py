@@ -1,0 +1,85 @@
+"""The codec that keeps some elements whole and forgets the others: topk."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.aggregation.codec import FLOAT32_MAX, Values, check_size, check_values, finite
+
+MILLION = 1_000_000
+
+SAMPLE_STEP = 16
+"""One of so many elements says where the largest begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """The k = ceil(F n) largest |v_i| of a chunk, as they are; the others are 0. Of equals the lower index goes first.
+
+    A contraction: ||C(v) - v||^2 <= (1 - k/n) ||v||^2 <= (1 - F) ||v||^2. Biased.
+
+    Source:
+        Stich et al., "Sparsified SGD with Memory", NeurIPS 2018, Definition 2.2; choosing within chunks is ours.
+    """
+
+    millionths: int
+    """F as an exact number of millionths, so that no rounding decides k."""
+    is_biased: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.millionths <= MILLION:
+            raise ValueError(f"fraction of {self.millionths} millionths is not in 1..{MILLION}")
+
+    @property
+    def name(self) -> str:
+        """topk:F, F without trailing zeros."""
+        return f"topk:{self.millionths / MILLION:.6f}".rstrip("0").rstrip(".")
+
+    def num_kept(self, num_elements: int) -> int:
+        """k: at least 1 of a chunk that has any."""
+        return -(-num_elements * self.millionths // MILLION)
+
+    def num_bytes(self, num_elements: int) -> int:
+        """6 k."""
+        return 6 * self.num_kept(num_elements)
+
+    def encode(self, values: Values, rng: np.random.Generator) -> bytes:
+        """See `Codec`."""
+        check_values(self.name, values, FLOAT32_MAX)
+        kept = _largest(np.abs(values), self.num_kept(values.size))
+        return values[kept].astype("<f4").tobytes() + kept.astype("<u2").tobytes()
+
+    def decode(self, data: bytes | memoryview, num_elements: int) -> Values:
+        """See `Codec`."""
+        check_size(self, data, num_elements)
+        num_kept = self.num_kept(num_elements)
+        kept = np.frombuffer(data, "<f4", count=num_kept)
+        indices = np.frombuffer(data, "<u2", offset=4 * num_kept)
+        if not (indices[1:] > indices[:-1]).all() or indices[-1] >= num_elements:
+            raise ValueError(f"{self.name}: indices are not strictly ascending in 0..{num_elements - 1}")
+        values = np.zeros(num_elements, np.float32)
+        values[indices] = finite(self.name, kept)
+        return values
+
+
+def _largest(magnitudes: Values, count: int) -> NDArray[np.intp]:
+    """Indices of the largest, ascending; of equals the lowest. Their threshold is a value, so no algorithm decides."""
+    threshold = _threshold(magnitudes, count)
+    kept = np.flatnonzero(magnitudes >= threshold)
+    surplus = kept.size - count
+    if surplus == 0:
+        return kept
+    ties = np.flatnonzero(magnitudes[kept] == threshold)
+    return np.delete(kept, ties[-surplus:])
+
+
+def _threshold(magnitudes: Values, count: int) -> np.float32:
+    """The `count`-th largest. A sample says where to look, so that seldom more than a few are put in order."""
+    sample = magnitudes[::SAMPLE_STEP]
+    rank = min(sample.size, 8 + count * 3 // (2 * SAMPLE_STEP))
+    candidates = magnitudes[magnitudes >= np.partition(sample, -rank)[-rank]]
+    if candidates.size < count:
+        candidates = magnitudes
+    return np.float32(np.partition(candidates, -count)[-count])
