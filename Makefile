@@ -3,7 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup demo test check format proto docs bench soak mutants clean
+PEERS := .venv-peers/.installed
+
+.PHONY: setup peers demo test check format proto docs bench soak mutants clean
 
 setup: $(STAMP)
 
@@ -12,6 +14,13 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing Atoll into .venv (once; a minute or two)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+peers: $(PEERS) # what some benchmarks measure us against, in an environment of its own
+
+$(PEERS): benchmarks/peers.txt
+	@test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	@.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers.txt
 	@touch $@
 
 demo: setup

@@ -21,20 +21,23 @@ Source: McMahan et al., "Communication-Efficient Learning of Deep Networks from 
 Algorithm 1. The paper averages models; averaging updates is equal when all start from one global model.
 """
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.blocks import StoredUpdate, UpdateReader
-from atoll.aggregation.grid import add_on_grid, grid_exponent, grid_scale, mean_from_grid
+from atoll.aggregation.grid import grid_exponent, grid_scale, mean_from_grid
 from atoll.aggregation.integers import apply_mean, rounded_mean, sum_dtype, weighted_sum
+from atoll.aggregation.kernel import add_within_for
 from atoll.aggregation.layout import FLOATS, Layout, Piece, Tensor, in_order
 from atoll.aggregation.optimizers import FedAvg, Optimizer
 from atoll.aggregation.tensorfile import NUMPY_DTYPES, TensorFileWriter, parse_header, read_metadata
@@ -44,6 +47,9 @@ TILE_ELEMENTS = 1 << 17
 
 FILES_OPEN_MAX = 256
 """Updates whose files stay open; those of the others are opened at each read."""
+
+_Tag = TypeVar("_Tag")
+_Result = TypeVar("_Result")
 
 WEIGHT_MAX = 1 << 53
 """Largest weight: the largest that every float64 up to it holds exactly."""
@@ -92,7 +98,7 @@ def fold(
     out: Path,
     *,
     step: Step = PLAIN,
-    block_elements: int = 1 << 20,
+    tile_elements: int = TILE_ELEMENTS,
     threads: int = 1,
     between: Callable[[], None] | None = None,
 ) -> Folded:
@@ -103,9 +109,9 @@ def fold(
         updates: K >= 1 accepted updates (covered, sound, with recorded magnitudes), in any order.
         out: where the new version appears, with the base's metadata.
         step: the server optimizer; left out: the mean is added.
-        block_elements: elements that are finished and written at once.
-        threads: how many tiles of a block are folded at the same time.
-        between: called before each block; what it raises ends the fold, and `out` does not appear.
+        tile_elements: elements that one thread finishes at once.
+        threads: how many tiles are folded at the same time; this thread writes the finished ones meanwhile.
+        between: called before each tile is written; what it raises ends the fold, and `out` does not appear.
 
     Returns:
         The manifests of the new version and of the slots.
@@ -128,20 +134,49 @@ def fold(
         ]
         pool = stack.enter_context(ThreadPoolExecutor(threads))
         writer = stack.enter_context(TensorFileWriter(out, layout, metadata=read_metadata(base)))
-        for tensor in in_order(layout):
-            carrying = [term for term in terms if term.reader.carries(tensor.name)]
-            optimizer, moved = (step.optimizer, slots) if _is_trained(tensor, step) else (None, [])
-            rule = _rule_for(tensor, masters, carrying, moved, optimizer)
-            for start, stop in _ranges(0, tensor.num_elements, block_elements):
-                if between is not None:
-                    between()
-                tiles = pool.map(lambda tile, rule=rule: rule(*tile), _ranges(start, stop, TILE_ELEMENTS))
-                for file, parts in zip(
-                    [writer, *(slot.writer for slot in moved)], zip(*tiles, strict=True), strict=True
-                ):
-                    file.append(np.concatenate(parts))
+        tiles = _tiles(layout, masters, terms, slots, step, tile_elements)
+        for moved, parts in _computed_ahead(pool, tiles, depth=2 * threads):
+            if between is not None:
+                between()
+            for file, part in zip((writer, *(slot.writer for slot in moved)), parts, strict=True):
+                file.append(part)
         of_slots = {slot.name: slot.writer.finish() for slot in slots}
         return Folded(writer.finish(), of_slots)
+
+
+def _tiles(
+    layout: Layout,
+    masters: UpdateReader,
+    terms: "list[_Term]",
+    slots: "list[_Slot]",
+    step: Step,
+    tile_elements: int,
+) -> "Iterator[tuple[list[_Slot], Callable[[], tuple[NDArray[Any], ...]]]]":
+    """Every tile of the new version, in canonical order: the slots that move with it, and the work."""
+    for tensor in in_order(layout):
+        carrying = [term for term in terms if term.reader.carries(tensor.name)]
+        optimizer, moved = (step.optimizer, slots) if _is_trained(tensor, step) else (None, [])
+        rule = _rule_for(tensor, masters, carrying, moved, optimizer)
+        for start, stop in _ranges(0, tensor.num_elements, tile_elements):
+            yield moved, partial(rule, start, stop)
+
+
+def _computed_ahead(
+    pool: Executor, jobs: "Iterable[tuple[_Tag, Callable[[], _Result]]]", *, depth: int
+) -> "Iterator[tuple[_Tag, _Result]]":
+    """The results in the order of the jobs, of which never more than `depth` are under way or finished."""
+    ahead: deque[tuple[_Tag, Future[_Result]]] = deque()
+    try:
+        for tag, job in jobs:
+            ahead.append((tag, pool.submit(job)))
+            if len(ahead) == depth:
+                first, future = ahead.popleft()
+                yield first, future.result()
+        for first, future in ahead:
+            yield first, future.result()
+    finally:
+        for _, future in ahead:
+            future.cancel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,17 +186,24 @@ class _Term:
     reader: UpdateReader
     item: Weighted
 
+    def magnitude(self, tensor: Tensor) -> float | int:
+        """What the proof of `grid` rests on. NaN is within nothing."""
+        return self.item.update.magnitudes[tensor.name]
+
     def read(self, tensor: Tensor, start: int, stop: int) -> NDArray[Any]:
-        """A block, within the recorded magnitude: what the proof of `grid` rests on. NaN is within nothing."""
+        """A block within the recorded magnitude."""
         block = self.reader.read(tensor, start, stop)
-        magnitude = self.item.update.magnitudes[tensor.name]
         low, high = block.min().item(), block.max().item()
-        if not -magnitude <= low <= high <= magnitude:
-            raise ValueError(
-                f"update {self.item.update.path}: tensor {tensor.name!r} has values in {low}..{high}, "
-                f"beyond its recorded magnitude {magnitude}"
-            )
+        if not -self.magnitude(tensor) <= low <= high <= self.magnitude(tensor):
+            raise self.beyond(tensor, block)
         return block
+
+    def beyond(self, tensor: Tensor, block: NDArray[Any]) -> ValueError:
+        """What to raise about a block that is not."""
+        return ValueError(
+            f"update {self.item.update.path}: tensor {tensor.name!r} has values in {block.min()}..{block.max()}, "
+            f"beyond its recorded magnitude {self.magnitude(tensor)}"
+        )
 
 
 class _Slot:
@@ -231,11 +273,14 @@ def _exact_mean(tensor: Tensor, terms: list[_Term]) -> _Mean:
     total_weight, magnitude = _weight_and_magnitude(tensor, terms)
     exponent = grid_exponent(magnitude, total_weight=total_weight, count=len(terms))
     scales = [grid_scale(term.item.weight, exponent) for term in terms]
+    add_within = add_within_for(tensor.num_elements * len(terms))
 
     def mean(start: int, stop: int) -> NDArray[np.float64]:
-        total, scratch = np.zeros(stop - start), np.empty(stop - start)
+        total = np.zeros(stop - start)
         for term, scale in zip(terms, scales, strict=True):
-            add_on_grid(total, term.read(tensor, start, stop), scale, scratch=scratch)
+            block = term.reader.read(tensor, start, stop)
+            if not add_within(total, block, scale, term.magnitude(tensor)):
+                raise term.beyond(tensor, block)
         return mean_from_grid(total, exponent, total_weight=total_weight)
 
     return mean

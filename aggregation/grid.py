@@ -58,23 +58,6 @@ def grid_scale(weight: int, exponent: int) -> np.float64:
     return np.float64(math.ldexp(weight, -exponent))
 
 
-def add_on_grid(
-    total: NDArray[np.float64], values: NDArray[np.float32], scale: np.float64, *, scratch: NDArray[np.float64]
-) -> None:
-    """Add one update's block to a block of the sum, in place: total += rint(values scale).
-
-    Args:
-        total: (n) integers.
-        values: (n) finite.
-        scale: of `grid_scale`.
-        scratch: (n), overwritten.
-    """
-    np.copyto(scratch, values)
-    np.multiply(scratch, scale, out=scratch)
-    np.rint(scratch, out=scratch)
-    np.add(total, scratch, out=total)
-
-
 def mean_from_grid(total: NDArray[np.float64], exponent: int, *, total_weight: int) -> NDArray[Any]:
     """Turn a block of the sum into the mean, in place: total q / W, with one rounding (q is a power of two)."""
     np.multiply(total, np.float64(math.ldexp(1.0, exponent)), out=total)

@@ -41,6 +41,11 @@ class Bar:
         return cls(name, round(value, 6), f"<= {limit:g}", value <= limit)
 
     @classmethod
+    def at_least(cls, name: str, value: float, limit: float) -> "Bar":
+        """The limit itself is still good."""
+        return cls(name, round(value, 6), f">= {limit:g}", value >= limit)
+
+    @classmethod
     def exactly(cls, name: str, value: float, wanted: float) -> "Bar":
         """Nothing else is good."""
         return cls(name, value, f"= {wanted:g}", value == wanted)

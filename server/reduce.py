@@ -144,7 +144,7 @@ class Reducer:
         out = self.store.version_path(version)
         with naming_full_disk(out):
             step = self._step(base, version)
-            folded = fold(base.path, updates, out, step=step, threads=os.cpu_count() or 1, between=self._between_blocks)
+            folded = fold(base.path, updates, out, step=step, threads=os.cpu_count() or 1, between=self._between_tiles)
         steps.reached("aggregate.after_fold")
         for slot, pieces in folded.slots.items():
             self.store.write_manifest(version, VersionManifest(pieces).encode(), slot)
@@ -184,7 +184,7 @@ class Reducer:
         """End a fold that is under way; it can be done again."""
         self._is_stopping = True
 
-    def _between_blocks(self) -> None:
+    def _between_tiles(self) -> None:
         if self._is_stopping:
             raise InterruptedError("the coordinator stops")
         steps.reached("aggregate.mid_fold")

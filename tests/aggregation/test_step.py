@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation import fold as fold_module
 from atoll.aggregation import tensorfile
 from atoll.aggregation.fold import Step, Weighted, fold
 from atoll.aggregation.optimizers import OPTIMIZERS, FedAdam, FedAvg, FedAvgM
@@ -86,18 +85,15 @@ def test_rounds_over_files_are_rounds_over_arrays(tmp_path, name):
 @settings(max_examples=25, deadline=None)
 @given(
     name=st.sampled_from(sorted(OPTIMIZERS)),
-    block=st.integers(1, 50),
     tile=st.integers(1, 50),
     threads=st.integers(1, 3),
 )
-def test_the_bits_depend_on_no_block_and_no_order(tmp_path_factory, name, block, tile, threads):
+def test_the_bits_depend_on_no_block_and_no_order(tmp_path_factory, name, tile, threads):
     folder, optimizer = tmp_path_factory.mktemp("step"), OPTIMIZERS[name]()
     rng = np.random.default_rng(2)
     rounds = [updates(rng, folder, f"r{number}")[0] for number in range(2)]
     expected = folded(folder, optimizer, rounds)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fold_module, "TILE_ELEMENTS", tile)
-        actual = folded(folder, optimizer, [r[::-1] for r in rounds], block_elements=block, threads=threads)
+    actual = folded(folder, optimizer, [r[::-1] for r in rounds], tile_elements=tile, threads=threads)
     for one, other in zip((expected[0], *expected[1].values()), (actual[0], *actual[1].values()), strict=True):
         assert {key: value.tobytes() for key, value in one.items()} == {k: v.tobytes() for k, v in other.items()}
 

@@ -1,0 +1,177 @@
+"""The exact fold against Flower's aggregate function: 16 and 64 updates of 25 million float32 parameters.
+
+    python -m benchmarks.fold [--updates K ...] [--pairs N]
+
+Both sides make the weighted mean of the same numbers on all cores, in turns. Ours reads them from stored update files
+(in the page cache), adds the mean to the model, hashes and writes the new version and makes it durable; Flower's have
+been in its memory all the time, and so stays its result. What the disk takes to make a file durable is reported beside
+it, since the other side has nothing like it; the bar is on the whole. `make peers` installs the other side.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from atoll.aggregation import tensorfile
+from atoll.aggregation.blocks import StoredUpdate
+from atoll.aggregation.fold import TILE_ELEMENTS, Weighted, fold
+from atoll.aggregation.layout import Piece
+from benchmarks.report import Bar, conclude, say, spread
+
+NUM_PARAMETERS = 25_000_000
+ROOT = Path(__file__).parents[1]
+PEER = ROOT / ".venv-peers" / "bin" / "python"
+TILES = (1 << 15, 1 << 16, 1 << 17, 1 << 18)
+SPEEDUP = 1.5
+
+
+@dataclass(slots=True)
+class Pairs:
+    """What was measured for one number of updates."""
+
+    num_updates: int
+    tile_elements: int
+    ours_s: list[float] = field(default_factory=list)
+    theirs_s: list[float] = field(default_factory=list)
+    their_peak_bytes: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all updates."""
+        return 4 * NUM_PARAMETERS * self.num_updates
+
+    def summary(self) -> dict[str, Any]:
+        """For the last line."""
+        sides = {"ours": self.ours_s, "theirs": self.theirs_s}
+        speeds = {f"{side}_gb_per_s": round(self.num_bytes / median(s) / 1e9, 2) for side, s in sides.items() if s}
+        seconds = {f"{side}_s": spread(s) for side, s in sides.items() if s}
+        return {"updates": self.num_updates, "tile_elements": self.tile_elements, **seconds, **speeds}
+
+
+def make_updates(folder: Path, count: int) -> list[Weighted]:
+    """Files of normal numbers, with weights 1, 2, 3, ...; magnitudes as the inspection would record them."""
+    pieces = (Piece("w", "F32", (0,), (NUM_PARAMETERS,), ""),)
+    updates = []
+    for k in range(count):
+        path = folder / f"update-{k:03d}"
+        values = np.random.default_rng(k).standard_normal(NUM_PARAMETERS, dtype=np.float32)
+        values.tofile(path)
+        magnitude = float(np.abs(values).max())
+        updates.append(Weighted(StoredUpdate(path, pieces, {"w": magnitude}), k + 1))
+    return updates
+
+
+def ours(folder: Path, updates: list[Weighted], tile_elements: int) -> float:
+    """Seconds of one fold, with everything that it does."""
+    begun = time.perf_counter()
+    fold(folder / "base", updates, folder / "new", tile_elements=tile_elements, threads=os.cpu_count() or 1)
+    return time.perf_counter() - begun
+
+
+@contextmanager
+def flower(updates: list[Weighted]) -> Iterator[subprocess.Popen[str]]:
+    """The other side, with the updates in its memory."""
+    what = [f"{item.weight},{item.update.path}" for item in updates]
+    command = [str(PEER), str(ROOT / "benchmarks" / "flower_fold.py"), *what]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            if process.stdout.readline().strip() != "ready":
+                raise RuntimeError("Flower's side did not start")
+            yield process
+        finally:
+            process.stdin.close()
+
+
+def theirs(process: "subprocess.Popen[str]") -> dict[str, Any]:
+    """One aggregation of the other side."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("again\n")
+    process.stdin.flush()
+    answer: dict[str, Any] = json.loads(process.stdout.readline())
+    return answer
+
+
+def measure(folder: Path, num_updates: int, num_pairs: int) -> Pairs:
+    """The best tile first, then pairs."""
+    updates = make_updates(folder, num_updates)
+    sweep = {tile: min(ours(folder, updates, tile) for _ in range(2)) for tile in TILES}
+    say(f"  {num_updates} updates, by tile: " + ", ".join(f"{tile} {s:.3f} s" for tile, s in sweep.items()))
+    pairs = Pairs(num_updates, TILE_ELEMENTS)
+    if not PEER.exists():
+        pairs.ours_s = [ours(folder, updates, TILE_ELEMENTS) for _ in range(num_pairs)]
+        return pairs
+    with flower(updates) as process:
+        theirs(process)  # once, to warm up
+        for _ in range(num_pairs):
+            pairs.ours_s.append(ours(folder, updates, TILE_ELEMENTS))
+            answer = theirs(process)
+            pairs.theirs_s.append(answer["seconds"])
+            pairs.their_peak_bytes = answer["peak_bytes"]
+        check_same(folder, answer["first"])
+    return pairs
+
+
+def check_same(folder: Path, first: list[float]) -> None:
+    """The two sides computed the same thing: the base is zero, so the new version is the mean."""
+    np.testing.assert_allclose(tensorfile.read(folder / "new")["w"][:8], first, rtol=1e-5, atol=1e-7)
+
+
+def durable_s(folder: Path) -> float:
+    """What the disk takes for as many bytes as the new version has."""
+    data, times = bytes(4 * NUM_PARAMETERS), []
+    for _ in range(5):
+        begun = time.perf_counter()
+        with (folder / "durable").open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        times.append(time.perf_counter() - begun)
+    return median(times)
+
+
+def main() -> int:
+    """Measure each number of updates."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fold", description=(__doc__ or "").split(":")[0])
+    parser.add_argument("--updates", type=int, nargs="+", default=[16, 64], metavar="K")
+    parser.add_argument("--pairs", type=int, default=7)
+    arguments = parser.parse_args()
+    results = []
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as name:
+        folder = Path(name)
+        tensorfile.write(folder / "base", {"w": np.zeros(NUM_PARAMETERS, np.float32)})
+        durable = durable_s(folder)
+        for num_updates in arguments.updates:
+            results.append(measure(folder, num_updates, arguments.pairs))
+            say(f"  {results[-1].summary()}")
+    bars = [
+        Bar.at_least(f"times as fast as Flower, {pairs.num_updates} updates", _speedup(pairs), SPEEDUP)
+        for pairs in results
+        if pairs.theirs_s
+    ]
+    ours_said = {"scales": [pairs.summary() for pairs in results], "file_made_durable_s": round(durable, 3)}
+    theirs_said = {"flower": "1.41.0", "peak_bytes": {pairs.num_updates: pairs.their_peak_bytes for pairs in results}}
+    why = "run `make peers` first"
+    return conclude("fold", bars, ours=ours_said, theirs=theirs_said if PEER.exists() else None, why_not=why)
+
+
+def _speedup(pairs: Pairs) -> float:
+    return median(pairs.theirs_s) / median(pairs.ours_s)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
