@@ -8,7 +8,7 @@
 One block of each update after the other is read, added and forgotten: memory is a few blocks, whatever the size of
 the model or of the cohort.
 
-    mean = sum_k w_k u_k / sum_k w_k                        over the updates that carry the tensor
+    mean = sum_k w_k u_k / sum_k w_k                        over the updates that carry the tensor, or a rule (`rules`)
     new  = float32(apply(float64(base), mean))              floats that are trained (`optimizers`)
     new  = float32(float64(base) + mean)                    other floats; the base holds all floats as F32
     new  = base + round_half_even(mean)                     integers, exactly (`integers`)
@@ -22,24 +22,27 @@ Algorithm 1. The paper averages models; averaging updates is equal when all star
 """
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.blocks import StoredUpdate, UpdateReader
+from atoll.aggregation.combine import combine, mixing_for
 from atoll.aggregation.grid import grid_exponent, grid_scale, mean_from_grid
 from atoll.aggregation.integers import apply_mean, rounded_mean, sum_dtype, weighted_sum
 from atoll.aggregation.kernel import add_within_for
 from atoll.aggregation.layout import FLOATS, Layout, Piece, Tensor, in_order
-from atoll.aggregation.optimizers import FedAvg, Optimizer
+from atoll.aggregation.optimizers import Optimizer
+from atoll.aggregation.rules import Rule
+from atoll.aggregation.sources import Scaled, Source
+from atoll.aggregation.step import AGGREGATE, Slot, Step
 from atoll.aggregation.tensorfile import NUMPY_DTYPES, TensorFileWriter, parse_header, read_metadata
 
 TILE_ELEMENTS = 1 << 17
@@ -57,25 +60,15 @@ WEIGHT_MAX = 1 << 53
 
 @dataclass(frozen=True, slots=True)
 class Weighted:
-    """One update of the mean, with its weight in 1..2^53 (`weights.integer_weights`)."""
+    """One update of the round.
+
+    weight: in 1..2^53 (`weights.integer_weights`). factor: in [0, 1], what its floats are multiplied with so that they
+    stay within the bound of the norm (`robust.clip_factors`); the weight counts in full.
+    """
 
     update: StoredUpdate
     weight: int
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """How the mean moves the model, and where the optimizer's slots lie: a safetensors file for each.
-
-    The slots of the trained tensors that `base` has are read from `before` (without them: as the optimizer begins) and
-    those of the new version appear in `after`, before the new version does.
-    """
-
-    optimizer: Optimizer
-    trained: Container[str]
-    """Names of the float tensors that the optimizer moves; the others follow the mean."""
-    before: Mapping[str, Path] = field(default_factory=dict)
-    after: Mapping[str, Path] = field(default_factory=dict)
+    factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +81,12 @@ class Folded:
     """Of each slot's file, in the same order."""
 
 
-PLAIN = Step(FedAvg(), frozenset())
-"""Every tensor follows the mean."""
-
-
 def fold(
     base: Path,
     updates: Sequence[Weighted],
     out: Path,
     *,
-    step: Step = PLAIN,
+    step: Step = Step(),  # noqa: B008 - a value
     tile_elements: int = TILE_ELEMENTS,
     threads: int = 1,
     between: Callable[[], None] | None = None,
@@ -106,9 +95,10 @@ def fold(
 
     Args:
         base: the global model that the updates are added to: a safetensors file, floats as F32.
-        updates: K >= 1 accepted updates (covered, sound, with recorded magnitudes), in any order.
+        updates: K >= 1 accepted updates (covered, sound, with recorded magnitudes), in any order; for a rule in the
+            order of their client ids.
         out: where the new version appears, with the base's metadata.
-        step: the server optimizer; left out: the mean is added.
+        step: the rule and the server optimizer; left out: the exact mean is added.
         tile_elements: elements that one thread finishes at once.
         threads: how many tiles are folded at the same time; this thread writes the finished ones meanwhile.
         between: called before each tile is written; what it raises ends the fold, and `out` does not appear.
@@ -117,9 +107,9 @@ def fold(
         The manifests of the new version and of the slots.
 
     Raises:
-        ValueError: no updates, a weight out of range, a base with other floats than F32, an update with a tensor of
-            another kind or without its magnitude, a value that is not finite or beyond the recorded magnitude, or a
-            new value that leaves its dtype.
+        ValueError: no updates, or too few for the rule, a weight or a factor out of range, a base with other floats
+            than F32, an update with a tensor of another kind or without its magnitude, a value that is not finite or
+            beyond the recorded magnitude, or a new value that leaves its dtype.
         TensorFileCorrupted: a file is shorter than it should be, or the base has a broken header.
     """
     layout, data_start = parse_header(base)
@@ -127,14 +117,15 @@ def fold(
     whole = tuple(Piece(t.name, t.dtype, (0,) * len(t.shape), t.shape, "") for t in layout)
     with ExitStack() as stack:
         masters = stack.enter_context(UpdateReader(StoredUpdate(base, whole, data_start=data_start)))
-        slots = [stack.enter_context(_Slot(name, step, layout)) for name in step.optimizer.slots]
+        slots = [stack.enter_context(Slot(name, step, layout)) for name in step.slots]
         terms = [
             _Term(stack.enter_context(UpdateReader(item.update, keep_open=k < FILES_OPEN_MAX)), item)
             for k, item in enumerate(updates)
         ]
         pool = stack.enter_context(ThreadPoolExecutor(threads))
         writer = stack.enter_context(TensorFileWriter(out, layout, metadata=read_metadata(base)))
-        tiles = _tiles(layout, masters, terms, slots, step, tile_elements)
+        mean_of = _mean_by(step.rule, layout, terms, slots, threads)
+        tiles = _tiles(layout, masters, terms, slots, mean_of, step, tile_elements)
         for moved, parts in _computed_ahead(pool, tiles, depth=2 * threads):
             if between is not None:
                 between()
@@ -148,15 +139,22 @@ def _tiles(
     layout: Layout,
     masters: UpdateReader,
     terms: "list[_Term]",
-    slots: "list[_Slot]",
+    slots: list[Slot],
+    mean_of: "_MeanOf",
     step: Step,
     tile_elements: int,
-) -> "Iterator[tuple[list[_Slot], Callable[[], tuple[NDArray[Any], ...]]]]":
+) -> "Iterator[tuple[list[Slot], Callable[[], _Parts]]]":
     """Every tile of the new version, in canonical order: the slots that move with it, and the work."""
     for tensor in in_order(layout):
-        carrying = [term for term in terms if term.reader.carries(tensor.name)]
-        optimizer, moved = (step.optimizer, slots) if _is_trained(tensor, step) else (None, [])
-        rule = _rule_for(tensor, masters, carrying, moved, optimizer)
+        carrying = [term for term in terms if term.carries(tensor.name)]
+        moved = [slot for slot in slots if slot.carries(tensor.name)]
+        if not carrying:
+            rule = _staying_rule(tensor, [masters, *moved])
+        elif tensor.dtype in FLOATS:
+            optimizer = step.optimizer if step.is_trained(tensor) else None
+            rule = _float_rule(tensor, masters, mean_of(tensor, carrying), moved, optimizer)
+        else:
+            rule = _integer_rule(tensor, masters, carrying)
         for start, stop in _ranges(0, tensor.num_elements, tile_elements):
             yield moved, partial(rule, start, stop)
 
@@ -186,6 +184,10 @@ class _Term:
     reader: UpdateReader
     item: Weighted
 
+    def carries(self, tensor: str) -> bool:
+        """Whether the update has this tensor."""
+        return self.reader.carries(tensor)
+
     def magnitude(self, tensor: Tensor) -> float | int:
         """What the proof of `grid` rests on. NaN is within nothing."""
         return self.item.update.magnitudes[tensor.name]
@@ -206,73 +208,40 @@ class _Term:
         )
 
 
-class _Slot:
-    """One moment of the optimizer: of the base's version, and of the new one."""
+_Parts = tuple[NDArray[Any], ...]
+"""New values of some elements of one tensor, and of its slots."""
 
-    def __init__(self, name: str, step: Step, layout: Layout) -> None:
-        self.name, self._init = name, step.optimizer.init(name)
-        trained = tuple(Tensor(t.name, "F32", t.shape) for t in layout if _is_trained(t, step))
-        self.writer = TensorFileWriter(step.after[name], trained)
-        self._reader: UpdateReader | None = None
-        if name in step.before:
-            _, data_start = parse_header(step.before[name])
-            whole = tuple(Piece(t.name, "F32", (0,) * len(t.shape), t.shape, "") for t in in_order(trained))
-            self._reader = UpdateReader(StoredUpdate(step.before[name], whole, data_start=data_start))
-
-    def read(self, tensor: Tensor, start: int, stop: int) -> NDArray[np.float64]:
-        if self._reader is None:
-            return np.full(stop - start, self._init)
-        return self._reader.read(tensor, start, stop).astype(np.float64)
-
-    def __enter__(self) -> Self:
-        self.writer.__enter__()
-        if self._reader is not None:
-            self._reader.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.writer.__exit__(kind, error, trace)
-        if self._reader is not None:
-            self._reader.__exit__(kind, error, trace)
-
-
-def _is_trained(tensor: Tensor, step: Step) -> bool:
-    return tensor.dtype in FLOATS and tensor.name in step.trained
-
-
-_Rule = Callable[[int, int], tuple[NDArray[Any], ...]]
-"""(start, stop) -> the new values of these elements of one tensor, and of its slots."""
+_TileRule = Callable[[int, int], _Parts]
+"""(start, stop) -> what becomes of these elements of one tensor."""
 
 _Mean = Callable[[int, int], NDArray[np.float64]]
-"""(start, stop) -> the mean update of these elements of one tensor."""
+"""(start, stop) -> the mean update of these elements of one tensor, or what a rule makes in its place."""
+
+_MeanOf = Callable[[Tensor, list[_Term]], _Mean]
+"""(a float tensor, the updates that carry it) -> their mean."""
 
 
-def _rule_for(
-    tensor: Tensor, masters: UpdateReader, terms: list[_Term], slots: list[_Slot], optimizer: Optimizer | None
-) -> _Rule:
-    if not terms:
-        return _staying_rule(tensor, [masters, *slots])
-    if tensor.dtype not in FLOATS:
-        return _integer_rule(tensor, masters, terms)
-    mean = _exact_mean(tensor, terms)
-    return (
-        _adding_rule(tensor, masters, mean)
-        if optimizer is None
-        else _optimizer_rule(tensor, masters, mean, slots, optimizer)
-    )
+def _mean_by(rule: Rule | None, layout: Layout, terms: list[_Term], slots: list[Slot], threads: int) -> _MeanOf:
+    """The exact weighted mean, or a rule, which may first look at how the updates lie to each other."""
+    if rule is None:
+        return _exact_mean
+    centre = next((slot for slot in slots if slot.name == AGGREGATE), None)
+    by_name: dict[str, Source] = {str(term.item.update.path): Scaled(term, term.item.factor) for term in terms}
+    mixing = mixing_for(rule, layout, by_name, centre=centre, threads=threads)
 
+    def mean_of(tensor: Tensor, carrying: list[_Term]) -> _Mean:
+        sources: list[Source] = [Scaled(term, term.item.factor) for term in carrying]
+        if centre is not None:
+            sources.append(centre)
+        return lambda start, stop: combine(tensor, start, stop, sources, rule, mixing)
 
-def _staying_rule(tensor: Tensor, files: Sequence[UpdateReader | _Slot]) -> _Rule:
-    dtype = NUMPY_DTYPES[tensor.dtype]
-    return lambda start, stop: tuple(file.read(tensor, start, stop).astype(dtype, copy=False) for file in files)
+    return mean_of
 
 
 def _exact_mean(tensor: Tensor, terms: list[_Term]) -> _Mean:
     total_weight, magnitude = _weight_and_magnitude(tensor, terms)
     exponent = grid_exponent(magnitude, total_weight=total_weight, count=len(terms))
-    scales = [grid_scale(term.item.weight, exponent) for term in terms]
+    scales = [grid_scale(term.item.weight, exponent) * term.item.factor for term in terms]
     add_within = add_within_for(tensor.num_elements * len(terms))
 
     def mean(start: int, stop: int) -> NDArray[np.float64]:
@@ -291,24 +260,28 @@ def _weight_and_magnitude(tensor: Tensor, terms: list[_Term]) -> tuple[int, floa
     return total_weight, max(term.item.update.magnitudes[tensor.name] for term in terms)
 
 
-def _adding_rule(tensor: Tensor, masters: UpdateReader, mean: _Mean) -> _Rule:
-    def new_values(start: int, stop: int) -> tuple[NDArray[Any], ...]:
-        values = mean(start, stop)
-        np.add(masters.read(tensor, start, stop), values, out=values)
-        return (_float32(values, f"tensor {tensor.name!r}: new values"),)
-
-    return new_values
+def _staying_rule(tensor: Tensor, files: Sequence[UpdateReader | Slot]) -> _TileRule:
+    dtype = NUMPY_DTYPES[tensor.dtype]
+    return lambda start, stop: tuple(file.read(tensor, start, stop).astype(dtype, copy=False) for file in files)
 
 
-def _optimizer_rule(
-    tensor: Tensor, masters: UpdateReader, mean: _Mean, slots: list[_Slot], optimizer: Optimizer
-) -> _Rule:
-    def new_values(start: int, stop: int) -> tuple[NDArray[Any], ...]:
-        master = masters.read(tensor, start, stop).astype(np.float64)
-        state = {slot.name: slot.read(tensor, start, stop) for slot in slots}
-        new = optimizer.apply(master, mean(start, stop), state)
-        moments = (_float32(values, f"tensor {tensor.name!r}: {name}") for name, values in state.items())
-        return (_float32(new, f"tensor {tensor.name!r}: new values"), *moments)
+def _float_rule(
+    tensor: Tensor, masters: UpdateReader, mean_of: _Mean, slots: list[Slot], optimizer: Optimizer | None
+) -> _TileRule:
+    what = f"tensor {tensor.name!r}: "
+
+    def new_values(start: int, stop: int) -> _Parts:
+        mean = mean_of(start, stop)
+        master = masters.read(tensor, start, stop)
+        state = {slot.name: slot.read(tensor, start, stop).astype(np.float64) for slot in slots}
+        if AGGREGATE in state:
+            state[AGGREGATE] = mean.copy()
+        if optimizer is None:
+            new = np.add(master, mean, out=mean)
+        else:
+            new = optimizer.apply(master.astype(np.float64), mean, state)
+        kept = (_float32(values, what + name) for name, values in state.items())
+        return (_float32(new, what + "new values"), *kept)
 
     return new_values
 
@@ -321,11 +294,11 @@ def _float32(values: NDArray[np.float64], what: str) -> NDArray[np.float32]:
     return rounded
 
 
-def _integer_rule(tensor: Tensor, masters: UpdateReader, terms: list[_Term]) -> _Rule:
+def _integer_rule(tensor: Tensor, masters: UpdateReader, terms: list[_Term]) -> _TileRule:
     total_weight, magnitude = _weight_and_magnitude(tensor, terms)
     dtype = sum_dtype(int(magnitude), total_weight=total_weight)
 
-    def new_values(start: int, stop: int) -> tuple[NDArray[Any], ...]:
+    def new_values(start: int, stop: int) -> _Parts:
         blocks = ((term.read(tensor, start, stop), term.item.weight) for term in terms)
         mean = rounded_mean(weighted_sum(blocks, stop - start, dtype=dtype), total_weight=total_weight)
         try:
@@ -346,6 +319,8 @@ def _check(layout: Layout, updates: Sequence[Weighted], base: Path) -> None:
     for item in updates:
         if not 1 <= item.weight <= WEIGHT_MAX:
             raise ValueError(f"update {item.update.path}: weight {item.weight} is not in 1..{WEIGHT_MAX}")
+        if not 0.0 <= item.factor <= 1.0:
+            raise ValueError(f"update {item.update.path}: factor {item.factor} is not in [0, 1]")
         for piece in item.update.pieces:
             expected = tensors.get(piece.tensor)
             if expected is None or (piece.dtype != expected.dtype and not {piece.dtype, expected.dtype} <= FLOATS):

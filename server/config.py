@@ -4,30 +4,19 @@ The string under a field is its documentation; `docs/configuration.md` is held a
 """
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from atoll.aggregation.optimizers import OPTIMIZERS, Optimizer
 from atoll.protocol.channel import LoopbackAddress
 from atoll.protocol.reference import Reference, check_reference
 from atoll.protocol.settings import STRICT, Folder
+from atoll.server.method import AggregationConfig, OptimizerConfig
 from atoll.server.policy import Seconds, SecondsOrNone, StragglerPolicy
 from atoll.server.sampling import SAMPLERS
 
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
 
-OPTIMIZER_OPTIONS = {
-    "fedavg": {"lr"},
-    "fedavgm": {"lr", "momentum", "nesterov"},
-    "fedadagrad": {"lr", "beta1", "tau"},
-    "fedadam": {"lr", "beta1", "beta2", "tau"},
-    "fedyogi": {"lr", "beta1", "beta2", "tau"},
-    "diloco": {"lr", "momentum"},
-}
-
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Decay = Annotated[float, Field(ge=0, lt=1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Plain = bool | int | Finite | str
 """A value that travels in an invitation; nothing in it can be executed."""
@@ -73,50 +62,6 @@ class EvaluationConfig(BaseModel):
     """Seconds that clients have for their answer; then the version's measure is what has come in."""
 
 
-class OptimizerConfig(BaseModel):
-    """How the mean of a round's updates moves the global model."""
-
-    model_config = STRICT
-
-    name: Literal["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "diloco"] = "fedavg"
-    """"fedavg": the mean is added. "fedavgm": with momentum. "fedadagrad", "fedadam" and "fedyogi" (Reddi et al. 2021)
-    scale each element by what it was before. "diloco": Nesterov momentum, lr 0.7 and momentum 0.9."""
-
-    lr: Positive | None = None
-    """The server's learning rate; absent: 1, of the adaptive three 0.1, of "diloco" 0.7."""
-
-    momentum: Decay | None = None
-    """Of "fedavgm" and "diloco", in [0, 1); absent: 0.9."""
-
-    nesterov: bool | None = None
-    """Of "fedavgm": look ahead along the momentum; absent: no. "diloco" always does."""
-
-    beta1: Decay | None = None
-    """Decay of the first moment of the adaptive three, in [0, 1); absent: 0.9, of "fedadagrad" 0."""
-
-    beta2: Decay | None = None
-    """Decay of the second moment of "fedadam" and "fedyogi", in [0, 1); absent: 0.99."""
-
-    tau: Positive | None = None
-    """What is added to the root of the second moment of the adaptive three; the moment begins at its square; absent:
-    0.001."""
-
-    @model_validator(mode="after")
-    def _only_what_it_has(self) -> "OptimizerConfig":
-        allowed = OPTIMIZER_OPTIONS[self.name]
-        if wrong := sorted(self._given().keys() - allowed):
-            raise ValueError(f"{', '.join(wrong)} is no option of {self.name} (allowed: {', '.join(sorted(allowed))})")
-        return self
-
-    def _given(self) -> dict[str, float | bool]:
-        return {option: value for option, value in self if option != "name" and value is not None}
-
-    def build(self) -> Optimizer:
-        """The optimizer that was asked for."""
-        optimizer: Optimizer = OPTIMIZERS[self.name](**self._given())
-        return optimizer
-
-
 class RunConfig(BaseModel):
     """One run: which task, for how long, by which rules."""
 
@@ -143,6 +88,9 @@ class RunConfig(BaseModel):
     cohort: CohortConfig = CohortConfig()
     """Who is chosen."""
 
+    aggregation: AggregationConfig = AggregationConfig()
+    """How a round's updates become one."""
+
     optimizer: OptimizerConfig = OptimizerConfig()
     """How the mean of a round's updates moves the global model."""
 
@@ -151,6 +99,11 @@ class RunConfig(BaseModel):
 
     evaluation: EvaluationConfig = EvaluationConfig()
     """Which versions are measured, and on whose data."""
+
+    @model_validator(mode="after")
+    def _quorum_is_enough_for_the_rule(self) -> "RunConfig":
+        self.aggregation.check_quorum(self.round.quorum_count)
+        return self
 
     @field_validator("name")
     @classmethod

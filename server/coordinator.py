@@ -34,6 +34,7 @@ from atoll.server.events import (
 from atoll.server.hub import Connection, Hub
 from atoll.server.journal import Journal, RunRow
 from atoll.server.membership import Leases
+from atoll.server.method import Method
 from atoll.server.reduce import Reducer
 from atoll.server.retention import Keep
 from atoll.server.run import RunMachine, RunRules
@@ -220,7 +221,7 @@ class Coordinator:
             logger.warning("%s: an older snapshot is used, and nothing is lost", fault)
         machine = recovered.replay(row.rules)
         self.clock.advance_to(machine.ledger.now)
-        reducer = self._reducer(row.config, row.run_id)
+        reducer = self._reducer(row.config, row.run_id, is_over=machine.ledger.state in TERMINAL)
         if machine.ledger.state not in TERMINAL:
             await self.on_thread(reducer.recover, machine.ledger.version)
         evaluator = self._evaluator(row.config, row.run_id)
@@ -256,12 +257,12 @@ class Coordinator:
         run.start()
         return run
 
-    def _reducer(self, config: RunConfig, run_id: RunId) -> Reducer:
+    def _reducer(self, config: RunConfig, run_id: RunId, *, is_over: bool = False) -> Reducer:
         return Reducer(
             self.state.run(run_id),
             self._folding,
             partial(self.journal.updates, run_id),
-            optimizer=config.optimizer.build(),
+            method=Method.of(config.aggregation, config.optimizer, is_over=is_over),
             keep_versions=self.config.keep_versions,
         )
 

@@ -14,22 +14,22 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from atoll.aggregation.blocks import StoredUpdate
-from atoll.aggregation.fold import Step, Weighted, fold
+from atoll.aggregation.fold import Weighted, fold
 from atoll.aggregation.inspection import inspect
-from atoll.aggregation.layout import Layout, Piece
-from atoll.aggregation.optimizers import Optimizer
+from atoll.aggregation.layout import FLOATS, Layout, Piece
+from atoll.aggregation.step import Step
 from atoll.aggregation.tensorfile import parse_header, read_buffers
 from atoll.aggregation.weights import Share, integer_weights
 from atoll.protocol import steps
 from atoll.protocol.channel import INLINE_BYTES_MAX
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
 from atoll.protocol.vocabulary import Digest, Version
-from atoll.server.codec import StoreCorrupted, decode_meta
+from atoll.server.codec import StoreCorrupted, StoredUpdateMeta, decode_meta
 from atoll.server.durable import naming_full_disk
 from atoll.server.evaluator import Evaluator
 from atoll.server.events import Aggregate
 from atoll.server.journal import UpdateRow
+from atoll.server.method import Method
 from atoll.server.store import INCOMING_AGE_MAX_S, RunStore
 from atoll.server.threads import on_thread
 
@@ -60,13 +60,13 @@ class Reducer:
         folding: Executor,
         accepted: Callable[[Sequence[Digest]], dict[Digest, UpdateRow]],
         *,
-        optimizer: Optimizer,
+        method: Method,
         keep_versions: int,
     ) -> None:
         self.store = RunStore(folder)
         self._accepted = accepted  # asked on a thread
         self._folding, self._is_stopping = folding, False
-        self._optimizer, self._keep_versions = optimizer, keep_versions
+        self._method, self._keep_versions = method, keep_versions
         self._cache: dict[Version, VersionFile] = {}
 
     def version(self, version: Version) -> VersionFile:
@@ -133,14 +133,16 @@ class Reducer:
         return await loop.run_in_executor(self._folding, self._fold, effect)
 
     def _fold(self, effect: Aggregate) -> Digest:
+        base = self.version(effect.base_version)
         weights = integer_weights([Share(c.num_examples, c.scale) for c in effect.contributions])
         rows = self._accepted([c.digest for c in effect.contributions])
+        metas = {c.digest: decode_meta(rows[c.digest].meta, where=f"update {c.digest}") for c in effect.contributions}
+        factors = self._method.factors([_float_norm(meta, base) for meta in metas.values()])
         updates = [
-            Weighted(self._stored(rows.pop(c.digest)), weight)  # what is known of it is read once
-            for c, weight in zip(effect.contributions, weights, strict=True)
+            Weighted(self.store.stored_update(c.digest, metas.pop(c.digest), rows.pop(c.digest).data), weight, factor)
+            for c, weight, factor in zip(effect.contributions, weights, factors, strict=True)
         ]
         version = Version(effect.base_version + 1)
-        base = self.version(effect.base_version)
         out = self.store.version_path(version)
         with naming_full_disk(out):
             step = self._step(base, version)
@@ -153,17 +155,13 @@ class Reducer:
         return digest_of(manifest)
 
     def _step(self, base: VersionFile, version: Version) -> Step:
-        """Version 0 has no slots: there they are as the optimizer begins."""
-        slots = self._optimizer.slots
+        """Version 0 has no slots: there they are as they begin."""
+        slots = self._method.slots
         before = {slot: self.store.version_path(base.version, slot) for slot in slots if base.version}
         after = {slot: self.store.version_path(version, slot) for slot in slots}
         buffers = read_buffers(base.path)
         trained = frozenset(tensor.name for tensor in base.layout if tensor.name not in buffers)
-        return Step(self._optimizer, trained, before, after)
-
-    def _stored(self, row: UpdateRow) -> StoredUpdate:
-        meta = decode_meta(row.meta, where=f"update {row.digest}")
-        return self.store.stored_update(row.digest, meta, row.data)
+        return Step(self._method.optimizer, trained, self._method.rule, before, after)
 
     def publish(self, version: Version) -> None:
         """From now on this is the global model."""
@@ -176,7 +174,7 @@ class Reducer:
             OSError: it is not.
         """
         _check_whole(self.version(version).path, self.version(version).pieces)
-        for slot in self._optimizer.slots if version else ():
+        for slot in self._method.slots if version else ():
             manifest = parse_version(self.store.read_manifest(version, slot))
             _check_whole(self.store.version_path(version, slot), manifest.pieces)
 
@@ -220,6 +218,12 @@ def _check_whole(path: Path, pieces: tuple[Piece, ...]) -> None:
     if wrong := inspect(path, pieces, data_start=data_start).wrong_digests:
         names = ", ".join(repr(piece.tensor) for piece in wrong[:5])
         raise StoreCorrupted(f"{path} is damaged (tensors {names}): put it back from a backup")
+
+
+def _float_norm(meta: StoredUpdateMeta, base: VersionFile) -> float:
+    """Euclidean length of an update's float tensors."""
+    floats = {tensor.name for tensor in base.layout if tensor.dtype in FLOATS}
+    return math.sqrt(math.fsum(square for name, square in meta.squared_norms.items() if name in floats))
 
 
 def _small_data(path: Path, start: int, num_bytes: int) -> bytes:

@@ -70,7 +70,7 @@ def _check(file: "HostFile | RunFile") -> None:
 
 
 def _check_task(file: "RunFile") -> None:
-    """Load a run's task and sampler here, and try the overrides of its local training.
+    """Load a run's task, sampler and rule here, and try the overrides of its local training.
 
     Raises:
         CommandError, ConfigError: with what is wrong.
@@ -81,6 +81,7 @@ def _check_task(file: "RunFile") -> None:
 
     task = load_user_task(file.task)
     load_sampler(file.cohort.sampler)
+    file.aggregation.build()
     if isinstance(task, Task):
         try:
             task.local.with_overrides(file.local)

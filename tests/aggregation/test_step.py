@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.aggregation import tensorfile
-from atoll.aggregation.fold import Step, Weighted, fold
+from atoll.aggregation.fold import Weighted, fold
 from atoll.aggregation.optimizers import OPTIMIZERS, FedAdam, FedAvg, FedAvgM
+from atoll.aggregation.step import Step
 from tests.aggregation.models import store
 
 TRAINED = frozenset({"w", "b"})
@@ -38,7 +39,7 @@ def folded(folder, optimizer, rounds, **options):
     before = {}
     for number, weighted in enumerate(rounds, start=1):
         after, out = files_of(folder, number, optimizer), folder / f"{number}.model"
-        fold(base, weighted, out, step=Step(optimizer, TRAINED, before, after), **options)
+        fold(base, weighted, out, step=Step(optimizer, TRAINED, before=before, after=after), **options)
         base, before = out, after
     return tensorfile.read(base), {slot: tensorfile.read(path) for slot, path in before.items()}
 

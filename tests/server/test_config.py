@@ -1,14 +1,18 @@
 """What a run's file, a coordinator's and an agent's may say."""
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import BaseModel
 
+from atoll.aggregation.geometric import NearestNeighbourMixing
 from atoll.aggregation.optimizers import OPTIMIZERS
 from atoll.client.config import AgentConfig
 from atoll.protocol.settings import ConfigError, describe, effective, load_text
-from atoll.server.config import OPTIMIZER_OPTIONS, CoordinatorConfig, HostFile, OptimizerConfig, RunConfig, RunFile
+from atoll.server.config import CoordinatorConfig, HostFile, RunConfig, RunFile
+from atoll.server.method import OPTIMIZER_OPTIONS, RULES, AggregationConfig, Method, OptimizerConfig
 from atoll.server.policy import StragglerPolicy
 
 EXAMPLE = """
@@ -133,6 +137,81 @@ def test_every_option_of_an_optimizer_reaches_it_and_no_other_is_taken(name: str
         else:
             with pytest.raises(ValueError, match=f"{option} is no option of {name} .allowed: "):
                 OptimizerConfig(**{"name": name, option: value})
+
+
+RULE_SETTINGS = {
+    "mean": {},
+    "median": {},
+    "trimmed_mean": {"malicious": 0.2},
+    "multi_krum": {"malicious": 1, "num_selected": 2},
+    "geometric_median": {"num_steps": 3},
+    "centered_clipping": {"radius": 1.5},
+}
+
+
+@pytest.mark.parametrize("rule", sorted(RULE_SETTINGS))
+def test_every_rule_is_built_with_its_options(rule: str) -> None:
+    built = AggregationConfig(rule=rule, **RULE_SETTINGS[rule]).build()
+    assert built is None if rule == "mean" else isinstance(built, RULES[rule])
+    for option, value in RULE_SETTINGS[rule].items():
+        assert getattr(built, option) == value
+    if rule != "mean":
+        settings = {"malicious": 1} | RULE_SETTINGS[rule]
+        mixed = AggregationConfig(rule=rule, mix_neighbours=True, **settings).build()
+        assert isinstance(mixed, NearestNeighbourMixing)
+        assert isinstance(mixed.rule, RULES[rule])
+
+
+@pytest.mark.parametrize(
+    ("settings", "fault"),
+    [
+        ({"rule": "meen"}, 'allowed: "mean" | "median"'),
+        ({"rule": "median", "malicious": 1}, "malicious is no option of median .allowed: none"),
+        ({"rule": "mean", "radius": 1.0}, "radius is no option of mean"),
+        ({"rule": "trimmed_mean"}, "trimmed_mean needs malicious"),
+        ({"rule": "centered_clipping"}, "centered_clipping needs radius"),
+        ({"rule": "median", "mix_neighbours": True}, "median with mix_neighbours needs malicious"),
+        ({"mix_neighbours": True, "malicious": 1}, "rule is mean"),
+        ({"rule": "trimmed_mean", "malicious": 0.5}, "less than 0.5"),
+        ({"rule": "trimmed_mean", "malicious": -1}, "greater than or equal to 0"),
+        ({"norm_bound": "mean"}, "norm_bound"),
+        ({"norm_bound": 0.0}, "norm_bound"),
+    ],
+)
+def test_an_aggregation_that_makes_no_sense_is_refused(settings: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        AggregationConfig(**settings)
+
+
+def test_a_quorum_that_is_too_small_for_the_rule_is_refused() -> None:
+    text = "task = 'm:t'\n[aggregation]\nrule = 'multi_krum'\nmalicious = 2\n[round]\ncohort_size = 10\nquorum = 6\n"
+    with pytest.raises(ConfigError, match="a round of the quorum has 6 updates are too few: multi-Krum with f=2 needs"):
+        load_text(RunFile, text, [], name="run.toml")
+    assert load_text(RunFile, text, ["round.quorum=7"], name="run.toml").run.aggregation.rule == "multi_krum"
+
+
+def test_a_rule_of_one_s_own_is_an_object_with_reduce(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "class Least:\n    def reduce(self, rows):\n        return rows.min(0)\nleast = Least()\nnone = 3\n"
+    )
+    assert AggregationConfig(rule=f"{path}:least").build().reduce(np.array([[2.0], [1.0]])) == 1.0
+    for attribute, fault in (
+        ("none", "is a int; allowed: an object"),
+        ("Least", "is a type"),
+        ("gone", "there is no gone"),
+    ):
+        with pytest.raises(ConfigError, match=fault):
+            AggregationConfig(rule=f"{path}:{attribute}").build()
+
+
+def test_a_rule_whose_code_is_gone_hinders_only_who_goes_on_with_the_run(tmp_path: Path) -> None:
+    gone = AggregationConfig(rule=f"{tmp_path}/gone.py:rule")
+    with pytest.raises(ConfigError):
+        Method.of(gone, OptimizerConfig())
+    over = Method.of(gone, OptimizerConfig(), is_over=True)
+    with pytest.raises(ConfigError, match=r"gone\.py"):
+        over.rule.reduce(np.zeros((1, 1), np.float32))
 
 
 @pytest.mark.parametrize("model_type", [RunFile, AgentConfig])

@@ -1,0 +1,223 @@
+"""Rules that look at how whole updates lie to each other: multi-Krum, geometric median, centred clipping; mixing.
+
+All of them work on the K x K inner products alone: every point that they visit is a combination z = sum_k c_k u_k of
+the updates, and
+
+    ||u_k - z||^2 = g_kk - 2 (G c)_k + c^T G c
+
+so any number of steps costs one pass over the data (`gram`), and one more for the answer. Differences of inner products
+are exact to about 1e-8 of the longer vector; what is nearer than that counts as equal.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.aggregation.rules import GeometricRule, Rule, check_count, num_malicious, takes_centre
+
+Array = NDArray[np.float64]
+
+TINY = 2.0**-500
+"""Below any distance of float32 updates; its inverse is finite."""
+
+
+def squared_distances(gram: Array) -> Array:
+    """||u_k - u_l||^2: (K, K) from the inner products (K, K), at least 0, 0 on the diagonal."""
+    squares = gram.diagonal()
+    distances: Array = np.maximum(squares[:, np.newaxis] + squares - gram - gram.T, 0.0)
+    return distances
+
+
+def distances_to(gram: Array, coefficients: Array) -> Array:
+    """||u_k - z||: (K) distances of all updates to z = sum_k c_k u_k."""
+    projections: Array = gram @ coefficients
+    squares: Array = np.maximum(gram.diagonal() - 2.0 * projections + coefficients @ projections, 0.0)
+    distances: Array = np.sqrt(squares)
+    return distances
+
+
+class _OneRow:
+    """A rule whose one combination is the answer."""
+
+    __slots__ = ()
+
+    def reduce(self, rows: NDArray[np.float32]) -> Array:
+        """See `rules.Rule.reduce`: the one row as it is."""
+        row: Array = rows[0].astype(np.float64)
+        return row
+
+
+@dataclass(frozen=True, slots=True)
+class MultiKrum(_OneRow):
+    """The mean of the m updates that lie nearest to their neighbours.
+
+        s_k = sum of the K - f - 2 least ||u_k - u_l||^2, l != k        out = mean of the m updates with the least s_k
+
+    Equal scores go by client id. Choosing m = 1 is Krum, which loses accuracy when nobody attacks.
+
+    Args:
+        malicious: f, or f/K in [0, 0.5) rounded down. Needs K >= 2f + 3.
+        num_selected: m in 1..K - f; all that may be honest, K - f, when None.
+
+    Source: Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NIPS 2017.
+    """
+
+    malicious: int | float
+    num_selected: int | None = None
+
+    def __post_init__(self) -> None:
+        num_malicious(self.malicious, 1)
+        if self.num_selected is not None and self.num_selected < 1:
+            raise ValueError(f"num_selected {self.num_selected} is not at least 1")
+
+    def check(self, num_updates: int) -> None:
+        """Raise ValueError unless K >= 2f + 3 and m <= K - f."""
+        f = num_malicious(self.malicious, num_updates)
+        if num_updates < 2 * f + 3:
+            raise ValueError(f"{num_updates} updates are too few: multi-Krum with f={f} needs at least {2 * f + 3}")
+        if self.num_selected is not None and self.num_selected > num_updates - f:
+            raise ValueError(f"num_selected {self.num_selected} is not in 1..{num_updates - f}, K - f of {num_updates}")
+
+    def mixing(self, gram: Array) -> Array:
+        """See `rules.GeometricRule.mixing`: (1, K), 1/m for the selected."""
+        num_updates = len(gram)
+        self.check(num_updates)
+        f = num_malicious(self.malicious, num_updates)
+        squares = squared_distances(gram)
+        np.fill_diagonal(squares, np.inf)
+        scores = np.sort(squares, axis=1)[:, : num_updates - f - 2].sum(axis=1)
+        selected = np.argsort(scores, kind="stable")[: self.num_selected or num_updates - f]
+        mixing = np.zeros((1, num_updates))
+        mixing[0, selected] = 1.0 / len(selected)
+        return mixing
+
+
+@dataclass(frozen=True, slots=True)
+class GeometricMedian(_OneRow):
+    """The point with the least sum of distances to the updates, nearly: robust federated averaging (RFA).
+
+        z_0 = 0,  z_{t+1} = sum_k b_k u_k / sum_k b_k        b_k = 1 / max(v, ||u_k - z_t||)
+
+    Smoothed Weiszfeld steps. They begin at the present global model (no update at all), where the paper begins at the
+    mean: from there an update of any length has lost its pull after one step, and none has it otherwise. v is a share
+    of the median norm, so the rule does not depend on the updates' scale.
+
+    Args:
+        num_steps: T; 3 to 8 are enough.
+        smoothing: v, as a share of the median ||u_k||.
+
+    Source: Pillutla et al., "Robust Aggregation for Federated Learning", arXiv:1912.13445 (smoothed Weiszfeld), without
+    its weights (`rules`).
+    """
+
+    num_steps: int = 8
+    smoothing: float = 1e-6
+
+    def __post_init__(self) -> None:
+        if self.num_steps < 1:
+            raise ValueError(f"num_steps {self.num_steps} is not at least 1")
+        if not 0.0 <= self.smoothing < 1.0:
+            raise ValueError(f"smoothing {self.smoothing} is not in [0, 1)")
+
+    def mixing(self, gram: Array) -> Array:
+        """See `rules.GeometricRule.mixing`: (1, K)."""
+        distances = np.sqrt(gram.diagonal())  # to z_0
+        least = max(self.smoothing * float(np.median(distances)), TINY)
+        for _ in range(self.num_steps):
+            pulls = 1.0 / np.maximum(distances, least)
+            coefficients = pulls / pulls.sum()
+            distances = distances_to(gram, coefficients)
+        mixing: Array = coefficients[np.newaxis]
+        return mixing
+
+
+@dataclass(frozen=True, slots=True)
+class CenteredClipping(_OneRow):
+    """The previous aggregate, moved by the updates' differences to it, none of which counts beyond a radius.
+
+        z_0 = v,  z_{t+1} = z_t + 1/K sum_k (u_k - z_t) min(1, r / ||u_k - z_t||)
+
+    v is the previous round's aggregate: the last row and column of the Gram matrix; zeros in a first round. It gains
+    most when the updates carry momentum over rounds.
+
+    Args:
+        radius: r > 0, about the distance of an honest update to the mean.
+        num_steps: L; 1 to 3 are enough.
+
+    Source: Karimireddy et al., "Learning from History for Byzantine Robust Optimization", ICML 2021 (iterative
+    clipping).
+    """
+
+    radius: float
+    num_steps: int = 1
+
+    takes_centre = True
+
+    def __post_init__(self) -> None:
+        if not self.radius > 0.0:
+            raise ValueError(f"radius {self.radius} is not above 0")
+        if self.num_steps < 1:
+            raise ValueError(f"num_steps {self.num_steps} is not at least 1")
+
+    def mixing(self, gram: Array) -> Array:
+        """See `rules.GeometricRule.mixing`: (1, K + 1)."""
+        num_updates = len(gram) - 1
+        coefficients = np.zeros(num_updates + 1)
+        coefficients[-1] = 1.0
+        for _ in range(self.num_steps):
+            distances = distances_to(gram, coefficients)[:-1]
+            moves = self.radius / np.maximum(distances, self.radius) / num_updates
+            coefficients *= 1.0 - moves.sum()
+            coefficients[:-1] += moves
+        return coefficients[np.newaxis]
+
+
+@dataclass(frozen=True, slots=True)
+class NearestNeighbourMixing:
+    """Before any rule: each update becomes the mean of the K - f nearest to it, itself among them.
+
+    For sites whose data differ: honest updates come closer to each other, and the rule behind loses less.
+
+    Args:
+        malicious: f, or f/K in [0, 0.5) rounded down. Needs K > 2f.
+        rule: what follows.
+
+    Source: Allouah et al., "Fixing by Mixing: A Recipe for Optimal Byzantine ML under Heterogeneity", AISTATS 2023.
+    """
+
+    malicious: int | float
+    rule: Rule
+
+    def __post_init__(self) -> None:
+        num_malicious(self.malicious, 1)
+
+    @property
+    def takes_centre(self) -> bool:
+        """As the rule behind; the centre is not mixed."""
+        return takes_centre(self.rule)
+
+    def check(self, num_updates: int) -> None:
+        """Raise ValueError unless K > 2f and K is enough for the rule behind."""
+        f = num_malicious(self.malicious, num_updates)
+        if num_updates <= 2 * f:
+            raise ValueError(f"{num_updates} updates are too few: mixing with f={f} needs at least {2 * f + 1}")
+        check_count(self.rule, num_updates)
+
+    def mixing(self, gram: Array) -> Array:
+        """See `rules.GeometricRule.mixing`: the neighbours' means, mixed once more as the rule behind wants it."""
+        num_updates = len(gram) - self.takes_centre
+        self.check(num_updates)
+        num_nearest = num_updates - num_malicious(self.malicious, num_updates)
+        squares = squared_distances(gram[:num_updates, :num_updates])
+        nearest = np.argsort(squares, axis=1, kind="stable")[:, :num_nearest]
+        means = np.eye(len(gram))
+        means[:num_updates] = 0.0
+        np.put_along_axis(means[:num_updates], nearest, 1.0 / num_nearest, axis=1)
+        if not isinstance(self.rule, GeometricRule):
+            return means
+        return self.rule.mixing(means @ gram @ means.T) @ means
+
+    def reduce(self, rows: NDArray[np.float32]) -> Array:
+        """See `rules.Rule.reduce`: as the rule behind."""
+        return self.rule.reduce(rows)

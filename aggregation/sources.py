@@ -1,0 +1,69 @@
+"""Where the values of one update come from, block by block: a file, or what is made of files while they are read."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.aggregation.layout import Tensor
+
+
+class Source(Protocol):
+    """The values of one update; `blocks.UpdateReader` is one. Threads may share it."""
+
+    def carries(self, tensor: str) -> bool:
+        """Whether the update has this tensor."""
+
+    def read(self, tensor: Tensor, start: int, stop: int) -> NDArray[Any]:
+        """The elements [start, stop) of a tensor in flat C order, float32 for floats; the caller may overwrite them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """An update's float tensors times a factor: a_k u_k, in float32. Integers stay."""
+
+    source: Source
+    factor: float
+
+    def carries(self, tensor: str) -> bool:
+        """Whether the update has this tensor."""
+        return self.source.carries(tensor)
+
+    def read(self, tensor: Tensor, start: int, stop: int) -> NDArray[Any]:
+        """See `Source.read`."""
+        block = self.source.read(tensor, start, stop)
+        if block.dtype == np.float32 and self.factor != 1.0:
+            np.multiply(block, np.float32(self.factor), out=block)
+        return block
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What one version has and the other has not: new - old, in float32. The update that a commit made."""
+
+    new: Source
+    old: Source
+
+    def carries(self, tensor: str) -> bool:
+        """Whether both versions have this tensor."""
+        return self.new.carries(tensor) and self.old.carries(tensor)
+
+    def read(self, tensor: Tensor, start: int, stop: int) -> NDArray[Any]:
+        """See `Source.read`."""
+        block = self.new.read(tensor, start, stop)
+        np.subtract(block, self.old.read(tensor, start, stop), out=block)
+        return block
+
+
+@dataclass(frozen=True, slots=True)
+class Zeros:
+    """An update that changes nothing: the centre of a first round."""
+
+    def carries(self, tensor: str) -> bool:
+        """Every tensor."""
+        return True
+
+    def read(self, tensor: Tensor, start: int, stop: int) -> NDArray[Any]:
+        """See `Source.read`."""
+        return np.zeros(stop - start, np.float32)

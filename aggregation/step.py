@@ -1,0 +1,92 @@
+"""What a fold does with the mean: the server optimizer, and what it and the rule keep from round to round.
+
+A slot is kept as a safetensors file beside each version: the optimizer's moments of the trained tensors, and, for a
+rule that looks back at it, the last aggregate of all floats.
+"""
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.aggregation.blocks import StoredUpdate, UpdateReader
+from atoll.aggregation.layout import FLOATS, Layout, Piece, Tensor, in_order
+from atoll.aggregation.optimizers import FedAvg, Optimizer
+from atoll.aggregation.rules import Rule, takes_centre
+from atoll.aggregation.tensorfile import TensorFileWriter, parse_header
+
+AGGREGATE = "aggregate"
+"""The slot of the last aggregate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How the updates become one, how that moves the model, and where the slots lie.
+
+    Slots are read from `before` (without them: as they begin) and appear in `after`, before the new version does.
+    """
+
+    optimizer: Optimizer = FedAvg()  # noqa: RUF009 - a value
+    trained: Container[str] = frozenset()
+    """Names of the float tensors that the optimizer moves; the others follow the mean."""
+    rule: Rule | None = None
+    """In place of the exact weighted mean of floats; integers follow their mean."""
+    before: Mapping[str, Path] = field(default_factory=dict)
+    after: Mapping[str, Path] = field(default_factory=dict)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of what is kept."""
+        return slots_of(self.optimizer, self.rule)
+
+    def is_trained(self, tensor: Tensor) -> bool:
+        """Whether the optimizer moves it."""
+        return tensor.dtype in FLOATS and tensor.name in self.trained
+
+
+def slots_of(optimizer: Optimizer, rule: Rule | None) -> tuple[str, ...]:
+    """Names of what an optimizer and a rule keep from round to round."""
+    return (*optimizer.slots, AGGREGATE) if rule is not None and takes_centre(rule) else optimizer.slots
+
+
+class Slot:
+    """One slot: of the base's version, and of the new one."""
+
+    def __init__(self, name: str, step: Step, layout: Layout) -> None:
+        self.name = name
+        self._init = 0.0 if name == AGGREGATE else step.optimizer.init(name)
+        kept = [t for t in in_order(layout) if (t.dtype in FLOATS if name == AGGREGATE else step.is_trained(t))]
+        self._names = {tensor.name for tensor in kept}
+        self.writer = TensorFileWriter(step.after[name], [Tensor(t.name, "F32", t.shape) for t in kept])
+        self._reader: UpdateReader | None = None
+        if name in step.before:
+            _, data_start = parse_header(step.before[name])
+            whole = tuple(Piece(t.name, "F32", (0,) * len(t.shape), t.shape, "") for t in kept)
+            self._reader = UpdateReader(StoredUpdate(step.before[name], whole, data_start=data_start))
+
+    def carries(self, tensor: str) -> bool:
+        """Whether the slot keeps something for this tensor."""
+        return tensor in self._names
+
+    def read(self, tensor: Tensor, start: int, stop: int) -> NDArray[np.float32]:
+        """What the base's version has of it."""
+        if self._reader is None:
+            return np.full(stop - start, self._init, np.float32)
+        return self._reader.read(tensor, start, stop)
+
+    def __enter__(self) -> Self:
+        self.writer.__enter__()
+        if self._reader is not None:
+            self._reader.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.writer.__exit__(kind, error, trace)
+        if self._reader is not None:
+            self._reader.__exit__(kind, error, trace)

@@ -1,0 +1,151 @@
+"""How long the robust rules take over stored updates: 50 of a million float32 each, on the cores that there are.
+
+    python -m benchmarks.robust [--updates K] [--elements N] [--pairs N] [--threads N]
+
+Ours reads the updates from their files (in the page cache, as they are when a round closes) and gives the float64
+update, in tiles of bounded memory; a fifth of the updates is taken for malicious. The other side is numpy on the same
+values, all of them in memory before the clock starts: `median`, and a trimmed mean by `partition`, at the best of the
+printed layouts and threads. Both sides alternate, and must agree. The rules that look at the geometry of the updates
+have no bar: two passes over the files, the first of which is the Gram matrix.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.aggregation.blocks import StoredUpdate, UpdateReader
+from atoll.aggregation.combine import combine, mixing_for
+from atoll.aggregation.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
+from atoll.aggregation.layout import Piece, Tensor
+from atoll.aggregation.robust import Median, TrimmedMean
+from atoll.aggregation.rules import Rule, takes_centre
+from atoll.aggregation.sources import Zeros
+from benchmarks.report import Bar, conclude, say, spread
+
+LIMIT_S = 0.15
+RANGE = 1 << 17
+"""Elements for which a rule is called at once, as the fold does it."""
+
+Array = NDArray[Any]
+
+
+class Ours:
+    """The updates as files, and what applies rules to them."""
+
+    def __init__(self, rows: Array, folder: Path, threads: int, stack: ExitStack) -> None:
+        self._tensor, self._threads = Tensor("w", "F32", rows.shape[1:]), threads
+        self._pool = stack.enter_context(ThreadPoolExecutor(threads))
+        self._readers = {}
+        for k, row in enumerate(rows):
+            path = folder / f"{k:03d}"
+            path.write_bytes(row.tobytes())
+            update = StoredUpdate(path, (Piece("w", "F32", (0,), row.shape, ""),))
+            self._readers[path.name] = stack.enter_context(UpdateReader(update))
+
+    def __call__(self, rule: Rule) -> Array:
+        """What a rule makes of the updates."""
+        mixing = mixing_for(rule, (self._tensor,), self._readers, centre=Zeros(), threads=self._threads)
+        sources = [*self._readers.values(), *[Zeros()] * takes_centre(rule)]
+        starts = range(0, self._tensor.num_elements, RANGE)
+        ranges = ((start, min(start + RANGE, self._tensor.num_elements)) for start in starts)
+        return np.concatenate(
+            list(self._pool.map(lambda ends: combine(self._tensor, *ends, sources, rule, mixing), ranges))
+        )
+
+
+def numpy_median(rows: Array, axis: int, num_malicious: int) -> Array:
+    return np.asarray(np.median(rows, axis=axis))
+
+
+def numpy_trimmed_mean(rows: Array, axis: int, num_malicious: int) -> Array:
+    least, most = num_malicious, rows.shape[axis] - num_malicious
+    parted = np.partition(rows, (least, most - 1), axis=axis)
+    middle = parted[least:most] if axis == 0 else parted[:, least:most]
+    return np.asarray(middle.mean(axis=axis, dtype=np.float64))
+
+
+def whole(rule: Callable[..., Array], rows: Array, num_malicious: int, threads: int) -> Array:
+    """A rule of numpy's on the rows as they are, a part of the elements for each thread."""
+    with ThreadPoolExecutor(threads) as pool:
+        parts = np.array_split(rows, threads, axis=1)
+        return np.concatenate(list(pool.map(lambda part: rule(part, 0, num_malicious), parts)))
+
+
+def transposed(rule: Callable[..., Array], rows: Array, num_malicious: int, threads: int) -> Array:
+    """A rule of numpy's on a copy in which the values of an element lie side by side."""
+    with ThreadPoolExecutor(threads) as pool:
+        parts = np.array_split(rows, threads, axis=1)
+        return np.concatenate(list(pool.map(lambda part: rule(np.ascontiguousarray(part.T), 1, num_malicious), parts)))
+
+
+def seconds(action: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    action()
+    return time.perf_counter() - begun
+
+
+def best_of(rule: Callable[..., Array], rows: Array, num_malicious: int, threads: Iterable[int]) -> tuple[str, Any]:
+    """The other side at its best: what it is called, and a call."""
+    found = {}
+    for number in sorted(set(threads)):
+        for way in (whole, transposed):
+            action = partial(way, rule, rows, num_malicious, number)
+            name = f"{rule.__name__}, {way.__name__}, {number} threads"
+            found[name] = (min(seconds(action) for _ in range(2)), action)
+            say(f"  {name}: {found[name][0]:.3f} s")
+    name = min(found, key=lambda name: found[name][0])
+    return name, found[name][1]
+
+
+def compare(ours: Callable[[], Array], theirs: Callable[[], Array], num_pairs: int) -> tuple[list[float], list[float]]:
+    """Both sides in turns, after one call of each that must agree."""
+    np.testing.assert_allclose(ours(), theirs(), rtol=1e-6, atol=1e-6)
+    pairs = [(seconds(ours), seconds(theirs)) for _ in range(num_pairs)]
+    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+
+def main() -> int:
+    """Measure."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.robust", description=(__doc__ or "").split(":")[0])
+    parser.add_argument("--updates", type=int, default=50, help="of one round")
+    parser.add_argument("--elements", type=int, default=1_000_000, help="float32 values of each")
+    parser.add_argument("--pairs", type=int, default=9, help="measurements of both sides")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    arguments = parser.parse_args()
+    f = arguments.updates // 5
+    rows = np.random.default_rng(0).standard_normal((arguments.updates, arguments.elements), np.float32)
+    coordinate = {"median": (Median(), numpy_median), "trimmed mean": (TrimmedMean(f), numpy_trimmed_mean)}
+    geometric = [MultiKrum(f), GeometricMedian(), CenteredClipping(1e3), NearestNeighbourMixing(f, TrimmedMean(f))]
+    bars, figures, others = [], {}, {}
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder, ExitStack() as stack:
+        run = Ours(rows, Path(folder), arguments.threads, stack)
+        for name, (rule, other) in coordinate.items():
+            setting, theirs = best_of(other, rows, f, (1, arguments.threads))
+            ours_s, theirs_s = compare(partial(run, rule), theirs, arguments.pairs)
+            say(f"{name}: ours {spread(ours_s)} s, theirs {spread(theirs_s)} s")
+            bars.append(Bar.at_most(f"{name} of {arguments.updates} updates [s]", median(ours_s), LIMIT_S))
+            figures[name] = spread(ours_s, 4)
+            others[name] = {"setting": setting, **spread(theirs_s, 4)}
+        for rule in geometric:
+            times = [seconds(partial(run, rule)) for _ in range(3)]
+            say(f"{rule}: {spread(times)} s")
+            figures[str(rule)] = spread(times, 4)
+    shape = {key: getattr(arguments, key) for key in ("updates", "elements", "pairs", "threads")}
+    ours = {**shape, "malicious": f, "from": "files in the page cache", "seconds": figures}
+    return conclude("robust", bars, ours=ours, theirs={"from": "arrays in memory", "seconds": others})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

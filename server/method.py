@@ -1,0 +1,237 @@
+"""The settings of a run that say how its updates become the next model: the rule, the norm bound, the optimizer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field, field_validator, model_validator
+
+from atoll.aggregation.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
+from atoll.aggregation.optimizers import OPTIMIZERS, Optimizer
+from atoll.aggregation.robust import Median, TrimmedMean, clip_factors
+from atoll.aggregation.rules import Rule, check_count
+from atoll.aggregation.step import slots_of
+from atoll.protocol.reference import check_reference, resolve
+from atoll.protocol.settings import STRICT, ConfigError
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+RULES: Mapping[str, Callable[..., Rule]] = {
+    "median": Median,
+    "trimmed_mean": TrimmedMean,
+    "multi_krum": MultiKrum,
+    "geometric_median": GeometricMedian,
+    "centered_clipping": CenteredClipping,
+}
+"""By the name that a run's TOML uses; beside them stands "mean", the exact weighted mean."""
+
+RULE_OPTIONS: Mapping[str, Mapping[str, bool]] = {
+    "mean": {},
+    "median": {},
+    "trimmed_mean": {"malicious": True},
+    "multi_krum": {"malicious": True, "num_selected": False},
+    "geometric_median": {"num_steps": False},
+    "centered_clipping": {"radius": True, "num_steps": False},
+}
+"""The options of each rule, and whether it must have them."""
+
+OPTIMIZER_OPTIONS: Mapping[str, frozenset[str]] = {
+    "fedavg": frozenset({"lr"}),
+    "fedavgm": frozenset({"lr", "momentum", "nesterov"}),
+    "fedadagrad": frozenset({"lr", "beta1", "tau"}),
+    "fedadam": frozenset({"lr", "beta1", "beta2", "tau"}),
+    "fedyogi": frozenset({"lr", "beta1", "beta2", "tau"}),
+    "diloco": frozenset({"lr", "momentum"}),
+}
+
+
+class AggregationConfig(BaseModel):
+    """How a round's updates become one."""
+
+    model_config = STRICT
+
+    rule: str = "mean"
+    """"mean": exact, weighted by num_examples. Against updates that may be anything, all counting alike: "median" and
+    "trimmed_mean" of each element; "multi_krum", "geometric_median" and "centered_clipping", which look at how whole
+    updates lie to each other. Or your own `module:object` or `path/to/file.py:object` with a method `reduce`."""
+
+    malicious: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, lt=0.5)] | None = None
+    """Of "trimmed_mean", "multi_krum" and `mix_neighbours`: how many of a round's updates may be anything; a whole
+    number, or a share below 0.5, rounded down; absent: there is none, and who needs it says so."""
+
+    num_selected: Annotated[int, Field(ge=1)] | None = None
+    """Of "multi_krum": how many updates are averaged; absent: all but the malicious."""
+
+    num_steps: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """Of "geometric_median" and "centered_clipping"; absent: 8 and 1."""
+
+    radius: Positive | None = None
+    """Of "centered_clipping": about the distance of an honest update from the mean; absent: there is none, and the rule
+    asks for it."""
+
+    mix_neighbours: bool = False
+    """Before a rule (not "mean"): each update becomes the mean of those nearest to it, all but `malicious`. For sites
+    whose data differ."""
+
+    norm_bound: Positive | Literal["median"] | None = None
+    """No update counts as longer than this: a number, or "median", the median length of the round's updates; absent: no
+    bound. With any rule."""
+
+    @field_validator("rule")
+    @classmethod
+    def _known_or_reference(cls, rule: str) -> str:
+        if rule not in RULE_OPTIONS:
+            try:
+                check_reference(rule)
+            except ValueError:
+                names = " | ".join(f'"{name}"' for name in RULE_OPTIONS)
+                raise ValueError(f"allowed: {names} | module:object | path/to/file.py:object") from None
+        return rule
+
+    @model_validator(mode="after")
+    def _only_what_the_rule_has(self) -> "AggregationConfig":
+        options = dict(RULE_OPTIONS.get(self.rule, {}))
+        if self.mix_neighbours:
+            if self.rule == "mean":
+                raise ValueError("mix_neighbours goes before a rule, and rule is mean")
+            options["malicious"] = True
+        if wrong := sorted(self._given().keys() - options.keys()):
+            allowed = ", ".join(sorted(options)) or "none"
+            raise ValueError(f"{', '.join(wrong)} is no option of {self.rule} (allowed: {allowed})")
+        if missing := sorted(name for name, must in options.items() if must and getattr(self, name) is None):
+            raise ValueError(f"{self.rule}{' with mix_neighbours' * self.mix_neighbours} needs {', '.join(missing)}")
+        return self
+
+    def _given(self) -> dict[str, int | float]:
+        names = ("malicious", "num_selected", "num_steps", "radius")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def check_quorum(self, quorum: int) -> None:
+        """Raise ValueError when the smallest round that may commit is too small for the rule. Loads no user code."""
+        if self.rule in RULES:
+            try:
+                check_count(self._mixed(self._built_in()), quorum)
+            except ValueError as fault:
+                raise ValueError(f"aggregation: a round of the quorum has {fault}") from None
+
+    def build(self) -> Rule | None:
+        """The rule that was asked for; None: the exact weighted mean.
+
+        Raises:
+            ConfigError: the user's own is not there, or has no `reduce`.
+        """
+        if self.rule == "mean":
+            return None
+        return self._mixed(self._built_in() if self.rule in RULES else load_rule(self.rule))
+
+    def _built_in(self) -> Rule:
+        options = {name: value for name, value in self._given().items() if name in RULE_OPTIONS[self.rule]}
+        return RULES[self.rule](**options)
+
+    def _mixed(self, rule: Rule) -> Rule:
+        if not self.mix_neighbours:
+            return rule
+        assert self.malicious is not None
+        return NearestNeighbourMixing(self.malicious, rule)
+
+
+def load_rule(reference: str) -> Rule:
+    """A user's own rule by `module:object` or `path/to/file.py:object`.
+
+    Raises:
+        ConfigError: there is none under this name.
+    """
+    found = resolve(reference)
+    if not callable(getattr(found, "reduce", None)) or isinstance(found, type):
+        raise ConfigError([f"{reference}: is a {type(found).__name__}; allowed: an object with a method `reduce`"])
+    rule: Rule = found  # type: ignore[assignment]
+    return rule
+
+
+class OptimizerConfig(BaseModel):
+    """How the mean of a round's updates moves the global model."""
+
+    model_config = STRICT
+
+    name: Literal["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "diloco"] = "fedavg"
+    """"fedavg": the mean is added. "fedavgm": with momentum. "fedadagrad", "fedadam" and "fedyogi" (Reddi et al. 2021)
+    scale each element by what it was before. "diloco": Nesterov momentum, lr 0.7 and momentum 0.9."""
+
+    lr: Positive | None = None
+    """The server's learning rate; absent: 1, of the adaptive three 0.1, of "diloco" 0.7."""
+
+    momentum: Decay | None = None
+    """Of "fedavgm" and "diloco", in [0, 1); absent: 0.9."""
+
+    nesterov: bool | None = None
+    """Of "fedavgm": look ahead along the momentum; absent: no. "diloco" always does."""
+
+    beta1: Decay | None = None
+    """Decay of the first moment of the adaptive three, in [0, 1); absent: 0.9, of "fedadagrad" 0."""
+
+    beta2: Decay | None = None
+    """Decay of the second moment of "fedadam" and "fedyogi", in [0, 1); absent: 0.99."""
+
+    tau: Positive | None = None
+    """What is added to the root of the second moment of the adaptive three; the moment begins at its square; absent:
+    0.001."""
+
+    @model_validator(mode="after")
+    def _only_what_it_has(self) -> "OptimizerConfig":
+        allowed = OPTIMIZER_OPTIONS[self.name]
+        if wrong := sorted(self._given().keys() - allowed):
+            raise ValueError(f"{', '.join(wrong)} is no option of {self.name} (allowed: {', '.join(sorted(allowed))})")
+        return self
+
+    def _given(self) -> dict[str, float | bool]:
+        return {option: value for option, value in self if option != "name" and value is not None}
+
+    def build(self) -> Optimizer:
+        """The optimizer that was asked for."""
+        optimizer: Optimizer = OPTIMIZERS[self.name](**self._given())
+        return optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    """A user's rule whose code is no longer there."""
+
+    fault: ConfigError
+
+    def reduce(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:
+        raise self.fault
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How a run's updates become its next model, ready for the fold."""
+
+    optimizer: Optimizer
+    rule: Rule | None = None
+    norm_bound: float | Literal["median"] | None = None
+
+    @classmethod
+    def of(cls, aggregation: AggregationConfig, optimizer: OptimizerConfig, *, is_over: bool = False) -> "Method":
+        """As the settings say; raises as `AggregationConfig.build`.
+
+        A run that has ended needs no rule: that its code is gone concerns only who resumes it.
+        """
+        try:
+            rule = aggregation.build()
+        except ConfigError as error:
+            if not is_over:
+                raise
+            rule = _Gone(error)
+        return cls(optimizer.build(), rule, aggregation.norm_bound)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of what is kept beside each version."""
+        return slots_of(self.optimizer, self.rule)
+
+    def factors(self, norms: Sequence[float]) -> Sequence[float]:
+        """What each update is multiplied with so that none is longer than the bound."""
+        return [1.0] * len(norms) if self.norm_bound is None else clip_factors(norms, self.norm_bound)

@@ -1,0 +1,55 @@
+"""A robust rule in a real coordinator: one site that sends nonsense does not move the model."""
+
+import asyncio
+
+import pytest
+
+from atoll.aggregation.tensorfile import read
+from tests.wire.live import running
+from tests.wire.test_round import committed, live, report
+
+NAMES = ("a", "b", "c", "d", "e")
+FIVE = {"rounds": 2, "round__cohort_size": 5, "round__min_available": 5}
+
+
+async def rounds(tmp_path, num_rounds, **rules):
+    """Four honest sites send ones, the fifth a million; returns the models."""
+    async with running(tmp_path / "state", **FIVE, **rules) as it:
+        clients = [it.client(name) for name in NAMES]
+        opened = [await client.__aenter__() for client in clients]
+        try:
+            for number in range(num_rounds):
+                values = [1.0, 1.0, 1.0, 1.0, 1e6]
+                answers = await asyncio.gather(*map(report, opened, values))
+                assert all(verdict.accepted for _, verdict in answers)
+                await committed(it, number + 1)
+        finally:
+            for client in clients:
+                await client.__aexit__(None, None, None)
+        store = it.run.reducer.store
+        return [read(store.version_path(number))["w"].tolist() for number in range(1, num_rounds + 1)]
+
+
+@pytest.mark.parametrize(
+    ("rules", "moved"),
+    [
+        ({"aggregation__rule": "mean"}, 200_000.8),
+        ({"aggregation__rule": "median"}, 1.0),
+        ({"aggregation__rule": "trimmed_mean", "aggregation__malicious": 1}, 1.0),
+        ({"aggregation__rule": "multi_krum", "aggregation__malicious": 1}, 1.0),
+        ({"aggregation__norm_bound": "median"}, 1.0),
+    ],
+)
+@live
+async def test_one_site_s_nonsense_moves_the_mean_and_no_robust_rule(tmp_path, rules, moved):
+    [model] = await rounds(tmp_path, 1, **rules)
+    assert model == pytest.approx([moved] * 4, rel=1e-5)
+
+
+@live
+async def test_centred_clipping_goes_on_from_its_last_aggregate(tmp_path):
+    rule = {"aggregation__rule": "centered_clipping", "aggregation__radius": 2.0}
+    first, second = await rounds(tmp_path, 2, **rule)
+    # each of four ones, of length 2, counts in full; the fifth moves by 2 along (1, 1, 1, 1) / 2
+    assert first == pytest.approx([(4 * 1 + 1) / 5] * 4)
+    assert second == pytest.approx([1 + 1 + (4 * 0 + 1) / 5] * 4)
