@@ -6,8 +6,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
 
+from atoll.aggregation.optimizers import FedAdam
+from atoll.aggregation.robust import TrimmedMean
 from atoll.cli import docs
 from atoll.cli.settings import Section, described
 from atoll.client import events as client_events
@@ -30,6 +33,7 @@ from atoll.server.events import (
     UpdateReceived,
     UploadBegun,
 )
+from atoll.server.method import load_rule
 from atoll.server.run import RunMachine, RunRules
 
 ROOT = Path(__file__).parents[1]
@@ -176,9 +180,26 @@ class Clocked:
         return [str(record.clients[client].fate) for client in self.clients]
 
 
+def blocks_of(language: str) -> list[str]:
+    """The code blocks of configuration.md."""
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGES["configuration.md"], re.MULTILINE | re.DOTALL)
+
+
+def test_the_example_of_an_aggregation_is_a_run_s_and_its_own_rule_is_taken(tmp_path: Path) -> None:
+    _, text = blocks_of("toml")
+    run = load_text(RunFile, f"task = 'm:t'\n{text}", [], name="the page").run
+    assert isinstance(run.optimizer.build(), FedAdam)
+    assert run.aggregation.norm_bound == "median"
+    assert isinstance(run.aggregation.build(), TrimmedMean)
+    (code,) = blocks_of("python")
+    (tmp_path / "task.py").write_text(code)
+    least = load_rule(f"{tmp_path}/task.py:least").reduce(np.array([[3.0, 1.0], [2.0, 5.0]], np.float32))
+    assert least.tolist() == [2.0, 1.0]
+
+
 @pytest.fixture
 def clocked() -> Clocked:
-    (text,) = re.findall(r"^```toml\n(.*?)^```", PAGES["configuration.md"], re.MULTILINE | re.DOTALL)
+    text, _ = blocks_of("toml")
     assert tomllib.loads(text)["round"]["linger"] == 20.0
     return Clocked(text)
 
