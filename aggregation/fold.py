@@ -21,18 +21,17 @@ Source: McMahan et al., "Communication-Efficient Learning of Deep Networks from 
 Algorithm 1. The paper averages models; averaging updates is equal when all start from one global model.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.ahead import computed_ahead
 from atoll.aggregation.blocks import StoredUpdate, UpdateReader
 from atoll.aggregation.combine import combine, mixing_for
 from atoll.aggregation.grid import grid_exponent, grid_scale, mean_from_grid
@@ -50,9 +49,6 @@ TILE_ELEMENTS = 1 << 17
 
 FILES_OPEN_MAX = 256
 """Updates whose files stay open; those of the others are opened at each read."""
-
-_Tag = TypeVar("_Tag")
-_Result = TypeVar("_Result")
 
 WEIGHT_MAX = 1 << 53
 """Largest weight: the largest that every float64 up to it holds exactly."""
@@ -122,11 +118,11 @@ def fold(
             _Term(stack.enter_context(UpdateReader(item.update, keep_open=k < FILES_OPEN_MAX)), item)
             for k, item in enumerate(updates)
         ]
-        pool = stack.enter_context(ThreadPoolExecutor(threads))
         writer = stack.enter_context(TensorFileWriter(out, layout, metadata=read_metadata(base)))
         mean_of = _mean_by(step.rule, layout, terms, slots, threads)
         tiles = _tiles(layout, masters, terms, slots, mean_of, step, tile_elements)
-        for moved, parts in _computed_ahead(pool, tiles, depth=2 * threads):
+        finished = stack.enter_context(closing(computed_ahead(tiles, threads=threads)))  # before a file is closed
+        for moved, parts in finished:
             if between is not None:
                 between()
             for file, part in zip((writer, *(slot.writer for slot in moved)), parts, strict=True):
@@ -157,24 +153,6 @@ def _tiles(
             rule = _integer_rule(tensor, masters, carrying)
         for start, stop in _ranges(0, tensor.num_elements, tile_elements):
             yield moved, partial(rule, start, stop)
-
-
-def _computed_ahead(
-    pool: Executor, jobs: "Iterable[tuple[_Tag, Callable[[], _Result]]]", *, depth: int
-) -> "Iterator[tuple[_Tag, _Result]]":
-    """The results in the order of the jobs, of which never more than `depth` are under way or finished."""
-    ahead: deque[tuple[_Tag, Future[_Result]]] = deque()
-    try:
-        for tag, job in jobs:
-            ahead.append((tag, pool.submit(job)))
-            if len(ahead) == depth:
-                first, future = ahead.popleft()
-                yield first, future.result()
-        for first, future in ahead:
-            yield first, future.result()
-    finally:
-        for _, future in ahead:
-            future.cancel()
 
 
 @dataclass(frozen=True, slots=True)

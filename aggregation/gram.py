@@ -7,14 +7,14 @@ order whatever the number of threads, so the bits depend on the set of updates a
 float64, and no sum of them leaves it.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.ahead import computed_ahead
 from atoll.aggregation.layout import FLOATS, Layout, Tensor, in_order
 from atoll.aggregation.sources import Source
 
@@ -22,8 +22,6 @@ TILE_VALUES = 1 << 20
 """Values of all updates in one tile: 8 MiB for each thread."""
 
 Tile = tuple[Tensor, int, int]
-In = TypeVar("In")
-Out = TypeVar("Out")
 
 
 def gram_matrix(layout: Layout, updates: Mapping[str, Source], *, threads: int = 1) -> NDArray[np.float64]:
@@ -49,8 +47,10 @@ def gram_matrix(layout: Layout, updates: Mapping[str, Source], *, threads: int =
     sources = tuple(updates.values())
     step = max(1, TILE_VALUES // len(sources))
     gram = np.zeros((len(sources), len(sources)))
-    for products in _in_order(lambda tile: _products(sources, tile), _tiles(floats, step), threads=threads):
-        gram += products
+    jobs = ((None, partial(_products, sources, tile)) for tile in _tiles(floats, step))
+    with closing(computed_ahead(jobs, threads=threads)) as finished:
+        for _, products in finished:
+            gram += products
     return gram
 
 
@@ -67,15 +67,3 @@ def _tiles(tensors: Iterable[Tensor], step: int) -> Iterator[Tile]:
     for tensor in tensors:
         for start in range(0, tensor.num_elements, step):
             yield tensor, start, min(start + step, tensor.num_elements)
-
-
-def _in_order(function: Callable[[In], Out], items: Iterable[In], *, threads: int) -> Iterator[Out]:
-    """The results in the order of the items, of which no more than two for each thread are under way."""
-    with ThreadPoolExecutor(threads) as pool:
-        ahead: deque[Future[Out]] = deque()
-        for item in items:
-            if len(ahead) == 2 * threads:
-                yield ahead.popleft().result()
-            ahead.append(pool.submit(function, item))
-        while ahead:
-            yield ahead.popleft().result()

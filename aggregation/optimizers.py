@@ -21,6 +21,7 @@ Sources: Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2
 (FedAvgM); Douillard et al., "DiLoCo", arXiv:2311.08105 (Nesterov with lr 0.7 and momentum 0.9).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -104,7 +105,7 @@ class FedAvgM:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Adaptive:
+class _Adaptive(ABC):
     """What the three adaptive optimizers share: x <- x + lr m / (sqrt(v) + tau).
 
     Raises:
@@ -133,8 +134,9 @@ class _Adaptive:
         self._add_square(second, mean * mean)
         return master + self.lr * first / (np.sqrt(second) + self.tau)
 
+    @abstractmethod
     def _add_square(self, second: Block, square: Block) -> None:
-        raise NotImplementedError
+        """Change v by D^2."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
