@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.layout import FLOATS, ITEM_BYTES, Piece, Tensor
-from atoll.aggregation.tensorfile import NUMPY_DTYPES, read_into, to_float32
+from atoll.aggregation.tensorfile import NUMPY_DTYPES, parse_header, read_into, to_float32
 
 SHORT_RUN = 64
 """Runs of fewer elements are scattered by an index array, longer ones slice by slice."""
@@ -35,6 +35,13 @@ class StoredUpdate:
     """Where the first piece begins [bytes]."""
     data: bytes | None = None
     """All bytes of a small one that has no file of its own."""
+
+
+def stored_model(path: Path) -> StoredUpdate:
+    """A whole safetensors file, such as a version, to be read like an update. Raises as `tensorfile.parse_header`."""
+    layout, data_start = parse_header(path)
+    whole = tuple(Piece(t.name, t.dtype, (0,) * len(t.shape), t.shape, "") for t in layout)
+    return StoredUpdate(path, whole, data_start=data_start)
 
 
 class UpdateReader:

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.ahead import computed_ahead
-from atoll.aggregation.blocks import StoredUpdate, UpdateReader
+from atoll.aggregation.blocks import StoredUpdate, UpdateReader, stored_model
 from atoll.aggregation.combine import combine, mixing_for
 from atoll.aggregation.grid import grid_exponent, grid_scale, mean_from_grid
 from atoll.aggregation.integers import apply_mean, rounded_mean, sum_dtype, weighted_sum
@@ -108,11 +108,10 @@ def fold(
             beyond the recorded magnitude, or a new value that leaves its dtype.
         TensorFileCorrupted: a file is shorter than it should be, or the base has a broken header.
     """
-    layout, data_start = parse_header(base)
+    layout, _ = parse_header(base)
     _check(layout, updates, base)
-    whole = tuple(Piece(t.name, t.dtype, (0,) * len(t.shape), t.shape, "") for t in layout)
     with ExitStack() as stack:
-        masters = stack.enter_context(UpdateReader(StoredUpdate(base, whole, data_start=data_start)))
+        masters = stack.enter_context(UpdateReader(stored_model(base)))
         slots = [stack.enter_context(Slot(name, step, layout)) for name in step.slots]
         terms = [
             _Term(stack.enter_context(UpdateReader(item.update, keep_open=k < FILES_OPEN_MAX)), item)

@@ -38,25 +38,6 @@ class Scaled:
         return block
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """What one version has and the other has not: new - old, in float32. The update that a commit made."""
-
-    new: Source
-    old: Source
-
-    def carries(self, tensor: str) -> bool:
-        """Whether both versions have this tensor."""
-        return self.new.carries(tensor) and self.old.carries(tensor)
-
-    def read(self, tensor: Tensor, start: int, stop: int) -> NDArray[Any]:
-        """See `Source.read`."""
-        block = self.new.read(tensor, start, stop)
-        np.subtract(block, self.old.read(tensor, start, stop), out=block)
-        return block
-
-
-@dataclass(frozen=True, slots=True)
 class Zeros:
     """An update that changes nothing: the centre of a first round."""
 

@@ -13,11 +13,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.blocks import StoredUpdate, UpdateReader
-from atoll.aggregation.layout import FLOATS, Layout, Piece, Tensor, in_order
+from atoll.aggregation.blocks import UpdateReader, stored_model
+from atoll.aggregation.layout import FLOATS, Layout, Tensor, in_order
 from atoll.aggregation.optimizers import FedAvg, Optimizer
 from atoll.aggregation.rules import Rule, takes_centre
-from atoll.aggregation.tensorfile import TensorFileWriter, parse_header
+from atoll.aggregation.tensorfile import TensorFileWriter
 
 AGGREGATE = "aggregate"
 """The slot of the last aggregate."""
@@ -64,9 +64,7 @@ class Slot:
         self.writer = TensorFileWriter(step.after[name], [Tensor(t.name, "F32", t.shape) for t in kept])
         self._reader: UpdateReader | None = None
         if name in step.before:
-            _, data_start = parse_header(step.before[name])
-            whole = tuple(Piece(t.name, "F32", (0,) * len(t.shape), t.shape, "") for t in kept)
-            self._reader = UpdateReader(StoredUpdate(step.before[name], whole, data_start=data_start))
+            self._reader = UpdateReader(stored_model(step.before[name]))
 
     def carries(self, tensor: str) -> bool:
         """Whether the slot keeps something for this tensor."""

@@ -1,5 +1,6 @@
 """References in settings: `module:attribute` or `path/to/file.py:attribute`, and what they name."""
 
+from collections.abc import Collection
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -33,6 +34,17 @@ def check_reference(reference: str) -> str:
     except ValueError:
         raise ValueError("allowed: module:attribute or path/to/file.py:attribute") from None
     return reference
+
+
+def check_known_or_reference(name: str, known: Collection[str], kind: str) -> str:
+    """The name itself; ValueError when it is neither known nor of the form of a reference to a user's own `kind`."""
+    if name not in known:
+        try:
+            check_reference(name)
+        except ValueError:
+            names = " | ".join(f'"{name}"' for name in known)
+            raise ValueError(f"allowed: {names} | module:{kind} | path/to/file.py:{kind}") from None
+    return name
 
 
 Reference = Annotated[str, AfterValidator(check_reference)]

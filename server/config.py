@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from atoll.protocol.channel import LoopbackAddress
-from atoll.protocol.reference import Reference, check_reference
+from atoll.protocol.reference import Reference, check_known_or_reference
 from atoll.protocol.settings import STRICT, Folder
 from atoll.server.method import AggregationConfig, OptimizerConfig
 from atoll.server.policy import Seconds, SecondsOrNone, StragglerPolicy
@@ -35,13 +35,7 @@ class CohortConfig(BaseModel):
     @field_validator("sampler")
     @classmethod
     def _known_or_reference(cls, sampler: str) -> str:
-        if sampler not in SAMPLERS:
-            try:
-                check_reference(sampler)
-            except ValueError:
-                names = " | ".join(f'"{name}"' for name in SAMPLERS)
-                raise ValueError(f"allowed: {names} | module:function | path/to/file.py:function") from None
-        return sampler
+        return check_known_or_reference(sampler, SAMPLERS, "function")
 
 
 class EvaluationConfig(BaseModel):

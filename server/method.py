@@ -13,7 +13,7 @@ from atoll.aggregation.optimizers import OPTIMIZERS, Optimizer
 from atoll.aggregation.robust import Median, TrimmedMean, clip_factors
 from atoll.aggregation.rules import Rule, check_count
 from atoll.aggregation.step import slots_of
-from atoll.protocol.reference import check_reference, resolve
+from atoll.protocol.reference import check_known_or_reference, resolve
 from atoll.protocol.settings import STRICT, ConfigError
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -83,13 +83,7 @@ class AggregationConfig(BaseModel):
     @field_validator("rule")
     @classmethod
     def _known_or_reference(cls, rule: str) -> str:
-        if rule not in RULE_OPTIONS:
-            try:
-                check_reference(rule)
-            except ValueError:
-                names = " | ".join(f'"{name}"' for name in RULE_OPTIONS)
-                raise ValueError(f"allowed: {names} | module:object | path/to/file.py:object") from None
-        return rule
+        return check_known_or_reference(rule, RULE_OPTIONS, "object")
 
     @model_validator(mode="after")
     def _only_what_the_rule_has(self) -> "AggregationConfig":
