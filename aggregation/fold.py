@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from atoll.aggregation.ahead import computed_ahead
 from atoll.aggregation.blocks import StoredUpdate, UpdateReader, stored_model
 from atoll.aggregation.combine import combine, mixing_for
+from atoll.aggregation.cuts import piece_bytes_of
 from atoll.aggregation.grid import grid_exponent, grid_scale, mean_from_grid
 from atoll.aggregation.integers import apply_mean, rounded_mean, sum_dtype, weighted_sum
 from atoll.aggregation.kernel import add_within_for
@@ -72,9 +73,9 @@ class Folded:
     """What a fold has written."""
 
     pieces: tuple[Piece, ...]
-    """Of the new version: one for each tensor, in canonical order."""
+    """Of the new version, cut by `cuts`, in canonical order."""
     slots: Mapping[str, tuple[Piece, ...]]
-    """Of each slot's file, in the same order."""
+    """Of each slot's file, cut as the model's tensors are."""
 
 
 def fold(
@@ -109,15 +110,17 @@ def fold(
         TensorFileCorrupted: a file is shorter than it should be, or the base has a broken header.
     """
     layout, _ = parse_header(base)
+    piece_bytes = piece_bytes_of(layout)
     _check(layout, updates, base)
     with ExitStack() as stack:
         masters = stack.enter_context(UpdateReader(stored_model(base)))
-        slots = [stack.enter_context(Slot(name, step, layout)) for name in step.slots]
+        slots = [stack.enter_context(Slot(name, step, layout, piece_bytes=piece_bytes)) for name in step.slots]
         terms = [
             _Term(stack.enter_context(UpdateReader(item.update, keep_open=k < FILES_OPEN_MAX)), item)
             for k, item in enumerate(updates)
         ]
-        writer = stack.enter_context(TensorFileWriter(out, layout, metadata=read_metadata(base)))
+        metadata = read_metadata(base)
+        writer = stack.enter_context(TensorFileWriter(out, layout, metadata=metadata, piece_bytes=piece_bytes))
         mean_of = _mean_by(step.rule, layout, terms, slots, threads)
         tiles = _tiles(layout, masters, terms, slots, mean_of, step, tile_elements)
         finished = stack.enter_context(closing(computed_ahead(tiles, threads=threads)))  # before a file is closed

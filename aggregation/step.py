@@ -56,12 +56,13 @@ def slots_of(optimizer: Optimizer, rule: Rule | None) -> tuple[str, ...]:
 class Slot:
     """One slot: of the base's version, and of the new one."""
 
-    def __init__(self, name: str, step: Step, layout: Layout) -> None:
+    def __init__(self, name: str, step: Step, layout: Layout, *, piece_bytes: int) -> None:
         self.name = name
         self._init = 0.0 if name == AGGREGATE else step.optimizer.init(name)
         kept = [t for t in in_order(layout) if (t.dtype in FLOATS if name == AGGREGATE else step.is_trained(t))]
         self._names = {tensor.name for tensor in kept}
-        self.writer = TensorFileWriter(step.after[name], [Tensor(t.name, "F32", t.shape) for t in kept])
+        tensors = [Tensor(t.name, "F32", t.shape) for t in kept]
+        self.writer = TensorFileWriter(step.after[name], tensors, piece_bytes=piece_bytes)
         self._reader: UpdateReader | None = None
         if name in step.before:
             self._reader = UpdateReader(stored_model(step.before[name]))

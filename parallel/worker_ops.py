@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from atoll.aggregation import tensorfile
+from atoll.aggregation.cuts import piece_bytes_of
 from atoll.aggregation.layout import Layout, Piece
 from atoll.parallel.array_bench import ArrayBench
 from atoll.parallel.array_task import Trained
@@ -93,7 +94,9 @@ class Operations:
         bench = self._loaded()
         arrays, buffers = bench.initial(request["seed"]), bench.buffers()
         metadata = {tensorfile.BUFFERS: json.dumps(buffers)} if buffers else None
-        return {"pieces": piece_fields(tensorfile.write(Path(request["out"]), arrays, metadata=metadata))}
+        piece_bytes = piece_bytes_of(layout_of(arrays))
+        pieces = tensorfile.write(Path(request["out"]), arrays, metadata=metadata, piece_bytes=piece_bytes)
+        return {"pieces": piece_fields(pieces)}
 
     def _train(self, request: Json, deadline: Deadline) -> Json:
         bench, parameters = self._loaded(), tensorfile.read(Path(request["model"]))

@@ -5,9 +5,13 @@ of the bytes is the identity of the version or the update, and it commits to eve
 `parse_update` take bytes from anyone: they return a manifest whose bytes are exactly the given ones, or they raise
 ManifestError.
 
-    version   {"format","kind":"version","tensors":[{"dtype","model_dtype","name","sha256","shape"}, ...]}
+    version   {"format","kind":"version","piece_bytes",
+               "tensors":[{"dtype","model_dtype","name","sha256":[...],"shape"}, ...]}
     update    {"format","kind":"update","run_id","round_id","client_id","base_version","base_digest","num_examples",
                "work","pieces":[{"dtype","lengths","offsets","sha256","tensor"}, ...]}
+
+A version's tensors are cut into pieces by `aggregation.cuts`, and have one SHA-256 for each; an update's pieces are its
+client's own.
 
 What the numbers of an update claim (its round, its examples, its work) is judged by the round's machine, which can say
 precisely what it refuses; here they only have to be numbers.
@@ -16,10 +20,12 @@ precisely what it refuses; here they only have to be numbers.
 import hashlib
 import json
 from bisect import bisect_left
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from atoll.aggregation.cover import check_cover
+from atoll.aggregation.cuts import PIECE_BYTES_MIN, cut, layout_of_pieces, num_cuts, piece_bytes_of
 from atoll.aggregation.layout import FLOATS, ITEM_BYTES, Layout, Piece, Tensor, pieces_in_order
 from atoll.protocol.channel import MESSAGE_BYTES_MAX
 from atoll.protocol.strict import (
@@ -63,26 +69,35 @@ MODEL_DTYPES = {"F32": FLOATS | {"F64"}, "U8": frozenset({"U8", "BOOL"})}
 
 @dataclass(frozen=True, slots=True)
 class VersionManifest:
-    """A version of the global model: one piece per tensor, covering it, in canonical order."""
+    """A version of the global model, or a slot of one: its tensors in canonical order, cut into pieces."""
 
+    layout: Layout
+    """The tensors as stored; every update has these names, shapes and dtypes."""
     pieces: tuple[Piece, ...]
+    """Of `cuts.cut_layout`, with their digests."""
+    piece_bytes: int
+    """The largest size of a piece [bytes]."""
     model_dtypes: tuple[str, ...] = ()
-    """In the order of `pieces`: the dtype that the model itself computes in. Left out: as stored."""
+    """In the order of `layout`: the dtype that the model itself computes in. Left out: as stored."""
 
     def __post_init__(self) -> None:
         if not self.model_dtypes:
-            object.__setattr__(self, "model_dtypes", tuple(piece.dtype for piece in self.pieces))
-        assert len(self.model_dtypes) == len(self.pieces)
+            object.__setattr__(self, "model_dtypes", tuple(tensor.dtype for tensor in self.layout))
+        assert len(self.model_dtypes) == len(self.layout)
 
-    @property
-    def layout(self) -> Layout:
-        """The tensors as stored; every update has these names, shapes and dtypes."""
-        return tuple(Tensor(piece.tensor, piece.dtype, piece.lengths) for piece in self.pieces)
+    @classmethod
+    def of(
+        cls, pieces: Iterable[Piece], *, model_dtypes: tuple[str, ...] = (), piece_bytes: int | None = None
+    ) -> "VersionManifest":
+        """From all pieces, in canonical order; of a slot, `piece_bytes` are those of its model."""
+        pieces = tuple(pieces)
+        layout = layout_of_pieces(pieces)
+        return cls(layout, pieces, piece_bytes or piece_bytes_of(layout), model_dtypes)
 
     @property
     def num_bytes(self) -> int:
         """Size of the tensors [bytes]."""
-        return sum(piece.num_bytes for piece in self.pieces)
+        return sum(tensor.num_bytes for tensor in self.layout)
 
     @property
     def digest(self) -> Digest:
@@ -91,17 +106,20 @@ class VersionManifest:
 
     def encode(self) -> bytes:
         """The canonical bytes."""
+        digests: dict[str, list[str]] = {tensor.name: [] for tensor in self.layout}
+        for piece in self.pieces:
+            digests[piece.tensor].append(piece.sha256)
         tensors = [
             {
-                "name": piece.tensor,
-                "dtype": piece.dtype,
+                "name": tensor.name,
+                "dtype": tensor.dtype,
                 "model_dtype": model_dtype,
-                "shape": piece.lengths,
-                "sha256": piece.sha256,
+                "shape": tensor.shape,
+                "sha256": digests[tensor.name],
             }
-            for piece, model_dtype in zip(self.pieces, self.model_dtypes, strict=True)
+            for tensor, model_dtype in zip(self.layout, self.model_dtypes, strict=True)
         ]
-        return _canonical({"format": FORMAT, "kind": "version", "tensors": tensors})
+        return _canonical({"format": FORMAT, "kind": "version", "piece_bytes": self.piece_bytes, "tensors": tensors})
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,18 +184,20 @@ def parse_version(data: bytes) -> VersionManifest:
     Raises:
         ManifestError: not the canonical bytes of one.
     """
-    fields = fields_of(
-        read_object(data, num_bytes_max=MANIFEST_BYTES_MAX), "manifest", keys=frozenset({"format", "kind", "tensors"})
-    )
+    fields = fields_of(read_object(data, num_bytes_max=MANIFEST_BYTES_MAX), "manifest", keys=_VERSION_KEYS)
     constant(fields["format"], "format", expected=FORMAT)
     constant(fields["kind"], "kind", expected="version")
-    tensors = [
-        _tensor(item, f"tensors[{index}]")
-        for index, item in enumerate(items_of(fields["tensors"], "tensors", num_max=PIECES_MAX))
-    ]
-    pieces = tuple(piece for piece, _ in tensors)
-    _check_together(pieces, "tensors")
-    manifest = VersionManifest(pieces, tuple(model_dtype for _, model_dtype in tensors))
+    piece_bytes = integer(fields["piece_bytes"], "piece_bytes", low=PIECE_BYTES_MIN, high=BYTES_MAX)
+    pieces: list[Piece] = []
+    layout: list[Tensor] = []
+    model_dtypes: list[str] = []
+    for index, item in enumerate(items_of(fields["tensors"], "tensors", num_max=PIECES_MAX)):
+        tensor, model_dtype, of_tensor = _tensor(item, f"tensors[{index}]", piece_bytes, PIECES_MAX - len(pieces))
+        layout.append(tensor)
+        model_dtypes.append(model_dtype)
+        pieces += of_tensor
+    _check_together(tuple(pieces), "tensors")
+    manifest = VersionManifest(tuple(layout), tuple(pieces), piece_bytes, tuple(model_dtypes))
     _check_canonical(manifest.encode(), data)
     return manifest
 
@@ -209,21 +229,28 @@ def parse_update(data: bytes) -> UpdateManifest:
     return manifest
 
 
+_VERSION_KEYS = frozenset({"format", "kind", "piece_bytes", "tensors"})
 _TENSOR_KEYS = frozenset({"dtype", "model_dtype", "name", "sha256", "shape"})
 _PIECE_KEYS = frozenset({"dtype", "lengths", "offsets", "sha256", "tensor"})
 _UPDATE_KEYS = frozenset(UpdateManifest.__dataclass_fields__) | {"format", "kind"}
 
 
-def _tensor(value: object, path: str) -> tuple[Piece, str]:
+def _tensor(value: object, path: str, piece_bytes: int, num_max: int) -> tuple[Tensor, str, list[Piece]]:
+    """A tensor, its dtype in the model, and its pieces, of which there may be so many more."""
     fields = fields_of(value, path, keys=_TENSOR_KEYS)
     name = text(fields["name"], f"{path}.name", num_max=NAME_MAX, refused=RESERVED_NAMES)
     dtype = one_of(fields["dtype"], f"{path}.dtype", allowed=VERSION_DTYPES)
     model_dtype = one_of(
         fields["model_dtype"], f"{path}.model_dtype", allowed=MODEL_DTYPES.get(dtype, frozenset({dtype}))
     )
-    shape = _sizes(fields["shape"], f"{path}.shape")
-    piece = Piece(name, dtype, (0,) * len(shape), shape, sha256_hex(fields["sha256"], f"{path}.sha256"))
-    return piece, model_dtype
+    tensor = Tensor(name, dtype, _sizes(fields["shape"], f"{path}.shape"))
+    _check_size(dtype, tensor.shape, path)
+    digests = items_of(fields["sha256"], f"{path}.sha256", num_max=num_max)
+    if len(digests) != num_cuts(tensor, piece_bytes):
+        refuse(f"{path}.sha256", len(digests), f"one for each piece of at most {piece_bytes} bytes")
+    checked = (sha256_hex(item, f"{path}.sha256[{index}]") for index, item in enumerate(digests))
+    pieces = zip(cut(tensor, piece_bytes), checked, strict=True)
+    return tensor, model_dtype, [replace(piece, sha256=sha256) for piece, sha256 in pieces]
 
 
 def _piece(value: object, path: str) -> Piece:
@@ -248,11 +275,7 @@ def _check_together(pieces: tuple[Piece, ...], path: str) -> None:
     kinds: dict[str, tuple[str, int]] = {}
     boxes: set[tuple[str, tuple[int, ...]]] = set()
     for index, piece in enumerate(pieces):
-        size = ITEM_BYTES[piece.dtype]
-        for length in piece.lengths:
-            size *= max(length, 1)  # a zero must not hide a product that no array library takes
-            if size > BYTES_MAX:
-                refuse(f"{path}[{index}]", piece.lengths, f"at most {BYTES_MAX} bytes")
+        _check_size(piece.dtype, piece.lengths, f"{path}[{index}]")
         total += piece.num_bytes
         kind = (piece.dtype, len(piece.lengths))
         if kinds.setdefault(piece.tensor, kind) != kind:
@@ -264,6 +287,14 @@ def _check_together(pieces: tuple[Piece, ...], path: str) -> None:
         raise ManifestError(f"{path}: {total} bytes together; allowed: at most {BYTES_MAX}")
     if pieces_in_order(pieces) != pieces:
         raise ManifestError(f"{path}: not in canonical order: larger elements first, then by name, then by offsets")
+
+
+def _check_size(dtype: str, lengths: tuple[int, ...], path: str) -> None:
+    size = ITEM_BYTES[dtype]
+    for length in lengths:
+        size *= max(length, 1)  # a zero must not hide a product that no array library takes
+        if size > BYTES_MAX:
+            refuse(path, lengths, f"at most {BYTES_MAX} bytes")
 
 
 def _check_canonical(canonical: bytes, data: bytes) -> None:

@@ -105,7 +105,8 @@ class _Upload:
             return await self._refuse(
                 RejectReason.WRONG_BASE, f"this run has no version {update.base_version} {self.manifest.base_digest}"
             )
-        if faults := await off_loop(100 * len(self.manifest.pieces), check_against, base.layout, self.manifest):
+        layout, num_pieces = base.manifest.layout, len(self.manifest.pieces)
+        if faults := await off_loop(100 * num_pieces, check_against, layout, self.manifest):
             return await self._refuse(RejectReason.WRONG_LAYOUT, "; ".join(faults)[:2000])
         if run.is_first_upload(update):
             run.post(UploadBegun(update.client_id, update.round_id))

@@ -19,7 +19,7 @@ MAY_IMPORT = {
 }
 """The rooms that each room may import."""
 
-ALSO = {"parallel": {"atoll.aggregation.layout", "atoll.aggregation.tensorfile"}}
+ALSO = {"parallel": {"atoll.aggregation.cuts", "atoll.aggregation.layout", "atoll.aggregation.tensorfile"}}
 """What the ground floor shares: where numbers lie, and the file that they lie in."""
 
 PURE = {
