@@ -6,10 +6,11 @@ name complete and durable, or not at all.
 """
 
 import hashlib
+import itertools
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -181,7 +182,8 @@ class TensorFileWriter:
                 writer.append(block)
             pieces = writer.finish()
 
-    Pieces are at most `piece_bytes` long (`cuts`); left out: each tensor is one.
+    Pieces are at most `piece_bytes` long (`cuts`); left out: each tensor is one. A shard has some of a model's `pieces`
+    alone, a run in canonical order; a tensor that is not whole there is an entry for each piece, with its offsets.
 
     The bytes grow in `<name>.part` beside the file. Leaving without `finish` removes it; a `.part` that a crash left
     behind is overwritten by the next attempt.
@@ -194,13 +196,16 @@ class TensorFileWriter:
         *,
         metadata: Mapping[str, str] | None = None,
         piece_bytes: int | None = None,
+        pieces: Iterable[Piece] | None = None,
     ) -> None:
         self._path = path
         self._part = path.with_name(path.name + ".part")
-        tensors = in_order(layout)
-        header = header_bytes(tensors, metadata)
-        self._left = [tensor.num_bytes for tensor in reversed(tensors)]  # the last: of the tensor whose turn it is
-        self._cuts = tuple(cut_layout(tensors, piece_bytes or sys.maxsize))
+        self._cuts = tuple(cut_layout(tuple(layout), piece_bytes or sys.maxsize) if pieces is None else pieces)
+        header = header_bytes(_entries(layout, self._cuts), metadata)
+        in_turn = [list(of_tensor) for _, of_tensor in itertools.groupby(self._cuts, key=lambda piece: piece.tensor)]
+        self._left = [
+            sum(piece.num_bytes for piece in cuts) for cuts in reversed(in_turn)
+        ]  # the last: whose turn it is
         self._pieces: list[Piece] = []
         self._sha256 = hashlib.sha256()
         self._written = 0  # of the piece whose turn it is
@@ -272,6 +277,17 @@ class TensorFileWriter:
             self._written = 0
         while self._left and not self._left[-1]:
             self._left.pop()
+
+
+def _entries(layout: Iterable[Tensor], pieces: Iterable[Piece]) -> Iterator[Tensor]:
+    """What the header lists, in the order of the bytes."""
+    whole = {tensor.name: tensor for tensor in layout}
+    for name, of_tensor in itertools.groupby(pieces, key=lambda piece: piece.tensor):
+        cuts = list(of_tensor)
+        if sum(piece.num_elements for piece in cuts) == whole[name].num_elements:
+            yield whole[name]
+        else:
+            yield from (Tensor(f"{name}@{','.join(map(str, p.offsets))}", p.dtype, p.lengths) for p in cuts)
 
 
 def _load_header(path: Path) -> tuple[Layout, dict[str, str], int]:
