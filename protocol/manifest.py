@@ -7,7 +7,8 @@ ManifestError.
 
     version   {"format","kind":"version","tensors":[{"dtype","model_dtype","name","sha256","shape"}, ...]}
     update    {"format","kind":"update","run_id","round_id","client_id","base_version","base_digest","num_examples",
-               "work","pieces":[{"dtype","lengths","offsets","sha256","tensor"}, ...]}
+               "work","pieces":[{"dtype","lengths","offsets","sha256","tensor"}, ...],
+               "normalizer","effective_steps"}    both of FedNova, each only when it is not 1
 
 What the numbers of an update claim (its round, its examples, its work) is judged by the round's machine, which can say
 precisely what it refuses; here they only have to be numbers.
@@ -21,6 +22,7 @@ from typing import Any
 
 from atoll.aggregation.cover import check_cover
 from atoll.aggregation.layout import FLOATS, ITEM_BYTES, Layout, Piece, Tensor, pieces_in_order
+from atoll.aggregation.weights import NORMALIZER_MAX
 from atoll.protocol.channel import MESSAGE_BYTES_MAX
 from atoll.protocol.strict import (
     INT64_MAX,
@@ -34,6 +36,7 @@ from atoll.protocol.strict import (
     refuse,
     sha256_hex,
     text,
+    within,
 )
 from atoll.protocol.strict import ManifestError as ManifestError
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
@@ -116,6 +119,10 @@ class UpdateManifest:
     num_examples: int
     work: float
     pieces: tuple[Piece, ...]
+    normalizer: float = 1.0
+    """FedNova's ‖a‖₁: what the trained floats are divided by."""
+    effective_steps: float = 1.0
+    """What this update brings to FedNova's τ_eff."""
 
     @property
     def num_bytes(self) -> int:
@@ -152,6 +159,7 @@ class UpdateManifest:
                 "work": self.work,
                 "pieces": pieces,
             }
+            | {name: value for name in _STEPS_KEYS if (value := getattr(self, name)) != 1.0}
         )
 
 
@@ -188,7 +196,9 @@ def parse_update(data: bytes) -> UpdateManifest:
     Raises:
         ManifestError: not the canonical bytes of one.
     """
-    fields = fields_of(read_object(data, num_bytes_max=MANIFEST_BYTES_MAX), "manifest", keys=_UPDATE_KEYS)
+    document = read_object(data, num_bytes_max=MANIFEST_BYTES_MAX)
+    given = _STEPS_KEYS & document.keys()
+    fields = fields_of(document, "manifest", keys=_UPDATE_KEYS | given)
     constant(fields["format"], "format", expected=FORMAT)
     constant(fields["kind"], "kind", expected="update")
     manifest = UpdateManifest(
@@ -203,6 +213,7 @@ def parse_update(data: bytes) -> UpdateManifest:
             _piece(item, f"pieces[{index}]")
             for index, item in enumerate(items_of(fields["pieces"], "pieces", num_max=PIECES_MAX))
         ),
+        **{name: within(fields[name], name, low=1.0, high=NORMALIZER_MAX) for name in given},
     )
     _check_together(manifest.pieces, "pieces")
     _check_canonical(manifest.encode(), data)
@@ -211,7 +222,8 @@ def parse_update(data: bytes) -> UpdateManifest:
 
 _TENSOR_KEYS = frozenset({"dtype", "model_dtype", "name", "sha256", "shape"})
 _PIECE_KEYS = frozenset({"dtype", "lengths", "offsets", "sha256", "tensor"})
-_UPDATE_KEYS = frozenset(UpdateManifest.__dataclass_fields__) | {"format", "kind"}
+_STEPS_KEYS = frozenset({"normalizer", "effective_steps"})
+_UPDATE_KEYS = frozenset(UpdateManifest.__dataclass_fields__) - _STEPS_KEYS | {"format", "kind"}
 
 
 def _tensor(value: object, path: str) -> tuple[Piece, str]:
