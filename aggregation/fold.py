@@ -9,6 +9,7 @@ One block of each update after the other is read, added and forgotten: memory is
 the model or of the cohort.
 
     mean = sum_k w_k u_k / sum_k w_k                        over the updates that carry the tensor, or a rule (`rules`)
+    mean = scale sum_k w_k f_k u_k / sum_k w_k              of trained floats under FedNova (`weights.normalized`)
     new  = float32(apply(float64(base), mean))              floats that are trained (`optimizers`)
     new  = float32(float64(base) + mean)                    other floats; the base holds all floats as F32
     new  = base + round_half_even(mean)                     integers, exactly (`integers`)
@@ -40,7 +41,6 @@ from atoll.aggregation.integers import apply_mean, rounded_mean, sum_dtype, weig
 from atoll.aggregation.kernel import add_within_for
 from atoll.aggregation.layout import FLOATS, Layout, Piece, Tensor, in_order
 from atoll.aggregation.optimizers import Optimizer
-from atoll.aggregation.rules import Rule
 from atoll.aggregation.sources import Scaled, Source
 from atoll.aggregation.step import AGGREGATE, Slot, Step
 from atoll.aggregation.tensorfile import NUMPY_DTYPES, TensorFileWriter, parse_header, read_metadata
@@ -60,12 +60,14 @@ class Weighted:
     """One update of the round.
 
     weight: in 1..2^53 (`weights.integer_weights`). factor: in [0, 1], what its floats are multiplied with so that they
-    stay within the bound of the norm (`robust.clip_factors`); the weight counts in full.
+    stay within the bound of the norm (`robust.clip_factors`); the weight counts in full. trained_factor: in [0, 1], the
+    same for what is trained alone (`weights.normalized`).
     """
 
     update: StoredUpdate
     weight: int
     factor: float = 1.0
+    trained_factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,7 @@ def fold(
         ]
         metadata = read_metadata(base)
         writer = stack.enter_context(TensorFileWriter(out, layout, metadata=metadata, piece_bytes=piece_bytes))
-        mean_of = _mean_by(step.rule, layout, terms, slots, threads)
+        mean_of = _mean_by(step, layout, terms, slots, threads)
         tiles = _tiles(layout, masters, terms, slots, mean_of, step, tile_elements)
         finished = stack.enter_context(closing(computed_ahead(tiles, threads=threads)))  # before a file is closed
         for moved, parts in finished:
@@ -201,10 +203,11 @@ _MeanOf = Callable[[Tensor, list[_Term]], _Mean]
 """(a float tensor, the updates that carry it) -> their mean."""
 
 
-def _mean_by(rule: Rule | None, layout: Layout, terms: list[_Term], slots: list[Slot], threads: int) -> _MeanOf:
+def _mean_by(step: Step, layout: Layout, terms: list[_Term], slots: list[Slot], threads: int) -> _MeanOf:
     """The exact weighted mean, or a rule, which may first look at how the updates lie to each other."""
-    if rule is None:
-        return _exact_mean
+    if step.rule is None:
+        return partial(_exact_mean, step)
+    rule = step.rule
     centre = next((slot for slot in slots if slot.name == AGGREGATE), None)
     by_name: dict[str, Source] = {str(term.item.update.path): Scaled(term, term.item.factor) for term in terms}
     mixing = mixing_for(rule, layout, by_name, centre=centre, threads=threads)
@@ -218,10 +221,12 @@ def _mean_by(rule: Rule | None, layout: Layout, terms: list[_Term], slots: list[
     return mean_of
 
 
-def _exact_mean(tensor: Tensor, terms: list[_Term]) -> _Mean:
+def _exact_mean(step: Step, tensor: Tensor, terms: list[_Term]) -> _Mean:
     total_weight, magnitude = _weight_and_magnitude(tensor, terms)
     exponent = grid_exponent(magnitude, total_weight=total_weight, count=len(terms))
-    scales = [grid_scale(term.item.weight, exponent) * term.item.factor for term in terms]
+    is_trained = step.is_trained(tensor)
+    factors = [term.item.factor * (term.item.trained_factor if is_trained else 1.0) for term in terms]
+    scales = [grid_scale(term.item.weight, exponent) * f for term, f in zip(terms, factors, strict=True)]
     add_within = add_within_for(tensor.num_elements * len(terms))
 
     def mean(start: int, stop: int) -> NDArray[np.float64]:
@@ -230,7 +235,8 @@ def _exact_mean(tensor: Tensor, terms: list[_Term]) -> _Mean:
             block = term.reader.read(tensor, start, stop)
             if not add_within(total, block, scale, term.magnitude(tensor)):
                 raise term.beyond(tensor, block)
-        return mean_from_grid(total, exponent, total_weight=total_weight)
+        mean = mean_from_grid(total, exponent, total_weight=total_weight)
+        return mean if step.scale == 1.0 or not is_trained else np.multiply(mean, step.scale, out=mean)
 
     return mean
 
@@ -297,10 +303,7 @@ def _check(layout: Layout, updates: Sequence[Weighted], base: Path) -> None:
         if tensor.dtype in FLOATS and tensor.dtype != "F32":
             raise ValueError(f"base {base}: tensor {tensor.name!r} is {tensor.dtype}, masters are F32")
     for item in updates:
-        if not 1 <= item.weight <= WEIGHT_MAX:
-            raise ValueError(f"update {item.update.path}: weight {item.weight} is not in 1..{WEIGHT_MAX}")
-        if not 0.0 <= item.factor <= 1.0:
-            raise ValueError(f"update {item.update.path}: factor {item.factor} is not in [0, 1]")
+        _check_numbers(item)
         for piece in item.update.pieces:
             expected = tensors.get(piece.tensor)
             if expected is None or (piece.dtype != expected.dtype and not {piece.dtype, expected.dtype} <= FLOATS):
@@ -308,6 +311,14 @@ def _check(layout: Layout, updates: Sequence[Weighted], base: Path) -> None:
                 raise ValueError(f"update {item.update.path}: {piece.dtype} {piece.tensor!r}, the base has {kind}")
             if piece.tensor not in item.update.magnitudes:
                 raise ValueError(f"update {item.update.path}: tensor {piece.tensor!r} has no recorded magnitude")
+
+
+def _check_numbers(item: Weighted) -> None:
+    if not 1 <= item.weight <= WEIGHT_MAX:
+        raise ValueError(f"update {item.update.path}: weight {item.weight} is not in 1..{WEIGHT_MAX}")
+    for factor in (item.factor, item.trained_factor):
+        if not 0.0 <= factor <= 1.0:
+            raise ValueError(f"update {item.update.path}: factor {factor} is not in [0, 1]")
 
 
 def _ranges(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:

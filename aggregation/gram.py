@@ -2,9 +2,9 @@
 
     g_kl = sum over segments, over tiles of float tensors:  <tile of u_k, tile of u_l>        in float64
 
-A tile is a fixed number of elements of one piece, and a function of K alone. Tiles are summed within each of the model's
-64 segments, then the segments: the same products in the same order whatever the number of threads or ranks, so the bits
-depend on the set of updates alone. float32 products are exact in float64, and no sum of them leaves it.
+A tile is a fixed number of elements of one piece, and a function of K alone. Tiles are summed within each of the
+model's 64 segments, then the segments: the same products in the same order whatever the number of threads or ranks, so
+the bits depend on the set of updates alone. float32 products are exact in float64, and no sum of them leaves it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -35,6 +35,8 @@ class Step:
     """Names of the float tensors that the optimizer moves; the others follow the mean."""
     rule: Rule | None = None
     """In place of the exact weighted mean of floats; integers follow their mean."""
+    scale: float = 1.0
+    """What the exact mean of the trained floats is multiplied with before the optimizer (`weights.normalized`)."""
     before: Mapping[str, Path] = field(default_factory=dict)
     after: Mapping[str, Path] = field(default_factory=dict)
 

@@ -25,6 +25,7 @@ class Invitation:
     local: str = "{}"  # JSON: overrides of the task's Local
     manifest: bytes = b""
     data: bytes = b""  # of all pieces, when they are small
+    algorithm: str = "fedavg"  # what training has to do for the run
 
     @property
     def key(self) -> tuple[str, RunId, int]:

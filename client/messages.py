@@ -96,6 +96,7 @@ def _invitation(invite: pb.Invite) -> Invitation:
         local=invite.local or "{}",
         data=invite.data,
         manifest=invite.manifest,
+        algorithm=invite.algorithm or "fedavg",
     )
 
 

@@ -28,6 +28,7 @@ class TrainOrder:
     round_id: int
     seed: int
     local: Mapping[str, Any]
+    algorithm: str = "fedavg"
     budget: float  # seconds from now; whoever trains stops by itself when they are over
 
 
@@ -49,6 +50,8 @@ class Training:
     work: float
     statistics: Sums
     seconds: float
+    normalizer: float = 1.0  # FedNova's; `UpdateManifest` has both
+    effective_steps: float = 1.0
 
 
 class Runner(Protocol):

@@ -76,6 +76,7 @@ class WorkerRunner:
             "seed": order.seed,
             "round_id": order.round_id,
             "local": dict(order.local),
+            "algorithm": order.algorithm,
         }
         answer = await self._run(order.task, "train", order.budget, request)
         return Training(
@@ -87,6 +88,8 @@ class WorkerRunner:
             work=float(answer["work"]),
             statistics=_sums(answer["statistics"]),
             seconds=answer["seconds"],
+            normalizer=float(answer.get("normalizer", 1.0)),
+            effective_steps=float(answer.get("effective_steps", 1.0)),
         )
 
     async def evaluate(self, order: EvaluateOrder) -> Sums | None:

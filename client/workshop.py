@@ -147,6 +147,7 @@ class Workshop:
                 round_id=invitation.round_id,
                 seed=invitation.seed,
                 local=_overrides(invitation.local),
+                algorithm=invitation.algorithm,
                 budget=budget,
             )
             training = asyncio.ensure_future(self._runner.train(order))
@@ -180,6 +181,8 @@ class Workshop:
             num_examples=trained.num_examples,
             work=trained.work,
             pieces=trained.pieces,
+            normalizer=trained.normalizer,
+            effective_steps=trained.effective_steps,
         )
 
         def add() -> Entry:

@@ -8,10 +8,12 @@
 
 Requests, and the fields of their answers (`?` may be left out):
 
-    load      task, site?, local?, threads?, device?     -> (nothing)
+    load      task, site?, local?, algorithm?, threads?, device?  -> (nothing)
     describe                                             -> num_examples (null when not known), layout
     initial   seed, out                                  -> pieces
-    train     model, out, seed, round_id?, local?        -> num_examples, work, steps, statistics, stopped, pieces
+    train     model, out, seed, round_id?, local?, algorithm?
+                                                         -> num_examples, work, steps, statistics, stopped, pieces,
+                                                            normalizer?, effective_steps? (FedNova's)
     evaluate  model, split: train | test | server        -> statistics (null: no such data)
     values    statistics                                 -> values (null: undefined), by the task's metrics
     quit                                                 -> (nothing), then the process ends

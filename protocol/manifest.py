@@ -8,7 +8,8 @@ ManifestError.
     version   {"format","kind":"version","piece_bytes",
                "tensors":[{"dtype","model_dtype","name","sha256":[...],"shape"}, ...]}
     update    {"format","kind":"update","run_id","round_id","client_id","base_version","base_digest","num_examples",
-               "work","pieces":[{"dtype","lengths","offsets","sha256","tensor"}, ...]}
+               "work","pieces":[{"dtype","lengths","offsets","sha256","tensor"}, ...],
+               "normalizer","effective_steps"}    both of FedNova, each only when it is not 1
 
 A version's tensors are cut into pieces by `aggregation.cuts`, and have one SHA-256 for each; an update's pieces are its
 client's own.
@@ -27,6 +28,7 @@ from typing import Any
 from atoll.aggregation.cover import check_cover
 from atoll.aggregation.cuts import PIECE_BYTES_MIN, cut, layout_of_pieces, num_cuts, piece_bytes_of
 from atoll.aggregation.layout import FLOATS, ITEM_BYTES, Layout, Piece, Tensor, pieces_in_order
+from atoll.aggregation.weights import NORMALIZER_MAX
 from atoll.protocol.channel import MESSAGE_BYTES_MAX
 from atoll.protocol.strict import (
     INT64_MAX,
@@ -40,6 +42,7 @@ from atoll.protocol.strict import (
     refuse,
     sha256_hex,
     text,
+    within,
 )
 from atoll.protocol.strict import ManifestError as ManifestError
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
@@ -134,6 +137,10 @@ class UpdateManifest:
     num_examples: int
     work: float
     pieces: tuple[Piece, ...]
+    normalizer: float = 1.0
+    """FedNova's ‖a‖₁: what the trained floats are divided by."""
+    effective_steps: float = 1.0
+    """What this update brings to FedNova's τ_eff."""
 
     @property
     def num_bytes(self) -> int:
@@ -170,6 +177,7 @@ class UpdateManifest:
                 "work": self.work,
                 "pieces": pieces,
             }
+            | {name: value for name in _STEPS_KEYS if (value := getattr(self, name)) != 1.0}
         )
 
 
@@ -208,7 +216,9 @@ def parse_update(data: bytes) -> UpdateManifest:
     Raises:
         ManifestError: not the canonical bytes of one.
     """
-    fields = fields_of(read_object(data, num_bytes_max=MANIFEST_BYTES_MAX), "manifest", keys=_UPDATE_KEYS)
+    document = read_object(data, num_bytes_max=MANIFEST_BYTES_MAX)
+    given = _STEPS_KEYS & document.keys()
+    fields = fields_of(document, "manifest", keys=_UPDATE_KEYS | given)
     constant(fields["format"], "format", expected=FORMAT)
     constant(fields["kind"], "kind", expected="update")
     manifest = UpdateManifest(
@@ -223,6 +233,7 @@ def parse_update(data: bytes) -> UpdateManifest:
             _piece(item, f"pieces[{index}]")
             for index, item in enumerate(items_of(fields["pieces"], "pieces", num_max=PIECES_MAX))
         ),
+        **{name: within(fields[name], name, low=1.0, high=NORMALIZER_MAX) for name in given},
     )
     _check_together(manifest.pieces, "pieces")
     _check_canonical(manifest.encode(), data)
@@ -232,7 +243,8 @@ def parse_update(data: bytes) -> UpdateManifest:
 _VERSION_KEYS = frozenset({"format", "kind", "piece_bytes", "tensors"})
 _TENSOR_KEYS = frozenset({"dtype", "model_dtype", "name", "sha256", "shape"})
 _PIECE_KEYS = frozenset({"dtype", "lengths", "offsets", "sha256", "tensor"})
-_UPDATE_KEYS = frozenset(UpdateManifest.__dataclass_fields__) | {"format", "kind"}
+_STEPS_KEYS = frozenset({"normalizer", "effective_steps"})
+_UPDATE_KEYS = frozenset(UpdateManifest.__dataclass_fields__) - _STEPS_KEYS | {"format", "kind"}
 
 
 def _tensor(value: object, path: str, piece_bytes: int, num_max: int) -> tuple[Tensor, str, list[Piece]]:

@@ -268,7 +268,8 @@ class Coordinator:
 
     def _evaluator(self, config: RunConfig, run_id: RunId) -> Evaluator:
         log = self.state.run(run_id) / "worker.log"
-        return Evaluator(Reference(config.task, dict(config.local)), log, timeout_s=TASK_TIMEOUT_S)
+        reference = Reference(config.task, dict(config.local), config.aggregation.algorithm)
+        return Evaluator(reference, log, timeout_s=TASK_TIMEOUT_S)
 
     def _start_next(self) -> None:
         """Begin the first of the queue when no run is under way."""

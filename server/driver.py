@@ -315,6 +315,7 @@ class RunDriver:
             data=version.small_data,
             seed=messages.training_seed(self.config.seed, self.config.name, effect.round_id, effect.client_id),
             local=self.config.local,
+            algorithm=self.config.aggregation.algorithm,
             grace=self.config.round.grace,
             now=self._clock.now(),
         )

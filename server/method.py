@@ -1,6 +1,6 @@
 """The settings of a run that say how its updates become the next model: the rule, the norm bound, the optimizer."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -13,8 +13,11 @@ from atoll.aggregation.optimizers import OPTIMIZERS, Optimizer
 from atoll.aggregation.robust import Median, TrimmedMean, clip_factors
 from atoll.aggregation.rules import Rule, check_count
 from atoll.aggregation.step import slots_of
+from atoll.aggregation.weights import Normalized, Share, integer_weights, normalized
+from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.reference import check_known_or_reference, resolve
 from atoll.protocol.settings import STRICT, ConfigError
+from atoll.server.events import Contribution
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -53,6 +56,14 @@ class AggregationConfig(BaseModel):
 
     model_config = STRICT
 
+    algorithm: Literal["fedavg", "fednova"] = "fedavg"
+    """What clients and coordinator do together: "fedavg" (and FedSGD and FedProx, by `local`); "fednova": updates are
+    divided by the steps that they took, so that sites with more work do not pull the model towards themselves."""
+
+    weighting: Literal["examples", "uniform"] = "examples"
+    """How much an update counts in the mean: "examples", its `num_examples`; "uniform", all alike. The discounts of
+    late and of partial updates count in both."""
+
     rule: str = "mean"
     """"mean": exact, weighted by num_examples. Against updates that may be anything, all counting alike: "median" and
     "trimmed_mean" of each element; "multi_krum", "geometric_median" and "centered_clipping", which look at how whole
@@ -84,6 +95,13 @@ class AggregationConfig(BaseModel):
     @classmethod
     def _known_or_reference(cls, rule: str) -> str:
         return check_known_or_reference(rule, RULE_OPTIONS, "object")
+
+    @model_validator(mode="after")
+    def _algorithm_takes_the_mean(self) -> "AggregationConfig":
+        if self.algorithm != "fedavg" and (self.rule != "mean" or self.norm_bound is not None):
+            what = "norm_bound" if self.rule == "mean" else f"rule {self.rule!r}"
+            raise ValueError(f"{self.algorithm} needs the exact mean, and does not go with {what}")
+        return self
 
     @model_validator(mode="after")
     def _only_what_the_rule_has(self) -> "AggregationConfig":
@@ -206,6 +224,8 @@ class Method:
     optimizer: Optimizer
     rule: Rule | None = None
     norm_bound: float | Literal["median"] | None = None
+    algorithm: str = "fedavg"
+    weighting: Literal["examples", "uniform"] = "examples"
 
     @classmethod
     def of(cls, aggregation: AggregationConfig, optimizer: OptimizerConfig, *, is_over: bool = False) -> "Method":
@@ -219,12 +239,25 @@ class Method:
             if not is_over:
                 raise
             rule = _Gone(error)
-        return cls(optimizer.build(), rule, aggregation.norm_bound)
+        algorithm, weighting = aggregation.algorithm, aggregation.weighting
+        return cls(optimizer.build(), rule, aggregation.norm_bound, algorithm, weighting)
 
     @property
     def slots(self) -> tuple[str, ...]:
         """Names of what is kept beside each version."""
         return slots_of(self.optimizer, self.rule)
+
+    def weights(self, contributions: Sequence[Contribution]) -> tuple[int, ...]:
+        """How much each update counts in the mean."""
+        alike = self.weighting == "uniform"
+        return integer_weights([Share(1 if alike else c.num_examples, c.scale) for c in contributions])
+
+    def normalized(self, weights: Sequence[int], updates: Iterable[UpdateManifest]) -> Normalized:
+        """What FedNova makes of the steps that the updates took; of any other algorithm nothing."""
+        if self.algorithm != "fednova":
+            return Normalized((1.0,) * len(weights), 1.0)
+        manifests = list(updates)
+        return normalized(weights, [m.normalizer for m in manifests], [m.effective_steps for m in manifests])
 
     def factors(self, norms: Sequence[float]) -> Sequence[float]:
         """What each update is multiplied with so that none is longer than the bound."""

@@ -19,10 +19,9 @@ from atoll.aggregation.inspection import inspect
 from atoll.aggregation.layout import FLOATS, Piece
 from atoll.aggregation.step import Step
 from atoll.aggregation.tensorfile import parse_header, read_buffers
-from atoll.aggregation.weights import Share, integer_weights
 from atoll.protocol import steps
 from atoll.protocol.channel import INLINE_BYTES_MAX
-from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
+from atoll.protocol.manifest import VersionManifest, digest_of, parse_update, parse_version
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.codec import StoreCorrupted, StoredUpdateMeta, decode_meta
 from atoll.server.durable import naming_full_disk
@@ -130,18 +129,21 @@ class Reducer:
 
     def _fold(self, effect: Aggregate) -> Digest:
         base = self.version(effect.base_version)
-        weights = integer_weights([Share(c.num_examples, c.scale) for c in effect.contributions])
+        weights = self._method.weights(effect.contributions)
         rows = self._accepted([c.digest for c in effect.contributions])
         metas = {c.digest: decode_meta(rows[c.digest].meta, where=f"update {c.digest}") for c in effect.contributions}
         factors = self._method.factors([_float_norm(meta, base) for meta in metas.values()])
+        nova = self._method.normalized(weights, (parse_update(meta.manifest) for meta in metas.values()))
         updates = [
-            Weighted(self.store.stored_update(c.digest, metas.pop(c.digest), rows.pop(c.digest).data), weight, factor)
-            for c, weight, factor in zip(effect.contributions, weights, factors, strict=True)
+            Weighted(
+                self.store.stored_update(c.digest, metas.pop(c.digest), rows.pop(c.digest).data), weight, f, nova_f
+            )
+            for c, weight, f, nova_f in zip(effect.contributions, weights, factors, nova.factors, strict=True)
         ]
         version = Version(effect.base_version + 1)
         out = self.store.version_path(version)
         with naming_full_disk(out):
-            step = self._step(base, version)
+            step = self._step(base, version, nova.scale)
             folded = fold(base.path, updates, out, step=step, threads=os.cpu_count() or 1, between=self._between_tiles)
         steps.reached("aggregate.after_fold")
         for slot, pieces in folded.slots.items():
@@ -151,14 +153,15 @@ class Reducer:
         self.store.write_manifest(version, manifest)
         return digest_of(manifest)
 
-    def _step(self, base: VersionFile, version: Version) -> Step:
+    def _step(self, base: VersionFile, version: Version, scale: float) -> Step:
         """Version 0 has no slots: there they are as they begin."""
         slots = self._method.slots
         before = {slot: self.store.version_path(base.version, slot) for slot in slots if base.version}
         after = {slot: self.store.version_path(version, slot) for slot in slots}
         buffers = read_buffers(base.path)
         trained = frozenset(tensor.name for tensor in base.manifest.layout if tensor.name not in buffers)
-        return Step(self._method.optimizer, trained, self._method.rule, before, after)
+        method = self._method
+        return Step(method.optimizer, trained, method.rule, scale=scale, before=before, after=after)
 
     def publish(self, version: Version) -> None:
         """From now on this is the global model."""

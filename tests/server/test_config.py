@@ -172,6 +172,12 @@ def test_every_rule_is_built_with_its_options(rule: str) -> None:
         ({"rule": "centered_clipping"}, "centered_clipping needs radius"),
         ({"rule": "median", "mix_neighbours": True}, "median with mix_neighbours needs malicious"),
         ({"mix_neighbours": True, "malicious": 1}, "rule is mean"),
+        (
+            {"algorithm": "fednova", "rule": "median"},
+            "fednova needs the exact mean, and does not go with rule 'median'",
+        ),
+        ({"algorithm": "fednova", "norm_bound": 1.0}, "does not go with norm_bound"),
+        ({"algorithm": "fedmoon"}, "algorithm"),
         ({"rule": "trimmed_mean", "malicious": 0.5}, "less than 0.5"),
         ({"rule": "trimmed_mean", "malicious": -1}, "greater than or equal to 0"),
         ({"norm_bound": "mean"}, "norm_bound"),
