@@ -27,23 +27,17 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from atoll.aggregation.ahead import computed_ahead
-from atoll.aggregation.blocks import StoredUpdate, UpdateReader, stored_model
+from atoll.aggregation.blocks import UpdateReader, stored_model
 from atoll.aggregation.combine import combine, mixing_for
 from atoll.aggregation.cuts import piece_bytes_of
-from atoll.aggregation.grid import grid_exponent, grid_scale, mean_from_grid
-from atoll.aggregation.integers import apply_mean, rounded_mean, sum_dtype, weighted_sum
-from atoll.aggregation.kernel import add_within_for
 from atoll.aggregation.layout import FLOATS, Layout, Piece, Tensor, in_order
-from atoll.aggregation.optimizers import Optimizer
+from atoll.aggregation.means import ExactMean, IntegerMean, Term, Weighted, totals_of
 from atoll.aggregation.sources import Scaled, Source
 from atoll.aggregation.step import AGGREGATE, Slot, Step
-from atoll.aggregation.tensorfile import NUMPY_DTYPES, TensorFileWriter, parse_header, read_metadata
+from atoll.aggregation.tensorfile import TensorFileWriter, parse_header, read_metadata
+from atoll.aggregation.tiles import Mean, Parts, float_rule, integer_rule, staying_rule
 
 TILE_ELEMENTS = 1 << 17
 """Elements that one thread folds at once: a tile's sum and scratch stay in its cache, 2.5 MiB with the block read."""
@@ -53,21 +47,6 @@ FILES_OPEN_MAX = 256
 
 WEIGHT_MAX = 1 << 53
 """Largest weight: the largest that every float64 up to it holds exactly."""
-
-
-@dataclass(frozen=True, slots=True)
-class Weighted:
-    """One update of the round.
-
-    weight: in 1..2^53 (`weights.integer_weights`). factor: in [0, 1], what its floats are multiplied with so that they
-    stay within the bound of the norm (`robust.clip_factors`); the weight counts in full. trained_factor: in [0, 1], the
-    same for what is trained alone (`weights.normalized`).
-    """
-
-    update: StoredUpdate
-    weight: int
-    factor: float = 1.0
-    trained_factor: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +92,12 @@ def fold(
     """
     layout, _ = parse_header(base)
     piece_bytes = piece_bytes_of(layout)
-    _check(layout, updates, base)
+    check_updates(layout, updates, base)
     with ExitStack() as stack:
         masters = stack.enter_context(UpdateReader(stored_model(base)))
         slots = [stack.enter_context(Slot(name, step, layout, piece_bytes=piece_bytes)) for name in step.slots]
         terms = [
-            _Term(stack.enter_context(UpdateReader(item.update, keep_open=k < FILES_OPEN_MAX)), item)
+            Term(stack.enter_context(UpdateReader(item.update, keep_open=k < FILES_OPEN_MAX)), item)
             for k, item in enumerate(updates)
         ]
         metadata = read_metadata(base)
@@ -138,81 +117,43 @@ def fold(
 def _tiles(
     layout: Layout,
     masters: UpdateReader,
-    terms: "list[_Term]",
+    terms: list[Term],
     slots: list[Slot],
     mean_of: "_MeanOf",
     step: Step,
     tile_elements: int,
-) -> "Iterator[tuple[list[Slot], Callable[[], _Parts]]]":
+) -> "Iterator[tuple[list[Slot], Callable[[], Parts]]]":
     """Every tile of the new version, in canonical order: the slots that move with it, and the work."""
+    totals = totals_of(term.item for term in terms)
     for tensor in in_order(layout):
         carrying = [term for term in terms if term.carries(tensor.name)]
         moved = [slot for slot in slots if slot.carries(tensor.name)]
         if not carrying:
-            rule = _staying_rule(tensor, [masters, *moved])
+            rule = staying_rule(tensor, [masters, *moved])
         elif tensor.dtype in FLOATS:
             optimizer = step.optimizer if step.is_trained(tensor) else None
-            rule = _float_rule(tensor, masters, mean_of(tensor, carrying), moved, optimizer)
+            rule = float_rule(tensor, masters, mean_of(tensor, carrying), moved, optimizer)
         else:
-            rule = _integer_rule(tensor, masters, carrying)
-        for start, stop in _ranges(0, tensor.num_elements, tile_elements):
-            yield moved, partial(rule, start, stop)
+            rule = integer_rule(tensor, masters, IntegerMean(tensor, totals[tensor.name], carrying))
+        for start in range(0, tensor.num_elements, tile_elements):
+            yield moved, partial(rule, start, min(start + tile_elements, tensor.num_elements))
 
 
-@dataclass(frozen=True, slots=True)
-class _Term:
-    """An update that is being folded."""
-
-    reader: UpdateReader
-    item: Weighted
-
-    def carries(self, tensor: str) -> bool:
-        """Whether the update has this tensor."""
-        return self.reader.carries(tensor)
-
-    def magnitude(self, tensor: Tensor) -> float | int:
-        """What the proof of `grid` rests on. NaN is within nothing."""
-        return self.item.update.magnitudes[tensor.name]
-
-    def read(self, tensor: Tensor, start: int, stop: int) -> NDArray[Any]:
-        """A block within the recorded magnitude."""
-        block = self.reader.read(tensor, start, stop)
-        low, high = block.min().item(), block.max().item()
-        if not -self.magnitude(tensor) <= low <= high <= self.magnitude(tensor):
-            raise self.beyond(tensor, block)
-        return block
-
-    def beyond(self, tensor: Tensor, block: NDArray[Any]) -> ValueError:
-        """What to raise about a block that is not."""
-        return ValueError(
-            f"update {self.item.update.path}: tensor {tensor.name!r} has values in {block.min()}..{block.max()}, "
-            f"beyond its recorded magnitude {self.magnitude(tensor)}"
-        )
-
-
-_Parts = tuple[NDArray[Any], ...]
-"""New values of some elements of one tensor, and of its slots."""
-
-_TileRule = Callable[[int, int], _Parts]
-"""(start, stop) -> what becomes of these elements of one tensor."""
-
-_Mean = Callable[[int, int], NDArray[np.float64]]
-"""(start, stop) -> the mean update of these elements of one tensor, or what a rule makes in its place."""
-
-_MeanOf = Callable[[Tensor, list[_Term]], _Mean]
+_MeanOf = Callable[[Tensor, list[Term]], Mean]
 """(a float tensor, the updates that carry it) -> their mean."""
 
 
-def _mean_by(step: Step, layout: Layout, terms: list[_Term], slots: list[Slot], threads: int) -> _MeanOf:
+def _mean_by(step: Step, layout: Layout, terms: list[Term], slots: list[Slot], threads: int) -> _MeanOf:
     """The exact weighted mean, or a rule, which may first look at how the updates lie to each other."""
     if step.rule is None:
-        return partial(_exact_mean, step)
+        totals = totals_of(term.item for term in terms)
+        return lambda tensor, carrying: ExactMean(step, tensor, totals[tensor.name], carrying)
     rule = step.rule
     centre = next((slot for slot in slots if slot.name == AGGREGATE), None)
     by_name: dict[str, Source] = {str(term.item.update.path): Scaled(term, term.item.factor) for term in terms}
     mixing = mixing_for(rule, layout, by_name, centre=centre, threads=threads)
 
-    def mean_of(tensor: Tensor, carrying: list[_Term]) -> _Mean:
+    def mean_of(tensor: Tensor, carrying: list[Term]) -> Mean:
         sources: list[Source] = [Scaled(term, term.item.factor) for term in carrying]
         if centre is not None:
             sources.append(centre)
@@ -221,81 +162,8 @@ def _mean_by(step: Step, layout: Layout, terms: list[_Term], slots: list[Slot], 
     return mean_of
 
 
-def _exact_mean(step: Step, tensor: Tensor, terms: list[_Term]) -> _Mean:
-    total_weight, magnitude = _weight_and_magnitude(tensor, terms)
-    exponent = grid_exponent(magnitude, total_weight=total_weight, count=len(terms))
-    is_trained = step.is_trained(tensor)
-    factors = [term.item.factor * (term.item.trained_factor if is_trained else 1.0) for term in terms]
-    scales = [grid_scale(term.item.weight, exponent) * f for term, f in zip(terms, factors, strict=True)]
-    add_within = add_within_for(tensor.num_elements * len(terms))
-
-    def mean(start: int, stop: int) -> NDArray[np.float64]:
-        total = np.zeros(stop - start)
-        for term, scale in zip(terms, scales, strict=True):
-            block = term.reader.read(tensor, start, stop)
-            if not add_within(total, block, scale, term.magnitude(tensor)):
-                raise term.beyond(tensor, block)
-        mean = mean_from_grid(total, exponent, total_weight=total_weight)
-        return mean if step.scale == 1.0 or not is_trained else np.multiply(mean, step.scale, out=mean)
-
-    return mean
-
-
-def _weight_and_magnitude(tensor: Tensor, terms: list[_Term]) -> tuple[int, float | int]:
-    total_weight = sum(term.item.weight for term in terms)
-    return total_weight, max(term.item.update.magnitudes[tensor.name] for term in terms)
-
-
-def _staying_rule(tensor: Tensor, files: Sequence[UpdateReader | Slot]) -> _TileRule:
-    dtype = NUMPY_DTYPES[tensor.dtype]
-    return lambda start, stop: tuple(file.read(tensor, start, stop).astype(dtype, copy=False) for file in files)
-
-
-def _float_rule(
-    tensor: Tensor, masters: UpdateReader, mean_of: _Mean, slots: list[Slot], optimizer: Optimizer | None
-) -> _TileRule:
-    what = f"tensor {tensor.name!r}: "
-
-    def new_values(start: int, stop: int) -> _Parts:
-        mean = mean_of(start, stop)
-        master = masters.read(tensor, start, stop)
-        state = {slot.name: slot.read(tensor, start, stop).astype(np.float64) for slot in slots}
-        if AGGREGATE in state:
-            state[AGGREGATE] = mean.copy()
-        if optimizer is None:
-            new = np.add(master, mean, out=mean)
-        else:
-            new = optimizer.apply(master.astype(np.float64), mean, state)
-        kept = (_float32(values, what + name) for name, values in state.items())
-        return (_float32(new, what + "new values"), *kept)
-
-    return new_values
-
-
-def _float32(values: NDArray[np.float64], what: str) -> NDArray[np.float32]:
-    with np.errstate(over="ignore"):
-        rounded = values.astype(np.float32)
-    if not np.isfinite(rounded).all():
-        raise ValueError(f"{what} in {values.min()}..{values.max()} leave float32")
-    return rounded
-
-
-def _integer_rule(tensor: Tensor, masters: UpdateReader, terms: list[_Term]) -> _TileRule:
-    total_weight, magnitude = _weight_and_magnitude(tensor, terms)
-    dtype = sum_dtype(int(magnitude), total_weight=total_weight)
-
-    def new_values(start: int, stop: int) -> _Parts:
-        blocks = ((term.read(tensor, start, stop), term.item.weight) for term in terms)
-        mean = rounded_mean(weighted_sum(blocks, stop - start, dtype=dtype), total_weight=total_weight)
-        try:
-            return (apply_mean(masters.read(tensor, start, stop), mean, NUMPY_DTYPES[tensor.dtype]),)
-        except ValueError as fault:
-            raise ValueError(f"tensor {tensor.name!r}: {fault}") from fault
-
-    return new_values
-
-
-def _check(layout: Layout, updates: Sequence[Weighted], base: Path) -> None:
+def check_updates(layout: Layout, updates: Sequence[Weighted], base: Path) -> None:
+    """Raise ValueError when these updates cannot be added to this base."""
     if not updates:
         raise ValueError("no updates to fold")
     tensors = {tensor.name: tensor for tensor in layout}
@@ -319,7 +187,3 @@ def _check_numbers(item: Weighted) -> None:
     for factor in (item.factor, item.trained_factor):
         if not 0.0 <= factor <= 1.0:
             raise ValueError(f"update {item.update.path}: factor {factor} is not in [0, 1]")
-
-
-def _ranges(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
-    return ((begin, min(begin + step, stop)) for begin in range(start, stop, step))

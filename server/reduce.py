@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from atoll.aggregation.fold import Weighted, fold
+from atoll.aggregation.fold import fold
 from atoll.aggregation.inspection import inspect
 from atoll.aggregation.layout import FLOATS, Piece
+from atoll.aggregation.means import Weighted
 from atoll.aggregation.step import Step
 from atoll.aggregation.tensorfile import parse_header, read_buffers
 from atoll.protocol import steps
