@@ -5,7 +5,7 @@ the boxes cover each tensor exactly once (`cover.check_cover`, when the update i
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +42,12 @@ def stored_model(path: Path) -> StoredUpdate:
     layout, data_start = parse_header(path)
     whole = tuple(Piece(t.name, t.dtype, (0,) * len(t.shape), t.shape, "") for t in layout)
     return StoredUpdate(path, whole, data_start=data_start)
+
+
+def stored_shard(path: Path, pieces: Iterable[Piece]) -> StoredUpdate:
+    """Some pieces of a model in a file of their own, to be read like an update. Raises as `tensorfile.parse_header`."""
+    _, data_start = parse_header(path)
+    return StoredUpdate(path, tuple(pieces), data_start=data_start)
 
 
 class UpdateReader:

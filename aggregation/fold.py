@@ -31,7 +31,7 @@ from pathlib import Path
 from atoll.aggregation.ahead import computed_ahead
 from atoll.aggregation.blocks import UpdateReader, stored_model
 from atoll.aggregation.combine import combine, mixing_for
-from atoll.aggregation.cuts import piece_bytes_of
+from atoll.aggregation.cuts import cut_layout, piece_bytes_of
 from atoll.aggregation.layout import FLOATS, Layout, Piece, Tensor, in_order
 from atoll.aggregation.means import ExactMean, IntegerMean, Term, Weighted, totals_of
 from atoll.aggregation.sources import Scaled, Source
@@ -91,17 +91,18 @@ def fold(
         TensorFileCorrupted: a file is shorter than it should be, or the base has a broken header.
     """
     layout, _ = parse_header(base)
-    piece_bytes = piece_bytes_of(layout)
+    pieces = tuple(cut_layout(layout, piece_bytes_of(layout)))
+    if not updates:
+        raise ValueError("no updates to fold")
     check_updates(layout, updates, base)
     with ExitStack() as stack:
         masters = stack.enter_context(UpdateReader(stored_model(base)))
-        slots = [stack.enter_context(Slot(name, step, layout, piece_bytes=piece_bytes)) for name in step.slots]
+        slots = [stack.enter_context(Slot(name, step, layout, pieces)) for name in step.slots]
         terms = [
             Term(stack.enter_context(UpdateReader(item.update, keep_open=k < FILES_OPEN_MAX)), item)
             for k, item in enumerate(updates)
         ]
-        metadata = read_metadata(base)
-        writer = stack.enter_context(TensorFileWriter(out, layout, metadata=metadata, piece_bytes=piece_bytes))
+        writer = stack.enter_context(TensorFileWriter(out, layout, metadata=read_metadata(base), pieces=pieces))
         mean_of = _mean_by(step, layout, terms, slots, threads)
         tiles = _tiles(layout, masters, terms, slots, mean_of, step, tile_elements)
         finished = stack.enter_context(closing(computed_ahead(tiles, threads=threads)))  # before a file is closed
@@ -164,8 +165,6 @@ def _mean_by(step: Step, layout: Layout, terms: list[Term], slots: list[Slot], t
 
 def check_updates(layout: Layout, updates: Sequence[Weighted], base: Path) -> None:
     """Raise ValueError when these updates cannot be added to this base."""
-    if not updates:
-        raise ValueError("no updates to fold")
     tensors = {tensor.name: tensor for tensor in layout}
     for tensor in layout:
         if tensor.dtype in FLOATS and tensor.dtype != "F32":

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.blocks import StoredUpdate, UpdateReader
+from atoll.aggregation.exchange import Bytes
 from atoll.aggregation.grid import grid_exponent, grid_scale, mean_from_grid
 from atoll.aggregation.integers import from_words, rounded_mean, sum_dtype, to_words, weighted_sum
 from atoll.aggregation.kernel import add_within_for
@@ -108,21 +109,25 @@ class ExactMean:
                 raise term.beyond(self._tensor, block)
         return total
 
-    def joined(self, parts: Iterable[NDArray[np.uint8]], num_elements: int) -> NDArray[np.float64]:
-        """The sum of what all ranks have summed."""
-        total = np.zeros(num_elements)
-        for part in parts:
-            total += part.view(np.float64)
-        return total
+    def share(self, start: int, stop: int) -> NDArray[np.float64]:
+        """The sum as it travels; nothing, when no update is here."""
+        return self.sum(start, stop) if self._terms else np.zeros(0)
 
-    def mean(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The mean, in the memory of the sum over all updates."""
+    def joined(self, parts: Sequence[Bytes], start: int, stop: int) -> NDArray[np.float64]:
+        """The mean, from the shares of all ranks."""
+        total = np.zeros(stop - start)
+        for part in parts:
+            if part.size:
+                total += part.view(np.float64)
+        return self._mean(total)
+
+    def _mean(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
         mean: NDArray[np.float64] = mean_from_grid(total, self._exponent, total_weight=self._total.weight)
         return mean if self._scale == 1.0 else np.multiply(mean, self._scale, out=mean)
 
     def __call__(self, start: int, stop: int) -> NDArray[np.float64]:
         """The mean when all updates are here."""
-        return self.mean(self.sum(start, stop))
+        return self._mean(self.sum(start, stop))
 
 
 class IntegerMean:
@@ -137,21 +142,21 @@ class IntegerMean:
         blocks = ((term.read(self._tensor, start, stop), term.item.weight) for term in self._terms)
         return weighted_sum(blocks, stop - start, dtype=self._dtype)
 
-    def words(self, start: int, stop: int) -> NDArray[np.int64]:
-        """The sum as it travels."""
-        return to_words(self.sum(start, stop))
+    def share(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The sum as it travels; nothing, when no update is here."""
+        return to_words(self.sum(start, stop)) if self._terms else np.zeros(0, np.int64)
 
-    def joined(self, parts: Iterable[NDArray[np.uint8]], num_elements: int) -> NDArray[Any]:
-        """The sum of what all ranks have summed."""
-        total = np.zeros(num_elements, self._dtype)
+    def joined(self, parts: Sequence[Bytes], start: int, stop: int) -> NDArray[Any]:
+        """The rounded mean, from the shares of all ranks."""
+        total = np.zeros(stop - start, self._dtype)
         for part in parts:
-            total += from_words(part.view(np.int64), num_elements, dtype=self._dtype)
-        return total
+            if part.size:
+                total += from_words(part.view(np.int64), stop - start, dtype=self._dtype)
+        return self._mean(total)
 
-    def mean(self, total: NDArray[Any]) -> NDArray[Any]:
-        """The rounded mean of the sum over all updates."""
+    def _mean(self, total: NDArray[Any]) -> NDArray[Any]:
         return rounded_mean(total, total_weight=self._total.weight)
 
     def __call__(self, start: int, stop: int) -> NDArray[Any]:
         """The mean when all updates are here."""
-        return self.mean(self.sum(start, stop))
+        return self._mean(self.sum(start, stop))
