@@ -36,6 +36,7 @@ class Update:
     num_examples: int
     work: float  # fraction of the requested steps that was done, in (0, 1]
     num_bytes: int = 0
+    plain_bytes: int = 0  # of its values, without a codec
     statistics: Sums = field(default_factory=dict)
     download_seconds: float = 0.0
     train_seconds: float = 0.0

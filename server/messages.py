@@ -33,6 +33,7 @@ def invitation(
     data: bytes = b"",
     seed: int,
     local: Mapping[str, Any],
+    codec: str = "",
     grace: float,
     now: float,
 ) -> pb.ServerMessage:
@@ -50,6 +51,7 @@ def invitation(
             grace_s=grace,
             manifest=_inline(manifest),
             data=data,
+            codec=codec,
         )
     )
 
