@@ -193,5 +193,5 @@ def test_gram_of_encoded_updates_is_that_of_their_values(tmp_path):
 
 def test_fold_refuses_values_beyond_the_recorded_magnitude(tmp_path):
     [update], _ = cohort(tmp_path, ["bf16"])
-    with pytest.raises(ValueError, match="beyond its recorded magnitude 0.5"):
+    with pytest.raises(ValueError, match=r"beyond its recorded magnitude 0\.5"):
         folded(tmp_path, [(0, replace(update, magnitudes={**update.magnitudes, "w": 0.5}))])

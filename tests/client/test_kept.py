@@ -152,7 +152,7 @@ def test_task_and_run_lead_out_of_no_folder(tmp_path, folder):
 
 
 class Ledger(RuleBasedStateMachine):
-    """Each update moves a sum on: sent = made + owed - left. Over any answers and restarts nothing is lost or doubled."""
+    """Each update moves a sum on: sent = made + owed - left. Over any answers and restarts none is lost or doubled."""
 
     folder: Path
 
