@@ -36,10 +36,10 @@ class Update:
     num_examples: int
     work: float  # fraction of the requested steps that was done, in (0, 1]
     num_bytes: int = 0
-    plain_bytes: int = 0  # of its values, without a codec
     statistics: Sums = field(default_factory=dict)
     download_seconds: float = 0.0
     train_seconds: float = 0.0
+    plain_bytes: int = 0  # what `num_bytes` would be without a codec
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,11 +34,11 @@ class ClientRecord:
     num_examples: int = 0
     work: float = 0.0
     num_bytes: int = 0
-    plain_bytes: int = 0  # what `num_bytes` would have been without a codec
     download_seconds: float = 0.0
     train_seconds: float = 0.0
     used_in: RoundId | None = None  # the round whose model holds the update
     unused_because: str = ""  # why no model holds it although it was accepted
+    plain_bytes: int = 0  # what `num_bytes` would be without a codec
 
 
 @dataclass(slots=True)
