@@ -1,7 +1,8 @@
 """Reads a stored update block by block, in the flat C order of its tensors, whatever boxes it was cut into.
 
-An update lies on disk as it was received: the raw bytes of its pieces, one after the other. The reader trusts that
-the boxes cover each tensor exactly once (`cover.check_cover`, when the update is accepted).
+An update lies on disk as it was received: the bytes of its pieces, one after the other, raw or encoded. The reader
+trusts that the boxes cover each tensor exactly once (`cover.check_cover`, when the update is accepted). Of an encoded
+piece it decodes the chunks that a block meets: a block of the fold is whole chunks, so that each is decoded once.
 """
 
 import os
@@ -14,6 +15,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.chunks import decode_range
+from atoll.aggregation.codecs import parse_codec
 from atoll.aggregation.layout import FLOATS, ITEM_BYTES, Piece, Tensor
 from atoll.aggregation.tensorfile import NUMPY_DTYPES, parse_header, read_into, to_float32
 
@@ -95,13 +98,14 @@ class UpdateReader:
             KeyError: the update does not carry the tensor.
             IndexError: the range is not inside the tensor.
             TensorFileCorrupted: the file ends too early.
+            ValueError: the bytes are not what their codec writes.
         """
         if not 0 <= start <= stop <= tensor.num_elements:
             raise IndexError(f"elements {start}..{stop} of tensor {tensor.name!r} are not in 0..{tensor.num_elements}")
         pieces = self._pieces[tensor.name]
         piece, position = pieces[0]
         if piece.lengths == tensor.shape:
-            return self._widened(piece.dtype, position, start, stop)
+            return self._values(piece, position, start, stop)
         if tensor.name not in self._boxes:
             self._boxes[tensor.name] = [_box_of(piece, position, tensor.shape) for piece, position in pieces]
         block = np.empty(stop - start, np.float32 if piece.dtype in FLOATS else np.int64)
@@ -118,7 +122,7 @@ class UpdateReader:
         begins = box.begins(first, last) - start
         head = max(0, -int(begins[0]))
         tail = max(0, int(begins[-1]) + box.run - (stop - start))
-        values = self._widened(box.dtype, box.position, first * box.run + head, last * box.run - tail)
+        values = self._values(box.piece, box.position, first * box.run + head, last * box.run - tail)
         if box.run < SHORT_RUN:
             index = (begins[:, np.newaxis] + np.arange(box.run)).reshape(-1)
             block[index[head : index.size - tail]] = values
@@ -129,11 +133,25 @@ class UpdateReader:
             block[low:high] = values[done : done + high - low]
             done += high - low
 
-    def _widened(self, dtype: str, position: int, start: int, stop: int) -> NDArray[Any]:
+    def _values(self, piece: Piece, position: int, start: int, stop: int) -> NDArray[Any]:
         """Elements [start, stop) of the piece that begins at `position`, in the order of its bytes."""
+        if piece.codec:
+            return self._decoded(piece, position, start, stop)
+        dtype = piece.dtype
         raw = np.empty(stop - start, NUMPY_DTYPES[dtype])
         self._fill(raw, position + start * ITEM_BYTES[dtype])
         return to_float32(raw, dtype) if dtype in FLOATS else raw.astype(np.int64, copy=False)
+
+    def _decoded(self, piece: Piece, position: int, start: int, stop: int) -> NDArray[np.float32]:
+        def read(begin: int, num_bytes: int) -> memoryview:
+            raw = np.empty(num_bytes, np.uint8)
+            self._fill(raw, position + begin)
+            return raw.data
+
+        try:
+            return decode_range(parse_codec(piece.codec), piece.num_elements, start, stop, read)
+        except ValueError as fault:
+            raise ValueError(f"update {self._path}: tensor {piece.tensor!r}: {fault}") from fault
 
     def _fill(self, raw: NDArray[Any], position: int) -> None:
         source = self._data if self._data is not None else self._fd
@@ -160,8 +178,8 @@ class _Box:
     count the runs, which both the file and the flat tensor hold in C order.
     """
 
-    dtype: str
-    position: int  # of the box's first byte
+    piece: Piece
+    position: int  # of its first byte
     lengths: tuple[int, ...]
     strides: tuple[int, ...]  # of the same axes in the flat tensor [elements]
     run: int
@@ -205,7 +223,7 @@ def _box_of(piece: Piece, position: int, shape: tuple[int, ...]) -> _Box:
     while axis > 0 and piece.lengths[axis] == shape[axis]:
         axis -= 1
     return _Box(
-        dtype=piece.dtype,
+        piece=piece,
         position=position,
         lengths=piece.lengths[:axis] or (1,),
         strides=tuple(strides[:axis]) or (strides[0] * shape[0],),

@@ -30,6 +30,9 @@ class TrainOrder:
     local: Mapping[str, Any]
     algorithm: str = "fedavg"
     budget: float  # seconds from now; whoever trains stops by itself when they are over
+    codec: str = ""  # of the update; empty: plain. Who cannot encode may write it plain
+    owed: tuple[Path, ...] = ()  # what biased codecs left out before: is added
+    residual: Path | None = None  # where to write what this one leaves out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ class ModelBench:
 
     def buffers(self) -> list[str]:
         """Of the task's model."""
-        return buffers_of(build_model(self._task))
+        return buffers_of(self._model if self._model is not None else build_model(self._task))
 
     def num_examples(self) -> int | None:
         """Of the training split; None without a site."""

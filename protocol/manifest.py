@@ -14,6 +14,8 @@ ManifestError.
 A version's tensors are cut into pieces by `aggregation.cuts`, and have one SHA-256 for each; an update's pieces are its
 client's own.
 
+A piece of an update that is encoded has two keys more, "codec" and "num_bytes"; its SHA-256 is of the encoded bytes.
+
 What the numbers of an update claim (its round, its examples, its work) is judged by the round's machine, which can say
 precisely what it refuses; here they only have to be numbers.
 """
@@ -25,6 +27,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from atoll.aggregation.chunks import encoded_bytes
+from atoll.aggregation.codecs import NAMES as CODEC_NAMES
+from atoll.aggregation.codecs import parse_codec
 from atoll.aggregation.cover import check_cover
 from atoll.aggregation.cuts import PIECE_BYTES_MIN, cut, layout_of_pieces, num_cuts, piece_bytes_of
 from atoll.aggregation.layout import FLOATS, ITEM_BYTES, Layout, Piece, Tensor, pieces_in_order
@@ -59,6 +64,7 @@ BYTES_MAX = 2**50
 
 NAME_MAX = 1024
 ID_MAX = 256
+CODEC_NAME_MAX = 32
 RESERVED_NAMES = frozenset({"__metadata__"})
 """Keys of a safetensors header that are no tensor."""
 
@@ -144,8 +150,18 @@ class UpdateManifest:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the pieces [bytes]."""
+        """Size of the pieces as they are sent [bytes]."""
         return sum(piece.num_bytes for piece in self.pieces)
+
+    @property
+    def plain_bytes(self) -> int:
+        """Size of the values [bytes]: what would be sent without a codec."""
+        return sum(piece.plain_bytes for piece in self.pieces)
+
+    @property
+    def codecs(self) -> frozenset[str]:
+        """What its pieces are encoded with; empty of a plain update."""
+        return frozenset(piece.codec for piece in self.pieces if piece.codec)
 
     @property
     def digest(self) -> Digest:
@@ -161,6 +177,7 @@ class UpdateManifest:
                 "offsets": piece.offsets,
                 "lengths": piece.lengths,
                 "sha256": piece.sha256,
+                **({"codec": piece.codec, "num_bytes": piece.encoded_bytes} if piece.codec else {}),
             }
             for piece in self.pieces
         ]
@@ -245,6 +262,7 @@ _TENSOR_KEYS = frozenset({"dtype", "model_dtype", "name", "sha256", "shape"})
 _PIECE_KEYS = frozenset({"dtype", "lengths", "offsets", "sha256", "tensor"})
 _STEPS_KEYS = frozenset({"normalizer", "effective_steps"})
 _UPDATE_KEYS = frozenset(UpdateManifest.__dataclass_fields__) - _STEPS_KEYS | {"format", "kind"}
+_ENCODED_PIECE_KEYS = _PIECE_KEYS | {"codec", "num_bytes"}
 
 
 def _tensor(value: object, path: str, piece_bytes: int, num_max: int) -> tuple[Tensor, str, list[Piece]]:
@@ -266,14 +284,32 @@ def _tensor(value: object, path: str, piece_bytes: int, num_max: int) -> tuple[T
 
 
 def _piece(value: object, path: str) -> Piece:
-    fields = fields_of(value, path, keys=_PIECE_KEYS)
+    is_encoded = type(value) is dict and "codec" in value
+    fields = fields_of(value, path, keys=_ENCODED_PIECE_KEYS if is_encoded else _PIECE_KEYS)
     name = text(fields["tensor"], f"{path}.tensor", num_max=NAME_MAX, refused=RESERVED_NAMES)
     dtype = one_of(fields["dtype"], f"{path}.dtype", allowed=UPDATE_DTYPES)
     offsets = _sizes(fields["offsets"], f"{path}.offsets")
     lengths = _sizes(fields["lengths"], f"{path}.lengths")
     if len(offsets) != len(lengths):
         refuse(f"{path}.offsets", fields["offsets"], f"as many as lengths ({len(lengths)})")
-    return Piece(name, dtype, offsets, lengths, sha256_hex(fields["sha256"], f"{path}.sha256"))
+    piece = Piece(name, dtype, offsets, lengths, sha256_hex(fields["sha256"], f"{path}.sha256"))
+    return _encoded(piece, fields, path) if is_encoded else piece
+
+
+def _encoded(piece: Piece, fields: dict[str, Any], path: str) -> Piece:
+    """The same piece with its codec: of float32 values, by the codec's one name, of the size that it gives."""
+    if piece.dtype != "F32":
+        refuse(f"{path}.dtype", piece.dtype, "'F32' of an encoded piece")
+    name = text(fields["codec"], f"{path}.codec", num_max=CODEC_NAME_MAX)
+    try:
+        codec = parse_codec(name)
+    except ValueError:
+        refuse(f"{path}.codec", name, CODEC_NAMES)
+    if codec.name != name:
+        refuse(f"{path}.codec", name, repr(codec.name))
+    size = encoded_bytes(codec, piece.num_elements)
+    integer(fields["num_bytes"], f"{path}.num_bytes", low=size, high=size)
+    return replace(piece, codec=name, encoded_bytes=size)
 
 
 def _sizes(value: object, path: str) -> tuple[int, ...]:
@@ -288,7 +324,7 @@ def _check_together(pieces: tuple[Piece, ...], path: str) -> None:
     boxes: set[tuple[str, tuple[int, ...]]] = set()
     for index, piece in enumerate(pieces):
         _check_size(piece.dtype, piece.lengths, f"{path}[{index}]")
-        total += piece.num_bytes
+        total += max(piece.num_bytes, piece.plain_bytes)
         kind = (piece.dtype, len(piece.lengths))
         if kinds.setdefault(piece.tensor, kind) != kind:
             refuse(f"{path}[{index}]", piece.tensor, "one dtype and one number of dimensions per tensor")

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
+from atoll.aggregation.codecs import family_of
 from atoll.protocol import steps
 from atoll.protocol.atoll_pb2 import ServerMessage
 from atoll.protocol.vocabulary import ClientId, Digest, Fate, RoundId, RunId, RunState, Version
@@ -316,9 +317,15 @@ class RunDriver:
             seed=messages.training_seed(self.config.seed, self.config.name, effect.round_id, effect.client_id),
             local=self.config.local,
             algorithm=self.config.aggregation.algorithm,
+            codec=self._codec_for(effect.client_id),
             grace=self.config.round.grace,
             now=self._clock.now(),
         )
+
+    def _codec_for(self, client_id: ClientId) -> str:
+        """The run's codec, when the client speaks it; otherwise its update comes plain."""
+        name = self.config.aggregation.codec_name
+        return name if family_of(name) in self._hub.codecs_of(client_id) else ""
 
     def _evaluation_request(self, effect: AskEvaluation) -> ServerMessage:
         version = self.reducer.version(effect.version)

@@ -34,6 +34,7 @@ def invitation(
     seed: int,
     local: Mapping[str, Any],
     algorithm: str,
+    codec: str,
     grace: float,
     now: float,
 ) -> pb.ServerMessage:
@@ -52,6 +53,7 @@ def invitation(
             manifest=_inline(manifest),
             data=data,
             algorithm=algorithm,
+            codec=codec,
         )
     )
 

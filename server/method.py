@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from atoll.aggregation.codecs import FAMILIES, codec_name
 from atoll.aggregation.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
 from atoll.aggregation.optimizers import OPTIMIZERS, Optimizer
 from atoll.aggregation.robust import Median, TrimmedMean, clip_factors
@@ -40,6 +41,13 @@ RULE_OPTIONS: Mapping[str, Mapping[str, bool]] = {
     "centered_clipping": {"radius": True, "num_steps": False},
 }
 """The options of each rule, and whether it must have them."""
+
+CODEC_OPTIONS: Mapping[str, Mapping[str, bool]] = {
+    "none": {},
+    **{family: {} for family in FAMILIES},
+    "topk": {"topk_fraction": True},
+}
+"""The options of each codec, and whether it must have them."""
 
 OPTIMIZER_OPTIONS: Mapping[str, frozenset[str]] = {
     "fedavg": frozenset({"lr"}),
@@ -91,6 +99,16 @@ class AggregationConfig(BaseModel):
     """No update counts as longer than this: a number, or "median", the median length of the round's updates; absent: no
     bound. With any rule."""
 
+    codec: Literal["none", "bf16", "fp16", "qsgd8", "topk", "sign"] = "none"
+    """What updates are encoded with on their way, by every client that can; the others send them plain. Of float32's
+    bytes "bf16" and "fp16" leave 1/2, "qsgd8" (8 bits, rounded at random without bias) 0.252, "sign" (1 bit) 1/32,
+    "topk" (the largest elements alone) 1.5 times `topk_fraction`. What "topk" and "sign" leave out, the client adds to
+    its next update. Integers and buffers stay plain."""
+
+    topk_fraction: Annotated[float, Field(ge=0.000001, le=1)] | None = None
+    """Of "topk": the share of each 65,536 elements that travel, such as 0.01; rounded to millionths; absent: there is
+    none, and the codec asks for it."""
+
     @field_validator("rule")
     @classmethod
     def _known_or_reference(cls, rule: str) -> str:
@@ -116,6 +134,20 @@ class AggregationConfig(BaseModel):
         if missing := sorted(name for name, must in options.items() if must and getattr(self, name) is None):
             raise ValueError(f"{self.rule}{' with mix_neighbours' * self.mix_neighbours} needs {', '.join(missing)}")
         return self
+
+    @model_validator(mode="after")
+    def _only_what_the_codec_has(self) -> "AggregationConfig":
+        options = CODEC_OPTIONS[self.codec]
+        if self.topk_fraction is not None and "topk_fraction" not in options:
+            raise ValueError(f"topk_fraction is no option of codec {self.codec} (allowed: none)")
+        if missing := sorted(name for name, must in options.items() if must and getattr(self, name) is None):
+            raise ValueError(f"codec {self.codec} needs {', '.join(missing)}")
+        return self
+
+    @property
+    def codec_name(self) -> str:
+        """The codec as an invitation and a manifest call it, such as "topk:0.01"; empty: none."""
+        return "" if self.codec == "none" else codec_name(self.codec, self.topk_fraction)
 
     def _given(self) -> dict[str, int | float]:
         names = ("malicious", "num_selected", "num_steps", "radius")

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 
+from atoll.aggregation.codecs import FAMILIES
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.channel import METRICS_MAX, PROTOCOL, STATISTICS_MAX
@@ -227,4 +228,5 @@ def _fault_of_hello(message: pb.ClientMessage) -> tuple[grpc.StatusCode, str] | 
 
 def _connection(hello: pb.Hello) -> Connection:
     profile = Profile(min(hello.num_examples, 2**53), hello.label)
-    return Connection(ClientId(hello.client_id), hello.session, frozenset(hello.tasks), profile)
+    codecs = frozenset(hello.codecs).intersection(FAMILIES)
+    return Connection(ClientId(hello.client_id), hello.session, frozenset(hello.tasks), profile, codecs)

@@ -20,7 +20,7 @@ from atoll.server.coordinator import Coordinator
 from atoll.server.downloads import BadRequest
 from atoll.server.driver import RunDriver
 from atoll.server.events import Accept, Reject, Sums, Update, UpdateReceived, UpdateRefused, UploadBegun
-from atoll.server.incoming import Incoming
+from atoll.server.incoming import SMALL_BYTES, Incoming
 from atoll.server.messages import sums_of
 from atoll.server.silence import next_of
 from atoll.server.store import KeptUpdate, RunStore
@@ -108,6 +108,8 @@ class _Upload:
         layout, num_pieces = base.manifest.layout, len(self.manifest.pieces)
         if faults := await off_loop(100 * num_pieces, check_against, layout, self.manifest):
             return await self._refuse(RejectReason.WRONG_LAYOUT, "; ".join(faults)[:2000])
+        if fault := codec_fault(self.manifest, run.config.aggregation.codec_name):
+            return await self._refuse(RejectReason.WRONG_CODEC, fault)
         if run.is_first_upload(update):
             run.post(UploadBegun(update.client_id, update.round_id))
         return None
@@ -156,7 +158,8 @@ class _Upload:
         """All bytes are there: check them and make them durable, or say what is wrong."""
         store = self.run.reducer.store
         steps.reached("upload.before_check")
-        if file.is_small and len(self.manifest.pieces) <= PIECES_AT_ONCE:
+        is_quick = self.manifest.plain_bytes <= SMALL_BYTES  # also when few bytes decode to many
+        if file.is_small and is_quick and len(self.manifest.pieces) <= PIECES_AT_ONCE:
             inspection, kept = _keep_if_sound(store, file, self.manifest)
         else:
             inspection, kept = await coordinator.on_thread(_keep_if_sound, store, file, self.manifest)
@@ -166,6 +169,9 @@ class _Upload:
         if inspection.wrong_digests:
             names = ", ".join(sorted({piece.tensor for piece in inspection.wrong_digests})[:5])
             return _verdict(RejectReason.DIGEST_MISMATCH, f"the bytes of {names} are not those of the manifest", True)
+        if inspection.malformed:
+            found = "; ".join(f"{name}: {fault}" for name, fault in sorted(inspection.malformed.items())[:5])
+            return await self._refuse(RejectReason.BAD_ENCODING, found)
         if inspection.non_finite:
             found = ", ".join(f"{name}: {count}" for name, count in sorted(inspection.non_finite.items())[:5])
             return await self._refuse(RejectReason.NOT_FINITE, f"values that are NaN or infinite ({found})")
@@ -185,6 +191,13 @@ class _Upload:
         if self.run.is_news_of(self.update.client_id, self.update.round_id):
             await self.run.post(UpdateRefused(self.update.client_id, self.update.round_id, reason, detail))
         return _verdict(reason, detail)
+
+
+def codec_fault(manifest: UpdateManifest, allowed: str) -> str:
+    """Why a run with this codec does not take an update; empty when it does: plain pieces are always taken."""
+    if not (wrong := sorted(manifest.codecs - {allowed})):
+        return ""
+    return f"the update is encoded with {', '.join(wrong)}; allowed: {f'{allowed}, or ' if allowed else ''}plain values"
 
 
 def _beyond_reason(inspection: Inspection) -> str:
@@ -211,6 +224,7 @@ def _update(manifest: UpdateManifest, digest: Digest, opened: pb.UploadOpen) -> 
         num_examples=manifest.num_examples,
         work=manifest.work,
         num_bytes=manifest.num_bytes,
+        plain_bytes=manifest.plain_bytes,
         statistics=_statistics(opened),
         download_seconds=_seconds(opened.download_seconds),
         train_seconds=_seconds(opened.train_seconds),

@@ -312,3 +312,62 @@ def test_the_list_of_faults_is_short_however_wrong_the_manifest_is() -> None:
     faults = check_against(layout, VersionManifest.of(()))
     assert len(faults) == FAULTS_MAX + 1
     assert faults[-1] == "and 80 more"
+
+
+# ---------------------------------------------------------------- encoded pieces
+
+
+def encoded_piece(**changes: Any) -> bytes:
+    """An update of one piece of 1,000 elements with topk:0.01, so 10 values and 10 indices; `changes` may spoil it."""
+    piece = {
+        "codec": "topk:0.01",
+        "dtype": "F32",
+        "lengths": [1000],
+        "num_bytes": 60,
+        "offsets": [0],
+        "sha256": SHA,
+        "tensor": "w",
+    }
+    document = json.loads(UPDATE.encode()) | {"pieces": [{k: v for k, v in (piece | changes).items() if v is not None}]}
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+def test_an_encoded_piece_survives_its_bytes_and_has_its_own_size() -> None:
+    manifest = parse_update(encoded_piece())
+    assert manifest.encode() == encoded_piece()
+    assert manifest.pieces == (Piece("w", "F32", (0,), (1000,), SHA, "topk:0.01", 60),)
+    assert (manifest.num_bytes, manifest.plain_bytes, manifest.codecs) == (60, 4000, {"topk:0.01"})
+    assert (UPDATE.num_bytes, UPDATE.plain_bytes, UPDATE.codecs) == (36, 36, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"codec": "topk:0.010"}, r"pieces\[0\]\.codec: got 'topk:0.010'; allowed: 'topk:0.01'"),
+        ({"codec": "zip"}, r"pieces\[0\]\.codec: got 'zip'; allowed: bf16, fp16, qsgd8, sign, topk:F"),
+        ({"codec": ""}, r"pieces\[0\]\.codec: got ''; allowed: 1 to 32 printable"),
+        ({"codec": "t" * 33}, r"pieces\[0\]\.codec: got .*; allowed: 1 to 32 printable"),
+        ({"codec": 7}, r"pieces\[0\]\.codec: got 7"),
+        ({"codec": None}, r"pieces\[0\]: got 'num_bytes'; allowed: the keys"),
+        ({"num_bytes": 59}, r"pieces\[0\]\.num_bytes: got 59; allowed: an integer in 60\.\.60"),
+        ({"num_bytes": 60.0}, r"pieces\[0\]\.num_bytes: got 60\.0"),
+        ({"num_bytes": None}, r"pieces\[0\]: key 'num_bytes' is missing"),
+        ({"dtype": "I64"}, r"pieces\[0\]\.dtype: got 'I64'; allowed: 'F32' of an encoded piece"),
+        ({"dtype": "BF16"}, r"pieces\[0\]\.dtype: got 'BF16'; allowed: 'F32' of an encoded piece"),
+    ],
+)
+def test_a_malformed_encoded_piece_is_refused_by_name(changes: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ManifestError, match=fault):
+        parse_update(encoded_piece(**changes))
+
+
+def test_few_bytes_that_claim_too_many_values_are_refused() -> None:
+    huge = encoded_piece(codec="topk:0.000001", lengths=[2**50, 4], offsets=[0, 0])
+    with pytest.raises(ManifestError, match="bytes"):
+        parse_update(huge)
+
+
+def test_encoded_pieces_are_ordered_as_bytes() -> None:
+    plain, small = Piece("z", "F32", (0,), (3,), SHA), Piece("i", "I8", (0,), (3,), SHA)
+    encoded = Piece("a", "F32", (0,), (1000,), SHA, "sign", 129)
+    assert pieces_in_order([encoded, small, plain]) == (plain, encoded, small)
