@@ -103,6 +103,7 @@ class RunDriver:
         clock: Clock,
         crash: Callable[[BaseException], None],
         keep_rounds: int,
+        is_in_flight: Callable[[Digest], bool],
     ) -> None:
         self.run_id, self.config, self.task, self.machine = run_id, config, task, machine
         self.reducer = reducer
@@ -113,6 +114,7 @@ class RunDriver:
             journal,
             journal_thread,
             keep_rounds=keep_rounds,
+            is_in_flight=is_in_flight,
             spawn=self._spawn,
         )
         self.listeners: list[Callable[[Effects], None]] = []  # called after effects were carried out: for a person

@@ -20,7 +20,6 @@ from atoll.server.events import ClientEvaluated, ClientFailed, Profile
 from atoll.server.hub import Connection
 from atoll.server.messages import NAME_MAX, sums_of
 from atoll.server.silence import Silent, next_of
-from atoll.server.uploads import receive_update
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +141,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         """An update, from its manifest to the verdict."""
         first = await _opening(requests, context, "UploadOpen")
         try:
-            async for reply in receive_update(self._coordinator, first.open, requests):
+            async for reply in self._coordinator.uploads.receive(first.open, requests):
                 yield reply
         except BadRequest as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
