@@ -17,7 +17,6 @@ import grpc
 
 from atoll.aggregation.exchange import ExchangeBroken
 from atoll.aggregation.fold import Folded
-from atoll.aggregation.gloo import Gloo, MeetingPoint
 from atoll.aggregation.means import Weighted
 from atoll.aggregation.sharded import Cohort, fold_shard
 from atoll.aggregation.step import kept_pieces
@@ -29,6 +28,7 @@ from atoll.protocol.vocabulary import Digest, RejectReason, RunId, Version
 from atoll.server.codec import StoredUpdateMeta, decode_meta
 from atoll.server.durable import DiskFull, naming_full_disk
 from atoll.server.gather import NotFetched
+from atoll.server.gloo import Gloo, MeetingPoint
 from atoll.server.method import Method
 from atoll.server.plan import FoldPlan
 from atoll.server.rank_runs import RankRun

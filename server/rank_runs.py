@@ -30,7 +30,7 @@ class RankRun:
     """One run at one rank. A version's shard is looked at, every byte, before it is used for the first time."""
 
     def __init__(self, folder: Path, run_id: RunId, rank: int, num_ranks: int) -> None:
-        self.store = RunStore(folder, small_bytes=-1)  # the coordinator's journal holds no bytes of ours
+        self.store = RunStore(folder, has_files_only=True)  # the coordinator's journal holds no bytes of ours
         self._run_id, self._rank, self._num_ranks = run_id, rank, num_ranks
         self._known: dict[Digest, VersionFile] = {}
         self._made: dict[Version, tuple[str, ...]] = {}  # digests of what this process has folded

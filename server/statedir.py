@@ -223,7 +223,7 @@ def lock_directory(path: Path) -> int:
         pid = os.pread(lock, 64, 0).decode().partition(" ")[0] or "unknown"
         os.close(lock)
         raise StateInUse(
-            f"{path} is in use by another process ( {pid}): stop that one, or choose another state directory"
+            f"{path} is in use by another process ({pid}): stop that one, or choose another state directory"
         ) from error
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()} {_start_time(os.getpid())}".encode(), 0)

@@ -25,7 +25,7 @@ from atoll.protocol.manifest import ManifestError, UpdateManifest, digest_of, pa
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.codec import StoreCorrupted, StoredUpdateMeta, encode_meta
 from atoll.server.durable import DiskFull, naming_full_disk, sync_directory, write_atomically
-from atoll.server.incoming import SMALL_BYTES, Incoming
+from atoll.server.incoming import Incoming
 
 MARGIN_BYTES = 64 << 20
 """What an upload must leave free: the journal has to be able to say that the disk is full."""
@@ -55,10 +55,10 @@ class KeptUpdate:
 class RunStore:
     """The files of one run; may be used by several threads."""
 
-    def __init__(self, folder: Path, *, margin_bytes: int = MARGIN_BYTES, small_bytes: int = SMALL_BYTES) -> None:
+    def __init__(self, folder: Path, *, margin_bytes: int = MARGIN_BYTES, has_files_only: bool = False) -> None:
         self._versions, self._updates = folder / "versions", folder / "updates"
         self._incoming = folder / "incoming"
-        self._margin_bytes, self._small_bytes = margin_bytes, small_bytes
+        self._margin_bytes, self._has_files_only = margin_bytes, has_files_only
         self._open: set[Incoming] = set()
         self._lock = threading.Lock()  # of the set, and between opening an upload and dropping it as garbage
         for path in (self._versions, self._updates, self._incoming):
@@ -133,7 +133,7 @@ class RunStore:
                     f"{promised} are promised to other uploads, {self._margin_bytes} stay free"
                 )
             with naming_full_disk(path):
-                upload = Incoming(path, total_bytes, self._closed, small_bytes=self._small_bytes)
+                upload = Incoming(path, total_bytes, self._closed, has_file=self._has_files_only)
             self._open.add(upload)
         return upload
 
