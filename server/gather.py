@@ -15,8 +15,8 @@ from atoll.aggregation.tensorfile import NUMPY_DTYPES, TensorFileWriter
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.channel import client_options
-from atoll.protocol.manifest import VersionManifest
-from atoll.protocol.vocabulary import Digest, RunId
+from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
+from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.server.threads import off_loop
 
 BOXES_AT_ONCE = 1000
@@ -28,6 +28,30 @@ SILENCE_S = 60.0
 
 class NotFetched(OSError):
     """The pieces cannot be had now."""
+
+
+class NoSuchVersion(NotFetched):
+    """The coordinator knows no such version, or no such run."""
+
+
+async def fetch_manifest(
+    stub: rpc.CoordinatorStub, run_id: RunId, digest: Digest
+) -> tuple[Version, VersionManifest, bytes]:
+    """A version's number and manifest, from the coordinator.
+
+    Raises:
+        NoSuchVersion: it says that there is none.
+        NotFetched: it cannot be asked now.
+    """
+    try:
+        reply = await stub.GetManifest(pb.ManifestRequest(run_id=run_id, digest=digest), timeout=SILENCE_S)
+    except grpc.aio.AioRpcError as error:
+        kind = NoSuchVersion if error.code() is grpc.StatusCode.NOT_FOUND else NotFetched
+        raise kind(f"the manifest of version {digest[:12]}: {error.code().name}: {error.details()}") from None
+    encoded: bytes = reply.manifest
+    if digest_of(encoded) != digest:
+        raise NotFetched(f"the manifest that came is not that of version {digest[:12]}")
+    return Version(reply.version), await off_loop(len(encoded), parse_version, encoded), encoded
 
 
 async def gather(
@@ -49,13 +73,18 @@ async def gather(
     """
     with TensorFileWriter(out, manifest.layout, metadata=note, piece_bytes=manifest.piece_bytes) as writer:
         for rank, address in enumerate(addresses):
-            owned = {(p.tensor, p.offsets) for p in owned_pieces(manifest.layout, rank, len(addresses))}
-            pieces = [piece for piece in manifest.pieces if (piece.tensor, piece.offsets) in owned]
+            pieces = pieces_of_rank(manifest, rank, len(addresses))
             if not address:
                 raise NotFetched(f"aggregation rank {rank} is away")
             async with grpc.aio.insecure_channel(address, options=client_options()) as channel:
                 await fetch_into(writer, rpc.AggregatorStub(channel).Download, run_id, digest, pieces)
         await off_loop(manifest.num_bytes, writer.finish)
+
+
+def pieces_of_rank(manifest: VersionManifest, rank: int, num_ranks: int) -> tuple[Piece, ...]:
+    """A rank's pieces of a version, with their digests."""
+    owned = {(piece.tensor, piece.offsets) for piece in owned_pieces(manifest.layout, rank, num_ranks)}
+    return tuple(piece for piece in manifest.pieces if (piece.tensor, piece.offsets) in owned)
 
 
 async def fetch_into(
