@@ -1,4 +1,7 @@
-"""Fetches pieces of a version from where they are kept: a rank its part of version 0, the coordinator all of one."""
+"""Fetches pieces of a version from where they are kept: a rank its part of version 0, the coordinator all of one.
+
+A part is read from its file where that can be, and otherwise comes over the wire; every piece is checked.
+"""
 
 import asyncio
 import hashlib
@@ -11,7 +14,7 @@ import numpy as np
 
 from atoll.aggregation.layout import Piece
 from atoll.aggregation.segments import owned_pieces
-from atoll.aggregation.tensorfile import NUMPY_DTYPES, TensorFileWriter
+from atoll.aggregation.tensorfile import NUMPY_DTYPES, TensorFileWriter, parse_header
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.channel import client_options
@@ -55,17 +58,25 @@ async def fetch_manifest(
 
 
 async def gather(
-    addresses: Sequence[str], run_id: RunId, digest: Digest, manifest: VersionManifest, out: Path, note: dict[str, str]
+    addresses: Sequence[str],
+    run_id: RunId,
+    digest: Digest,
+    manifest: VersionManifest,
+    out: Path,
+    note: dict[str, str],
+    *,
+    shards: Sequence[Path] = (),
 ) -> None:
     """Put a whole version together from the ranks' parts; `out` appears whole and checked, or not at all.
 
     Args:
-        addresses: of all ranks' data planes.
+        addresses: of all ranks' data planes; empty for one that is away.
         run_id: of the run.
         digest: of the version.
         manifest: of the version.
         out: where the safetensors file appears.
         note: for its header.
+        shards: of all ranks, the files of those whose directories are here.
 
     Raises:
         NotFetched: a rank is away, or has not what it should have.
@@ -74,8 +85,16 @@ async def gather(
     with TensorFileWriter(out, manifest.layout, metadata=note, piece_bytes=manifest.piece_bytes) as writer:
         for rank, address in enumerate(addresses):
             pieces = pieces_of_rank(manifest, rank, len(addresses))
+            if not pieces:
+                continue
+            if shards and shards[rank].exists():
+                await off_loop(manifest.num_bytes, _append_shard, writer, shards[rank], pieces)
+                continue
             if not address:
-                raise NotFetched(f"aggregation rank {rank} is away")
+                raise NotFetched(
+                    f"version {digest[:12]} lies in {len(addresses)} parts, and aggregation rank {rank}, which has one "
+                    "of them, is away: start the coordinator and its ranks"
+                )
             async with grpc.aio.insecure_channel(address, options=client_options()) as channel:
                 await fetch_into(writer, rpc.AggregatorStub(channel).Download, run_id, digest, pieces)
         await off_loop(manifest.num_bytes, writer.finish)
@@ -114,6 +133,16 @@ def _append(writer: TensorFileWriter, piece: Piece, data: bytes) -> None:
     if hashlib.sha256(data).hexdigest() != piece.sha256:
         raise NotFetched(f"tensor {piece.tensor!r}: {piece.num_bytes} bytes do not have the SHA-256 of the manifest")
     writer.append(np.frombuffer(data, NUMPY_DTYPES[piece.dtype]))
+
+
+def _append_shard(writer: TensorFileWriter, shard: Path, pieces: Sequence[Piece]) -> None:
+    with shard.open("rb") as file:
+        file.seek(parse_header(shard)[1])
+        for piece in pieces:
+            try:
+                _append(writer, piece, file.read(piece.num_bytes))
+            except NotFetched as error:
+                raise NotFetched(f"{shard} is damaged: {error}") from None
 
 
 async def _blocks(download: Any, run_id: RunId, digest: Digest, pieces: Sequence[Piece]) -> AsyncIterator[bytes]:
