@@ -170,7 +170,8 @@ class _Orders:
                 pass
 
     def end(self) -> None:
-        """Nobody hears of what is not done yet."""
+        """Nobody hears of what is not done yet; a fold, too, will be begun again."""
+        self._rank.stop()
         for task in self._tasks:
             task.cancel()
 

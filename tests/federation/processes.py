@@ -101,10 +101,14 @@ def _toml(value):
     return str(value).lower() if isinstance(value, bool) else value
 
 
-@contextmanager
 def federation(folder, **kwargs):
+    """A federation for a block."""
+    return ended_after(Federation(folder, **kwargs))
+
+
+@contextmanager
+def ended_after(it):
     """Everything that was started is ended, whatever happens."""
-    it = Federation(folder, **kwargs)
     try:
         yield it
     finally:
