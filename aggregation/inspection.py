@@ -1,4 +1,7 @@
-"""Looks at every byte of a stored update once, before it is accepted; of encoded pieces at what they decode to."""
+"""Looks at every byte of a stored update once, before it is accepted; of encoded pieces at what they decode to.
+
+It can keep step with the bytes that come in: then little is left to do when the last one is there.
+"""
 
 import hashlib
 import math
@@ -60,32 +63,78 @@ def inspect(path: Path, pieces: Iterable[Piece], *, data: bytes | None = None, d
     Raises:
         TensorFileCorrupted: the bytes end before the last piece.
     """
-    wrong_digests: list[Piece] = []
-    tallies: dict[str, _Tally] = {}
-    position = data_start
-    with _opened(path, data) as source:
-        for piece in pieces:
-            tally = tallies.setdefault(piece.tensor, _Tally(0.0 if piece.dtype in FLOATS else 0))
-            sha256 = hashlib.sha256()
-            if piece.codec:
-                for chunk, num_elements in _chunks(piece, source, position, path):
-                    sha256.update(chunk)
-                    tally.add_chunk(piece.codec, chunk, num_elements)
-            else:
-                for raw in _buffers(piece, source, position, path):
-                    sha256.update(raw.data)
-                    for begin in range(0, raw.size, TILE_ELEMENTS):
-                        tally.add(raw[begin : begin + TILE_ELEMENTS], piece.dtype)
-            if sha256.hexdigest() != piece.sha256:
-                wrong_digests.append(piece)
-            position += piece.num_bytes
-    return Inspection(
-        wrong_digests=tuple(wrong_digests),
-        non_finite={name: tally.non_finite for name, tally in tallies.items() if tally.non_finite},
-        magnitudes={name: tally.magnitude for name, tally in tallies.items()},
-        squared_norms={name: tally.squared_norm for name, tally in tallies.items()},
-        malformed={name: tally.malformed for name, tally in tallies.items() if tally.malformed},
-    )
+    return Inspector(path, pieces, data=data, data_start=data_start).finish()
+
+
+class Inspector:
+    """`inspect` while the bytes still come; the arguments are the same, and so is what is found, to the bit.
+
+    Between two calls it holds a file open, and no bytes.
+    """
+
+    def __init__(self, path: Path, pieces: Iterable[Piece], *, data: bytes | None = None, data_start: int = 0) -> None:
+        self._path, self._data, self._position = path, data, data_start
+        self._pieces = iter(pieces)
+        self._wrong_digests: list[Piece] = []
+        self._tallies: dict[str, _Tally] = {}
+        self._looks = self._look()
+        self.next_end: float = 0.0
+        """So many bytes must be there for the next look; infinite, when all has been looked at."""
+
+    def advance(self, end: float) -> None:
+        """Look at what has come, when the bytes before `end` are there.
+
+        Raises:
+            TensorFileCorrupted: they are not.
+        """
+        while self.next_end <= end:
+            self.next_end = next(self._looks, math.inf)
+
+    def finish(self) -> Inspection:
+        """Look at the rest."""
+        for _ in self._looks:
+            pass
+        self.next_end, tallies = math.inf, self._tallies
+        return Inspection(
+            wrong_digests=tuple(self._wrong_digests),
+            non_finite={name: tally.non_finite for name, tally in tallies.items() if tally.non_finite},
+            magnitudes={name: tally.magnitude for name, tally in tallies.items()},
+            squared_norms={name: tally.squared_norm for name, tally in tallies.items()},
+            malformed={name: tally.malformed for name, tally in tallies.items() if tally.malformed},
+        )
+
+    def _look(self) -> Iterator[int]:
+        """One look after the other; before each, where the bytes end that it needs."""
+        with _opened(self._path, self._data) as source:
+            for piece in self._pieces:
+                tally = self._tallies.setdefault(piece.tensor, _Tally(0.0 if piece.dtype in FLOATS else 0))
+                sha256 = hashlib.sha256()
+                for num_elements, num_bytes in _buffers(piece):
+                    yield self._position + num_bytes
+                    if piece.codec:
+                        self._look_at_chunk(piece, tally, sha256, source, num_elements, num_bytes)
+                    else:
+                        self._look_at_buffer(piece, tally, sha256, source, num_elements)
+                    self._position += num_bytes
+                if sha256.hexdigest() != piece.sha256:
+                    self._wrong_digests.append(piece)
+
+    def _look_at_buffer(
+        self, piece: Piece, tally: "_Tally", sha256: Any, source: int | bytes, num_elements: int
+    ) -> None:
+        raw = np.empty(num_elements, NUMPY_DTYPES[piece.dtype])
+        read_into(raw, source, self._position, path=self._path)
+        sha256.update(raw.data)
+        for begin in range(0, raw.size, TILE_ELEMENTS):
+            tally.add(raw[begin : begin + TILE_ELEMENTS], piece.dtype)
+
+    def _look_at_chunk(
+        self, piece: Piece, tally: "_Tally", sha256: Any, source: int | bytes, num_elements: int, num_bytes: int
+    ) -> None:
+        raw = np.empty(num_bytes, np.uint8)
+        read_into(raw, source, self._position, path=self._path)
+        sha256.update(raw.data)
+        tally.add_chunk(piece.codec, raw.data, num_elements)
 
 
 @contextmanager
@@ -100,23 +149,18 @@ def _opened(path: Path, data: bytes | None) -> Iterator[int | bytes]:
         os.close(fd)
 
 
-def _buffers(piece: Piece, source: int | bytes, position: int, path: Path) -> Iterator[NDArray[Any]]:
+def _buffers(piece: Piece) -> Iterator[tuple[int, int]]:
+    """What is looked at together: elements, and the bytes that hold them. Of an encoded piece: each chunk."""
+    if piece.codec:
+        codec = parse_codec(piece.codec)
+        for start, stop in chunk_bounds(piece.num_elements):
+            yield stop - start, codec.num_bytes(stop - start)
+        return
     item_bytes = ITEM_BYTES[piece.dtype]
     step = BUFFER_BYTES // item_bytes
     for begin in range(0, piece.num_elements, step):
-        raw = np.empty(min(step, piece.num_elements - begin), NUMPY_DTYPES[piece.dtype])
-        read_into(raw, source, position + begin * item_bytes, path=path)
-        yield raw
-
-
-def _chunks(piece: Piece, source: int | bytes, position: int, path: Path) -> Iterator[tuple[memoryview, int]]:
-    """The bytes of each chunk of an encoded piece, and its elements."""
-    codec = parse_codec(piece.codec)
-    for start, stop in chunk_bounds(piece.num_elements):
-        raw = np.empty(codec.num_bytes(stop - start), np.uint8)
-        read_into(raw, source, position, path=path)
-        yield raw.data, stop - start
-        position += raw.size
+        num_elements = min(step, piece.num_elements - begin)
+        yield num_elements, num_elements * item_bytes
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from atoll.aggregation.inspection import Inspection, inspect
+from atoll.aggregation.inspection import Inspection, Inspector
 from atoll.aggregation.layout import Piece
 from atoll.protocol.channel import INLINE_BYTES_MAX
 from atoll.server.durable import naming_full_disk
@@ -70,9 +70,13 @@ class Incoming:
                 self.position += count
                 view = view[count:]
 
+    def inspector(self, pieces: Iterable[Piece]) -> Inspector:
+        """Looks at what is in a file, while more of it comes."""
+        return Inspector(self.path, pieces, data=self.data)
+
     def inspect(self, pieces: Iterable[Piece]) -> Inspection:
         """Look at every byte of a complete upload; TensorFileCorrupted (an OSError) when it is not complete."""
-        return inspect(self.path, pieces, data=self.data)
+        return self.inspector(pieces).finish()
 
     def sync(self) -> None:
         """Let what is written of a file be on disk."""

@@ -12,7 +12,7 @@ from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol
 
-from atoll.aggregation.inspection import Inspection
+from atoll.aggregation.inspection import Inspection, Inspector
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
 from atoll.protocol.channel import CHUNK_BYTES, INLINE_BYTES_MAX
@@ -169,6 +169,8 @@ class _Upload:
     ) -> None:
         self.store, self._manifest, self._digest = store, manifest, digest
         self._judge, self._compute = judge, compute
+        self._inspector: Inspector | None = None
+        self._looking: asyncio.Future[None] | None = None
 
     async def kept_before(self) -> KeptUpdate | None:
         """Its bytes, when they were found sound before, and only the decision or its answer was lost."""
@@ -202,17 +204,32 @@ class _Upload:
                 raise BadRequest(f"{got} does not continue {file.position} of {total}")
             await off_loop(len(chunk.data), file.append, chunk.data)
             steps.reached("upload.mid_chunk")
+            self._look_on(file)
             yield file.position, len(chunk.data)
+
+    def _look_on(self, file: Incoming) -> None:
+        """Look at what has come while more comes: the verdict is to be soon after the last byte."""
+        if file.is_small or (self._looking is not None and not self._looking.done()):
+            return
+        if self._inspector is None:
+            self._inspector = file.inspector(self._manifest.pieces)
+        if self._inspector.next_end <= file.position:
+            looking = on_thread(self._compute, self._inspector.advance, file.position)
+            self._looking = asyncio.ensure_future(looking)
+            self._looking.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # `judged` tells
 
     async def judged(self, file: Incoming) -> KeptUpdate | pb.Verdict:
         """All bytes are there: check them and make them durable, or say what is wrong."""
         manifest = self._manifest
         steps.reached("upload.before_check")
+        if self._looking is not None:
+            await self._looking
+        inspector = self._inspector or file.inspector(manifest.pieces)
         is_quick = manifest.plain_bytes <= SMALL_BYTES  # also when few bytes decode to many
         if file.is_small and is_quick and len(manifest.pieces) <= PIECES_AT_ONCE:
-            inspection, kept = _keep_if_sound(self.store, file, manifest)
+            inspection, kept = _keep_if_sound(self.store, file, manifest, inspector)
         else:
-            inspection, kept = await on_thread(self._compute, _keep_if_sound, self.store, file, manifest)
+            inspection, kept = await on_thread(self._compute, _keep_if_sound, self.store, file, manifest, inspector)
         if kept is not None:
             steps.reached("upload.before_accept")
             return kept
@@ -240,9 +257,11 @@ def _beyond_reason(inspection: Inspection) -> str:
     return ", ".join(f"{name}: {m:g}" for name, m in beyond if m > MAGNITUDE_MAX)
 
 
-def _keep_if_sound(store: RunStore, file: Incoming, manifest: UpdateManifest) -> tuple[Inspection, KeptUpdate | None]:
-    """Look at a complete upload, and keep it or forget it."""
-    inspection = file.inspect(manifest.pieces)
+def _keep_if_sound(
+    store: RunStore, file: Incoming, manifest: UpdateManifest, inspector: Inspector
+) -> tuple[Inspection, KeptUpdate | None]:
+    """Look at what is left of a complete upload, and keep it or forget it."""
+    inspection = inspector.finish()
     if inspection.is_sound and not _beyond_reason(inspection):
         return inspection, store.keep(file, manifest, inspection)
     store.discard_incoming(manifest.digest)

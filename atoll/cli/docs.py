@@ -113,7 +113,7 @@ def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 _GENERATORS: dict[str, Callable[[], str]] = {
-    **{f"settings {section}": _settings(section) for section in ("run", "coordinator", "agent", "local")},
+    **{f"settings {section}": _settings(section) for section in ("run", "coordinator", "aggregator", "agent", "local")},
     "commands": _commands,
     "steps": _steps,
     "server events": _words("atoll.server.events", "Event"),

@@ -24,17 +24,19 @@ class Section(StrEnum):
 
     RUN = "run"
     COORDINATOR = "coordinator"
+    AGGREGATOR = "aggregator"
     AGENT = "agent"
     LOCAL = "local"
 
 
 Which = Annotated[
-    Section | None, typer.Argument(metavar="[run|coordinator|agent|local]", help="Whose settings; by default all.")
+    Section | None,
+    typer.Argument(metavar="[run|coordinator|aggregator|agent|local]", help="Whose settings; by default all."),
 ]
 
 
 def settings(which: Which = None, json: options.Json = False) -> None:
-    """Explain every setting: of a run, of the coordinator, of an agent, of the local training."""
+    """Explain every setting: of a run, the coordinator, a rank of the aggregation, an agent, the local training."""
     sections = {section: described(section) for section in Section if which in (None, section)}
     if json:
         as_json(sections)
@@ -50,6 +52,7 @@ def settings(which: Which = None, json: options.Json = False) -> None:
 _TITLES = {
     Section.RUN: "A run: its TOML, or --set on `atoll coordinator` and `atoll run start`",
     Section.COORDINATOR: "The coordinator: the table [coordinator] of a TOML, or --set on `atoll coordinator`",
+    Section.AGGREGATOR: "A rank of the aggregation: its TOML (--config), or --set on `atoll aggregator`",
     Section.AGENT: "An agent: its TOML (--config), or --set on `atoll agent`",
     Section.LOCAL: "The local training: the task's `Local`, and the table [local] of a run's TOML over it",
 }
@@ -59,13 +62,14 @@ def described(section: Section) -> "list[Setting]":
     """The settings of a section, with the keys that --set takes."""
     from atoll.client.config import AgentConfig
     from atoll.protocol.settings import describe
-    from atoll.server.config import HostFile, RunConfig
+    from atoll.server.config import AggregatorConfig, HostFile, RunConfig
 
     if section is Section.LOCAL:
         return list(_described_local())
     models: dict[Section, type[BaseModel]] = {
         Section.RUN: RunConfig,
         Section.COORDINATOR: HostFile,
+        Section.AGGREGATOR: AggregatorConfig,
         Section.AGENT: AgentConfig,
     }
     return describe(models[section])
