@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation.inspection import BUFFER_BYTES, TILE_ELEMENTS, inspect
+from atoll.aggregation.inspection import BUFFER_BYTES, TILE_ELEMENTS, Inspector, inspect
 from atoll.aggregation.tensorfile import TensorFileCorrupted
+from tests.aggregation.encoded import store_encoded
 from tests.aggregation.models import random_cuts, store, widened
 
 MIXED = {
@@ -94,3 +95,34 @@ def test_inspection_memory_is_bounded_by_its_buffer(tmp_path):
         tracemalloc.stop()
     assert result.squared_norms["w"] == 8 * BUFFER_BYTES // 4
     assert peak < 3 * BUFFER_BYTES
+
+
+@settings(deadline=None, max_examples=40)
+@given(ends=st.lists(st.integers(0, 90_000), max_size=8), codec=st.sampled_from(["", "qsgd8"]))
+def test_an_inspection_that_keeps_step_with_the_bytes_finds_what_one_at_the_end_finds(tmp_path_factory, ends, codec):
+    folder, rng = tmp_path_factory.mktemp("grows"), np.random.default_rng(4)
+    arrays = {**MIXED, "large": rng.standard_normal(20_000).astype(np.float32)}
+    update = store(folder / "whole", arrays, cuts={"large": random_cuts(rng, (20_000,), depth=3)})
+    if codec:
+        update, _ = store_encoded(folder / "encoded", {"large": arrays["large"]}, {"large": codec}, junk=b"12")
+    data, grows = update.path.read_bytes(), folder / "grows"
+    grows.write_bytes(b"")
+    inspector = Inspector(grows, update.pieces, data_start=update.data_start)
+    for end in sorted(ends):
+        with grows.open("ab") as file:
+            file.write(data[file.tell() : end])
+        inspector.advance(min(end, len(data)))
+        assert inspector.next_end > min(end, len(data))
+    grows.write_bytes(data)
+    assert inspector.finish() == inspected(update)
+
+
+def test_an_inspection_that_waits_holds_no_bytes(tmp_path):
+    update = store(tmp_path / "u", {"w": np.zeros(3 * BUFFER_BYTES // 4, np.float32)})
+    inspector = Inspector(update.path, update.pieces, data_start=update.data_start)
+    tracemalloc.start()
+    inspector.advance(update.data_start + BUFFER_BYTES)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert inspector.next_end == update.data_start + 2 * BUFFER_BYTES
+    assert held < 100_000

@@ -1,0 +1,141 @@
+"""An agent and the ranks of the aggregation: where its updates go, where its versions come from, and when it gives up
+on a rank."""
+
+from contextlib import asynccontextmanager
+
+import grpc
+import numpy as np
+import pytest
+
+from atoll.aggregation.segments import owned_pieces
+from atoll.client import ranks as ranks_module
+from atoll.client.ranks import PATIENCE_S, Ranks
+from atoll.client.transport import StreamBroken
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.channel import server_options
+from tests.client.lagoon import MIB, Instant, Lagoon, Version, agent, lagoon, live, model, until
+
+SIZES = {"large": 3 * MIB, "small": 5}
+"""Of float32: three pieces of 4 MiB and one more."""
+
+
+@asynccontextmanager
+async def rank(version):
+    """A rank that has all of a version, and takes whatever comes."""
+    servicer, server = Lagoon(), grpc.aio.server(options=server_options())
+    rpc.add_AggregatorServicer_to_server(servicer, server)
+    servicer.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    servicer.server = server
+    servicer.add(version)
+    await server.start()
+    try:
+        yield servicer
+    finally:
+        await server.stop(0)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(ranks_module, "PATIENCE_S", 0.4)
+
+
+def welcome(coordinator, *addresses):
+    coordinator.welcome.ranks.CopyFrom(pb.Ranks(addresses=addresses))
+
+
+@live
+async def test_parts_come_from_the_ranks_that_own_them_and_the_update_goes_to_the_one_of_the_invitation(tmp_path):
+    version = Version(model(**SIZES))
+    async with lagoon() as coordinator, rank(version) as first, rank(version) as second:
+        coordinator.add(version)
+        welcome(coordinator, first.address, second.address)
+        runner = Instant({name: np.ones(size, np.float32) for name, size in SIZES.items()})
+        async with agent(coordinator, tmp_path / "a", runner):
+            await coordinator.invite(version, rank=1)
+            await second.accepted.wait()
+        for number, servicer in enumerate((first, second)):
+            own = owned_pieces(version.manifest.layout, number, 2)
+            asked = [(box.tensor, tuple(box.offsets)) for box in servicer.opened[0].boxes]
+            assert asked == [(piece.tensor, piece.offsets) for piece in own]
+            assert asked
+        assert first.sent_bytes + second.sent_bytes == version.manifest.num_bytes
+        assert (first.received_bytes, coordinator.received_bytes) == (0, 0)
+        assert second.received_bytes == version.manifest.num_bytes
+        assert coordinator.calls["Download"] == coordinator.calls["Upload"] == 0
+
+
+async def uploaded(tmp_path, *, gone, back=False):
+    """The calls of `Upload` at ranks 0 and 1, when the update is for rank 0 and that one is `gone` when it is made."""
+    version = Version(model(w=8))
+    async with lagoon() as coordinator, rank(version) as first, rank(version) as second:
+        coordinator.add(version)
+        welcome(coordinator, first.address, second.address)
+        runner = Instant({"w": np.ones(8, np.float32)})
+        runner.go.clear()
+        async with agent(coordinator, tmp_path / "a", runner):
+            await coordinator.invite(version)
+            await runner.begun.wait()
+            if gone == "said":
+                await coordinator.push(ranks=pb.Ranks(addresses=["", second.address]))
+            else:
+                first.upload_status = grpc.StatusCode.UNAVAILABLE, "it is not reached"
+            runner.go.set()
+            if back:
+                await coordinator.push(ranks=pb.Ranks(addresses=[first.address, second.address]))
+            await until(lambda: first.accepted.is_set() or second.accepted.is_set())
+        return first.accepted.is_set(), second.accepted.is_set()
+
+
+@pytest.mark.parametrize("gone", ["said", "silently"])
+def test_an_update_whose_rank_stays_away_goes_to_another(tmp_path, impatient, gone):
+    @live
+    async def check():
+        assert await uploaded(tmp_path, gone=gone) == (False, True)
+
+    check()
+
+
+@live
+async def test_an_update_waits_for_a_rank_that_comes_back(tmp_path):
+    assert await uploaded(tmp_path, gone="said", back=True) == (True, False)
+
+
+@live
+async def test_connections_outlive_the_coordinators_absence_and_end_with_their_address():
+    ranks = Ranks()
+    ranks.update(["127.0.0.1:1", "127.0.0.1:2"])
+    first, second = ranks.stub(0), ranks.stub(1)
+    ranks.update(["", ""])  # a coordinator that has just started knows none of them
+    assert ranks.num_ranks == 2
+    with pytest.raises(StreamBroken, match="aggregation rank 0 is away"):
+        ranks.stub(0)
+    ranks.update(["127.0.0.1:1", "127.0.0.1:3"])
+    assert ranks.stub(0) is first
+    assert ranks.stub(1) is not second
+    await ranks.close()
+
+
+@live
+async def test_a_rank_that_is_said_to_be_elsewhere_is_not_dialled():
+    ranks = Ranks()
+    ranks.update(["10.0.0.1:80", "unix:/tmp/socket", "127.0.0.1:7"])
+    for number in (0, 1):
+        with pytest.raises(StreamBroken, match="is away"):
+            ranks.stub(number)
+    ranks.stub(2)
+    await ranks.close()
+
+
+@pytest.mark.parametrize(
+    ("waited", "chosen"), [(0.0, 1), (0.9, 1), (1.0, 2), (2.1, 0), (3.5, 1)], ids=lambda value: str(value)
+)
+def test_each_turn_of_patience_is_another_rank(waited, chosen):
+    @live
+    async def check():
+        ranks = Ranks()
+        ranks.update([f"127.0.0.1:{port}" for port in (1, 2, 3)])
+        assert ranks.stub_for_update(1, waited * PATIENCE_S) is ranks.stub(chosen)
+        await ranks.close()
+
+    check()
