@@ -28,6 +28,9 @@ SIOCGIFADDR = 0x8915
 POLL_S = 0.01
 """Seconds between two looks whether all ranks have come."""
 
+KEYS_MAX = 10_000
+"""Of some 200 bytes each; a fold leaves two for each rank."""
+
 STORE_TIMEOUT_S = 10.0
 """Seconds in which the meeting point must answer: its process lives, or the coordinator ends the attempt."""
 
@@ -48,12 +51,17 @@ def interface_address(interface: str) -> str:
 
 
 class MeetingPoint:
-    """Where the ranks of a fold find each other: rank 0's, as long as its process lives."""
+    """Where the ranks of a fold find each other: rank 0's. What they leave there stays: from time to time it moves."""
 
     def __init__(self, interface: str) -> None:
         host = interface_address(interface)
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         self.address = f"{host}:{self._store.port}"
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much has been left here that another is to take its place."""
+        return self._store.num_keys() > KEYS_MAX
 
 
 class Gloo:

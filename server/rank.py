@@ -161,6 +161,7 @@ class Rank:
             received_bytes=self.uploads.received_bytes,
             sent_bytes=self.sent_bytes,
             exchanged_bytes=self.exchanged_bytes,
+            store_address=self.meeting_point.address,
         )
         return pb.RankMessage(status=done)
 
@@ -197,6 +198,8 @@ class Rank:
             logger.error("the fold of round %d failed", order.round_id, exc_info=error)
             return _failed(order, error, again=False)
         self.exchanged_bytes += exchanged
+        if self.meeting_point.is_full:  # nobody is there between two folds
+            self.meeting_point = MeetingPoint(self.place.interface)
         seconds = time.perf_counter() - begun
         logger.info("round %d of %s is folded in %.2f s", order.round_id, run_id, seconds)
         return pb.RankMessage(

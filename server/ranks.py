@@ -187,6 +187,7 @@ class Ranks:
         match message.WhichOneof("message"):
             case "status":
                 connection.done = message.status
+                connection.store_address = message.status.store_address or connection.store_address
             case "folded":
                 if (attempt := self._current(message.folded.attempt)) is not None:
                     attempt.folded(connection.rank, message.folded)

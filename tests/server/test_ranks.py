@@ -188,6 +188,16 @@ async def test_a_rank_that_does_not_come_back_ends_the_wait_with_its_name():
 
 
 @on_loop
+async def test_the_ranks_meet_where_rank_0_said_last():
+    fold = Fold(2)
+    fold.says(0, status=pb.RankStatus(store_address="127.0.0.1:9000"))
+    fold.says(0, status=pb.RankStatus())
+    waiting = fold.begin()
+    assert (await fold.order(1))[0].store_address == "127.0.0.1:9000"
+    waiting.cancel()
+
+
+@on_loop
 async def test_two_folds_are_done_one_after_the_other():
     fold = Fold(1)
     first, second = fold.begin(), fold.begin()

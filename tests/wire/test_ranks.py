@@ -17,7 +17,7 @@ from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.channel import PROTOCOL, client_options
 from atoll.protocol.manifest import parse_version
 from atoll.protocol.vocabulary import Digest, RunId
-from atoll.server import aggregator
+from atoll.server import aggregator, gloo
 from atoll.server.config import AggregatorConfig
 from atoll.server.rank import Rank, RankPlace
 from tests.wire.live import running, update_of
@@ -77,9 +77,11 @@ async def code_of(call, message):
 
 
 @live
-async def test_a_round_by_a_rank_commits_the_weighted_mean(tmp_path):
-    async with running(tmp_path / "state", rounds=1, **ONE) as it, with_rank(it, tmp_path / "rank") as ranked:
+async def test_a_round_by_a_rank_commits_the_weighted_mean(tmp_path, monkeypatch):
+    monkeypatch.setattr(gloo, "KEYS_MAX", 0)  # the ranks meet at another place in each round
+    async with running(tmp_path / "state", rounds=2, **ONE) as it, with_rank(it, tmp_path / "rank") as ranked:
         async with ranked.client("a") as a, ranked.client("b") as b:
+            first = ranked.rank.meeting_point.address
             (_, one), (_, two) = await asyncio.gather(report(a, 1.0, num_examples=30), report(b, 5.0, num_examples=10))
             assert one.accepted
             assert two.accepted
@@ -88,6 +90,9 @@ async def test_a_round_by_a_rank_commits_the_weighted_mean(tmp_path):
             np.testing.assert_array_equal(read(whole)["w"], np.full(4, (30 * 1 + 10 * 5) / 40, np.float32))
             assert it.coordinator.uploads.received_bytes == 0
             assert ranked.rank.uploads.received_bytes == 2 * (4 * 4 + 8)
+            await asyncio.gather(report(a), report(b))
+            await committed(it, 2)
+            assert ranked.rank.meeting_point.address != first
 
 
 @live
