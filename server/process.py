@@ -18,6 +18,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.channel import loopback_only, server_options
 from atoll.protocol.vocabulary import RunId, RunState
+from atoll.server.aggregation_service import AggregationService
 from atoll.server.config import CoordinatorConfig, RunConfig
 from atoll.server.coordinator import Coordinator, OperatorError
 from atoll.server.service import AdminService, CoordinatorService
@@ -104,10 +105,6 @@ async def _listen(coordinator: Coordinator, listen: str) -> tuple[grpc.aio.Serve
     rpc.add_CoordinatorServicer_to_server(CoordinatorService(coordinator), server)
     rpc.add_AdminServicer_to_server(AdminService(coordinator), server)
     if coordinator.ranks is not None:
-        from atoll.server.rank_service import (
-            AggregationService,  # torch, which a coordinator without ranks need not load
-        )
-
         rpc.add_AggregationServicer_to_server(AggregationService(coordinator, coordinator.ranks), server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)

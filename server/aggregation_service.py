@@ -1,0 +1,131 @@
+"""The gRPC handlers of what the coordinator offers its aggregation ranks. They load no torch."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import grpc
+
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.channel import CHUNK_BYTES, PROTOCOL, loopback_only
+from atoll.protocol.manifest import ManifestError, parse_update
+from atoll.protocol.settings import ConfigError
+from atoll.protocol.vocabulary import Digest, RejectReason, RunId
+from atoll.server.codec import decode_meta, encode_meta
+from atoll.server.coordinator import Coordinator
+from atoll.server.judge import Judge, refused
+from atoll.server.ranks import RankConnection, Ranks
+from atoll.server.silence import Silent, next_of
+from atoll.server.store import KeptUpdate
+from atoll.server.threads import off_loop, on_thread
+
+logger = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+META_BYTES_MAX = 1 << 26
+"""What a rank may have found in one update, of 65,536 tensors with the longest of names."""
+
+
+class AggregationService(rpc.AggregationServicer):
+    """What the ranks ask the coordinator."""
+
+    def __init__(self, coordinator: Coordinator, ranks: Ranks) -> None:
+        self._coordinator, self._ranks = coordinator, ranks
+
+    async def Serve(self, requests: AsyncIterator[pb.RankMessage], context: Context) -> AsyncIterator[pb.RankOrder]:
+        """The stream of one rank, from RankHello to its end."""
+        try:
+            first = await next_of(requests)
+        except Silent as error:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
+        fault = self._fault_of(first)
+        if fault is not None or first is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, fault or "the first message must be RankHello")
+            return
+        hello = first.hello
+        connection = RankConnection(hello.rank, hello.address, hello.store_address)
+        self._ranks.join(connection)
+        reader = self._coordinator.spawn(self._read(requests, connection))
+        try:
+            while (order := await connection.outbox.get()) is not None:
+                yield order
+        finally:
+            reader.cancel()
+            self._ranks.leave(connection)
+
+    def _fault_of(self, message: pb.RankMessage | None) -> str | None:
+        if message is None or message.WhichOneof("message") != "hello":
+            return "the first message must be RankHello"
+        hello = message.hello
+        if hello.protocol != PROTOCOL:
+            return f"protocol {hello.protocol} is not {PROTOCOL}: update the older side ({hello.software[:80]!r})"
+        if hello.num_ranks != self._ranks.num_ranks or hello.rank >= self._ranks.num_ranks:
+            return f"rank {hello.rank} of {hello.num_ranks}: this coordinator has {self._ranks.num_ranks} ranks"
+        try:
+            loopback_only(hello.address)  # clients are told to go there
+        except ConfigError as error:
+            return str(error)
+        return None
+
+    async def _read(self, requests: AsyncIterator[pb.RankMessage], connection: RankConnection) -> None:
+        try:
+            async for message in requests:
+                self._ranks.heard(connection, message)
+        except (grpc.aio.AioRpcError, grpc.aio.AbortError, asyncio.InvalidStateError) as error:
+            logger.debug("the stream of rank %d broke: %s", connection.rank, error)
+        connection.close()
+
+    async def OpenUpdate(self, request: pb.UploadOpen, context: Context) -> pb.OpenedUpdate:
+        """What can be said before an update's bytes come."""
+        judge = await self._judge(request)
+        verdict = judge if isinstance(judge, pb.Verdict) else await judge.before_bytes()
+        return pb.OpenedUpdate(verdict=verdict)
+
+    async def SubmitUpdate(self, requests: AsyncIterator[pb.SubmittedUpdate], context: Context) -> pb.Verdict:
+        """Decide about an update whose bytes are durable at a rank, or refuse it for them."""
+        request, found = await anext(requests, pb.SubmittedUpdate()), bytearray()
+        async for part in requests:
+            found += part.meta
+            if len(found) > META_BYTES_MAX:
+                what = f"more than {META_BYTES_MAX} bytes are known of one update"
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, what)
+        judge = await self._judge(request.opened)
+        if isinstance(judge, pb.Verdict):
+            return judge
+        if (verdict := await judge.old_verdict()) is not None:
+            return verdict
+        if request.reason:
+            return await judge.refuse(RejectReason(request.reason), request.detail)
+        where = f"update {judge.update.digest} of rank {request.rank}"
+
+        def completed() -> str:
+            meta = decode_meta(found.decode(), where=where)
+            return encode_meta(replace(meta, manifest=request.opened.manifest, rank=request.rank))
+
+        return await judge.decide(KeptUpdate(await off_loop(len(found), completed), None))
+
+    async def _judge(self, opened: pb.UploadOpen) -> Judge | pb.Verdict:
+        try:
+            manifest = await off_loop(len(opened.manifest), parse_update, opened.manifest)
+            return self._coordinator.judge(manifest, opened)
+        except ManifestError as error:
+            return refused(RejectReason.BAD_MANIFEST, str(error))
+
+    async def GetUpdates(self, request: pb.UpdatesRequest, context: Context) -> AsyncIterator[pb.AcceptedUpdate]:
+        """What the journal has of accepted updates."""
+        digests = [Digest(digest.hex()) for digest in request.digests]
+        rows = await on_thread(None, self._coordinator.journal.updates, RunId(request.run_id), digests)
+        for digest, row in rows.items():
+            meta = row.meta.encode()
+            for start in range(0, len(meta), CHUNK_BYTES):
+                yield pb.AcceptedUpdate(digest=bytes.fromhex(digest), meta=meta[start : start + CHUNK_BYTES])
+
+    async def FindUnused(self, request: pb.UpdatesRequest, context: Context) -> pb.UnusedUpdates:
+        """Which of these updates no decision can need any more."""
+        run = self._coordinator.runs.get(RunId(request.run_id))
+        unused = [d for d in request.digests if run is not None and run.retention.is_unused(Digest(d.hex()))]
+        return pb.UnusedUpdates(digests=unused)
