@@ -67,11 +67,11 @@ def run_all(folder, num_ranks, names, *, is_killed=False):
         start()
         for site in SITES:
             it.agent(site, exit_when_done=False)
-        it.wait_for(lambda: running_coordinator(it.state))
+        it.wait_for(lambda: running_coordinator(it.state), every=0.1)
         for name in names[1:]:
             admin.start(it.state, f'task = "{TASK}"\nname = "{name}"\nround.cohort_size = 3\n{RUNS[name]}')
         if is_killed:
-            it.wait_for(lambda: len(digests(it, "mean-1")) > 1)
+            it.wait_for(lambda: len(digests(it, "mean-1")) > 1, every=0.1)
             pids = pids_of_ranks(it)
             it.kill("coordinator")
             it.wait_for(lambda: not [pid for pid in pids if is_alive(pid)])  # they end with it, and come back with it
@@ -137,13 +137,19 @@ def look_at_the_commands(it):
     assert not (folder / "x").exists()
 
 
-def test_one_two_and_four_ranks_make_the_models_of_none_and_the_coordinator_receives_no_update(tmp_path):
-    alone = run_all(tmp_path / "0", 0, list(RUNS))
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What a coordinator without ranks makes."""
+    return run_all(tmp_path_factory.mktemp("alone") / "0", 0, list(RUNS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_ranks", "names"), [(1, ["mean"]), (2, list(RUNS)), (4, list(RUNS))])
+def test_ranks_make_the_models_of_none_and_the_coordinator_receives_no_update(tmp_path, alone, num_ranks, names):
     assert [len(found) for found in alone["digests"].values()] == [4, 3, 2]
-    for num_ranks, names in ((1, ["mean"]), (2, list(RUNS)), (4, list(RUNS))):
-        found = run_all(tmp_path / str(num_ranks), num_ranks, names, is_killed=num_ranks == 4)
-        for what in ("digests", "measured"):
-            assert found[what] == {name: alone[what][name] for name in names}, (num_ranks, what)
+    found = run_all(tmp_path / str(num_ranks), num_ranks, names, is_killed=num_ranks == 4)
+    for what in ("digests", "measured"):
+        assert found[what] == {name: alone[what][name] for name in names}, what
 
 
 # ---------------------------------------------------------------- deaths
@@ -168,6 +174,9 @@ class Ranked(Federation):
         fixed = {"round__cohort_size": 3, "round__deadline": 120, "evaluation__server_every": 0}
         fixed |= {"coordinator__aggregators": self.num_ranks, "coordinator__start_aggregators": False}
         return self.coordinator(environment=environment, **(fixed | settings))
+
+    def wait_for(self, condition, timeout=40.0, every=0.1):
+        return super().wait_for(condition, timeout, every)
 
     def wait_for_death(self, name):
         self.wait_for(lambda: self.running[name].poll() == -signal.SIGKILL)
@@ -194,6 +203,7 @@ def undisturbed(tmp_path_factory):
         return digests(it)
 
 
+@pytest.mark.slow
 def test_any_process_may_die_at_any_time_and_the_models_are_those_of_the_undisturbed_run(tmp_path, undisturbed):
     with ended_after(Ranked(tmp_path)) as it:
         it.host(rounds=3)
@@ -241,6 +251,7 @@ def test_any_process_may_die_at_any_time_and_the_models_are_those_of_the_undistu
         assert it.log("c").count("trained ") == 3, "no update is trained twice"
 
 
+@pytest.mark.slow
 def test_a_rank_that_stays_away_costs_the_round_and_another_number_of_ranks_is_refused(tmp_path):
     with ended_after(Ranked(tmp_path)) as it:
         it.host(rounds=1, round__retry=100, coordinator__aggregator_patience=1)
