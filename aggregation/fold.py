@@ -169,9 +169,9 @@ class _Term:
         """What the proof of `grid` rests on. NaN is within nothing."""
         return self.item.update.magnitudes[tensor.name]
 
-    def read(self, tensor: Tensor, start: int, stop: int) -> NDArray[Any]:
-        """A block within the recorded magnitude."""
-        block = self.reader.read(tensor, start, stop)
+    def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """A block within the recorded magnitude; see `sources.Source.read`."""
+        block = self.reader.read(tensor, start, stop, out)
         low, high = block.min().item(), block.max().item()
         if not -self.magnitude(tensor) <= low <= high <= self.magnitude(tensor):
             raise self.beyond(tensor, block)

@@ -40,8 +40,12 @@ def test_reader_gives_any_range_of_any_boxes_as_numpy_slices_it(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "SHORT_RUN", short_run)
         block = read_block(update, tensor, start, stop)
+        room = np.full(stop - start, 77, block.dtype)
+        with UpdateReader(update) as reader:
+            assert reader.read(tensor, start, stop, room) is room
     assert block.dtype == (np.int64 if array.dtype.kind == "i" else np.float32)
     assert np.array_equal(block, widened(array).reshape(-1)[start:stop])
+    assert np.array_equal(room, block)
 
 
 def test_reader_reassembles_boxes_that_are_interleaved_one_element_apart(tmp_path):
