@@ -47,6 +47,9 @@ def stored_model(path: Path) -> StoredUpdate:
 class UpdateReader:
     """An open stored update. Threads may share one: it has no position of its own.
 
+    A file that is no longer in memory when it is opened does not fit there beside the others: what is read of it is
+    dropped behind the reader, and pushes nothing out. One that is in memory stays.
+
     Args:
         update: what to read.
         keep_open: hold one file descriptor from entry to exit; otherwise open the file at each read.
@@ -57,6 +60,7 @@ class UpdateReader:
         self._path, self._data = update.path, update.data
         self._keep_open = keep_open and update.data is None
         self._fd: int | None = None
+        self._drops = False
         self._pieces: dict[str, list[tuple[Piece, int]]] = {}
         self._boxes: dict[str, list[_Box]] = {}
         position = update.data_start
@@ -67,6 +71,7 @@ class UpdateReader:
     def __enter__(self) -> Self:
         if self._keep_open:
             self._fd = os.open(self._path, os.O_RDONLY)
+            self._drops = not _begins_in_memory(self._fd)
         return self
 
     def __exit__(
@@ -141,14 +146,31 @@ class UpdateReader:
             values[:] = to_float32(raw, dtype) if dtype in FLOATS else raw
 
     def _fill(self, raw: NDArray[Any], position: int) -> None:
-        source = self._data if self._data is not None else self._fd
-        if source is not None:
-            return read_into(raw, source, position, path=self._path)
-        fd = os.open(self._path, os.O_RDONLY)
-        try:
-            read_into(raw, fd, position, path=self._path)
-        finally:
-            os.close(fd)
+        if self._data is not None:
+            read_into(raw, self._data, position, path=self._path)
+        elif self._fd is not None:
+            read_into(raw, self._fd, position, path=self._path)
+            if self._drops:
+                os.posix_fadvise(self._fd, position, raw.nbytes, os.POSIX_FADV_DONTNEED)
+        else:
+            fd = os.open(self._path, os.O_RDONLY)
+            try:
+                read_into(raw, fd, position, path=self._path)
+            finally:
+                os.close(fd)
+
+
+def _begins_in_memory(fd: int) -> bool:
+    """Whether a file's first byte is in the page cache: those that came first go first."""
+    if not hasattr(os, "RWF_NOWAIT"):
+        return True  # a system that is not Linux
+    try:
+        os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system that cannot tell
+        return True
+    return True
 
 
 def read_block(update: StoredUpdate, tensor: Tensor, start: int, stop: int) -> NDArray[Any]:

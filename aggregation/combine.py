@@ -9,6 +9,7 @@
 No element sees another one, so the bits depend neither on tiles nor on threads nor on how the caller cuts.
 """
 
+import threading
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -19,8 +20,8 @@ from atoll.aggregation.layout import Layout, Tensor
 from atoll.aggregation.rules import GeometricRule, Rule, check_count, takes_centre
 from atoll.aggregation.sources import Source
 
-TILE_VALUES = 1 << 20
-"""Values that are read at once, of all sources: 4 MiB. Threads wait for each other at every read: few and long ones."""
+TILE_VALUES = 1 << 23
+"""Values that are read at once, of all sources: 32 MiB for each thread. See `fold.TILE_ELEMENTS`."""
 
 MIXED_VALUES = 1 << 18
 """Values that are mixed at once, in float32 of all its arrays: 1 MiB stays in a thread's cache."""
@@ -65,7 +66,14 @@ def mixing_for(
 
 
 def combine(
-    tensor: Tensor, start: int, stop: int, sources: Sequence[Source], rule: Rule, mixing: Array | None = None
+    tensor: Tensor,
+    start: int,
+    stop: int,
+    sources: Sequence[Source],
+    rule: Rule,
+    mixing: Array | None = None,
+    *,
+    rooms: "Rooms | None" = None,
 ) -> Array:
     """What a rule makes of the elements [start, stop) of one float tensor. Threads may share all arguments.
 
@@ -76,6 +84,7 @@ def combine(
         sources: those that carry the tensor, in the order of their client ids; with the centre last, when mixed so.
         rule: see `rules`.
         mixing: of `mixing_for`, a column for each source.
+        rooms: of the calls before this one; without, the memory to read into is new.
 
     Returns:
         (stop - start): the update that the rule gives.
@@ -87,7 +96,7 @@ def combine(
     check_count(rule, len(sources) - takes_centre(rule))
     combined = np.empty(stop - start)
     step = _power_of_two(TILE_VALUES // len(sources))
-    scratch = np.empty((len(sources), min(step, stop - start)), np.float32)
+    scratch = (rooms or Rooms()).rows(len(sources), min(step, stop - start))
     for begin in range(start, stop, step):
         end = min(begin + step, stop)
         rows = scratch[:, : end - begin]
@@ -103,6 +112,19 @@ def combine(
             )
         combined[begin - start : end - start] = values
     return combined
+
+
+class Rooms(threading.local):
+    """For each thread the memory into which it reads, tile after tile: new memory costs as much as the read."""
+
+    def __init__(self) -> None:
+        self._values = np.empty(0, np.float32)
+
+    def rows(self, num_rows: int, num_elements: int) -> NDArray[np.float32]:
+        """(R, n), with anything in it, until this thread asks again."""
+        if self._values.size < num_rows * num_elements:
+            self._values = np.empty(num_rows * num_elements, np.float32)
+        return self._values[: num_rows * num_elements].reshape(num_rows, num_elements)
 
 
 def _mix(blocks: NDArray[np.float32], mixing: Array) -> NDArray[np.float32]:

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from atoll.aggregation.ahead import computed_ahead
 from atoll.aggregation.blocks import StoredUpdate, UpdateReader, stored_model
-from atoll.aggregation.combine import combine, mixing_for
+from atoll.aggregation.combine import Rooms, combine, mixing_for
 from atoll.aggregation.grid import grid_exponent, grid_scale, mean_from_grid
 from atoll.aggregation.integers import apply_mean, rounded_mean, sum_dtype, weighted_sum
 from atoll.aggregation.kernel import add_within_for
@@ -44,8 +44,10 @@ from atoll.aggregation.sources import Scaled, Source
 from atoll.aggregation.step import AGGREGATE, Slot, Step
 from atoll.aggregation.tensorfile import NUMPY_DTYPES, TensorFileWriter, parse_header, read_metadata
 
-TILE_ELEMENTS = 1 << 17
-"""Elements that one thread folds at once: a tile's sum and scratch stay in its cache, 2.5 MiB with the block read."""
+TILE_ELEMENTS = 1 << 19
+"""Elements that one thread folds at once, 10 MiB with sum and base. Each update gives 2 MiB of it in one read: of what
+is read in shorter ones Linux thinks that it is used again and again, keeps it, and where memory is scarce gives up what
+it has read ahead, and must read that once more."""
 
 FILES_OPEN_MAX = 256
 """Updates whose files stay open; those of the others are opened at each read."""
@@ -204,13 +206,13 @@ def _mean_by(rule: Rule | None, layout: Layout, terms: list[_Term], slots: list[
         return _exact_mean
     centre = next((slot for slot in slots if slot.name == AGGREGATE), None)
     by_name: dict[str, Source] = {str(term.item.update.path): Scaled(term, term.item.factor) for term in terms}
-    mixing = mixing_for(rule, layout, by_name, centre=centre, threads=threads)
+    mixing, rooms = mixing_for(rule, layout, by_name, centre=centre, threads=threads), Rooms()
 
     def mean_of(tensor: Tensor, carrying: list[_Term]) -> _Mean:
         sources: list[Source] = [Scaled(term, term.item.factor) for term in carrying]
         if centre is not None:
             sources.append(centre)
-        return lambda start, stop: combine(tensor, start, stop, sources, rule, mixing)
+        return lambda start, stop: combine(tensor, start, stop, sources, rule, mixing, rooms=rooms)
 
     return mean_of
 
@@ -222,9 +224,9 @@ def _exact_mean(tensor: Tensor, terms: list[_Term]) -> _Mean:
     add_within = add_within_for(tensor.num_elements * len(terms))
 
     def mean(start: int, stop: int) -> NDArray[np.float64]:
-        total = np.zeros(stop - start)
+        total, room = np.zeros(stop - start), np.empty(stop - start, np.float32)
         for term, scale in zip(terms, scales, strict=True):
-            block = term.reader.read(tensor, start, stop)
+            block = term.reader.read(tensor, start, stop, room)
             if not add_within(total, block, scale, term.magnitude(tensor)):
                 raise term.beyond(tensor, block)
         return mean_from_grid(total, exponent, total_weight=total_weight)
