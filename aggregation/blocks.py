@@ -85,6 +85,11 @@ class UpdateReader:
         """Whether the update has this tensor."""
         return tensor in self._pieces
 
+    def stored_dtype(self, tensor: str) -> str:
+        """What a float tensor's elements are stored as: F32, F16 or BF16; F32 when its boxes differ."""
+        dtypes = {piece.dtype for piece, _ in self._pieces[tensor]}
+        return dtypes.pop() if len(dtypes) == 1 else "F32"
+
     def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """The elements [start, stop) of a tensor in flat C order: float32 for floats (exact), int64 for integers.
 
@@ -94,8 +99,8 @@ class UpdateReader:
             tensor: where the elements are.
             start: the first of them.
             stop: behind the last of them.
-            out: (stop - start) contiguous, of the dtype that is given: the block goes there, and is returned. Into
-                memory that was used before, a read takes a third less than into new.
+            out: (stop - start) contiguous, of the dtype that is given, or of `stored_dtype`: the block goes there, and
+                is returned. Into memory that was used before, a read takes a third less than into new.
 
         Raises:
             KeyError: the update does not carry the tensor.

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from atoll.aggregation.ahead import computed_ahead
 from atoll.aggregation.blocks import StoredUpdate, UpdateReader, stored_model
 from atoll.aggregation.combine import Rooms, combine, mixing_for
+from atoll.aggregation.device import Device, Summand
 from atoll.aggregation.grid import grid_exponent, grid_scale, mean_from_grid
 from atoll.aggregation.integers import apply_mean, rounded_mean, sum_dtype, weighted_sum
 from atoll.aggregation.kernel import add_within_for
@@ -88,6 +89,7 @@ def fold(
     tile_elements: int = TILE_ELEMENTS,
     threads: int = 1,
     between: Callable[[], None] | None = None,
+    device: Device | None = None,
 ) -> Folded:
     """Write the version that follows `base` to `out`, atomically and durably.
 
@@ -100,6 +102,7 @@ def fold(
         tile_elements: elements that one thread finishes at once.
         threads: how many tiles are folded at the same time; this thread writes the finished ones meanwhile.
         between: called before each tile is written; what it raises ends the fold, and `out` does not appear.
+        device: where float updates are summed, with the same bits; left out: here, by numpy or numba. Not for rules.
 
     Returns:
         The manifests of the new version and of the slots.
@@ -120,7 +123,7 @@ def fold(
             for k, item in enumerate(updates)
         ]
         writer = stack.enter_context(TensorFileWriter(out, layout, metadata=read_metadata(base)))
-        mean_of = _mean_by(step.rule, layout, terms, slots, threads)
+        mean_of = _mean_by(step.rule, layout, terms, slots, threads, device)
         tiles = _tiles(layout, masters, terms, slots, mean_of, step, tile_elements)
         finished = stack.enter_context(closing(computed_ahead(tiles, threads=threads)))  # before a file is closed
         for moved, parts in finished:
@@ -200,10 +203,12 @@ _MeanOf = Callable[[Tensor, list[_Term]], _Mean]
 """(a float tensor, the updates that carry it) -> their mean."""
 
 
-def _mean_by(rule: Rule | None, layout: Layout, terms: list[_Term], slots: list[Slot], threads: int) -> _MeanOf:
+def _mean_by(
+    rule: Rule | None, layout: Layout, terms: list[_Term], slots: list[Slot], threads: int, device: Device | None
+) -> _MeanOf:
     """The exact weighted mean, or a rule, which may first look at how the updates lie to each other."""
     if rule is None:
-        return _exact_mean
+        return partial(_exact_mean, device=device)
     centre = next((slot for slot in slots if slot.name == AGGREGATE), None)
     by_name: dict[str, Source] = {str(term.item.update.path): Scaled(term, term.item.factor) for term in terms}
     mixing, rooms = mixing_for(rule, layout, by_name, centre=centre, threads=threads), Rooms()
@@ -217,10 +222,13 @@ def _mean_by(rule: Rule | None, layout: Layout, terms: list[_Term], slots: list[
     return mean_of
 
 
-def _exact_mean(tensor: Tensor, terms: list[_Term]) -> _Mean:
+def _exact_mean(tensor: Tensor, terms: list[_Term], device: Device | None) -> _Mean:
     total_weight, magnitude = _weight_and_magnitude(tensor, terms)
     exponent = grid_exponent(magnitude, total_weight=total_weight, count=len(terms))
     scales = [grid_scale(term.item.weight, exponent) * term.item.factor for term in terms]
+    if device is not None:
+        sums = partial(_sum_there, device, tensor, terms, scales)
+        return lambda start, stop: mean_from_grid(sums(start, stop), exponent, total_weight=total_weight)
     add_within = add_within_for(tensor.num_elements * len(terms))
 
     def mean(start: int, stop: int) -> NDArray[np.float64]:
@@ -232,6 +240,19 @@ def _exact_mean(tensor: Tensor, terms: list[_Term]) -> _Mean:
         return mean_from_grid(total, exponent, total_weight=total_weight)
 
     return mean
+
+
+def _sum_there(
+    device: Device, tensor: Tensor, terms: list[_Term], scales: list[np.float64], start: int, stop: int
+) -> NDArray[np.float64]:
+    summands = [
+        Summand(term.reader, float(scale), term.magnitude(tensor)) for term, scale in zip(terms, scales, strict=True)
+    ]
+    total, is_within = device.weighted_sum(tensor, start, stop, summands)
+    if not is_within.all():
+        first = terms[int(np.argmin(is_within))]
+        raise first.beyond(tensor, first.reader.read(tensor, start, stop))
+    return total
 
 
 def _weight_and_magnitude(tensor: Tensor, terms: list[_Term]) -> tuple[int, float | int]:

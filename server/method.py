@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from atoll.aggregation.device import Device
 from atoll.aggregation.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
 from atoll.aggregation.optimizers import OPTIMIZERS, Optimizer
 from atoll.aggregation.robust import Median, TrimmedMean, clip_factors
@@ -80,6 +81,9 @@ class AggregationConfig(BaseModel):
     """No update counts as longer than this: a number, or "median", the median length of the round's updates; absent: no
     bound. With any rule."""
 
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]+)?)$")] = "cpu"
+    """Where "mean" adds the updates' floats: "cpu", or a GPU, "cuda" or "cuda:1", with the same bits."""
+
     @field_validator("rule")
     @classmethod
     def _known_or_reference(cls, rule: str) -> str:
@@ -87,6 +91,8 @@ class AggregationConfig(BaseModel):
 
     @model_validator(mode="after")
     def _only_what_the_rule_has(self) -> "AggregationConfig":
+        if self.rule != "mean" and self.device != "cpu":
+            raise ValueError(f"device {self.device} is for the rule mean, and rule is {self.rule}: allowed is cpu")
         options = dict(RULE_OPTIONS.get(self.rule, {}))
         if self.mix_neighbours:
             if self.rule == "mean":
@@ -120,6 +126,17 @@ class AggregationConfig(BaseModel):
         if self.rule == "mean":
             return None
         return self._mixed(self._built_in() if self.rule in RULES else load_rule(self.rule))
+
+    def open_device(self) -> Device | None:
+        """Where the sums are made; None: here.
+
+        Raises:
+            ConfigError: there is no such device.
+        """
+        try:
+            return None if self.device == "cpu" else Device(self.device)
+        except ValueError as fault:
+            raise ConfigError([f"aggregation: {fault}; allowed here: cpu"]) from None
 
     def _built_in(self) -> Rule:
         options = {name: value for name, value in self._given().items() if name in RULE_OPTIONS[self.rule]}
@@ -206,20 +223,24 @@ class Method:
     optimizer: Optimizer
     rule: Rule | None = None
     norm_bound: float | Literal["median"] | None = None
+    device: Device | None = None
 
     @classmethod
     def of(cls, aggregation: AggregationConfig, optimizer: OptimizerConfig, *, is_over: bool = False) -> "Method":
         """As the settings say; raises as `AggregationConfig.build`.
 
-        A run that has ended needs no rule: that its code is gone concerns only who resumes it.
+        A run that has ended needs neither rule nor device: that its code or its GPU is gone concerns only who resumes
+        it.
         """
+        rule: Rule | None
+        device: Device | None = None
         try:
-            rule = aggregation.build()
+            rule, device = aggregation.build(), aggregation.open_device()
         except ConfigError as error:
             if not is_over:
                 raise
             rule = _Gone(error)
-        return cls(optimizer.build(), rule, aggregation.norm_bound)
+        return cls(optimizer.build(), rule, aggregation.norm_bound, device)
 
     @property
     def slots(self) -> tuple[str, ...]:

@@ -146,7 +146,15 @@ class Reducer:
         out = self.store.version_path(version)
         with naming_full_disk(out):
             step = self._step(base, version)
-            folded = fold(base.path, updates, out, step=step, threads=os.cpu_count() or 1, between=self._between_tiles)
+            folded = fold(
+                base.path,
+                updates,
+                out,
+                step=step,
+                threads=os.cpu_count() or 1,
+                between=self._between_tiles,
+                device=self._method.device,
+            )
         steps.reached("aggregate.after_fold")
         for slot, pieces in folded.slots.items():
             self.store.write_manifest(version, VersionManifest(pieces).encode(), slot)
