@@ -1,11 +1,12 @@
 """Reads a stored update block by block, in the flat C order of its tensors, whatever boxes it was cut into.
 
-An update lies on disk as it was received: the raw bytes of its pieces, one after the other. The reader trusts that
-the boxes cover each tensor exactly once (`cover.check_cover`, when the update is accepted).
+An update lies on disk as it was received: the bytes of its pieces, one after the other, raw or encoded. The reader
+trusts that the boxes cover each tensor exactly once (`cover.check_cover`, when the update is accepted). Of an encoded
+piece it decodes the chunks that a block meets: a block of the fold is whole chunks, so that each is decoded once.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.chunks import decode_range
+from atoll.aggregation.codecs import parse_codec
 from atoll.aggregation.layout import FLOATS, ITEM_BYTES, Piece, Tensor
 from atoll.aggregation.tensorfile import NUMPY_DTYPES, parse_header, read_into, to_float32
 
@@ -42,6 +45,12 @@ def stored_model(path: Path) -> StoredUpdate:
     layout, data_start = parse_header(path)
     whole = tuple(Piece(t.name, t.dtype, (0,) * len(t.shape), t.shape, "") for t in layout)
     return StoredUpdate(path, whole, data_start=data_start)
+
+
+def stored_shard(path: Path, pieces: Iterable[Piece]) -> StoredUpdate:
+    """Some pieces of a model in a file of their own, to be read like an update. Raises as `tensorfile.parse_header`."""
+    _, data_start = parse_header(path)
+    return StoredUpdate(path, tuple(pieces), data_start=data_start)
 
 
 class UpdateReader:
@@ -86,8 +95,8 @@ class UpdateReader:
         return tensor in self._pieces
 
     def stored_dtype(self, tensor: str) -> str:
-        """What a float tensor's elements are stored as: F32, F16 or BF16; F32 when its boxes differ."""
-        dtypes = {piece.dtype for piece, _ in self._pieces[tensor]}
+        """What a float tensor's elements are stored as: F32, F16 or BF16; F32 when its boxes differ or are encoded."""
+        dtypes = {"F32" if piece.codec else piece.dtype for piece, _ in self._pieces[tensor]}
         return dtypes.pop() if len(dtypes) == 1 else "F32"
 
     def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
@@ -106,6 +115,7 @@ class UpdateReader:
             KeyError: the update does not carry the tensor.
             IndexError: the range is not inside the tensor.
             TensorFileCorrupted: the file ends too early.
+            ValueError: the bytes are not what their codec writes.
         """
         if not 0 <= start <= stop <= tensor.num_elements:
             raise IndexError(f"elements {start}..{stop} of tensor {tensor.name!r} are not in 0..{tensor.num_elements}")
@@ -113,7 +123,7 @@ class UpdateReader:
         piece, position = pieces[0]
         block = np.empty(stop - start, np.float32 if piece.dtype in FLOATS else np.int64) if out is None else out
         if piece.lengths == tensor.shape:
-            self._widen(piece.dtype, position, start, block)
+            self._read_piece(piece, position, start, block)
             return block
         if tensor.name not in self._boxes:
             self._boxes[tensor.name] = [_box_of(piece, position, tensor.shape) for piece, position in pieces]
@@ -131,7 +141,7 @@ class UpdateReader:
         head = max(0, -int(begins[0]))
         tail = max(0, int(begins[-1]) + box.run - (stop - start))
         values = np.empty((last - first) * box.run - head - tail, block.dtype)
-        self._widen(box.dtype, box.position, first * box.run + head, values)
+        self._read_piece(box.piece, box.position, first * box.run + head, values)
         if box.run < SHORT_RUN:
             index = (begins[:, np.newaxis] + np.arange(box.run)).reshape(-1)
             block[index[head : index.size - tail]] = values
@@ -142,13 +152,28 @@ class UpdateReader:
             block[low:high] = values[done : done + high - low]
             done += high - low
 
-    def _widen(self, dtype: str, position: int, start: int, values: NDArray[Any]) -> None:
+    def _read_piece(self, piece: Piece, position: int, start: int, values: NDArray[Any]) -> None:
         """Elements from `start` on of the piece that begins at `position`, in the order of its bytes, to `values`."""
+        if piece.codec:
+            values[:] = self._decoded(piece, position, start, start + values.size)
+            return
+        dtype = piece.dtype
         as_stored = NUMPY_DTYPES[dtype] == values.dtype
         raw = values if as_stored else np.empty(values.size, NUMPY_DTYPES[dtype])
         self._fill(raw, position + start * ITEM_BYTES[dtype])
         if not as_stored:
             values[:] = to_float32(raw, dtype) if dtype in FLOATS else raw
+
+    def _decoded(self, piece: Piece, position: int, start: int, stop: int) -> NDArray[np.float32]:
+        def read(begin: int, num_bytes: int) -> memoryview:
+            raw = np.empty(num_bytes, np.uint8)
+            self._fill(raw, position + begin)
+            return raw.data
+
+        try:
+            return decode_range(parse_codec(piece.codec), piece.num_elements, start, stop, read)
+        except ValueError as fault:
+            raise ValueError(f"update {self._path}: tensor {piece.tensor!r}: {fault}") from fault
 
     def _fill(self, raw: NDArray[Any], position: int) -> None:
         if self._data is not None:
@@ -192,8 +217,8 @@ class _Box:
     count the runs, which both the file and the flat tensor hold in C order.
     """
 
-    dtype: str
-    position: int  # of the box's first byte
+    piece: Piece
+    position: int  # of its first byte
     lengths: tuple[int, ...]
     strides: tuple[int, ...]  # of the same axes in the flat tensor [elements]
     run: int
@@ -237,7 +262,7 @@ def _box_of(piece: Piece, position: int, shape: tuple[int, ...]) -> _Box:
     while axis > 0 and piece.lengths[axis] == shape[axis]:
         axis -= 1
     return _Box(
-        dtype=piece.dtype,
+        piece=piece,
         position=position,
         lengths=piece.lengths[:axis] or (1,),
         strides=tuple(strides[:axis]) or (strides[0] * shape[0],),

@@ -13,16 +13,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from atoll.aggregation.layout import ITEM_BYTES, Piece
+from atoll.aggregation.layout import ITEM_BYTES, Layout, Piece
 
 
 class BoxReader:
-    """The byte sequence of `boxes`, read from a file whose `pieces` are whole tensors behind `data_start`."""
+    """The byte sequence of `boxes`, read from a file whose tensors lie behind `data_start`, in the layout's order."""
 
-    def __init__(self, path: Path, pieces: Sequence[Piece], data_start: int, boxes: Sequence[Piece]) -> None:
+    def __init__(self, path: Path, layout: Layout, data_start: int, boxes: Sequence[Piece]) -> None:
         self._path = path
-        starts = itertools.accumulate((piece.num_bytes for piece in pieces), initial=data_start)
-        self._tensors = {piece.tensor: (piece.lengths, start) for piece, start in zip(pieces, starts, strict=False)}
+        starts = itertools.accumulate((tensor.num_bytes for tensor in layout), initial=data_start)
+        self._tensors = {tensor.name: (tensor.shape, start) for tensor, start in zip(layout, starts, strict=False)}
         self._boxes = boxes
         self._ends = list(itertools.accumulate(box.num_bytes for box in boxes))
         self._fd = -1

@@ -11,10 +11,14 @@ Their contract: `codec`. `topk` and `sign` are biased: they need error feedback 
 """
 
 import re
+from functools import lru_cache
 
 from atoll.aggregation.codec import Codec
 from atoll.aggregation.quantization import BFloat16, Float16, Qsgd, Sign
 from atoll.aggregation.sparsification import MILLION, TopK
+
+FAMILIES = ("bf16", "fp16", "qsgd8", "topk", "sign")
+"""What a run's TOML calls them, and what an agent says that it speaks."""
 
 NAMES = "bf16, fp16, qsgd8, sign, topk:F with F in 0.000001..1"
 """What `parse_codec` allows, for its error and for help texts."""
@@ -22,6 +26,7 @@ NAMES = "bf16, fp16, qsgd8, sign, topk:F with F in 0.000001..1"
 _BY_NAME: dict[str, Codec] = {codec.name: codec for codec in (BFloat16(), Float16(), Qsgd(), Sign())}
 
 
+@lru_cache(maxsize=64)
 def parse_codec(name: str) -> Codec:
     """The codec of this name.
 
@@ -34,3 +39,21 @@ def parse_codec(name: str) -> Codec:
     if match is None or float(match[1]) == 0.0:
         raise ValueError(f"codec {name!r} is not one of {NAMES}")
     return TopK(round(float(match[1]) * MILLION))
+
+
+def family_of(name: str) -> str:
+    """The name without its options."""
+    return name.partition(":")[0]
+
+
+def codec_name(family: str, fraction: float | None) -> str:
+    """The canonical name of a codec: what travels and is recorded.
+
+    Args:
+        family: of `FAMILIES`.
+        fraction: of "topk", the share of the elements that travel, rounded to millionths.
+
+    Raises:
+        ValueError: there is no such codec.
+    """
+    return parse_codec(f"topk:{fraction:.6f}" if family == "topk" else family).name

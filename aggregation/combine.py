@@ -56,11 +56,21 @@ def mixing_for(
         if centre is None:
             raise ValueError(f"{type(rule).__name__} takes the previous aggregate, and got none")
         sources["(previous aggregate)"] = centre
-    mixing = np.ascontiguousarray(rule.mixing(gram_matrix(layout, sources, threads=threads)), np.float64)
-    if mixing.ndim != 2 or mixing.shape[1] != len(sources) or len(mixing) < 1 or not np.isfinite(mixing).all():
+    return checked_mixing(rule, gram_matrix(layout, sources, threads=threads))
+
+
+def checked_mixing(rule: GeometricRule, gram: Array) -> Array:
+    """How a rule mixes updates with these inner products.
+
+    Raises:
+        ValueError: too few updates for the rule, or a user's rule that gives a matrix of another shape or with numbers
+            that are not finite.
+    """
+    mixing = np.ascontiguousarray(rule.mixing(gram), np.float64)
+    if mixing.ndim != 2 or mixing.shape[1] != len(gram) or len(mixing) < 1 or not np.isfinite(mixing).all():
         raise ValueError(
-            f"{type(rule).__name__} mixes {len(sources)} updates with a {mixing.shape} matrix, "
-            f"expected are finite numbers (R, {len(sources)})"
+            f"{type(rule).__name__} mixes {len(gram)} updates with a {mixing.shape} matrix, "
+            f"expected are finite numbers (R, {len(gram)})"
         )
     return mixing
 

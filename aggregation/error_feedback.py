@@ -14,11 +14,13 @@ it under a name of its own, and e is kept until the outcome is known:
     accepted         e' takes the place of e     an atomic rename
     anything else    e stays, e' is thrown away
 
-Anything else is a refusal, a deadline missed, a round abandoned, a lost spool. Had e' been committed there, C(p), and
-with it all of e that it carried, would be lost. Nor is the refused update itself added (p as the new residual): what a
-round's policy did not admit must not come in through the next one, uninvited and undiscounted. Whoever stops between
-the acceptance and the rename finds both files and asks the coordinator again, which remembers what it accepted; that
-is why the name of e' must say the update's digest. While an outcome is open no next update may be encoded.
+Anything else is a refusal, a deadline missed, a lost spool. Had e' been committed there, C(p), and with it all of e
+that it carried, would be lost. Nor is the refused update itself added (p as the new residual): what a round's policy
+did not admit must not come in through the next one, uninvited and undiscounted. Whoever stops between the acceptance
+and the rename finds both files and asks the coordinator again, which remembers what it accepted; that is why the name
+of e' must say the update's digest. A round that is abandoned after the acceptance changes nothing: its updates are lost
+with or without a codec, or count in the next round. While an outcome is open, e belongs to that update: the next one
+is encoded with nothing owed, and when both are accepted, the sum of both remainders is owed.
 
 A client that is sampled seldom feeds back an old residual, which points along an old model's slope; with codecs that
 keep little (topk:0.001) and rare participation this costs accuracy. Nothing here discounts it.

@@ -9,6 +9,7 @@ One block of each update after the other is read, added and forgotten: memory is
 the model or of the cohort.
 
     mean = sum_k w_k u_k / sum_k w_k                        over the updates that carry the tensor, or a rule (`rules`)
+    mean = scale sum_k w_k f_k u_k / sum_k w_k              of trained floats under FedNova (`weights.normalized`)
     new  = float32(apply(float64(base), mean))              floats that are trained (`optimizers`)
     new  = float32(float64(base) + mean)                    other floats; the base holds all floats as F32
     new  = base + round_half_even(mean)                     integers, exactly (`integers`)
@@ -26,24 +27,18 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from atoll.aggregation.ahead import computed_ahead
-from atoll.aggregation.blocks import StoredUpdate, UpdateReader, stored_model
+from atoll.aggregation.blocks import UpdateReader, stored_model
 from atoll.aggregation.combine import Rooms, combine, mixing_for
-from atoll.aggregation.device import Device, Summand
-from atoll.aggregation.grid import grid_exponent, grid_scale, mean_from_grid
-from atoll.aggregation.integers import apply_mean, rounded_mean, sum_dtype, weighted_sum
-from atoll.aggregation.kernel import add_within_for
+from atoll.aggregation.cuts import cut_layout, piece_bytes_of
+from atoll.aggregation.device import Device
 from atoll.aggregation.layout import FLOATS, Layout, Piece, Tensor, in_order
-from atoll.aggregation.optimizers import Optimizer
-from atoll.aggregation.rules import Rule
+from atoll.aggregation.means import ExactMean, IntegerMean, Term, Weighted, totals_of
 from atoll.aggregation.sources import Scaled, Source
 from atoll.aggregation.step import AGGREGATE, Slot, Step
-from atoll.aggregation.tensorfile import NUMPY_DTYPES, TensorFileWriter, parse_header, read_metadata
+from atoll.aggregation.tensorfile import TensorFileWriter, parse_header, read_metadata
+from atoll.aggregation.tiles import Mean, Parts, float_rule, integer_rule, staying_rule
 
 TILE_ELEMENTS = 1 << 19
 """Elements that one thread folds at once, 10 MiB with sum and base. Each update gives 2 MiB of it in one read: of what
@@ -58,26 +53,13 @@ WEIGHT_MAX = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
-class Weighted:
-    """One update of the round.
-
-    weight: in 1..2^53 (`weights.integer_weights`). factor: in [0, 1], what its floats are multiplied with so that they
-    stay within the bound of the norm (`robust.clip_factors`); the weight counts in full.
-    """
-
-    update: StoredUpdate
-    weight: int
-    factor: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
 class Folded:
     """What a fold has written."""
 
     pieces: tuple[Piece, ...]
-    """Of the new version: one for each tensor, in canonical order."""
+    """Of the new version, cut by `cuts`, in canonical order."""
     slots: Mapping[str, tuple[Piece, ...]]
-    """Of each slot's file, in the same order."""
+    """Of each slot's file, cut as the model's tensors are."""
 
 
 def fold(
@@ -114,16 +96,19 @@ def fold(
         TensorFileCorrupted: a file is shorter than it should be, or the base has a broken header.
     """
     layout, _ = parse_header(base)
-    _check(layout, updates, base)
+    pieces = tuple(cut_layout(layout, piece_bytes_of(layout)))
+    if not updates:
+        raise ValueError("no updates to fold")
+    check_updates(layout, updates, base)
     with ExitStack() as stack:
         masters = stack.enter_context(UpdateReader(stored_model(base)))
-        slots = [stack.enter_context(Slot(name, step, layout)) for name in step.slots]
+        slots = [stack.enter_context(Slot(name, step, layout, pieces)) for name in step.slots]
         terms = [
-            _Term(stack.enter_context(UpdateReader(item.update, keep_open=k < FILES_OPEN_MAX)), item)
+            Term(stack.enter_context(UpdateReader(item.update, keep_open=k < FILES_OPEN_MAX)), item)
             for k, item in enumerate(updates)
         ]
-        writer = stack.enter_context(TensorFileWriter(out, layout, metadata=read_metadata(base)))
-        mean_of = _mean_by(step.rule, layout, terms, slots, threads, device)
+        writer = stack.enter_context(TensorFileWriter(out, layout, metadata=read_metadata(base), pieces=pieces))
+        mean_of = _mean_by(step, layout, terms, slots, threads, device)
         tiles = _tiles(layout, masters, terms, slots, mean_of, step, tile_elements)
         finished = stack.enter_context(closing(computed_ahead(tiles, threads=threads)))  # before a file is closed
         for moved, parts in finished:
@@ -138,82 +123,45 @@ def fold(
 def _tiles(
     layout: Layout,
     masters: UpdateReader,
-    terms: "list[_Term]",
+    terms: list[Term],
     slots: list[Slot],
     mean_of: "_MeanOf",
     step: Step,
     tile_elements: int,
-) -> "Iterator[tuple[list[Slot], Callable[[], _Parts]]]":
+) -> "Iterator[tuple[list[Slot], Callable[[], Parts]]]":
     """Every tile of the new version, in canonical order: the slots that move with it, and the work."""
+    totals = totals_of(term.item for term in terms)
     for tensor in in_order(layout):
         carrying = [term for term in terms if term.carries(tensor.name)]
         moved = [slot for slot in slots if slot.carries(tensor.name)]
         if not carrying:
-            rule = _staying_rule(tensor, [masters, *moved])
+            rule = staying_rule(tensor, [masters, *moved])
         elif tensor.dtype in FLOATS:
             optimizer = step.optimizer if step.is_trained(tensor) else None
-            rule = _float_rule(tensor, masters, mean_of(tensor, carrying), moved, optimizer)
+            rule = float_rule(tensor, masters, mean_of(tensor, carrying), moved, optimizer)
         else:
-            rule = _integer_rule(tensor, masters, carrying)
-        for start, stop in _ranges(0, tensor.num_elements, tile_elements):
-            yield moved, partial(rule, start, stop)
+            rule = integer_rule(tensor, masters, IntegerMean(tensor, totals[tensor.name], carrying))
+        for start in range(0, tensor.num_elements, tile_elements):
+            yield moved, partial(rule, start, min(start + tile_elements, tensor.num_elements))
 
 
-@dataclass(frozen=True, slots=True)
-class _Term:
-    """An update that is being folded."""
-
-    reader: UpdateReader
-    item: Weighted
-
-    def carries(self, tensor: str) -> bool:
-        """Whether the update has this tensor."""
-        return self.reader.carries(tensor)
-
-    def magnitude(self, tensor: Tensor) -> float | int:
-        """What the proof of `grid` rests on. NaN is within nothing."""
-        return self.item.update.magnitudes[tensor.name]
-
-    def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """A block within the recorded magnitude; see `sources.Source.read`."""
-        block = self.reader.read(tensor, start, stop, out)
-        low, high = block.min().item(), block.max().item()
-        if not -self.magnitude(tensor) <= low <= high <= self.magnitude(tensor):
-            raise self.beyond(tensor, block)
-        return block
-
-    def beyond(self, tensor: Tensor, block: NDArray[Any]) -> ValueError:
-        """What to raise about a block that is not."""
-        return ValueError(
-            f"update {self.item.update.path}: tensor {tensor.name!r} has values in {block.min()}..{block.max()}, "
-            f"beyond its recorded magnitude {self.magnitude(tensor)}"
-        )
-
-
-_Parts = tuple[NDArray[Any], ...]
-"""New values of some elements of one tensor, and of its slots."""
-
-_TileRule = Callable[[int, int], _Parts]
-"""(start, stop) -> what becomes of these elements of one tensor."""
-
-_Mean = Callable[[int, int], NDArray[np.float64]]
-"""(start, stop) -> the mean update of these elements of one tensor, or what a rule makes in its place."""
-
-_MeanOf = Callable[[Tensor, list[_Term]], _Mean]
+_MeanOf = Callable[[Tensor, list[Term]], Mean]
 """(a float tensor, the updates that carry it) -> their mean."""
 
 
 def _mean_by(
-    rule: Rule | None, layout: Layout, terms: list[_Term], slots: list[Slot], threads: int, device: Device | None
+    step: Step, layout: Layout, terms: list[Term], slots: list[Slot], threads: int, device: Device | None
 ) -> _MeanOf:
     """The exact weighted mean, or a rule, which may first look at how the updates lie to each other."""
-    if rule is None:
-        return partial(_exact_mean, device=device)
+    if step.rule is None:
+        totals = totals_of(term.item for term in terms)
+        return lambda tensor, carrying: ExactMean(step, tensor, totals[tensor.name], carrying, device)
+    rule = step.rule
     centre = next((slot for slot in slots if slot.name == AGGREGATE), None)
     by_name: dict[str, Source] = {str(term.item.update.path): Scaled(term, term.item.factor) for term in terms}
     mixing, rooms = mixing_for(rule, layout, by_name, centre=centre, threads=threads), Rooms()
 
-    def mean_of(tensor: Tensor, carrying: list[_Term]) -> _Mean:
+    def mean_of(tensor: Tensor, carrying: list[Term]) -> Mean:
         sources: list[Source] = [Scaled(term, term.item.factor) for term in carrying]
         if centre is not None:
             sources.append(centre)
@@ -222,105 +170,14 @@ def _mean_by(
     return mean_of
 
 
-def _exact_mean(tensor: Tensor, terms: list[_Term], device: Device | None) -> _Mean:
-    total_weight, magnitude = _weight_and_magnitude(tensor, terms)
-    exponent = grid_exponent(magnitude, total_weight=total_weight, count=len(terms))
-    scales = [grid_scale(term.item.weight, exponent) * term.item.factor for term in terms]
-    if device is not None:
-        sums = partial(_sum_there, device, tensor, terms, scales)
-        return lambda start, stop: mean_from_grid(sums(start, stop), exponent, total_weight=total_weight)
-    add_within = add_within_for(tensor.num_elements * len(terms))
-
-    def mean(start: int, stop: int) -> NDArray[np.float64]:
-        total, room = np.zeros(stop - start), np.empty(stop - start, np.float32)
-        for term, scale in zip(terms, scales, strict=True):
-            block = term.reader.read(tensor, start, stop, room)
-            if not add_within(total, block, scale, term.magnitude(tensor)):
-                raise term.beyond(tensor, block)
-        return mean_from_grid(total, exponent, total_weight=total_weight)
-
-    return mean
-
-
-def _sum_there(
-    device: Device, tensor: Tensor, terms: list[_Term], scales: list[np.float64], start: int, stop: int
-) -> NDArray[np.float64]:
-    summands = [
-        Summand(term.reader, float(scale), term.magnitude(tensor)) for term, scale in zip(terms, scales, strict=True)
-    ]
-    total, is_within = device.weighted_sum(tensor, start, stop, summands)
-    if not is_within.all():
-        first = terms[int(np.argmin(is_within))]
-        raise first.beyond(tensor, first.reader.read(tensor, start, stop))
-    return total
-
-
-def _weight_and_magnitude(tensor: Tensor, terms: list[_Term]) -> tuple[int, float | int]:
-    total_weight = sum(term.item.weight for term in terms)
-    return total_weight, max(term.item.update.magnitudes[tensor.name] for term in terms)
-
-
-def _staying_rule(tensor: Tensor, files: Sequence[UpdateReader | Slot]) -> _TileRule:
-    dtype = NUMPY_DTYPES[tensor.dtype]
-    return lambda start, stop: tuple(file.read(tensor, start, stop).astype(dtype, copy=False) for file in files)
-
-
-def _float_rule(
-    tensor: Tensor, masters: UpdateReader, mean_of: _Mean, slots: list[Slot], optimizer: Optimizer | None
-) -> _TileRule:
-    what = f"tensor {tensor.name!r}: "
-
-    def new_values(start: int, stop: int) -> _Parts:
-        mean = mean_of(start, stop)
-        master = masters.read(tensor, start, stop)
-        state = {slot.name: slot.read(tensor, start, stop).astype(np.float64) for slot in slots}
-        if AGGREGATE in state:
-            state[AGGREGATE] = mean.copy()
-        if optimizer is None:
-            new = np.add(master, mean, out=mean)
-        else:
-            new = optimizer.apply(master.astype(np.float64), mean, state)
-        kept = (_float32(values, what + name) for name, values in state.items())
-        return (_float32(new, what + "new values"), *kept)
-
-    return new_values
-
-
-def _float32(values: NDArray[np.float64], what: str) -> NDArray[np.float32]:
-    with np.errstate(over="ignore"):
-        rounded = values.astype(np.float32)
-    if not np.isfinite(rounded).all():
-        raise ValueError(f"{what} in {values.min()}..{values.max()} leave float32")
-    return rounded
-
-
-def _integer_rule(tensor: Tensor, masters: UpdateReader, terms: list[_Term]) -> _TileRule:
-    total_weight, magnitude = _weight_and_magnitude(tensor, terms)
-    dtype = sum_dtype(int(magnitude), total_weight=total_weight)
-
-    def new_values(start: int, stop: int) -> _Parts:
-        blocks = ((term.read(tensor, start, stop), term.item.weight) for term in terms)
-        mean = rounded_mean(weighted_sum(blocks, stop - start, dtype=dtype), total_weight=total_weight)
-        try:
-            return (apply_mean(masters.read(tensor, start, stop), mean, NUMPY_DTYPES[tensor.dtype]),)
-        except ValueError as fault:
-            raise ValueError(f"tensor {tensor.name!r}: {fault}") from fault
-
-    return new_values
-
-
-def _check(layout: Layout, updates: Sequence[Weighted], base: Path) -> None:
-    if not updates:
-        raise ValueError("no updates to fold")
+def check_updates(layout: Layout, updates: Sequence[Weighted], base: Path) -> None:
+    """Raise ValueError when these updates cannot be added to this base."""
     tensors = {tensor.name: tensor for tensor in layout}
     for tensor in layout:
         if tensor.dtype in FLOATS and tensor.dtype != "F32":
             raise ValueError(f"base {base}: tensor {tensor.name!r} is {tensor.dtype}, masters are F32")
     for item in updates:
-        if not 1 <= item.weight <= WEIGHT_MAX:
-            raise ValueError(f"update {item.update.path}: weight {item.weight} is not in 1..{WEIGHT_MAX}")
-        if not 0.0 <= item.factor <= 1.0:
-            raise ValueError(f"update {item.update.path}: factor {item.factor} is not in [0, 1]")
+        _check_numbers(item)
         for piece in item.update.pieces:
             expected = tensors.get(piece.tensor)
             if expected is None or (piece.dtype != expected.dtype and not {piece.dtype, expected.dtype} <= FLOATS):
@@ -330,5 +187,9 @@ def _check(layout: Layout, updates: Sequence[Weighted], base: Path) -> None:
                 raise ValueError(f"update {item.update.path}: tensor {piece.tensor!r} has no recorded magnitude")
 
 
-def _ranges(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
-    return ((begin, min(begin + step, stop)) for begin in range(start, stop, step))
+def _check_numbers(item: Weighted) -> None:
+    if not 1 <= item.weight <= WEIGHT_MAX:
+        raise ValueError(f"update {item.update.path}: weight {item.weight} is not in 1..{WEIGHT_MAX}")
+    for factor in (item.factor, item.trained_factor):
+        if not 0.0 <= factor <= 1.0:
+            raise ValueError(f"update {item.update.path}: factor {factor} is not in [0, 1]")

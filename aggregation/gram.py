@@ -1,13 +1,13 @@
 """The inner products of all pairs of updates, in one pass over their blocks.
 
-    g_kl = sum over float tensors, over tiles:  <tile of u_k, tile of u_l>        in float64
+    g_kl = sum over segments, over tiles of float tensors:  <tile of u_k, tile of u_l>        in float64
 
-A tile is a fixed number of elements of one tensor, and a function of K alone: the same products are summed in the same
-order whatever the number of threads, so the bits depend on the set of updates alone. float32 products are exact in
-float64, and no sum of them leaves it.
+A tile is a fixed number of elements of one piece, and a function of K alone. Tiles are summed within each of the
+model's 64 segments, then the segments: the same products in the same order whatever the number of threads or ranks, so
+the bits depend on the set of updates alone. float32 products are exact in float64, and no sum of them leaves it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 
@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.ahead import computed_ahead
-from atoll.aggregation.layout import FLOATS, Layout, Tensor, in_order
+from atoll.aggregation.cuts import first_element
+from atoll.aggregation.layout import FLOATS, Layout, Piece, Tensor
+from atoll.aggregation.segments import segments_of
 from atoll.aggregation.sources import Source
 
 TILE_VALUES = 1 << 20
@@ -39,31 +41,39 @@ def gram_matrix(layout: Layout, updates: Mapping[str, Source], *, threads: int =
         ValueError: an update leaves out a float tensor: without it there is no distance to the others.
         TensorFileCorrupted: a file ends too early.
     """
-    floats = [tensor for tensor in in_order(layout) if tensor.dtype in FLOATS]
-    for tensor in floats:
+    for tensor in layout:
         for name, update in updates.items():
-            if not update.carries(tensor.name):
+            if tensor.dtype in FLOATS and not update.carries(tensor.name):
                 raise ValueError(f"update {name}: tensor {tensor.name!r} is left out, this rule needs all of them")
     sources = tuple(updates.values())
-    step = max(1, TILE_VALUES // len(sources))
     gram = np.zeros((len(sources), len(sources)))
-    jobs = ((None, partial(_products, sources, tile)) for tile in _tiles(floats, step))
-    with closing(computed_ahead(jobs, threads=threads)) as finished:
-        for _, products in finished:
-            gram += products
+    for segment in segments_of(layout):
+        jobs = ((None, partial(_products_of, sources, tile)) for tile in float_tiles(layout, segment, len(sources)))
+        with closing(computed_ahead(jobs, threads=threads)) as finished:
+            gram += sum((products for _, products in finished), np.zeros_like(gram))
     return gram
 
 
-def _products(sources: tuple[Source, ...], tile: Tile) -> NDArray[np.float64]:
+def _products_of(sources: tuple[Source, ...], tile: Tile) -> NDArray[np.float64]:
     tensor, start, stop = tile
-    rows = np.empty((len(sources), stop - start))
-    for row, source in zip(rows, sources, strict=True):
-        row[:] = source.read(tensor, start, stop)
-    products: NDArray[np.float64] = rows @ rows.T
-    return products
+    return products([source.read(tensor, start, stop) for source in sources])
 
 
-def _tiles(tensors: Iterable[Tensor], step: int) -> Iterator[Tile]:
-    for tensor in tensors:
-        for start in range(0, tensor.num_elements, step):
-            yield tensor, start, min(start + step, tensor.num_elements)
+def products(blocks: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
+    """The inner products (K, K) of one tile's K blocks (n)."""
+    rows = np.empty((len(blocks), blocks[0].size))
+    for row, block in zip(rows, blocks, strict=True):
+        row[:] = block
+    found: NDArray[np.float64] = rows @ rows.T
+    return found
+
+
+def float_tiles(layout: Layout, segment: Iterable[Piece], num_updates: int) -> Iterator[Tile]:
+    """The tiles of one segment."""
+    tensors, step = {tensor.name: tensor for tensor in layout}, max(1, TILE_VALUES // num_updates)
+    for piece in segment:
+        if piece.dtype in FLOATS:
+            tensor = tensors[piece.tensor]
+            begin = first_element(piece, tensor)
+            end = begin + piece.num_elements
+            yield from ((tensor, start, min(start + step, end)) for start in range(begin, end, step))

@@ -30,6 +30,35 @@ def weighted_sum(
     return total
 
 
+WORD_BITS = 62
+"""Of each but the highest of the words in which a sum beyond int64 travels."""
+
+WORDS = 3
+"""186 bits: 2^63 (a magnitude) times 2^105 (a total weight) needs 169."""
+
+
+def to_words(total: NDArray[Any]) -> NDArray[np.int64]:
+    """A sum of (n) as int64: (n) itself, or (3, n) words of Python's integers, the lowest first."""
+    if total.dtype == np.int64:
+        return total
+    words = np.empty((WORDS, total.size), np.int64)
+    for index in range(WORDS - 1):
+        words[index] = (total & ((1 << WORD_BITS) - 1)).astype(np.int64)
+        total = total >> WORD_BITS
+    words[-1] = total.astype(np.int64)
+    return words
+
+
+def from_words(words: NDArray[np.int64], num_elements: int, *, dtype: type[Any]) -> NDArray[Any]:
+    """The sum of `to_words`, of any shape."""
+    if dtype is np.int64:
+        return words
+    total: NDArray[Any] = np.zeros(num_elements, object)
+    for word in words.reshape(WORDS, num_elements)[::-1]:
+        total = (total << WORD_BITS) + word.astype(object)
+    return total
+
+
 def rounded_mean(total: NDArray[Any], *, total_weight: int) -> NDArray[Any]:
     """round_half_even(total / W) of integers, exactly.
 

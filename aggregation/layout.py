@@ -3,7 +3,8 @@
 A *layout* is the ordered tuple of a model's tensors. A *piece* is an N-d box of one tensor, stored contiguously in
 C order, little-endian. A plain client has one piece per tensor; a rank of a sharded client has its own boxes.
 The canonical order of pieces (and of the tensors in a version's file) is by element size, largest first, then by
-name, then by offsets: the order that safetensors uses, so that every tensor is aligned.
+name, then by offsets: the order that safetensors uses, so that every tensor is aligned. An encoded piece is stored and
+ordered as bytes, whatever it decodes to.
 """
 
 import math
@@ -44,6 +45,10 @@ class Piece:
     offsets: tuple[int, ...]
     lengths: tuple[int, ...]
     sha256: str
+    codec: str = ""
+    """What its values are encoded with (`codecs`); empty: they lie as they are."""
+    encoded_bytes: int = 0
+    """Size of an encoded piece [bytes]: `chunks.encoded_bytes` of the codec and the elements."""
 
     @property
     def num_elements(self) -> int:
@@ -52,7 +57,12 @@ class Piece:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the piece [bytes]."""
+        """Size of the piece as it is stored and sent [bytes]."""
+        return self.encoded_bytes if self.codec else self.plain_bytes
+
+    @property
+    def plain_bytes(self) -> int:
+        """Size of the piece's values, as `dtype` [bytes]."""
         return self.num_elements * ITEM_BYTES[self.dtype]
 
 
@@ -66,4 +76,4 @@ def in_order(tensors: Iterable[Tensor]) -> Layout:
 
 def pieces_in_order(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
     """The pieces in canonical order."""
-    return tuple(sorted(pieces, key=lambda p: (-ITEM_BYTES[p.dtype], p.tensor, p.offsets)))
+    return tuple(sorted(pieces, key=lambda p: (-(1 if p.codec else ITEM_BYTES[p.dtype]), p.tensor, p.offsets)))

@@ -4,7 +4,7 @@ A slot is kept as a safetensors file beside each version: the optimizer's moment
 rule that looks back at it, the last aggregate of all floats.
 """
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -13,8 +13,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.blocks import UpdateReader, stored_model
-from atoll.aggregation.layout import FLOATS, Layout, Tensor, in_order
+from atoll.aggregation.blocks import UpdateReader, stored_shard
+from atoll.aggregation.layout import FLOATS, Layout, Piece, Tensor
 from atoll.aggregation.optimizers import FedAvg, Optimizer
 from atoll.aggregation.rules import Rule, takes_centre
 from atoll.aggregation.tensorfile import TensorFileWriter
@@ -35,6 +35,8 @@ class Step:
     """Names of the float tensors that the optimizer moves; the others follow the mean."""
     rule: Rule | None = None
     """In place of the exact weighted mean of floats; integers follow their mean."""
+    scale: float = 1.0
+    """What the exact mean of the trained floats is multiplied with before the optimizer (`weights.normalized`)."""
     before: Mapping[str, Path] = field(default_factory=dict)
     after: Mapping[str, Path] = field(default_factory=dict)
 
@@ -56,15 +58,17 @@ def slots_of(optimizer: Optimizer, rule: Rule | None) -> tuple[str, ...]:
 class Slot:
     """One slot: of the base's version, and of the new one."""
 
-    def __init__(self, name: str, step: Step, layout: Layout) -> None:
+    def __init__(self, name: str, step: Step, layout: Layout, pieces: Iterable[Piece]) -> None:
+        """Args: the slot's name; the step; the model's tensors; the pieces of it that are folded here."""
         self.name = name
         self._init = 0.0 if name == AGGREGATE else step.optimizer.init(name)
-        kept = [t for t in in_order(layout) if (t.dtype in FLOATS if name == AGGREGATE else step.is_trained(t))]
+        kept = [t for t in layout if (t.dtype in FLOATS if name == AGGREGATE else step.is_trained(t))]
         self._names = {tensor.name for tensor in kept}
-        self.writer = TensorFileWriter(step.after[name], [Tensor(t.name, "F32", t.shape) for t in kept])
+        self._pieces = tuple(piece for piece in pieces if piece.tensor in self._names)
+        self.writer = TensorFileWriter(step.after[name], kept, pieces=self._pieces)
         self._reader: UpdateReader | None = None
         if name in step.before:
-            self._reader = UpdateReader(stored_model(step.before[name]))
+            self._reader = UpdateReader(stored_shard(step.before[name], self._pieces))
 
     def carries(self, tensor: str) -> bool:
         """Whether the slot keeps something for this tensor."""

@@ -6,9 +6,12 @@ name complete and durable, or not at all.
 """
 
 import hashlib
+import itertools
 import json
 import os
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +19,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.cuts import cut_layout
 from atoll.aggregation.layout import ITEM_BYTES, Layout, Piece, Tensor, in_order
 from atoll.aggregation.tensorheader import HEADER_BYTES_MAX, decode_header, header_bytes
 
@@ -107,6 +111,7 @@ def write(
     *,
     dtypes: Mapping[str, str] | None = None,
     metadata: Mapping[str, str] | None = None,
+    piece_bytes: int | None = None,
     durable: bool = True,
 ) -> tuple[Piece, ...]:
     """Write arrays that are in memory, atomically and, unless durable=False, durably.
@@ -116,9 +121,10 @@ def write(
         arrays: by name.
         dtypes: safetensors names of the arrays whose numpy dtype does not say it: BF16 for the bits of bfloat16.
         metadata: free text for the header.
+        piece_bytes: the size of the pieces (`cuts`); left out: each tensor is one.
 
     Returns:
-        One piece per tensor, in canonical order.
+        The pieces, in canonical order.
 
     Raises:
         ValueError: an array's dtype may not travel, or is not the one in `dtypes`.
@@ -130,7 +136,7 @@ def write(
         if dtype not in ITEM_BYTES:
             raise ValueError(f"dtype {dtype or array.dtype} of tensor {name!r} is not one of {', '.join(ITEM_BYTES)}")
         tensors.append(Tensor(name, dtype, array.shape))
-    with TensorFileWriter(path, tensors, metadata=metadata) as writer:
+    with TensorFileWriter(path, tensors, metadata=metadata, piece_bytes=piece_bytes) as writer:
         for tensor in in_order(tensors):
             if tensor.num_bytes:
                 writer.append(arrays[tensor.name])
@@ -176,21 +182,36 @@ class TensorFileWriter:
                 writer.append(block)
             pieces = writer.finish()
 
+    Pieces are at most `piece_bytes` long (`cuts`); left out: each tensor is one. A shard has some of a model's `pieces`
+    alone, a run in canonical order; a tensor that is not whole there is an entry for each piece, with its offsets.
+
     The bytes grow in `<name>.part` beside the file. Leaving without `finish` removes it; a `.part` that a crash left
     behind is overwritten by the next attempt.
     """
 
-    def __init__(self, path: Path, layout: Iterable[Tensor], *, metadata: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        layout: Iterable[Tensor],
+        *,
+        metadata: Mapping[str, str] | None = None,
+        piece_bytes: int | None = None,
+        pieces: Iterable[Piece] | None = None,
+    ) -> None:
         self._path = path
         self._part = path.with_name(path.name + ".part")
-        self._tensors = in_order(layout)
-        header = header_bytes(self._tensors, metadata)
+        self._cuts = tuple(cut_layout(tuple(layout), piece_bytes or sys.maxsize) if pieces is None else pieces)
+        header = header_bytes(_entries(layout, self._cuts), metadata)
+        in_turn = [list(of_tensor) for _, of_tensor in itertools.groupby(self._cuts, key=lambda piece: piece.tensor)]
+        self._left = [
+            sum(piece.num_bytes for piece in cuts) for cuts in reversed(in_turn)
+        ]  # the last: whose turn it is
         self._pieces: list[Piece] = []
         self._sha256 = hashlib.sha256()
-        self._written = 0
+        self._written = 0  # of the piece whose turn it is
         self._file = self._part.open("wb")
         self._file.write(header)
-        self._close_full_tensors()
+        self._close_full()
 
     def append(self, block: NDArray[Any]) -> None:
         """Write the next elements of the tensor whose turn it is, in C order.
@@ -198,31 +219,34 @@ class TensorFileWriter:
         Raises:
             ValueError: the block has another dtype than the tensor, or more elements than it lacks.
         """
-        if len(self._pieces) == len(self._tensors):
+        if not self._left:
             raise ValueError(f"block of {block.nbytes} bytes follows the last tensor")
-        tensor = self._tensors[len(self._pieces)]
-        left = tensor.num_bytes - self._written
-        if block.dtype != NUMPY_DTYPES[tensor.dtype] or block.nbytes > left:
+        tensor, dtype = self._cuts[len(self._pieces)].tensor, self._cuts[len(self._pieces)].dtype
+        if block.dtype != NUMPY_DTYPES[dtype] or block.nbytes > self._left[-1]:
             raise ValueError(
-                f"block of {block.nbytes} bytes {block.dtype} does not fit tensor {tensor.name!r}: "
-                f"{left} bytes {tensor.dtype} are missing"
+                f"block of {block.nbytes} bytes {block.dtype} does not fit tensor {tensor!r}: "
+                f"{self._left[-1]} bytes {dtype} are missing"
             )
         data = np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
         self._file.write(data)
-        self._sha256.update(data)
-        self._written += block.nbytes
-        self._close_full_tensors()
+        self._left[-1] -= block.nbytes
+        while data:
+            part = data[: self._cuts[len(self._pieces)].num_bytes - self._written]
+            self._sha256.update(part)
+            self._written += part.nbytes
+            self._close_full()
+            data = data[part.nbytes :]
 
     def finish(self, *, durable: bool = True) -> tuple[Piece, ...]:
-        """Make the file durable, then let it appear; returns one piece per tensor, in canonical order.
+        """Make the file durable, then let it appear; returns its pieces, in canonical order.
 
         durable=False leaves both to whoever takes the file over.
 
         Raises:
             ValueError: a tensor is not complete.
         """
-        if len(self._pieces) < len(self._tensors):
-            raise ValueError(f"tensor {self._tensors[len(self._pieces)].name!r} is not complete")
+        if self._left:
+            raise ValueError(f"tensor {self._cuts[len(self._pieces)].tensor!r} is not complete")
         self._file.flush()
         if durable:
             os.fsync(self._file.fileno())
@@ -242,16 +266,28 @@ class TensorFileWriter:
             self._file.close()
             self._part.unlink()
 
-    def _close_full_tensors(self) -> None:
-        while len(self._pieces) < len(self._tensors):
-            tensor = self._tensors[len(self._pieces)]
-            if self._written < tensor.num_bytes:
-                return
-            offsets = (0,) * len(tensor.shape)
-            digest = self._sha256.hexdigest()
-            self._pieces.append(Piece(tensor.name, tensor.dtype, offsets, tensor.shape, digest))
+    def _close_full(self) -> None:
+        """Go on behind full pieces, and full tensors; what has no elements is full."""
+        while len(self._pieces) < len(self._cuts):
+            piece = self._cuts[len(self._pieces)]
+            if self._written < piece.num_bytes:
+                break
+            self._pieces.append(replace(piece, sha256=self._sha256.hexdigest()))
             self._sha256 = hashlib.sha256()
             self._written = 0
+        while self._left and not self._left[-1]:
+            self._left.pop()
+
+
+def _entries(layout: Iterable[Tensor], pieces: Iterable[Piece]) -> Iterator[Tensor]:
+    """What the header lists, in the order of the bytes."""
+    whole = {tensor.name: tensor for tensor in layout}
+    for name, of_tensor in itertools.groupby(pieces, key=lambda piece: piece.tensor):
+        cuts = list(of_tensor)
+        if sum(piece.num_elements for piece in cuts) == whole[name].num_elements:
+            yield whole[name]
+        else:
+            yield from (Tensor(f"{name}@{','.join(map(str, p.offsets))}", p.dtype, p.lengths) for p in cuts)
 
 
 def _load_header(path: Path) -> tuple[Layout, dict[str, str], int]:

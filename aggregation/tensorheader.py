@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from atoll.aggregation.layout import ITEM_BYTES, Layout, Tensor, in_order
+from atoll.aggregation.layout import ITEM_BYTES, Layout, Tensor
 
 HEADER_BYTES_MAX = 1 << 22
 """Largest header that is read or written [bytes]: 1 KiB for each of 4,096 tensors."""
@@ -23,6 +23,10 @@ AXES_MAX = 64
 def header_bytes(layout: Iterable[Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
     """Everything before the data: length and header, padded with spaces so that the data starts 8-byte aligned.
 
+    Args:
+        layout: the entries in the order of their bytes; of a model in canonical order.
+        metadata: free text.
+
     Raises:
         ValueError: a name twice or reserved, an unknown dtype, a negative length, or a header that is too long.
     """
@@ -32,7 +36,7 @@ def header_bytes(layout: Iterable[Tensor], metadata: Mapping[str, str] | None = 
             raise ValueError(f"dtype {tensor.dtype!r} of tensor {tensor.name!r} is not one of {', '.join(ITEM_BYTES)}")
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     begin = 0
-    for tensor in in_order(tensors):
+    for tensor in tensors:
         if tensor.name in entries or tensor.name == "__metadata__":
             raise ValueError(f"tensor name {tensor.name!r} is taken")
         if min(tensor.shape, default=0) < 0:

@@ -7,6 +7,9 @@ from fractions import Fraction
 FIXED_POINT_ONE = 1 << 30
 """Weight of the heaviest update of a round in which some updates are scaled down."""
 
+NORMALIZER_MAX = 1e9
+"""Largest normalizer of FedNova, and most effective steps, that an update may claim."""
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -51,6 +54,46 @@ def integer_weights(shares: Sequence[Share]) -> tuple[int, ...]:
     exact = [share.num_examples * Fraction(share.scale) for share in shares]
     largest = max(exact)
     return tuple(max(1, round(FIXED_POINT_ONE * x / largest)) for x in exact)
+
+
+@dataclass(frozen=True, slots=True)
+class Normalized:
+    """How FedNova weighs the trained floats of a round: mean = scale * sum_k w_k f_k u_k / sum_k w_k."""
+
+    factors: tuple[float, ...]
+    """f_k in (0, 1], in the order of the updates."""
+    scale: float
+
+
+def normalized(weights: Sequence[int], normalizers: Sequence[float], effective_steps: Sequence[float]) -> Normalized:
+    """FedNova's normalized averaging, on the grid of the exact mean.
+
+        x <- x + tau_eff sum_k p_k u_k / a_k,   p_k = w_k / sum_j w_j,   tau_eff = sum_k p_k e_k
+        f_k = min_j a_j / a_k,   scale = tau_eff / min_j a_j
+
+    With equal a_k = e_k every factor and the scale are 1: FedAvg, to the bit. The scale is computed in rationals and
+    rounded once, so it depends on no order. The grid is sized for a factor of 1: the error of the mean (`grid`) is that
+    of the update with the fewest steps, times max a / min a of the others.
+
+    Args:
+        weights: w_k >= 1 (`integer_weights`).
+        normalizers: a_k = ||a_k||_1 in [1, NORMALIZER_MAX].
+        effective_steps: e_k in the same range: a_k, and with a proximal term the number of steps.
+
+    Raises:
+        ValueError: a number is out of its range.
+
+    Source:
+        Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS
+        2020, equation 8, and the authors' code for e_k.
+    """
+    for number in (*normalizers, *effective_steps):
+        if not 1.0 <= number <= NORMALIZER_MAX:
+            raise ValueError(f"normalizer or effective steps {number} is not in [1, {NORMALIZER_MAX:g}]")
+    least = min(normalizers)
+    steps = sum(weight * Fraction(number) for weight, number in zip(weights, effective_steps, strict=True))
+    scale = float(steps / (sum(weights) * Fraction(least)))
+    return Normalized(tuple(least / number for number in normalizers), scale)
 
 
 def staleness_discount(staleness: int, *, exponent: float) -> float:

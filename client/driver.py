@@ -40,6 +40,7 @@ from atoll.client.events import (
     Upload,
     Work,
 )
+from atoll.client.kept import Kept
 from atoll.client.line import Line
 from atoll.client.messages import BadMessage
 from atoll.client.models import ModelCache
@@ -51,6 +52,7 @@ from atoll.client.uploads import Uploads
 from atoll.client.workshop import Workshop
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
+from atoll.protocol.vocabulary import RunState
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +82,7 @@ class Agent:
         self._loop = asyncio.get_running_loop()
         self._rng = random.Random(config.site)
         self._spool = Spool(state.spool, config.spool_max_bytes)
+        self._kept = Kept(state.kept, self._spool.entries().values())
         rules = SessionRules(
             tasks=self._tasks,
             lease=config.lease,
@@ -101,6 +104,7 @@ class Agent:
             work=state.work,
             cache=ModelCache(state.models),
             spool=self._spool,
+            kept=self._kept,
             runner=runner,
             link=self._line.link,
             wait=self._wait,
@@ -231,6 +235,8 @@ class Agent:
                 self._has_run_ended = True
                 logger.info("run %s is %s: %s", run_id, message.run_ended.state, message.run_ended.cause)
         self._receive(event)
+        if isinstance(event, RunEnded) and message.run_ended.state == RunState.FINISHED:
+            self._kept.forget(event.run_id)
 
     def _tell_of(self, invitation: Invitation) -> None:
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + invitation.time_left))
@@ -249,7 +255,9 @@ class Agent:
                 self._line.send(messages.evaluation(effect))
             case Upload(key, digest):
                 self._uploads.begin(key, digest)
-            case Discard(key, digest):
+            case Discard(key, digest, accepted):
+                self._kept.settle(digest, accepted=accepted)
+                steps.reached("agent.settled")
                 self._uploads.discard(key, digest)
             case _:
                 self._carry_out_job(effect)

@@ -23,8 +23,10 @@ class Invitation:
     time_left: float
     seed: int = 0
     local: str = "{}"  # JSON: overrides of the task's Local
+    codec: str = ""  # what the update is to be encoded with; empty: plain
     manifest: bytes = b""
     data: bytes = b""  # of all pieces, when they are small
+    algorithm: str = "fedavg"  # what training has to do for the run
 
     @property
     def key(self) -> tuple[str, RunId, int]:
@@ -223,6 +225,7 @@ class Discard:
 
     key: Key
     digest: Digest
+    accepted: bool = False  # then what was staged with it becomes current, before it is deleted
 
 
 @dataclass(frozen=True, slots=True)

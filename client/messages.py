@@ -1,8 +1,10 @@
 """Messages of the control stream <-> the session's values: each conversion once, and nothing malformed goes further."""
 
+import logging
 import math
 from collections.abc import Iterable
 
+from atoll.aggregation.codecs import FAMILIES, parse_codec
 from atoll.client.events import (
     Asked,
     EvaluationRequest,
@@ -20,6 +22,8 @@ from atoll.protocol.channel import METRICS_MAX, PROTOCOL, STATISTICS_MAX
 from atoll.protocol.manifest import ID_MAX
 from atoll.protocol.strict import ManifestError
 from atoll.protocol.vocabulary import Digest, ReleaseReason, RoundId, RunId, Version
+
+logger = logging.getLogger(__name__)
 
 DETAIL_MAX = 2000
 NUM_EXAMPLES_MAX = 2**53
@@ -39,6 +43,7 @@ def hello(
     label: str,
     working_on: Iterable[tuple[RunId, RoundId]],
     software: str,
+    codecs: Iterable[str] = FAMILIES,
 ) -> pb.Hello:
     """The first message of a connection."""
     return pb.Hello(
@@ -50,6 +55,7 @@ def hello(
         label=label,
         working_on=[pb.Work(run_id=run_id, round_id=round_id) for run_id, round_id in working_on],
         software=software,
+        codecs=codecs,
     )
 
 
@@ -96,6 +102,8 @@ def _invitation(invite: pb.Invite) -> Invitation:
         local=invite.local or "{}",
         data=invite.data,
         manifest=invite.manifest,
+        algorithm=invite.algorithm or "fedavg",
+        codec=_codec(invite.codec),
     )
 
 
@@ -108,6 +116,15 @@ def _evaluation_request(evaluate: pb.Evaluate) -> EvaluationRequest:
         time_left=_seconds(evaluate.time_left_s),
         manifest=evaluate.manifest,
     )
+
+
+def _codec(name: str) -> str:
+    """The codec to use; plain when this agent does not know it, which the coordinator always takes."""
+    try:
+        return parse_codec(name).name if name else ""
+    except ValueError as error:
+        logger.warning("the update will be sent plain: %s", error)
+        return ""
 
 
 def _seconds(value: float) -> float:

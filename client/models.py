@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.aggregation.cuts import cut_layout, piece_bytes_of
 from atoll.aggregation.layout import Piece
 from atoll.aggregation.tensorfile import TensorFileCorrupted, parse_header
 from atoll.aggregation.tensorheader import header_bytes
@@ -253,14 +254,14 @@ def _hashed(path: Path) -> list[tuple[str, Held]]:
     pieces = []
     with path.open("rb") as file:
         file.seek(start)
-        for tensor in layout:
-            digest, left = hashlib.sha256(), tensor.num_bytes
+        for piece in cut_layout(layout, piece_bytes_of(layout)):
+            digest, left = hashlib.sha256(), piece.num_bytes
             while left:
                 block = file.read(min(BLOCK_BYTES, left))
                 if not block:
                     raise TensorFileCorrupted(f"{path}: ends too early")
                 digest.update(block)
                 left -= len(block)
-            pieces.append((digest.hexdigest(), Held(path, start, tensor.num_bytes)))
-            start += tensor.num_bytes
+            pieces.append((digest.hexdigest(), Held(path, start, piece.num_bytes)))
+            start += piece.num_bytes
     return pieces

@@ -28,7 +28,11 @@ class TrainOrder:
     round_id: int
     seed: int
     local: Mapping[str, Any]
+    algorithm: str = "fedavg"
     budget: float  # seconds from now; whoever trains stops by itself when they are over
+    codec: str = ""  # of the update; empty: plain. Who cannot encode may write it plain
+    owed: tuple[Path, ...] = ()  # what biased codecs left out before: is added
+    residual: Path | None = None  # where to write what this one leaves out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +53,8 @@ class Training:
     work: float
     statistics: Sums
     seconds: float
+    normalizer: float = 1.0  # FedNova's; `UpdateManifest` has both
+    effective_steps: float = 1.0
 
 
 class Runner(Protocol):

@@ -76,17 +76,23 @@ class WorkerRunner:
             "seed": order.seed,
             "round_id": order.round_id,
             "local": dict(order.local),
+            "algorithm": order.algorithm,
         }
+        if order.codec:
+            request |= {"codec": order.codec, "owed": [str(path.absolute()) for path in order.owed]}
+            request |= {"residual": str(order.residual.absolute())} if order.residual else {}
         answer = await self._run(order.task, "train", order.budget, request)
         return Training(
             pieces=tuple(
-                Piece(tensor, dtype, tuple(offsets), tuple(lengths), sha256)
-                for tensor, dtype, offsets, lengths, sha256 in answer["pieces"]
+                Piece(tensor, dtype, tuple(offsets), tuple(lengths), sha256, *encoded)
+                for tensor, dtype, offsets, lengths, sha256, *encoded in answer["pieces"]
             ),
             num_examples=answer["num_examples"],
             work=float(answer["work"]),
             statistics=_sums(answer["statistics"]),
             seconds=answer["seconds"],
+            normalizer=float(answer.get("normalizer", 1.0)),
+            effective_steps=float(answer.get("effective_steps", 1.0)),
         )
 
     async def evaluate(self, order: EvaluateOrder) -> Sums | None:

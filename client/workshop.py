@@ -23,6 +23,7 @@ from atoll.client.events import (
     Request,
     Trained,
 )
+from atoll.client.kept import Kept, Owner
 from atoll.client.models import ModelCache, PartialVersion, PieceDamaged
 from atoll.client.runner import EvaluateOrder, Runner, RunnerFailed, Training, TrainOrder
 from atoll.client.spool import Entry, Spool
@@ -54,6 +55,7 @@ class Workshop:
         work: folder for what is being written.
         cache: of versions.
         spool: of updates.
+        kept: what an update leaves for the next.
         runner: trains and evaluates.
         link: waits until there is a connection, and returns it.
         wait: seconds to wait after that many cuts without a byte of progress.
@@ -66,12 +68,13 @@ class Workshop:
         work: Path,
         cache: ModelCache,
         spool: Spool,
+        kept: Kept,
         runner: Runner,
         link: Callable[[], Awaitable[Link]],
         wait: Callable[[int], float],
     ) -> None:
-        self._site, self._out = ClientId(site), work / "update.safetensors"
-        self._cache, self._spool, self._runner = cache, spool, runner
+        self._site, self._out, self._residual = ClientId(site), work / "update.safetensors", work / "residual"
+        self._cache, self._spool, self._kept, self._runner = cache, spool, kept, runner
         self._link, self._wait = link, wait
         self._download_seconds = 0.0
 
@@ -139,6 +142,7 @@ class Workshop:
     async def train(self, invitation: Invitation, budget: float) -> Event:
         """Trained, with the update in the spool; or JobFailed."""
         key = invitation.key
+        self._residual.unlink(missing_ok=True)  # of a training that came to nothing
         try:
             order = TrainOrder(
                 task=invitation.task,
@@ -147,7 +151,11 @@ class Workshop:
                 round_id=invitation.round_id,
                 seed=invitation.seed,
                 local=_overrides(invitation.local),
+                algorithm=invitation.algorithm,
                 budget=budget,
+                codec=invitation.codec,
+                owed=self._kept.current(_residual_of(invitation)) if invitation.codec else (),
+                residual=self._residual,
             )
             training = asyncio.ensure_future(self._runner.train(order))
             await asyncio.sleep(0)  # let it begin
@@ -180,9 +188,13 @@ class Workshop:
             num_examples=trained.num_examples,
             work=trained.work,
             pieces=trained.pieces,
+            normalizer=trained.normalizer,
+            effective_steps=trained.effective_steps,
         )
 
         def add() -> Entry:
+            if self._residual.exists():
+                self._kept.stage(_residual_of(invitation), manifest.digest, self._residual)
             return self._spool.add(
                 self._out,
                 manifest,
@@ -191,7 +203,11 @@ class Workshop:
                 train_seconds=trained.seconds,
             )
 
-        return await on_thread(add)
+        try:
+            return await on_thread(add)
+        except OSError:
+            self._kept.settle(manifest.digest, accepted=False)
+            raise
 
     async def evaluate(self, request: EvaluationRequest, budget: float) -> Event:
         """Evaluated, with the sums or without."""
@@ -204,6 +220,11 @@ class Workshop:
             return Evaluated(request.key, None, _text(error))
         logger.info("evaluated version %d of %s", request.version, request.run_id)
         return Evaluated(request.key, sums, "" if sums is not None else "this site has no test data")
+
+
+def _residual_of(invitation: Invitation) -> Owner:
+    """What biased codecs left out of this client's updates."""
+    return Owner("residual", invitation.run_id, invitation.task)
 
 
 async def _get_manifest(link: Link, request: Request) -> bytes:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from atoll.parallel.algorithms import check_algorithm
 from atoll.parallel.array_task import ArrayTask, Instructions, Trained, checked
 from atoll.parallel.arrays import Arrays, check_finite, check_like, layout_of
 from atoll.parallel.deadline import Deadline
@@ -18,6 +19,7 @@ class ArrayBench:
         self._task = task
         self._site: str | None = request.get("site")
         self._local: dict[str, Any] = request.get("local") or {}
+        check_algorithm(request.get("algorithm") or "fedavg", None)
 
     def initial(self, seed: int) -> Arrays:
         """As the task gives them."""
@@ -39,6 +41,7 @@ class ArrayBench:
         """Let the task train; the deadline is its own to keep."""
         if self._site is None:
             raise TaskBroken("this worker was started without a site, so it has no data to train on")
+        check_algorithm(request.get("algorithm") or "fedavg", None)
         if deadline.passed():
             raise OutOfTime("no time to begin")
         local = self._local | (request.get("local") or {})

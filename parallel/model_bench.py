@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from atoll.parallel.algorithms import check_algorithm
 from atoll.parallel.array_task import Trained
 from atoll.parallel.arrays import Arrays
 from atoll.parallel.deadline import Deadline
@@ -25,6 +26,7 @@ class ModelBench:
         self._site: str | None = request.get("site")
         self._device = _device(request.get("device") or "cpu")
         self._local = task.local.with_overrides(request.get("local") or {})
+        check_algorithm(request.get("algorithm") or "fedavg", self._local, has_fit=task.fit is not None)
         self._model: torch.nn.Module | None = None
         if self._site is not None:  # torch imports a third of itself with the first optimizer: not on a round's time
             make_optimizer(self._local, [torch.nn.Parameter(torch.zeros(1))])
@@ -36,7 +38,7 @@ class ModelBench:
 
     def buffers(self) -> list[str]:
         """Of the task's model."""
-        return buffers_of(build_model(self._task))
+        return buffers_of(self._model if self._model is not None else build_model(self._task))
 
     def num_examples(self) -> int | None:
         """Of the training split; None without a site."""
@@ -44,12 +46,15 @@ class ModelBench:
 
     def train(self, parameters: Arrays, request: dict[str, Any], deadline: Deadline) -> tuple[Trained, dict[str, Any]]:
         """Train with the built-in loop, or with the task's `fit`."""
-        local = self._local.with_overrides(request.get("local") or {})
+        local, algorithm = self._local.with_overrides(request.get("local") or {}), request.get("algorithm") or "fedavg"
+        check_algorithm(algorithm, local, has_fit=self._task.fit is not None)
         model, dataset = self._with_parameters(parameters), self._training_data()
         seed = request["seed"]
         work = train_locally(self._task, model, dataset, local, seed=seed, deadline=deadline, device=self._device)
-        update = update_of(parameters, model)
-        return Trained(update, work.num_examples, work.statistics, work.work), {"steps": work.steps}
+        more: dict[str, Any] = {"steps": work.steps}
+        if algorithm == "fednova" and (counted := work.normalizer):
+            more |= {"normalizer": counted.normalizer, "effective_steps": counted.effective_steps}
+        return Trained(update_of(parameters, model), work.num_examples, work.statistics, work.work), more
 
     def evaluate(self, parameters: Arrays, split: str) -> Statistics | None:
         """On the site's own split, or on the server's data."""

@@ -14,6 +14,7 @@ from atoll.parallel.array_task import is_work
 from atoll.parallel.batches import batch_sizes, epoch, fetcher, to_device
 from atoll.parallel.deadline import Deadline
 from atoll.parallel.errors import OutOfTime, TaskBroken
+from atoll.parallel.fednova import Normalizer
 from atoll.parallel.local import Local
 from atoll.parallel.metrics import Statistics, add, as_statistics, of_batch
 from atoll.parallel.parameters import initial_parameters, load_parameters, update_of
@@ -49,6 +50,9 @@ class Work:
 
     steps: int
     """Optimizer steps done; 0 with `fit`, which counts for itself."""
+
+    normalizer: Normalizer | None = None
+    """What FedNova makes of the steps; None with `fit`."""
 
 
 def train_locally(
@@ -86,7 +90,7 @@ def train_locally(
 
     sizes = batch_sizes(num_examples, local.batch_size, model=model)
     requested = min(local.epochs * len(sizes), local.max_steps or local.epochs * len(sizes))
-    fetch, step = fetcher(dataset), Step(task, model, local)
+    fetch, step, normalizer = fetcher(dataset), Step(task, model, local), Normalizer(local)
     statistics: Statistics = {}
     recent: deque[float] = deque([0.0], maxlen=RECENT_STEPS)
     done = 0
@@ -96,10 +100,11 @@ def train_locally(
         began = deadline.now()
         statistics = add(statistics, step(to_device(fetch(indices), device), len(indices)))
         recent.append(deadline.now() - began)
+        normalizer.step()
         done += 1
     if done == 0:
         raise OutOfTime(f"no time for the first of {requested} steps")
-    return Work(num_examples, done / requested, statistics, done)
+    return Work(num_examples, done / requested, statistics, done, normalizer)
 
 
 class Step:

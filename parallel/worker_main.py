@@ -8,17 +8,20 @@
 
 Requests, and the fields of their answers (`?` may be left out):
 
-    load      task, site?, local?, threads?, device?     -> (nothing)
+    load      task, site?, local?, algorithm?, threads?, device?  -> (nothing)
     describe                                             -> num_examples (null when not known), layout
     initial   seed, out                                  -> pieces
-    train     model, out, seed, round_id?, local?        -> num_examples, work, steps, statistics, stopped, pieces
+    train     model, out, seed, round_id?, local?,       -> num_examples, work, steps, statistics, stopped, pieces,
+              algorithm?, codec?, owed?, residual?          normalizer?, effective_steps? (FedNova's)
     evaluate  model, split: train | test | server        -> statistics (null: no such data)
     values    statistics                                 -> values (null: undefined), by the task's metrics
     quit                                                 -> (nothing), then the process ends
 
 Every request may have `budget_s`, from now to its deadline, and `lease_s` beyond that. Every answer has `seconds`, and,
 when the task failed, `error` and `detail` instead of its other fields. `layout` lists [name, dtype, shape], `pieces`
-lists [tensor, dtype, offsets, lengths, sha256] of the file that was written, both in canonical order.
+lists [tensor, dtype, offsets, lengths, sha256] of the file that was written, both in canonical order; an encoded piece
+has [codec, encoded_bytes] besides. `codec` is what the update is encoded with, `owed` lists the files of what biased
+codecs left out before, and `residual` is where to write what this one leaves out.
 
 Without an answer of their own, and only for the request that runs (if they name a `round_id`: only if it is its):
 

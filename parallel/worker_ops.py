@@ -7,7 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from atoll.aggregation import tensorfile
+from atoll.aggregation.codecs import parse_codec
+from atoll.aggregation.cuts import piece_bytes_of
+from atoll.aggregation.encoded import Feedback, write_encoded
 from atoll.aggregation.layout import Layout, Piece
 from atoll.parallel.array_bench import ArrayBench
 from atoll.parallel.array_task import Trained
@@ -18,6 +23,9 @@ from atoll.parallel.metrics import Metrics, Statistics, as_statistics, values
 from atoll.parallel.task import Task, load_task
 
 Json = dict[str, Any]
+
+CODEC_STREAM = 1
+"""Beside the seed of the training: the codec's own random numbers."""
 
 DETAIL_LINES = 12
 DETAIL_CHARS_MAX = 2000
@@ -93,12 +101,14 @@ class Operations:
         bench = self._loaded()
         arrays, buffers = bench.initial(request["seed"]), bench.buffers()
         metadata = {tensorfile.BUFFERS: json.dumps(buffers)} if buffers else None
-        return {"pieces": piece_fields(tensorfile.write(Path(request["out"]), arrays, metadata=metadata))}
+        piece_bytes = piece_bytes_of(layout_of(arrays))
+        pieces = tensorfile.write(Path(request["out"]), arrays, metadata=metadata, piece_bytes=piece_bytes)
+        return {"pieces": piece_fields(pieces)}
 
     def _train(self, request: Json, deadline: Deadline) -> Json:
         bench, parameters = self._loaded(), tensorfile.read(Path(request["model"]))
         trained, more = bench.train(parameters, request, deadline)
-        pieces = tensorfile.write(Path(request["out"]), trained.update, durable=False)  # the spool makes it durable
+        pieces = self._write(trained.update, request)
         return {
             "num_examples": trained.num_examples,
             "work": trained.work,
@@ -107,6 +117,21 @@ class Operations:
             "pieces": piece_fields(pieces),
             **more,
         }
+
+    def _write(self, update: Arrays, request: Json) -> tuple[Piece, ...]:
+        """The file of the update, encoded if that is asked for; the spool makes it durable."""
+        out = Path(request["out"])
+        if not request.get("codec"):
+            return tensorfile.write(out, update, durable=False)
+        codec, feedback = parse_codec(request["codec"]), None
+        if codec.is_biased and "residual" in request:
+            feedback = Feedback([Path(path) for path in request.get("owed", ())], Path(request["residual"]))
+        rng = np.random.default_rng([request["seed"], CODEC_STREAM])
+        try:
+            plain = self._loaded().buffers()
+            return write_encoded(out, update, codec, rng=rng, plain=plain, feedback=feedback)
+        except ValueError as error:
+            raise NotFinite(f"the update cannot be encoded: {error}") from error
 
     def _evaluate(self, request: Json, deadline: Deadline) -> Json:
         split = request["split"]
@@ -128,8 +153,11 @@ def layout_fields(layout: Layout) -> list[tuple[Any, ...]]:
 
 
 def piece_fields(pieces: tuple[Piece, ...]) -> list[tuple[Any, ...]]:
-    """[tensor, dtype, offsets, lengths, sha256] of each piece."""
-    return [(piece.tensor, piece.dtype, piece.offsets, piece.lengths, piece.sha256) for piece in pieces]
+    """[tensor, dtype, offsets, lengths, sha256] of each piece; of an encoded one also [codec, encoded_bytes]."""
+    return [
+        (p.tensor, p.dtype, p.offsets, p.lengths, p.sha256, *((p.codec, p.encoded_bytes) if p.codec else ()))
+        for p in pieces
+    ]
 
 
 def kind_of(error: BaseException, op: str) -> str:

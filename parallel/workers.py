@@ -64,6 +64,7 @@ class Worker:
         log_path: where the process's stderr, and all that the user's code prints, is appended.
         site: the owner of the data; None for a worker that only evaluates on the server's data.
         local: overrides of the task's local training.
+        algorithm: of the run; a task that cannot go with it does not load.
         threads: of one process; None for the libraries' own choice.
         device: where torch computes: "cpu", "cuda", or "auto" for a GPU when there is one.
     """
@@ -75,6 +76,7 @@ class Worker:
         log_path: Path,
         site: str | None = None,
         local: Mapping[str, Any] | None = None,
+        algorithm: str = "fedavg",
         threads: int | None = None,
         device: str = "cpu",
     ) -> None:
@@ -82,6 +84,7 @@ class Worker:
             "task": task,
             "site": site,
             "local": dict(local or {}),
+            "algorithm": algorithm,
             "threads": threads,
             "device": device,
         }

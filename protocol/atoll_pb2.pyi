@@ -21,21 +21,23 @@ class ClientMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("welcome", "invite", "release", "evaluate", "run_ended")
+    __slots__ = ("welcome", "invite", "release", "evaluate", "run_ended", "ranks")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     INVITE_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     RUN_ENDED_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     invite: Invite
     release: Release
     evaluate: Evaluate
     run_ended: RunEnded
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., run_ended: _Optional[_Union[RunEnded, _Mapping]] = ...) -> None: ...
+    ranks: Ranks
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., run_ended: _Optional[_Union[RunEnded, _Mapping]] = ..., ranks: _Optional[_Union[Ranks, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "client_id", "session", "tasks", "num_examples", "label", "working_on", "software")
+    __slots__ = ("protocol", "client_id", "session", "tasks", "num_examples", "label", "working_on", "software", "codecs")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +46,7 @@ class Hello(_message.Message):
     LABEL_FIELD_NUMBER: _ClassVar[int]
     WORKING_ON_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    CODECS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     client_id: str
     session: str
@@ -52,7 +55,8 @@ class Hello(_message.Message):
     label: str
     working_on: _containers.RepeatedCompositeFieldContainer[Work]
     software: str
-    def __init__(self, protocol: _Optional[int] = ..., client_id: _Optional[str] = ..., session: _Optional[str] = ..., tasks: _Optional[_Iterable[str]] = ..., num_examples: _Optional[int] = ..., label: _Optional[str] = ..., working_on: _Optional[_Iterable[_Union[Work, _Mapping]]] = ..., software: _Optional[str] = ...) -> None: ...
+    codecs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol: _Optional[int] = ..., client_id: _Optional[str] = ..., session: _Optional[str] = ..., tasks: _Optional[_Iterable[str]] = ..., num_examples: _Optional[int] = ..., label: _Optional[str] = ..., working_on: _Optional[_Iterable[_Union[Work, _Mapping]]] = ..., software: _Optional[str] = ..., codecs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Work(_message.Message):
     __slots__ = ("run_id", "round_id")
@@ -108,17 +112,25 @@ class Goodbye(_message.Message):
     def __init__(self) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("heartbeat_s", "lease_s", "tasks")
+    __slots__ = ("heartbeat_s", "lease_s", "tasks", "ranks")
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
     heartbeat_s: float
     lease_s: float
     tasks: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., tasks: _Optional[_Iterable[str]] = ...) -> None: ...
+    ranks: Ranks
+    def __init__(self, heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., tasks: _Optional[_Iterable[str]] = ..., ranks: _Optional[_Union[Ranks, _Mapping]] = ...) -> None: ...
+
+class Ranks(_message.Message):
+    __slots__ = ("addresses",)
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Invite(_message.Message):
-    __slots__ = ("run_id", "round_id", "task", "base_version", "model_digest", "time_left_s", "seed", "local", "grace_s", "manifest", "data")
+    __slots__ = ("run_id", "round_id", "task", "base_version", "model_digest", "time_left_s", "seed", "local", "grace_s", "manifest", "data", "algorithm", "codec", "rank")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +142,9 @@ class Invite(_message.Message):
     GRACE_S_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    ALGORITHM_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     round_id: int
     task: str
@@ -141,7 +156,10 @@ class Invite(_message.Message):
     grace_s: float
     manifest: bytes
     data: bytes
-    def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., task: _Optional[str] = ..., base_version: _Optional[int] = ..., model_digest: _Optional[str] = ..., time_left_s: _Optional[float] = ..., seed: _Optional[int] = ..., local: _Optional[str] = ..., grace_s: _Optional[float] = ..., manifest: _Optional[bytes] = ..., data: _Optional[bytes] = ...) -> None: ...
+    algorithm: str
+    codec: str
+    rank: int
+    def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., task: _Optional[str] = ..., base_version: _Optional[int] = ..., model_digest: _Optional[str] = ..., time_left_s: _Optional[float] = ..., seed: _Optional[int] = ..., local: _Optional[str] = ..., grace_s: _Optional[float] = ..., manifest: _Optional[bytes] = ..., data: _Optional[bytes] = ..., algorithm: _Optional[str] = ..., codec: _Optional[str] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("run_id", "round_id", "reason", "submit")
@@ -190,10 +208,12 @@ class ManifestRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
 
 class ManifestReply(_message.Message):
-    __slots__ = ("manifest",)
+    __slots__ = ("manifest", "version")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     manifest: bytes
-    def __init__(self, manifest: _Optional[bytes] = ...) -> None: ...
+    version: int
+    def __init__(self, manifest: _Optional[bytes] = ..., version: _Optional[int] = ...) -> None: ...
 
 class Box(_message.Message):
     __slots__ = ("tensor", "offsets", "lengths")
@@ -294,6 +314,154 @@ class Verdict(_message.Message):
     resend: bool
     def __init__(self, accepted: bool = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ..., resend: bool = ...) -> None: ...
 
+class RankMessage(_message.Message):
+    __slots__ = ("hello", "status", "folded", "fold_failed")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    FOLDED_FIELD_NUMBER: _ClassVar[int]
+    FOLD_FAILED_FIELD_NUMBER: _ClassVar[int]
+    hello: RankHello
+    status: RankStatus
+    folded: Folded
+    fold_failed: FoldFailed
+    def __init__(self, hello: _Optional[_Union[RankHello, _Mapping]] = ..., status: _Optional[_Union[RankStatus, _Mapping]] = ..., folded: _Optional[_Union[Folded, _Mapping]] = ..., fold_failed: _Optional[_Union[FoldFailed, _Mapping]] = ...) -> None: ...
+
+class RankHello(_message.Message):
+    __slots__ = ("protocol", "rank", "num_ranks", "address", "store_address", "software")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SOFTWARE_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    rank: int
+    num_ranks: int
+    address: str
+    store_address: str
+    software: str
+    def __init__(self, protocol: _Optional[int] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., address: _Optional[str] = ..., store_address: _Optional[str] = ..., software: _Optional[str] = ...) -> None: ...
+
+class RankStatus(_message.Message):
+    __slots__ = ("received_bytes", "sent_bytes")
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    received_bytes: int
+    sent_bytes: int
+    def __init__(self, received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ...) -> None: ...
+
+class RankOrder(_message.Message):
+    __slots__ = ("welcome", "fold", "collect")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    FOLD_FIELD_NUMBER: _ClassVar[int]
+    COLLECT_FIELD_NUMBER: _ClassVar[int]
+    welcome: RankWelcome
+    fold: Fold
+    collect: Collect
+    def __init__(self, welcome: _Optional[_Union[RankWelcome, _Mapping]] = ..., fold: _Optional[_Union[Fold, _Mapping]] = ..., collect: _Optional[_Union[Collect, _Mapping]] = ...) -> None: ...
+
+class RankWelcome(_message.Message):
+    __slots__ = ("status_s",)
+    STATUS_S_FIELD_NUMBER: _ClassVar[int]
+    status_s: float
+    def __init__(self, status_s: _Optional[float] = ...) -> None: ...
+
+class Fold(_message.Message):
+    __slots__ = ("run_id", "round_id", "attempt", "store_address", "plan")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ROUND_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    STORE_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    round_id: int
+    attempt: int
+    store_address: str
+    plan: bytes
+    def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., attempt: _Optional[int] = ..., store_address: _Optional[str] = ..., plan: _Optional[bytes] = ...) -> None: ...
+
+class Folded(_message.Message):
+    __slots__ = ("run_id", "attempt", "sha256", "seconds", "exchanged_bytes")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    attempt: int
+    sha256: _containers.RepeatedScalarFieldContainer[bytes]
+    seconds: float
+    exchanged_bytes: int
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., sha256: _Optional[_Iterable[bytes]] = ..., seconds: _Optional[float] = ..., exchanged_bytes: _Optional[int] = ...) -> None: ...
+
+class FoldFailed(_message.Message):
+    __slots__ = ("run_id", "attempt", "detail", "again")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    attempt: int
+    detail: str
+    again: bool
+    def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., detail: _Optional[str] = ..., again: bool = ...) -> None: ...
+
+class Collect(_message.Message):
+    __slots__ = ("run_id", "current", "keep_versions", "pinned", "is_over")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_FIELD_NUMBER: _ClassVar[int]
+    KEEP_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    IS_OVER_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    current: int
+    keep_versions: int
+    pinned: _containers.RepeatedScalarFieldContainer[int]
+    is_over: bool
+    def __init__(self, run_id: _Optional[str] = ..., current: _Optional[int] = ..., keep_versions: _Optional[int] = ..., pinned: _Optional[_Iterable[int]] = ..., is_over: bool = ...) -> None: ...
+
+class OpenedUpdate(_message.Message):
+    __slots__ = ("verdict",)
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    verdict: Verdict
+    def __init__(self, verdict: _Optional[_Union[Verdict, _Mapping]] = ...) -> None: ...
+
+class SubmittedUpdate(_message.Message):
+    __slots__ = ("opened", "rank", "meta", "reason", "detail")
+    OPENED_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    META_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    opened: UploadOpen
+    rank: int
+    meta: str
+    reason: str
+    detail: str
+    def __init__(self, opened: _Optional[_Union[UploadOpen, _Mapping]] = ..., rank: _Optional[int] = ..., meta: _Optional[str] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class UpdatesRequest(_message.Message):
+    __slots__ = ("run_id", "digests")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    digests: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, run_id: _Optional[str] = ..., digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class AcceptedUpdate(_message.Message):
+    __slots__ = ("digest", "meta")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    META_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    meta: str
+    def __init__(self, digest: _Optional[bytes] = ..., meta: _Optional[str] = ...) -> None: ...
+
+class UnusedUpdates(_message.Message):
+    __slots__ = ("digests",)
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    digests: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
 class StartRunRequest(_message.Message):
     __slots__ = ("config_toml", "overrides")
     CONFIG_TOML_FIELD_NUMBER: _ClassVar[int]
@@ -315,6 +483,30 @@ class ResumeRunRequest(_message.Message):
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class ListRanksRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListRanksReply(_message.Message):
+    __slots__ = ("ranks", "received_bytes")
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ranks: _containers.RepeatedCompositeFieldContainer[RankRow]
+    received_bytes: int
+    def __init__(self, ranks: _Optional[_Iterable[_Union[RankRow, _Mapping]]] = ..., received_bytes: _Optional[int] = ...) -> None: ...
+
+class RankRow(_message.Message):
+    __slots__ = ("rank", "address", "received_bytes", "sent_bytes")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    address: str
+    received_bytes: int
+    sent_bytes: int
+    def __init__(self, rank: _Optional[int] = ..., address: _Optional[str] = ..., received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ...) -> None: ...
 
 class RunReply(_message.Message):
     __slots__ = ("run_id", "state", "message")

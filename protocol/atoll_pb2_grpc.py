@@ -231,6 +231,379 @@ class Coordinator(object):
             _registered_method=True)
 
 
+class AggregatorStub(object):
+    """What a rank of the aggregation offers clients on its own port: the data plane of the updates that are assigned to it,
+    and of the pieces that it owns.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Download = channel.stream_stream(
+                '/atoll.v1.Aggregator/Download',
+                request_serializer=atoll_dot_protocol_dot_atoll__pb2.DownloadRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_atoll__pb2.DownloadReply.FromString,
+                _registered_method=True)
+        self.Upload = channel.stream_stream(
+                '/atoll.v1.Aggregator/Upload',
+                request_serializer=atoll_dot_protocol_dot_atoll__pb2.UploadRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_atoll__pb2.UploadReply.FromString,
+                _registered_method=True)
+
+
+class AggregatorServicer(object):
+    """What a rank of the aggregation offers clients on its own port: the data plane of the updates that are assigned to it,
+    and of the pieces that it owns.
+    """
+
+    def Download(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Upload(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_AggregatorServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Download': grpc.stream_stream_rpc_method_handler(
+                    servicer.Download,
+                    request_deserializer=atoll_dot_protocol_dot_atoll__pb2.DownloadRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_atoll__pb2.DownloadReply.SerializeToString,
+            ),
+            'Upload': grpc.stream_stream_rpc_method_handler(
+                    servicer.Upload,
+                    request_deserializer=atoll_dot_protocol_dot_atoll__pb2.UploadRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_atoll__pb2.UploadReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'atoll.v1.Aggregator', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('atoll.v1.Aggregator', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Aggregator(object):
+    """What a rank of the aggregation offers clients on its own port: the data plane of the updates that are assigned to it,
+    and of the pieces that it owns.
+    """
+
+    @staticmethod
+    def Download(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/atoll.v1.Aggregator/Download',
+            atoll_dot_protocol_dot_atoll__pb2.DownloadRequest.SerializeToString,
+            atoll_dot_protocol_dot_atoll__pb2.DownloadReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Upload(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/atoll.v1.Aggregator/Upload',
+            atoll_dot_protocol_dot_atoll__pb2.UploadRequest.SerializeToString,
+            atoll_dot_protocol_dot_atoll__pb2.UploadReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class AggregationStub(object):
+    """What the coordinator offers its aggregation ranks, which dial it as clients do.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Serve = channel.stream_stream(
+                '/atoll.v1.Aggregation/Serve',
+                request_serializer=atoll_dot_protocol_dot_atoll__pb2.RankMessage.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_atoll__pb2.RankOrder.FromString,
+                _registered_method=True)
+        self.OpenUpdate = channel.unary_unary(
+                '/atoll.v1.Aggregation/OpenUpdate',
+                request_serializer=atoll_dot_protocol_dot_atoll__pb2.UploadOpen.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_atoll__pb2.OpenedUpdate.FromString,
+                _registered_method=True)
+        self.SubmitUpdate = channel.unary_unary(
+                '/atoll.v1.Aggregation/SubmitUpdate',
+                request_serializer=atoll_dot_protocol_dot_atoll__pb2.SubmittedUpdate.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_atoll__pb2.Verdict.FromString,
+                _registered_method=True)
+        self.GetUpdates = channel.unary_stream(
+                '/atoll.v1.Aggregation/GetUpdates',
+                request_serializer=atoll_dot_protocol_dot_atoll__pb2.UpdatesRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_atoll__pb2.AcceptedUpdate.FromString,
+                _registered_method=True)
+        self.FindUnused = channel.unary_unary(
+                '/atoll.v1.Aggregation/FindUnused',
+                request_serializer=atoll_dot_protocol_dot_atoll__pb2.UpdatesRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_atoll__pb2.UnusedUpdates.FromString,
+                _registered_method=True)
+
+
+class AggregationServicer(object):
+    """What the coordinator offers its aggregation ranks, which dial it as clients do.
+    """
+
+    def Serve(self, request_iterator, context):
+        """One long-lived stream per rank. The rank's first message is RankHello; the answers are orders.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def OpenUpdate(self, request, context):
+        """What can be said about an update before its bytes come.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SubmitUpdate(self, request, context):
+        """A sound update lies at the rank, durable; or what is wrong with its bytes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetUpdates(self, request, context):
+        """What is known of accepted updates that lie at the rank.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FindUnused(self, request, context):
+        """Which of these updates no decision needs any more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_AggregationServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Serve': grpc.stream_stream_rpc_method_handler(
+                    servicer.Serve,
+                    request_deserializer=atoll_dot_protocol_dot_atoll__pb2.RankMessage.FromString,
+                    response_serializer=atoll_dot_protocol_dot_atoll__pb2.RankOrder.SerializeToString,
+            ),
+            'OpenUpdate': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenUpdate,
+                    request_deserializer=atoll_dot_protocol_dot_atoll__pb2.UploadOpen.FromString,
+                    response_serializer=atoll_dot_protocol_dot_atoll__pb2.OpenedUpdate.SerializeToString,
+            ),
+            'SubmitUpdate': grpc.unary_unary_rpc_method_handler(
+                    servicer.SubmitUpdate,
+                    request_deserializer=atoll_dot_protocol_dot_atoll__pb2.SubmittedUpdate.FromString,
+                    response_serializer=atoll_dot_protocol_dot_atoll__pb2.Verdict.SerializeToString,
+            ),
+            'GetUpdates': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetUpdates,
+                    request_deserializer=atoll_dot_protocol_dot_atoll__pb2.UpdatesRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_atoll__pb2.AcceptedUpdate.SerializeToString,
+            ),
+            'FindUnused': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindUnused,
+                    request_deserializer=atoll_dot_protocol_dot_atoll__pb2.UpdatesRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_atoll__pb2.UnusedUpdates.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'atoll.v1.Aggregation', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('atoll.v1.Aggregation', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Aggregation(object):
+    """What the coordinator offers its aggregation ranks, which dial it as clients do.
+    """
+
+    @staticmethod
+    def Serve(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/atoll.v1.Aggregation/Serve',
+            atoll_dot_protocol_dot_atoll__pb2.RankMessage.SerializeToString,
+            atoll_dot_protocol_dot_atoll__pb2.RankOrder.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenUpdate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.v1.Aggregation/OpenUpdate',
+            atoll_dot_protocol_dot_atoll__pb2.UploadOpen.SerializeToString,
+            atoll_dot_protocol_dot_atoll__pb2.OpenedUpdate.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SubmitUpdate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.v1.Aggregation/SubmitUpdate',
+            atoll_dot_protocol_dot_atoll__pb2.SubmittedUpdate.SerializeToString,
+            atoll_dot_protocol_dot_atoll__pb2.Verdict.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUpdates(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/atoll.v1.Aggregation/GetUpdates',
+            atoll_dot_protocol_dot_atoll__pb2.UpdatesRequest.SerializeToString,
+            atoll_dot_protocol_dot_atoll__pb2.AcceptedUpdate.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindUnused(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.v1.Aggregation/FindUnused',
+            atoll_dot_protocol_dot_atoll__pb2.UpdatesRequest.SerializeToString,
+            atoll_dot_protocol_dot_atoll__pb2.UnusedUpdates.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
 class AdminStub(object):
     """For the operator's own commands, on loopback.
     """
@@ -256,6 +629,11 @@ class AdminStub(object):
                 request_serializer=atoll_dot_protocol_dot_atoll__pb2.ResumeRunRequest.SerializeToString,
                 response_deserializer=atoll_dot_protocol_dot_atoll__pb2.RunReply.FromString,
                 _registered_method=True)
+        self.ListRanks = channel.unary_unary(
+                '/atoll.v1.Admin/ListRanks',
+                request_serializer=atoll_dot_protocol_dot_atoll__pb2.ListRanksRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_atoll__pb2.ListRanksReply.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -280,6 +658,12 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListRanks(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -297,6 +681,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ResumeRun,
                     request_deserializer=atoll_dot_protocol_dot_atoll__pb2.ResumeRunRequest.FromString,
                     response_serializer=atoll_dot_protocol_dot_atoll__pb2.RunReply.SerializeToString,
+            ),
+            'ListRanks': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRanks,
+                    request_deserializer=atoll_dot_protocol_dot_atoll__pb2.ListRanksRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_atoll__pb2.ListRanksReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -381,6 +770,33 @@ class Admin(object):
             '/atoll.v1.Admin/ResumeRun',
             atoll_dot_protocol_dot_atoll__pb2.ResumeRunRequest.SerializeToString,
             atoll_dot_protocol_dot_atoll__pb2.RunReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRanks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.v1.Admin/ListRanks',
+            atoll_dot_protocol_dot_atoll__pb2.ListRanksRequest.SerializeToString,
+            atoll_dot_protocol_dot_atoll__pb2.ListRanksReply.FromString,
             options,
             channel_credentials,
             insecure,

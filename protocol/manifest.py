@@ -5,9 +5,16 @@ of the bytes is the identity of the version or the update, and it commits to eve
 `parse_update` take bytes from anyone: they return a manifest whose bytes are exactly the given ones, or they raise
 ManifestError.
 
-    version   {"format","kind":"version","tensors":[{"dtype","model_dtype","name","sha256","shape"}, ...]}
+    version   {"format","kind":"version","piece_bytes",
+               "tensors":[{"dtype","model_dtype","name","sha256":[...],"shape"}, ...]}
     update    {"format","kind":"update","run_id","round_id","client_id","base_version","base_digest","num_examples",
-               "work","pieces":[{"dtype","lengths","offsets","sha256","tensor"}, ...]}
+               "work","pieces":[{"dtype","lengths","offsets","sha256","tensor"}, ...],
+               "normalizer","effective_steps"}    both of FedNova, each only when it is not 1
+
+A version's tensors are cut into pieces by `aggregation.cuts`, and have one SHA-256 for each; an update's pieces are its
+client's own.
+
+A piece of an update that is encoded has two keys more, "codec" and "num_bytes"; its SHA-256 is of the encoded bytes.
 
 What the numbers of an update claim (its round, its examples, its work) is judged by the round's machine, which can say
 precisely what it refuses; here they only have to be numbers.
@@ -16,11 +23,17 @@ precisely what it refuses; here they only have to be numbers.
 import hashlib
 import json
 from bisect import bisect_left
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
+from atoll.aggregation.chunks import encoded_bytes
+from atoll.aggregation.codecs import NAMES as CODEC_NAMES
+from atoll.aggregation.codecs import parse_codec
 from atoll.aggregation.cover import check_cover
+from atoll.aggregation.cuts import PIECE_BYTES_MIN, cut, layout_of_pieces, num_cuts, piece_bytes_of
 from atoll.aggregation.layout import FLOATS, ITEM_BYTES, Layout, Piece, Tensor, pieces_in_order
+from atoll.aggregation.weights import NORMALIZER_MAX
 from atoll.protocol.channel import MESSAGE_BYTES_MAX
 from atoll.protocol.strict import (
     INT64_MAX,
@@ -34,6 +47,7 @@ from atoll.protocol.strict import (
     refuse,
     sha256_hex,
     text,
+    within,
 )
 from atoll.protocol.strict import ManifestError as ManifestError
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
@@ -50,6 +64,7 @@ BYTES_MAX = 2**50
 
 NAME_MAX = 1024
 ID_MAX = 256
+CODEC_NAME_MAX = 32
 RESERVED_NAMES = frozenset({"__metadata__"})
 """Keys of a safetensors header that are no tensor."""
 
@@ -63,26 +78,35 @@ MODEL_DTYPES = {"F32": FLOATS | {"F64"}, "U8": frozenset({"U8", "BOOL"})}
 
 @dataclass(frozen=True, slots=True)
 class VersionManifest:
-    """A version of the global model: one piece per tensor, covering it, in canonical order."""
+    """A version of the global model, or a slot of one: its tensors in canonical order, cut into pieces."""
 
+    layout: Layout
+    """The tensors as stored; every update has these names, shapes and dtypes."""
     pieces: tuple[Piece, ...]
+    """Of `cuts.cut_layout`, with their digests."""
+    piece_bytes: int
+    """The largest size of a piece [bytes]."""
     model_dtypes: tuple[str, ...] = ()
-    """In the order of `pieces`: the dtype that the model itself computes in. Left out: as stored."""
+    """In the order of `layout`: the dtype that the model itself computes in. Left out: as stored."""
 
     def __post_init__(self) -> None:
         if not self.model_dtypes:
-            object.__setattr__(self, "model_dtypes", tuple(piece.dtype for piece in self.pieces))
-        assert len(self.model_dtypes) == len(self.pieces)
+            object.__setattr__(self, "model_dtypes", tuple(tensor.dtype for tensor in self.layout))
+        assert len(self.model_dtypes) == len(self.layout)
 
-    @property
-    def layout(self) -> Layout:
-        """The tensors as stored; every update has these names, shapes and dtypes."""
-        return tuple(Tensor(piece.tensor, piece.dtype, piece.lengths) for piece in self.pieces)
+    @classmethod
+    def of(
+        cls, pieces: Iterable[Piece], *, model_dtypes: tuple[str, ...] = (), piece_bytes: int | None = None
+    ) -> "VersionManifest":
+        """From all pieces, in canonical order; of a slot, `piece_bytes` are those of its model."""
+        pieces = tuple(pieces)
+        layout = layout_of_pieces(pieces)
+        return cls(layout, pieces, piece_bytes or piece_bytes_of(layout), model_dtypes)
 
     @property
     def num_bytes(self) -> int:
         """Size of the tensors [bytes]."""
-        return sum(piece.num_bytes for piece in self.pieces)
+        return sum(tensor.num_bytes for tensor in self.layout)
 
     @property
     def digest(self) -> Digest:
@@ -91,17 +115,20 @@ class VersionManifest:
 
     def encode(self) -> bytes:
         """The canonical bytes."""
+        digests: dict[str, list[str]] = {tensor.name: [] for tensor in self.layout}
+        for piece in self.pieces:
+            digests[piece.tensor].append(piece.sha256)
         tensors = [
             {
-                "name": piece.tensor,
-                "dtype": piece.dtype,
+                "name": tensor.name,
+                "dtype": tensor.dtype,
                 "model_dtype": model_dtype,
-                "shape": piece.lengths,
-                "sha256": piece.sha256,
+                "shape": tensor.shape,
+                "sha256": digests[tensor.name],
             }
-            for piece, model_dtype in zip(self.pieces, self.model_dtypes, strict=True)
+            for tensor, model_dtype in zip(self.layout, self.model_dtypes, strict=True)
         ]
-        return _canonical({"format": FORMAT, "kind": "version", "tensors": tensors})
+        return _canonical({"format": FORMAT, "kind": "version", "piece_bytes": self.piece_bytes, "tensors": tensors})
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +143,25 @@ class UpdateManifest:
     num_examples: int
     work: float
     pieces: tuple[Piece, ...]
+    normalizer: float = 1.0
+    """FedNova's ‖a‖₁: what the trained floats are divided by."""
+    effective_steps: float = 1.0
+    """What this update brings to FedNova's τ_eff."""
 
     @property
     def num_bytes(self) -> int:
-        """Size of the pieces [bytes]."""
+        """Size of the pieces as they are sent [bytes]."""
         return sum(piece.num_bytes for piece in self.pieces)
+
+    @property
+    def plain_bytes(self) -> int:
+        """Size of the values [bytes]: what would be sent without a codec."""
+        return sum(piece.plain_bytes for piece in self.pieces)
+
+    @property
+    def codecs(self) -> frozenset[str]:
+        """What its pieces are encoded with; empty of a plain update."""
+        return frozenset(piece.codec for piece in self.pieces if piece.codec)
 
     @property
     def digest(self) -> Digest:
@@ -136,6 +177,7 @@ class UpdateManifest:
                 "offsets": piece.offsets,
                 "lengths": piece.lengths,
                 "sha256": piece.sha256,
+                **({"codec": piece.codec, "num_bytes": piece.encoded_bytes} if piece.codec else {}),
             }
             for piece in self.pieces
         ]
@@ -152,6 +194,7 @@ class UpdateManifest:
                 "work": self.work,
                 "pieces": pieces,
             }
+            | {name: value for name in _STEPS_KEYS if (value := getattr(self, name)) != 1.0}
         )
 
 
@@ -166,18 +209,20 @@ def parse_version(data: bytes) -> VersionManifest:
     Raises:
         ManifestError: not the canonical bytes of one.
     """
-    fields = fields_of(
-        read_object(data, num_bytes_max=MANIFEST_BYTES_MAX), "manifest", keys=frozenset({"format", "kind", "tensors"})
-    )
+    fields = fields_of(read_object(data, num_bytes_max=MANIFEST_BYTES_MAX), "manifest", keys=_VERSION_KEYS)
     constant(fields["format"], "format", expected=FORMAT)
     constant(fields["kind"], "kind", expected="version")
-    tensors = [
-        _tensor(item, f"tensors[{index}]")
-        for index, item in enumerate(items_of(fields["tensors"], "tensors", num_max=PIECES_MAX))
-    ]
-    pieces = tuple(piece for piece, _ in tensors)
-    _check_together(pieces, "tensors")
-    manifest = VersionManifest(pieces, tuple(model_dtype for _, model_dtype in tensors))
+    piece_bytes = integer(fields["piece_bytes"], "piece_bytes", low=PIECE_BYTES_MIN, high=BYTES_MAX)
+    pieces: list[Piece] = []
+    layout: list[Tensor] = []
+    model_dtypes: list[str] = []
+    for index, item in enumerate(items_of(fields["tensors"], "tensors", num_max=PIECES_MAX)):
+        tensor, model_dtype, of_tensor = _tensor(item, f"tensors[{index}]", piece_bytes, PIECES_MAX - len(pieces))
+        layout.append(tensor)
+        model_dtypes.append(model_dtype)
+        pieces += of_tensor
+    _check_together(tuple(pieces), "tensors")
+    manifest = VersionManifest(tuple(layout), tuple(pieces), piece_bytes, tuple(model_dtypes))
     _check_canonical(manifest.encode(), data)
     return manifest
 
@@ -188,7 +233,9 @@ def parse_update(data: bytes) -> UpdateManifest:
     Raises:
         ManifestError: not the canonical bytes of one.
     """
-    fields = fields_of(read_object(data, num_bytes_max=MANIFEST_BYTES_MAX), "manifest", keys=_UPDATE_KEYS)
+    document = read_object(data, num_bytes_max=MANIFEST_BYTES_MAX)
+    given = _STEPS_KEYS & document.keys()
+    fields = fields_of(document, "manifest", keys=_UPDATE_KEYS | given)
     constant(fields["format"], "format", expected=FORMAT)
     constant(fields["kind"], "kind", expected="update")
     manifest = UpdateManifest(
@@ -203,38 +250,66 @@ def parse_update(data: bytes) -> UpdateManifest:
             _piece(item, f"pieces[{index}]")
             for index, item in enumerate(items_of(fields["pieces"], "pieces", num_max=PIECES_MAX))
         ),
+        **{name: within(fields[name], name, low=1.0, high=NORMALIZER_MAX) for name in given},
     )
     _check_together(manifest.pieces, "pieces")
     _check_canonical(manifest.encode(), data)
     return manifest
 
 
+_VERSION_KEYS = frozenset({"format", "kind", "piece_bytes", "tensors"})
 _TENSOR_KEYS = frozenset({"dtype", "model_dtype", "name", "sha256", "shape"})
 _PIECE_KEYS = frozenset({"dtype", "lengths", "offsets", "sha256", "tensor"})
-_UPDATE_KEYS = frozenset(UpdateManifest.__dataclass_fields__) | {"format", "kind"}
+_STEPS_KEYS = frozenset({"normalizer", "effective_steps"})
+_UPDATE_KEYS = frozenset(UpdateManifest.__dataclass_fields__) - _STEPS_KEYS | {"format", "kind"}
+_ENCODED_PIECE_KEYS = _PIECE_KEYS | {"codec", "num_bytes"}
 
 
-def _tensor(value: object, path: str) -> tuple[Piece, str]:
+def _tensor(value: object, path: str, piece_bytes: int, num_max: int) -> tuple[Tensor, str, list[Piece]]:
+    """A tensor, its dtype in the model, and its pieces, of which there may be so many more."""
     fields = fields_of(value, path, keys=_TENSOR_KEYS)
     name = text(fields["name"], f"{path}.name", num_max=NAME_MAX, refused=RESERVED_NAMES)
     dtype = one_of(fields["dtype"], f"{path}.dtype", allowed=VERSION_DTYPES)
     model_dtype = one_of(
         fields["model_dtype"], f"{path}.model_dtype", allowed=MODEL_DTYPES.get(dtype, frozenset({dtype}))
     )
-    shape = _sizes(fields["shape"], f"{path}.shape")
-    piece = Piece(name, dtype, (0,) * len(shape), shape, sha256_hex(fields["sha256"], f"{path}.sha256"))
-    return piece, model_dtype
+    tensor = Tensor(name, dtype, _sizes(fields["shape"], f"{path}.shape"))
+    _check_size(dtype, tensor.shape, path)
+    digests = items_of(fields["sha256"], f"{path}.sha256", num_max=num_max)
+    if len(digests) != num_cuts(tensor, piece_bytes):
+        refuse(f"{path}.sha256", len(digests), f"one for each piece of at most {piece_bytes} bytes")
+    checked = (sha256_hex(item, f"{path}.sha256[{index}]") for index, item in enumerate(digests))
+    pieces = zip(cut(tensor, piece_bytes), checked, strict=True)
+    return tensor, model_dtype, [replace(piece, sha256=sha256) for piece, sha256 in pieces]
 
 
 def _piece(value: object, path: str) -> Piece:
-    fields = fields_of(value, path, keys=_PIECE_KEYS)
+    is_encoded = type(value) is dict and "codec" in value
+    fields = fields_of(value, path, keys=_ENCODED_PIECE_KEYS if is_encoded else _PIECE_KEYS)
     name = text(fields["tensor"], f"{path}.tensor", num_max=NAME_MAX, refused=RESERVED_NAMES)
     dtype = one_of(fields["dtype"], f"{path}.dtype", allowed=UPDATE_DTYPES)
     offsets = _sizes(fields["offsets"], f"{path}.offsets")
     lengths = _sizes(fields["lengths"], f"{path}.lengths")
     if len(offsets) != len(lengths):
         refuse(f"{path}.offsets", fields["offsets"], f"as many as lengths ({len(lengths)})")
-    return Piece(name, dtype, offsets, lengths, sha256_hex(fields["sha256"], f"{path}.sha256"))
+    piece = Piece(name, dtype, offsets, lengths, sha256_hex(fields["sha256"], f"{path}.sha256"))
+    return _encoded(piece, fields, path) if is_encoded else piece
+
+
+def _encoded(piece: Piece, fields: dict[str, Any], path: str) -> Piece:
+    """The same piece with its codec: of float32 values, by the codec's one name, of the size that it gives."""
+    if piece.dtype != "F32":
+        refuse(f"{path}.dtype", piece.dtype, "'F32' of an encoded piece")
+    name = text(fields["codec"], f"{path}.codec", num_max=CODEC_NAME_MAX)
+    try:
+        codec = parse_codec(name)
+    except ValueError:
+        refuse(f"{path}.codec", name, CODEC_NAMES)
+    if codec.name != name:
+        refuse(f"{path}.codec", name, repr(codec.name))
+    size = encoded_bytes(codec, piece.num_elements)
+    integer(fields["num_bytes"], f"{path}.num_bytes", low=size, high=size)
+    return replace(piece, codec=name, encoded_bytes=size)
 
 
 def _sizes(value: object, path: str) -> tuple[int, ...]:
@@ -248,12 +323,8 @@ def _check_together(pieces: tuple[Piece, ...], path: str) -> None:
     kinds: dict[str, tuple[str, int]] = {}
     boxes: set[tuple[str, tuple[int, ...]]] = set()
     for index, piece in enumerate(pieces):
-        size = ITEM_BYTES[piece.dtype]
-        for length in piece.lengths:
-            size *= max(length, 1)  # a zero must not hide a product that no array library takes
-            if size > BYTES_MAX:
-                refuse(f"{path}[{index}]", piece.lengths, f"at most {BYTES_MAX} bytes")
-        total += piece.num_bytes
+        _check_size(piece.dtype, piece.lengths, f"{path}[{index}]")
+        total += max(piece.num_bytes, piece.plain_bytes)
         kind = (piece.dtype, len(piece.lengths))
         if kinds.setdefault(piece.tensor, kind) != kind:
             refuse(f"{path}[{index}]", piece.tensor, "one dtype and one number of dimensions per tensor")
@@ -264,6 +335,14 @@ def _check_together(pieces: tuple[Piece, ...], path: str) -> None:
         raise ManifestError(f"{path}: {total} bytes together; allowed: at most {BYTES_MAX}")
     if pieces_in_order(pieces) != pieces:
         raise ManifestError(f"{path}: not in canonical order: larger elements first, then by name, then by offsets")
+
+
+def _check_size(dtype: str, lengths: tuple[int, ...], path: str) -> None:
+    size = ITEM_BYTES[dtype]
+    for length in lengths:
+        size *= max(length, 1)  # a zero must not hide a product that no array library takes
+        if size > BYTES_MAX:
+            refuse(path, lengths, f"at most {BYTES_MAX} bytes")
 
 
 def _check_canonical(canonical: bytes, data: bytes) -> None:

@@ -34,6 +34,7 @@ STEPS = (
     ("agent.uploading", "an agent has sent a part of an update"),
     ("agent.uploaded", "an agent has sent every byte, and has no answer"),
     ("agent.answered", "an agent has the answer, the spool still has the update"),
+    ("agent.settled", "what an agent keeps of an update is settled, the spool still has the update"),
 )
 """Every step, with what is true there."""
 

@@ -112,6 +112,13 @@ def finite(value: object, path: str) -> float:
     return value
 
 
+def within(value: object, path: str, *, low: float, high: float) -> float:
+    """A float in low..high."""
+    if type(value) is not float or not low <= value <= high:
+        refuse(path, value, f"a float in {low:g}..{high:g}")
+    return value
+
+
 def sha256_hex(value: object, path: str) -> str:
     """64 lower-case hexadecimal digits."""
     if type(value) is not str or len(value) != 64 or value.strip("0123456789abcdef"):

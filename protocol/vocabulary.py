@@ -63,7 +63,9 @@ class RejectReason(StrEnum):
     PARTIAL_WORK = "partial_work"
     BAD_MANIFEST = "bad_manifest"
     WRONG_LAYOUT = "wrong_layout"
+    WRONG_CODEC = "wrong_codec"
     DIGEST_MISMATCH = "digest_mismatch"
+    BAD_ENCODING = "bad_encoding"
     NOT_FINITE = "not_finite"
     RUN_ENDED = "run_ended"
 

@@ -6,16 +6,16 @@ event to the run that it concerns. What a run decides is its machine's business;
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from atoll.parallel.task import task_name
 from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.settings import ConfigError
-from atoll.protocol.vocabulary import ClientId, Digest, LossReason, RoundId, RunId, RunState
+from atoll.protocol.vocabulary import ClientId, LossReason, RejectReason, RoundId, RunId, RunState
 from atoll.server import messages
 from atoll.server.clock import Clock
 from atoll.server.config import CoordinatorConfig, RunConfig
@@ -29,10 +29,10 @@ from atoll.server.events import (
     ResumeRequested,
     RunStarted,
     StopRequested,
-    Update,
 )
 from atoll.server.hub import Connection, Hub
 from atoll.server.journal import Journal, RunRow
+from atoll.server.judge import Judge, refused
 from atoll.server.membership import Leases
 from atoll.server.method import Method
 from atoll.server.reduce import Reducer
@@ -41,6 +41,7 @@ from atoll.server.run import RunMachine, RunRules
 from atoll.server.sampling import Sampler, load_sampler
 from atoll.server.statedir import StateDirectory
 from atoll.server.threads import on_thread
+from atoll.server.uploads import Uploads
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class Coordinator:
         self._journal_thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._leases = Leases(config.lease)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._uploads: dict[tuple[RunId, RoundId, ClientId], asyncio.Task[Any]] = {}
+        self.uploads = Uploads(self._judge, lambda run_id: self.runs[run_id].reducer.store, self.compute)
         self._adding = asyncio.Lock()
         self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
@@ -253,6 +254,7 @@ class Coordinator:
             clock=self.clock,
             crash=self._crash,
             keep_rounds=self.config.keep_rounds,
+            is_in_flight=partial(self.uploads.is_in_flight, row.run_id),
         )
         run.start()
         return run
@@ -266,9 +268,16 @@ class Coordinator:
             keep_versions=self.config.keep_versions,
         )
 
+    def _judge(self, manifest: UpdateManifest, opened: pb.UploadOpen) -> Judge | pb.Verdict:
+        run = self.runs.get(manifest.run_id)
+        if run is None:
+            return refused(RejectReason.RUN_ENDED, f"there is no run {manifest.run_id!r} here")
+        return Judge.of(run, manifest, opened)
+
     def _evaluator(self, config: RunConfig, run_id: RunId) -> Evaluator:
         log = self.state.run(run_id) / "worker.log"
-        return Evaluator(Reference(config.task, dict(config.local)), log, timeout_s=TASK_TIMEOUT_S)
+        reference = Reference(config.task, dict(config.local), config.aggregation.algorithm)
+        return Evaluator(reference, log, timeout_s=TASK_TIMEOUT_S)
 
     def _start_next(self) -> None:
         """Begin the first of the queue when no run is under way."""
@@ -365,32 +374,6 @@ class Coordinator:
             wait = self.config.lease if due is None else due - self.clock.now()
             await asyncio.sleep(min(max(wait, 0.01), self.config.lease))
             self.lost(self._leases.expired(self.clock.now()), LossReason.LEASE_EXPIRED)
-
-    # ------------------------------------------------------------ uploads
-
-    @asynccontextmanager
-    async def only_upload_of(self, run: RunDriver, update: Update) -> AsyncIterator[None]:
-        """A client's newest upload for a round wins: an older stream may be half dead and must not own the file."""
-        task, part = asyncio.current_task(), (run.run_id, update.round_id, update.client_id)
-        assert task is not None
-        while (older := self._uploads.get(part)) is not None:
-            older.cancel()
-            await asyncio.wait([older])
-        self._uploads[part] = task
-        try:
-            yield
-        finally:
-            if self._uploads.get(part) is task:
-                del self._uploads[part]
-
-    @asynccontextmanager
-    async def in_flight(self, run: RunDriver, digest: Digest) -> AsyncIterator[None]:
-        """Retention spares what is being received and judged."""
-        run.retention.in_flight.add(digest)
-        try:
-            yield
-        finally:
-            run.retention.in_flight.discard(digest)
 
 
 def _sampler(config: RunConfig, *, is_over: bool) -> Sampler:

@@ -42,7 +42,7 @@ async def send_version(
     granting = asyncio.ensure_future(credit.follow(requests)) if opened.credit < total else None
     digest = hashlib.sha256()
     try:
-        with BoxReader(version.path, version.pieces, version.data_start, boxes) as reader:
+        with BoxReader(version.path, version.manifest.layout, version.data_start, boxes) as reader:
             position = opened.position
             if opened.boxes:
                 for start, stop in _chunks(position):
@@ -94,22 +94,22 @@ class _Credit:
 
 def _boxes(version: VersionFile, opened: pb.DownloadOpen) -> list[Piece]:
     if not opened.boxes:
-        return list(version.pieces)
+        return list(version.manifest.pieces)
     if len(opened.boxes) > BOXES_MAX:
         raise BadRequest(f"{len(opened.boxes)} boxes are more than {BOXES_MAX}")
-    shapes = {piece.tensor: piece for piece in version.pieces}
+    tensors = {tensor.name: tensor for tensor in version.manifest.layout}
     boxes = []
     for box in opened.boxes:
-        whole = shapes.get(box.tensor)
+        whole = tensors.get(box.tensor)
         if whole is None:
             raise BadRequest(f"the version has no tensor {box.tensor!r}")
         offsets, lengths = tuple(box.offsets), tuple(box.lengths)
-        if len(offsets) != len(whole.lengths) or len(lengths) != len(whole.lengths):
-            raise BadRequest(f"tensor {box.tensor!r} has {len(whole.lengths)} dimensions")
-        if any(n < 1 or o + n > size for o, n, size in zip(offsets, lengths, whole.lengths, strict=True)):
-            raise BadRequest(f"box {offsets} + {lengths} is not inside tensor {box.tensor!r} of shape {whole.lengths}")
+        if len(offsets) != len(whole.shape) or len(lengths) != len(whole.shape):
+            raise BadRequest(f"tensor {box.tensor!r} has {len(whole.shape)} dimensions")
+        if any(n < 1 or o + n > size for o, n, size in zip(offsets, lengths, whole.shape, strict=True)):
+            raise BadRequest(f"box {offsets} + {lengths} is not inside tensor {box.tensor!r} of shape {whole.shape}")
         boxes.append(Piece(box.tensor, whole.dtype, offsets, lengths, ""))
-    wanted, whole_bytes = sum(box.num_bytes for box in boxes), sum(piece.num_bytes for piece in version.pieces)
+    wanted, whole_bytes = sum(box.num_bytes for box in boxes), version.manifest.num_bytes
     if wanted > whole_bytes:
         raise BadRequest(f"boxes of {wanted} bytes together are more than the {whole_bytes} of the version")
     return boxes

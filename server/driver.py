@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
+from atoll.aggregation.codecs import family_of
 from atoll.protocol import steps
 from atoll.protocol.atoll_pb2 import ServerMessage
 from atoll.protocol.vocabulary import ClientId, Digest, Fate, RoundId, RunId, RunState, Version
@@ -102,6 +103,7 @@ class RunDriver:
         clock: Clock,
         crash: Callable[[BaseException], None],
         keep_rounds: int,
+        is_in_flight: Callable[[Digest], bool],
     ) -> None:
         self.run_id, self.config, self.task, self.machine = run_id, config, task, machine
         self.reducer = reducer
@@ -112,6 +114,7 @@ class RunDriver:
             journal,
             journal_thread,
             keep_rounds=keep_rounds,
+            is_in_flight=is_in_flight,
             spawn=self._spawn,
         )
         self.listeners: list[Callable[[Effects], None]] = []  # called after effects were carried out: for a person
@@ -315,9 +318,16 @@ class RunDriver:
             data=version.small_data,
             seed=messages.training_seed(self.config.seed, self.config.name, effect.round_id, effect.client_id),
             local=self.config.local,
+            algorithm=self.config.aggregation.algorithm,
+            codec=self._codec_for(effect.client_id),
             grace=self.config.round.grace,
             now=self._clock.now(),
         )
+
+    def _codec_for(self, client_id: ClientId) -> str:
+        """The run's codec, when the client speaks it; otherwise its update comes plain."""
+        name = self.config.aggregation.codec_name
+        return name if family_of(name) in self._hub.codecs_of(client_id) else ""
 
     def _evaluation_request(self, effect: AskEvaluation) -> ServerMessage:
         version = self.reducer.version(effect.version)

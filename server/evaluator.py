@@ -30,13 +30,14 @@ class Reference:
 
     task: str
     local: dict[str, Any]
+    algorithm: str = "fedavg"
 
 
 class Evaluator:
     """One warm worker, one request at a time, on a thread of its own."""
 
     def __init__(self, reference: Reference, log_path: Path, *, timeout_s: float) -> None:
-        self._worker = Worker(reference.task, log_path=log_path, local=reference.local)
+        self._worker = Worker(reference.task, log_path=log_path, local=reference.local, algorithm=reference.algorithm)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluator")
         self._timeout_s = timeout_s
 

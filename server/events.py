@@ -39,6 +39,7 @@ class Update:
     statistics: Sums = field(default_factory=dict)
     download_seconds: float = 0.0
     train_seconds: float = 0.0
+    plain_bytes: int = 0  # what `num_bytes` would be without a codec
 
 
 @dataclass(frozen=True, slots=True)

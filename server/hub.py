@@ -23,6 +23,7 @@ class Connection:
     session: str
     tasks: frozenset[str]
     profile: Profile
+    codecs: frozenset[str] = frozenset()  # that the client speaks
     outbox: "asyncio.Queue[ServerMessage | None]" = field(default_factory=lambda: asyncio.Queue(OUTBOX_MAX + 1))
     is_closing: bool = False
     why: str = ""
@@ -92,6 +93,11 @@ class Hub:
         if (connection := self._connections.get(client_id)) is not None:
             connection.close(why)
             asyncio.get_running_loop().call_later(DISMISS_S, connection.break_off)
+
+    def codecs_of(self, client_id: ClientId) -> frozenset[str]:
+        """What a client speaks; nothing when it is not on the line."""
+        connection = self._connections.get(client_id)
+        return frozenset() if connection is None else connection.codecs
 
     def send(self, client_id: ClientId, message: ServerMessage) -> None:
         """To the client, when it is on the line; the machine repeats what matters when it comes back."""

@@ -33,6 +33,8 @@ def invitation(
     data: bytes = b"",
     seed: int,
     local: Mapping[str, Any],
+    algorithm: str,
+    codec: str,
     grace: float,
     now: float,
 ) -> pb.ServerMessage:
@@ -50,6 +52,8 @@ def invitation(
             grace_s=grace,
             manifest=_inline(manifest),
             data=data,
+            algorithm=algorithm,
+            codec=codec,
         )
     )
 

@@ -1,6 +1,6 @@
 """The settings of a run that say how its updates become the next model: the rule, the norm bound, the optimizer."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -8,14 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from atoll.aggregation.codecs import FAMILIES, codec_name
 from atoll.aggregation.device import Device
 from atoll.aggregation.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
 from atoll.aggregation.optimizers import OPTIMIZERS, Optimizer
 from atoll.aggregation.robust import Median, TrimmedMean, clip_factors
 from atoll.aggregation.rules import Rule, check_count
 from atoll.aggregation.step import slots_of
+from atoll.aggregation.weights import Normalized, Share, integer_weights, normalized
+from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.reference import check_known_or_reference, resolve
 from atoll.protocol.settings import STRICT, ConfigError
+from atoll.server.events import Contribution
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -39,6 +43,13 @@ RULE_OPTIONS: Mapping[str, Mapping[str, bool]] = {
 }
 """The options of each rule, and whether it must have them."""
 
+CODEC_OPTIONS: Mapping[str, Mapping[str, bool]] = {
+    "none": {},
+    **{family: {} for family in FAMILIES},
+    "topk": {"topk_fraction": True},
+}
+"""The options of each codec, and whether it must have them."""
+
 OPTIMIZER_OPTIONS: Mapping[str, frozenset[str]] = {
     "fedavg": frozenset({"lr"}),
     "fedavgm": frozenset({"lr", "momentum", "nesterov"}),
@@ -53,6 +64,14 @@ class AggregationConfig(BaseModel):
     """How a round's updates become one."""
 
     model_config = STRICT
+
+    algorithm: Literal["fedavg", "fednova"] = "fedavg"
+    """What clients and coordinator do together: "fedavg" (and FedSGD and FedProx, by `local`); "fednova": updates are
+    divided by the steps that they took, so that sites with more work do not pull the model towards themselves."""
+
+    weighting: Literal["examples", "uniform"] = "examples"
+    """How much an update counts in the mean: "examples", its `num_examples`; "uniform", all alike. The discounts of
+    late and of partial updates count in both."""
 
     rule: str = "mean"
     """"mean": exact, weighted by num_examples. Against updates that may be anything, all counting alike: "median" and
@@ -84,10 +103,27 @@ class AggregationConfig(BaseModel):
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]+)?)$")] = "cpu"
     """Where "mean" adds the updates' floats: "cpu", or a GPU, "cuda" or "cuda:1", with the same bits."""
 
+    codec: Literal["none", "bf16", "fp16", "qsgd8", "topk", "sign"] = "none"
+    """What updates are encoded with on their way, by every client that can; the others send them plain. Of float32's
+    bytes "bf16" and "fp16" leave 1/2, "qsgd8" (8 bits, rounded at random without bias) 0.252, "sign" (1 bit) 1/32,
+    "topk" (the largest elements alone) 1.5 times `topk_fraction`. What "topk" and "sign" leave out, the client adds to
+    its next update. Integers and buffers stay plain."""
+
+    topk_fraction: Annotated[float, Field(ge=0.000001, le=1)] | None = None
+    """Of "topk": the share of each 65,536 elements that travel, such as 0.01; rounded to millionths; absent: there is
+    none, and the codec asks for it."""
+
     @field_validator("rule")
     @classmethod
     def _known_or_reference(cls, rule: str) -> str:
         return check_known_or_reference(rule, RULE_OPTIONS, "object")
+
+    @model_validator(mode="after")
+    def _algorithm_takes_the_mean(self) -> "AggregationConfig":
+        if self.algorithm != "fedavg" and (self.rule != "mean" or self.norm_bound is not None):
+            what = "norm_bound" if self.rule == "mean" else f"rule {self.rule!r}"
+            raise ValueError(f"{self.algorithm} needs the exact mean, and does not go with {what}")
+        return self
 
     @model_validator(mode="after")
     def _only_what_the_rule_has(self) -> "AggregationConfig":
@@ -104,6 +140,20 @@ class AggregationConfig(BaseModel):
         if missing := sorted(name for name, must in options.items() if must and getattr(self, name) is None):
             raise ValueError(f"{self.rule}{' with mix_neighbours' * self.mix_neighbours} needs {', '.join(missing)}")
         return self
+
+    @model_validator(mode="after")
+    def _only_what_the_codec_has(self) -> "AggregationConfig":
+        options = CODEC_OPTIONS[self.codec]
+        if self.topk_fraction is not None and "topk_fraction" not in options:
+            raise ValueError(f"topk_fraction is no option of codec {self.codec} (allowed: none)")
+        if missing := sorted(name for name, must in options.items() if must and getattr(self, name) is None):
+            raise ValueError(f"codec {self.codec} needs {', '.join(missing)}")
+        return self
+
+    @property
+    def codec_name(self) -> str:
+        """The codec as an invitation and a manifest call it, such as "topk:0.01"; empty: none."""
+        return "" if self.codec == "none" else codec_name(self.codec, self.topk_fraction)
 
     def _given(self) -> dict[str, int | float]:
         names = ("malicious", "num_selected", "num_steps", "radius")
@@ -223,6 +273,8 @@ class Method:
     optimizer: Optimizer
     rule: Rule | None = None
     norm_bound: float | Literal["median"] | None = None
+    algorithm: str = "fedavg"
+    weighting: Literal["examples", "uniform"] = "examples"
     device: Device | None = None
 
     @classmethod
@@ -240,12 +292,25 @@ class Method:
             if not is_over:
                 raise
             rule = _Gone(error)
-        return cls(optimizer.build(), rule, aggregation.norm_bound, device)
+        algorithm, weighting = aggregation.algorithm, aggregation.weighting
+        return cls(optimizer.build(), rule, aggregation.norm_bound, algorithm, weighting, device)
 
     @property
     def slots(self) -> tuple[str, ...]:
         """Names of what is kept beside each version."""
         return slots_of(self.optimizer, self.rule)
+
+    def weights(self, contributions: Sequence[Contribution]) -> tuple[int, ...]:
+        """How much each update counts in the mean."""
+        alike = self.weighting == "uniform"
+        return integer_weights([Share(1 if alike else c.num_examples, c.scale) for c in contributions])
+
+    def normalized(self, weights: Sequence[int], updates: Iterable[UpdateManifest]) -> Normalized:
+        """What FedNova makes of the steps that the updates took; of any other algorithm nothing."""
+        if self.algorithm != "fednova":
+            return Normalized((1.0,) * len(weights), 1.0)
+        manifests = list(updates)
+        return normalized(weights, [m.normalizer for m in manifests], [m.effective_steps for m in manifests])
 
     def factors(self, norms: Sequence[float]) -> Sequence[float]:
         """What each update is multiplied with so that none is longer than the bound."""

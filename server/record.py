@@ -38,6 +38,7 @@ class ClientRecord:
     train_seconds: float = 0.0
     used_in: RoundId | None = None  # the round whose model holds the update
     unused_because: str = ""  # why no model holds it although it was accepted
+    plain_bytes: int = 0  # what `num_bytes` would be without a codec
 
 
 @dataclass(slots=True)

@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from atoll.aggregation.fold import Weighted, fold
+from atoll.aggregation.fold import fold
 from atoll.aggregation.inspection import inspect
-from atoll.aggregation.layout import FLOATS, Layout, Piece
+from atoll.aggregation.layout import FLOATS, Piece
+from atoll.aggregation.means import Weighted
 from atoll.aggregation.step import Step
 from atoll.aggregation.tensorfile import parse_header, read_buffers
-from atoll.aggregation.weights import Share, integer_weights
 from atoll.protocol import steps
 from atoll.protocol.channel import INLINE_BYTES_MAX
-from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
+from atoll.protocol.manifest import VersionManifest, digest_of, parse_update, parse_version
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.codec import StoreCorrupted, StoredUpdateMeta, decode_meta
 from atoll.server.durable import naming_full_disk
@@ -43,11 +43,9 @@ class VersionFile:
     version: Version
     digest: Digest
     path: Path
-    pieces: tuple[Piece, ...]
-    layout: Layout
+    manifest: VersionManifest
     data_start: int
     manifest_bytes: bytes
-    model_dtypes: tuple[str, ...]
     small_data: bytes  # of all pieces, when they ride in an invitation; otherwise nothing
 
 
@@ -85,11 +83,9 @@ class Reducer:
                 version,
                 digest_of(manifest_bytes),
                 path,
-                manifest.pieces,
-                manifest.layout,
+                manifest,
                 data_start,
                 manifest_bytes,
-                manifest.model_dtypes,
                 _small_data(path, data_start, manifest.num_bytes),
             )
             self._cache = {**dict(list(self._cache.items())[1 - VERSIONS_CACHED_MAX :]), version: file}
@@ -118,7 +114,7 @@ class Reducer:
     async def write_initial(self, evaluator: Evaluator, seed: int) -> None:
         """Version 0, from the task's own model."""
         pieces = await evaluator.write_initial(self.store.version_path(Version(0)), seed)
-        self.store.write_manifest(Version(0), VersionManifest(pieces).encode())
+        self.store.write_manifest(Version(0), VersionManifest.of(pieces).encode())
 
     async def fold(self, effect: Aggregate) -> Digest:
         """The exact weighted mean of the contributions, added to their base: the next version, durable.
@@ -134,18 +130,21 @@ class Reducer:
 
     def _fold(self, effect: Aggregate) -> Digest:
         base = self.version(effect.base_version)
-        weights = integer_weights([Share(c.num_examples, c.scale) for c in effect.contributions])
+        weights = self._method.weights(effect.contributions)
         rows = self._accepted([c.digest for c in effect.contributions])
         metas = {c.digest: decode_meta(rows[c.digest].meta, where=f"update {c.digest}") for c in effect.contributions}
         factors = self._method.factors([_float_norm(meta, base) for meta in metas.values()])
+        nova = self._method.normalized(weights, (parse_update(meta.manifest) for meta in metas.values()))
         updates = [
-            Weighted(self.store.stored_update(c.digest, metas.pop(c.digest), rows.pop(c.digest).data), weight, factor)
-            for c, weight, factor in zip(effect.contributions, weights, factors, strict=True)
+            Weighted(
+                self.store.stored_update(c.digest, metas.pop(c.digest), rows.pop(c.digest).data), weight, f, nova_f
+            )
+            for c, weight, f, nova_f in zip(effect.contributions, weights, factors, nova.factors, strict=True)
         ]
         version = Version(effect.base_version + 1)
         out = self.store.version_path(version)
         with naming_full_disk(out):
-            step = self._step(base, version)
+            step = self._step(base, version, nova.scale)
             folded = fold(
                 base.path,
                 updates,
@@ -157,19 +156,21 @@ class Reducer:
             )
         steps.reached("aggregate.after_fold")
         for slot, pieces in folded.slots.items():
-            self.store.write_manifest(version, VersionManifest(pieces).encode(), slot)
-        manifest = VersionManifest(folded.pieces, base.model_dtypes).encode()
+            of_slot = VersionManifest.of(pieces, piece_bytes=base.manifest.piece_bytes)
+            self.store.write_manifest(version, of_slot.encode(), slot)
+        manifest = VersionManifest.of(folded.pieces, model_dtypes=base.manifest.model_dtypes).encode()
         self.store.write_manifest(version, manifest)
         return digest_of(manifest)
 
-    def _step(self, base: VersionFile, version: Version) -> Step:
+    def _step(self, base: VersionFile, version: Version, scale: float) -> Step:
         """Version 0 has no slots: there they are as they begin."""
         slots = self._method.slots
         before = {slot: self.store.version_path(base.version, slot) for slot in slots if base.version}
         after = {slot: self.store.version_path(version, slot) for slot in slots}
         buffers = read_buffers(base.path)
-        trained = frozenset(tensor.name for tensor in base.layout if tensor.name not in buffers)
-        return Step(self._method.optimizer, trained, self._method.rule, before, after)
+        trained = frozenset(tensor.name for tensor in base.manifest.layout if tensor.name not in buffers)
+        method = self._method
+        return Step(method.optimizer, trained, method.rule, scale=scale, before=before, after=after)
 
     def publish(self, version: Version) -> None:
         """From now on this is the global model."""
@@ -181,7 +182,7 @@ class Reducer:
         Raises:
             OSError: it is not.
         """
-        _check_whole(self.version(version).path, self.version(version).pieces)
+        _check_whole(self.version(version).path, self.version(version).manifest.pieces)
         for slot in self._method.slots if version else ():
             manifest = parse_version(self.store.read_manifest(version, slot))
             _check_whole(self.store.version_path(version, slot), manifest.pieces)
@@ -230,7 +231,7 @@ def _check_whole(path: Path, pieces: tuple[Piece, ...]) -> None:
 
 def _float_norm(meta: StoredUpdateMeta, base: VersionFile) -> float:
     """Euclidean length of an update's float tensors."""
-    floats = {tensor.name for tensor in base.layout if tensor.dtype in FLOATS}
+    floats = {tensor.name for tensor in base.manifest.layout if tensor.dtype in FLOATS}
     return math.sqrt(math.fsum(square for name, square in meta.squared_norms.items() if name in floats))
 
 

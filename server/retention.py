@@ -74,6 +74,7 @@ class Retention:
         journal: its rows, written on `journal_thread` alone.
         journal_thread: see there.
         keep_rounds: records that stay.
+        is_in_flight: whether an update is being received and judged.
         spawn: runs a coroutine whose failure ends the process.
     """
 
@@ -85,9 +86,10 @@ class Retention:
         journal_thread: Executor,
         *,
         keep_rounds: int,
+        is_in_flight: Callable[[Digest], bool],
         spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"],
     ) -> None:
-        self.in_flight: set[Digest] = set()  # updates that are being received and judged
+        self._is_in_flight = is_in_flight
         self._run_id, self._reducer, self._keep_rounds = run_id, reducer, keep_rounds
         self._journal, self._journal_thread = journal, journal_thread
         self._spawn = spawn
@@ -124,7 +126,7 @@ class Retention:
         """Delete updates that no decision can refer to, old versions, and the journal before the last snapshots."""
         self._received = {digest: seq for digest, seq in self._received.items() if seq > keep.seq}
 
-        live = _Live(lambda digest: digest in keep.updates or digest in self._received or digest in self.in_flight)
+        live = _Live(lambda digest: digest in keep.updates or digest in self._received or self._is_in_flight(digest))
         prune = partial(self._journal.prune, self._run_id, keep_rounds=self._keep_rounds, live=live)
         try:
             await self._reducer.collect_garbage(

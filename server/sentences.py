@@ -32,6 +32,8 @@ def sentences(record: RoundRecord) -> list[str]:
     if record.superseded:
         said.append(_superseded(len(record.superseded)))
     said += map(_outage, record.outages)
+    if any(client.plain_bytes > client.num_bytes for client in record.clients.values()):
+        said.append(_saved(record))
     return said
 
 
@@ -53,10 +55,16 @@ def summary(record: RoundRecord) -> dict[str, Any]:
         "carried_in": len(record.carried),
         "num_examples": sum(used) + sum(carried.num_examples for carried in record.carried),
         "num_bytes": sum(client.num_bytes for client in record.clients.values()),
+        "bytes_saved": sum(bytes_saved(client) for client in record.clients.values()),
         "seconds": None if record.ended_at is None else round(record.ended_at - record.opened_at, 3),
         "reason": str(reason) if reason else "",
         "detail": record.detail,
     }
+
+
+def bytes_saved(client: ClientRecord) -> int:
+    """How many bytes fewer an accepted update was than its values would have been without a codec."""
+    return client.plain_bytes - client.num_bytes if client.plain_bytes else 0
 
 
 def as_json(record: RoundRecord) -> dict[str, Any]:
@@ -120,6 +128,12 @@ def _carried(carried: CarriedRecord) -> str:
 def _superseded(number: int) -> str:
     of, its = ("its client", "a newer one") if number == 1 else ("their clients", "newer ones")
     return f"{_count(number, 'late update')} of earlier rounds {_was(number)} not used: {of} sent {its} in this round."
+
+
+def _saved(record: RoundRecord) -> str:
+    accepted = [client for client in record.clients.values() if client.plain_bytes]
+    plain, saved = sum(client.plain_bytes for client in accepted), sum(map(bytes_saved, accepted))
+    return f"The codec saved {_bytes(saved)} of {_bytes(plain)} ({_percent(saved / plain)})."
 
 
 def _outage(outage: Outage) -> str:
@@ -239,7 +253,9 @@ _REJECTIONS = {
     RejectReason.PARTIAL_WORK: "not all of the work was done, and the run takes no partial work",
     RejectReason.BAD_MANIFEST: "its manifest is malformed",
     RejectReason.WRONG_LAYOUT: "its tensors are not those of the model",
+    RejectReason.WRONG_CODEC: "it is encoded with a codec that the run does not use",
     RejectReason.DIGEST_MISMATCH: "its bytes are not those that its manifest names",
+    RejectReason.BAD_ENCODING: "its bytes are not what its codec writes",
     RejectReason.NOT_FINITE: "it holds values that are NaN or infinite",
     RejectReason.RUN_ENDED: "the run had ended",
 }

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 
+from atoll.aggregation.codecs import FAMILIES
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.channel import METRICS_MAX, PROTOCOL, STATISTICS_MAX
@@ -19,7 +20,6 @@ from atoll.server.events import ClientEvaluated, ClientFailed, Profile
 from atoll.server.hub import Connection
 from atoll.server.messages import NAME_MAX, sums_of
 from atoll.server.silence import Silent, next_of
-from atoll.server.uploads import receive_update
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         """An update, from its manifest to the verdict."""
         first = await _opening(requests, context, "UploadOpen")
         try:
-            async for reply in receive_update(self._coordinator, first.open, requests):
+            async for reply in self._coordinator.uploads.receive(first.open, requests):
                 yield reply
         except BadRequest as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -227,4 +227,5 @@ def _fault_of_hello(message: pb.ClientMessage) -> tuple[grpc.StatusCode, str] | 
 
 def _connection(hello: pb.Hello) -> Connection:
     profile = Profile(min(hello.num_examples, 2**53), hello.label)
-    return Connection(ClientId(hello.client_id), hello.session, frozenset(hello.tasks), profile)
+    codecs = frozenset(hello.codecs).intersection(FAMILIES)
+    return Connection(ClientId(hello.client_id), hello.session, frozenset(hello.tasks), profile, codecs)

@@ -1,142 +1,181 @@
-"""Receives one update: its manifest is judged first, then its bytes are taken from where they stopped, then checked.
+"""Receives one update: its bytes are taken from where they stopped, checked, and made durable.
 
-The order of checks is that of the cost: what the manifest alone gives away is refused before a byte is sent, and the
-bytes are looked at when all are there, those of a large one on a thread. Accepted means durable: bytes, what is known
-of them, and the journal entry.
+What its manifest says is judged before (`judge`), and the sound update after; here are the bytes, which are looked at
+when all are there, those of a large one on a thread. Accepted means durable: bytes, what is known of them, and the
+journal entry. The judge may be in this process or, for an aggregation rank, in the coordinator's.
 """
 
+import asyncio
 import logging
-import math
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager
+from typing import Protocol
 
 from atoll.aggregation.inspection import Inspection
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
 from atoll.protocol.channel import CHUNK_BYTES, INLINE_BYTES_MAX
-from atoll.protocol.manifest import ManifestError, UpdateManifest, check_against, digest_of, parse_update
-from atoll.protocol.vocabulary import Digest, Fate, RejectReason
-from atoll.server.coordinator import Coordinator
+from atoll.protocol.manifest import ManifestError, UpdateManifest, digest_of, parse_update
+from atoll.protocol.vocabulary import ClientId, Digest, RejectReason, RoundId, RunId
 from atoll.server.downloads import BadRequest
-from atoll.server.driver import RunDriver
-from atoll.server.events import Accept, Reject, Sums, Update, UpdateReceived, UpdateRefused, UploadBegun
-from atoll.server.incoming import Incoming
-from atoll.server.messages import sums_of
+from atoll.server.incoming import SMALL_BYTES, Incoming
+from atoll.server.judge import refused
 from atoll.server.silence import next_of
 from atoll.server.store import KeptUpdate, RunStore
-from atoll.server.threads import off_loop
+from atoll.server.threads import off_loop, on_thread
 
 logger = logging.getLogger(__name__)
 
 MAGNITUDE_MAX = 1e30
 """Largest |element| of an update that is worth calling a number; float32 ends at 3.4e38."""
 
-DAY_S = 86400.0
-
 PIECES_AT_ONCE = 100
 """So many pieces of a small update are looked at sooner than a thread takes it."""
 
 
-async def receive_update(
-    coordinator: Coordinator, opened: pb.UploadOpen, requests: AsyncIterator[pb.UploadRequest]
-) -> AsyncIterator[pb.UploadReply]:
-    """The replies to one upload: the position to go on from, the progress, the verdict.
+class Judging(Protocol):
+    """Who decides about one update; `judge.Judge` is one."""
 
-    Raises:
-        BadRequest: the client broke the protocol.
-        OSError: the bytes cannot be stored now; the client should try again later.
-        Silent: the client sends nothing.
-    """
-    try:
-        manifest = await off_loop(len(opened.manifest), parse_update, opened.manifest)
-    except ManifestError as error:
-        yield _verdict(RejectReason.BAD_MANIFEST, str(error))
-        return
-    run = coordinator.runs.get(manifest.run_id)
-    if run is None:
-        yield _verdict(RejectReason.RUN_ENDED, f"there is no run {manifest.run_id!r} here")
-        return
-    upload = _Upload(run, manifest, _update(manifest, digest_of(opened.manifest), opened))
-    if (verdict := await upload.verdict_without_bytes()) is not None:
-        yield verdict
-        return
-    async with coordinator.only_upload_of(run, upload.update), coordinator.in_flight(run, upload.update.digest):
-        if run.machine.is_accepted(upload.update):  # by the stream that this one has ended
-            yield await upload.old_verdict()
-            return
-        kept = await upload.kept_before(coordinator)
-        if kept is None:
-            with run.reducer.store.open_incoming(upload.update.digest, manifest.num_bytes) as file:
-                if opened.data:
-                    upload.take_at_once(file, opened.data)
-                else:
-                    yield pb.UploadReply(position=file.position)
-                async for position in upload.take(file, requests):
-                    if position < manifest.num_bytes:  # of the end the verdict tells
-                        yield pb.UploadReply(position=position)
-                judged = await upload.judged(coordinator, file)
-            if isinstance(judged, pb.UploadReply):
-                yield judged
-                return
-            kept = judged
-        yield await upload.verdict(kept)
-
-
-@dataclass(frozen=True, slots=True)
-class _Upload:
-    """One update on its way in."""
-
-    run: RunDriver
-    manifest: UpdateManifest
-    update: Update
-
-    async def verdict_without_bytes(self) -> pb.UploadReply | None:
+    async def before_bytes(self) -> pb.Verdict | None:
         """What can be said before the bytes come; None when they are wanted."""
-        run, update = self.run, self.update
-        if (refusal := run.machine.refusal(update)) is not None:
-            await run.on_disk()  # nothing changes by it, so it is not written down; but what it rests on must be
-            return _verdict(*refusal)
-        if run.machine.is_accepted(update):
-            return await self.old_verdict()
-        if run.machine.is_hopeless(update):
-            return await self.verdict(None)
-        base = run.reducer.known(update.base_version)
-        if base is None or base.digest != self.manifest.base_digest:
-            return await self._refuse(
-                RejectReason.WRONG_BASE, f"this run has no version {update.base_version} {self.manifest.base_digest}"
-            )
-        if faults := await off_loop(100 * len(self.manifest.pieces), check_against, base.layout, self.manifest):
-            return await self._refuse(RejectReason.WRONG_LAYOUT, "; ".join(faults)[:2000])
-        if run.is_first_upload(update):
-            run.post(UploadBegun(update.client_id, update.round_id))
-        return None
 
-    async def kept_before(self, coordinator: Coordinator) -> KeptUpdate | None:
+    async def old_verdict(self) -> pb.Verdict | None:
+        """What was decided meanwhile."""
+
+    async def decide(self, kept: KeptUpdate | None) -> pb.Verdict:
+        """About a sound update that is durable here."""
+
+    async def refuse(self, reason: RejectReason, detail: str) -> pb.Verdict:
+        """Because of its bytes."""
+
+
+JudgeOf = Callable[[UpdateManifest, pb.UploadOpen], "Judging | pb.Verdict"]
+"""Who decides about what a client announces; or at once why nobody does."""
+
+
+class Uploads:
+    """All updates that this process receives.
+
+    Args:
+        judge_of: see there.
+        store_of: where a run's updates lie.
+        compute: for what takes the processor.
+    """
+
+    def __init__(self, judge_of: JudgeOf, store_of: Callable[[RunId], RunStore], compute: Executor) -> None:
+        self._judge_of, self._store_of, self._compute = judge_of, store_of, compute
+        self._receiving: dict[tuple[RunId, RoundId, ClientId], asyncio.Task[object]] = {}
+        self._in_flight: dict[RunId, list[Digest]] = {}
+        self.received_bytes = 0
+        """Of updates, since this process began."""
+
+    def is_in_flight(self, run_id: RunId, digest: Digest) -> bool:
+        """Whether an update is being received or judged just now: its bytes must stay."""
+        return digest in self._in_flight.get(run_id, ())
+
+    async def receive(
+        self, opened: pb.UploadOpen, requests: AsyncIterator[pb.UploadRequest]
+    ) -> AsyncIterator[pb.UploadReply]:
+        """The replies to one upload: the position to go on from, the progress, the verdict.
+
+        Raises:
+            BadRequest: the client broke the protocol.
+            OSError: the bytes cannot be stored now; the client should try again later.
+            Silent: the client sends nothing.
+        """
+        try:
+            manifest = await off_loop(len(opened.manifest), parse_update, opened.manifest)
+        except ManifestError as error:
+            yield _reply(refused(RejectReason.BAD_MANIFEST, str(error)))
+            return
+        judge = self._judge_of(manifest, opened)
+        verdict = judge if isinstance(judge, pb.Verdict) else await judge.before_bytes()
+        if isinstance(judge, pb.Verdict) or verdict is not None:
+            yield pb.UploadReply(verdict=verdict)
+            return
+        digest = digest_of(opened.manifest)
+        async with self._only_one_of(manifest), self._held(manifest.run_id, digest):
+            if (verdict := await judge.old_verdict()) is not None:  # by the stream that this one has ended
+                yield _reply(verdict)
+                return
+            upload = _Upload(self._store_of(manifest.run_id), manifest, digest, judge, self._compute)
+            kept = await upload.kept_before()
+            if kept is None:
+                with upload.store.open_incoming(digest, manifest.num_bytes) as file:
+                    if opened.data:
+                        self._count(upload.take_at_once(file, opened.data))
+                    else:
+                        yield pb.UploadReply(position=file.position)
+                    async for position, num_bytes in upload.take(file, requests):
+                        self._count(num_bytes)
+                        if position < manifest.num_bytes:  # of the end the verdict tells
+                            yield pb.UploadReply(position=position)
+                    judged = await upload.judged(file)
+                if isinstance(judged, pb.Verdict):
+                    yield _reply(judged)
+                    return
+                kept = judged
+            yield _reply(await judge.decide(kept))
+
+    def _count(self, num_bytes: int) -> None:
+        self.received_bytes += num_bytes
+
+    @asynccontextmanager
+    async def _only_one_of(self, manifest: UpdateManifest) -> AsyncIterator[None]:
+        """A client's newest upload for a round wins: an older stream may be half dead and must not own the file."""
+        task, part = asyncio.current_task(), (manifest.run_id, manifest.round_id, manifest.client_id)
+        assert task is not None
+        while (older := self._receiving.get(part)) is not None:
+            older.cancel()
+            await asyncio.wait([older])
+        self._receiving[part] = task
+        try:
+            yield
+        finally:
+            if self._receiving.get(part) is task:
+                del self._receiving[part]
+
+    @asynccontextmanager
+    async def _held(self, run_id: RunId, digest: Digest) -> AsyncIterator[None]:
+        """Retention spares what is being received and judged."""
+        held = self._in_flight.setdefault(run_id, [])
+        held.append(digest)
+        try:
+            yield
+        finally:
+            held.remove(digest)
+
+
+class _Upload:
+    """The bytes of one update on their way in."""
+
+    def __init__(
+        self, store: RunStore, manifest: UpdateManifest, digest: Digest, judge: Judging, compute: Executor
+    ) -> None:
+        self.store, self._manifest, self._digest = store, manifest, digest
+        self._judge, self._compute = judge, compute
+
+    async def kept_before(self) -> KeptUpdate | None:
         """Its bytes, when they were found sound before, and only the decision or its answer was lost."""
-        store = self.run.reducer.store
-        if not store.has_file(self.update.digest):
+        if not self.store.has_file(self._digest):
             return None
-        return await coordinator.on_thread(store.kept_before, self.manifest)
+        return await on_thread(self._compute, self.store.kept_before, self._manifest)
 
-    async def old_verdict(self) -> pb.UploadReply:
-        """It was accepted before: nothing changes, and the answer is repeated when what it rests on is on disk."""
-        record = self.run.machine.record_of(self.update.round_id)
-        assert record is not None
-        is_carried = record.clients[self.update.client_id].fate is Fate.CARRIED
-        await self.run.on_disk()
-        return _accepted(is_carried=is_carried)
-
-    def take_at_once(self, file: Incoming, data: bytes) -> None:
-        """Take what came with the manifest: everything."""
-        if len(data) != self.manifest.num_bytes or len(data) > INLINE_BYTES_MAX:
-            what = f"{len(data)} bytes of an update of {self.manifest.num_bytes}"
+    def take_at_once(self, file: Incoming, data: bytes) -> int:
+        """Take what came with the manifest: everything. Returns how much of it was new."""
+        total = self._manifest.num_bytes
+        if len(data) != total or len(data) > INLINE_BYTES_MAX:
+            what = f"{len(data)} bytes of an update of {total}"
             raise BadRequest(f"UploadOpen has {what}: allowed are all of them, up to {INLINE_BYTES_MAX}, or none")
-        file.append(data[file.position :])
+        fresh = data[file.position :]
+        file.append(fresh)
         steps.reached("upload.mid_chunk")
+        return len(fresh)
 
-    async def take(self, file: Incoming, requests: AsyncIterator[pb.UploadRequest]) -> AsyncIterator[int]:
-        """Append the chunks; each must begin where the last one ended."""
-        total = self.manifest.num_bytes
+    async def take(self, file: Incoming, requests: AsyncIterator[pb.UploadRequest]) -> AsyncIterator[tuple[int, int]]:
+        """Append the chunks; each must begin where the last one ended. Gives the position, and what was appended."""
+        total = self._manifest.num_bytes
         while file.position < total:
             request = await next_of(requests)
             if request is None:
@@ -149,41 +188,36 @@ class _Upload:
                 raise BadRequest(f"{got} does not continue {file.position} of {total}")
             await off_loop(len(chunk.data), file.append, chunk.data)
             steps.reached("upload.mid_chunk")
-            yield file.position
+            yield file.position, len(chunk.data)
 
-    async def judged(self, coordinator: Coordinator, file: Incoming) -> KeptUpdate | pb.UploadReply:
+    async def judged(self, file: Incoming) -> KeptUpdate | pb.Verdict:
         """All bytes are there: check them and make them durable, or say what is wrong."""
-        store = self.run.reducer.store
+        manifest = self._manifest
         steps.reached("upload.before_check")
-        if file.is_small and len(self.manifest.pieces) <= PIECES_AT_ONCE:
-            inspection, kept = _keep_if_sound(store, file, self.manifest)
+        is_quick = manifest.plain_bytes <= SMALL_BYTES  # also when few bytes decode to many
+        if file.is_small and is_quick and len(manifest.pieces) <= PIECES_AT_ONCE:
+            inspection, kept = _keep_if_sound(self.store, file, manifest)
         else:
-            inspection, kept = await coordinator.on_thread(_keep_if_sound, store, file, self.manifest)
+            inspection, kept = await on_thread(self._compute, _keep_if_sound, self.store, file, manifest)
         if kept is not None:
             steps.reached("upload.before_accept")
             return kept
         if inspection.wrong_digests:
             names = ", ".join(sorted({piece.tensor for piece in inspection.wrong_digests})[:5])
-            return _verdict(RejectReason.DIGEST_MISMATCH, f"the bytes of {names} are not those of the manifest", True)
-        if inspection.non_finite:
-            found = ", ".join(f"{name}: {count}" for name, count in sorted(inspection.non_finite.items())[:5])
-            return await self._refuse(RejectReason.NOT_FINITE, f"values that are NaN or infinite ({found})")
-        huge = _beyond_reason(inspection)
-        return await self._refuse(RejectReason.NOT_FINITE, f"values beyond {MAGNITUDE_MAX:g} ({huge})")
+            what = f"the bytes of {names} are not those of the manifest"
+            return refused(RejectReason.DIGEST_MISMATCH, what, resend=True)
+        return await self._judge.refuse(*_fault_of(inspection))
 
-    async def verdict(self, kept: KeptUpdate | None) -> pb.UploadReply:
-        """Let the machine decide; what it says is on disk."""
-        for effect in await self.run.post(UpdateReceived(self.update), kept):
-            if isinstance(effect, Accept) and effect.digest == self.update.digest:
-                return _accepted(is_carried=effect.carried)
-            if isinstance(effect, Reject) and effect.digest == self.update.digest:
-                return _verdict(effect.reason, effect.detail)
-        raise AssertionError("the machine did not answer an update")
 
-    async def _refuse(self, reason: RejectReason, detail: str) -> pb.UploadReply:
-        if self.run.is_news_of(self.update.client_id, self.update.round_id):
-            await self.run.post(UpdateRefused(self.update.client_id, self.update.round_id, reason, detail))
-        return _verdict(reason, detail)
+def _fault_of(inspection: Inspection) -> tuple[RejectReason, str]:
+    """Why an update whose digests are right does not count."""
+    if inspection.malformed:
+        found = "; ".join(f"{name}: {fault}" for name, fault in sorted(inspection.malformed.items())[:5])
+        return RejectReason.BAD_ENCODING, found
+    if inspection.non_finite:
+        found = ", ".join(f"{name}: {count}" for name, count in sorted(inspection.non_finite.items())[:5])
+        return RejectReason.NOT_FINITE, f"values that are NaN or infinite ({found})"
+    return RejectReason.NOT_FINITE, f"values beyond {MAGNITUDE_MAX:g} ({_beyond_reason(inspection)})"
 
 
 def _beyond_reason(inspection: Inspection) -> str:
@@ -201,36 +235,5 @@ def _keep_if_sound(store: RunStore, file: Incoming, manifest: UpdateManifest) ->
     return inspection, None
 
 
-def _update(manifest: UpdateManifest, digest: Digest, opened: pb.UploadOpen) -> Update:
-    return Update(
-        client_id=manifest.client_id,
-        round_id=manifest.round_id,
-        base_version=manifest.base_version,
-        digest=digest,
-        num_examples=manifest.num_examples,
-        work=manifest.work,
-        num_bytes=manifest.num_bytes,
-        statistics=_statistics(opened),
-        download_seconds=_seconds(opened.download_seconds),
-        train_seconds=_seconds(opened.train_seconds),
-    )
-
-
-def _statistics(opened: pb.UploadOpen) -> Sums:
-    """Bounded and finite, or none at all: statistics are for looking at, and cost no update."""
-    sums = sums_of(opened.statistics)
-    if sums is None or not all(math.isfinite(value) for numbers in sums.values() for value in numbers):
-        return {}
-    return sums
-
-
-def _seconds(value: float) -> float:
-    return min(max(value, 0.0), DAY_S) if math.isfinite(value) else 0.0
-
-
-def _accepted(*, is_carried: bool) -> pb.UploadReply:
-    return pb.UploadReply(verdict=pb.Verdict(accepted=True, detail="late" if is_carried else ""))
-
-
-def _verdict(reason: RejectReason, detail: str, resend: bool = False) -> pb.UploadReply:
-    return pb.UploadReply(verdict=pb.Verdict(accepted=False, reason=reason, detail=detail[:2000], resend=resend))
+def _reply(verdict: pb.Verdict) -> pb.UploadReply:
+    return pb.UploadReply(verdict=verdict)

@@ -9,6 +9,9 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from atoll.aggregation.chunks import encoded_bytes
+from atoll.aggregation.codec import CHUNK_ELEMENTS
+from atoll.aggregation.codecs import parse_codec
 from atoll.aggregation.optimizers import FedAdam
 from atoll.aggregation.robust import TrimmedMean
 from atoll.cli import docs
@@ -186,7 +189,7 @@ def blocks_of(language: str) -> list[str]:
 
 
 def test_the_example_of_an_aggregation_is_a_run_s_and_its_own_rule_is_taken(tmp_path: Path) -> None:
-    _, text = blocks_of("toml")
+    _, text, _ = blocks_of("toml")
     run = load_text(RunFile, f"task = 'm:t'\n{text}", [], name="the page").run
     assert isinstance(run.optimizer.build(), FedAdam)
     assert run.aggregation.norm_bound == "median"
@@ -197,9 +200,18 @@ def test_the_example_of_an_aggregation_is_a_run_s_and_its_own_rule_is_taken(tmp_
     assert least.tolist() == [2.0, 1.0]
 
 
+def test_the_example_of_a_codec_is_a_run_s_and_the_table_of_bytes_is_true() -> None:
+    _, _, text = blocks_of("toml")
+    assert load_text(RunFile, f"task = 'm:t'\n{text}", [], name="the page").run.aggregation.codec_name == "topk:0.01"
+    rows = re.findall(r"^\| `(bf16|fp16|qsgd8|sign)` \|[^|]*\| ([0-9,]+) \|", PAGES["configuration.md"], re.MULTILINE)
+    assert len(rows) == 4
+    for name, size in rows:
+        assert int(size.replace(",", "")) == encoded_bytes(parse_codec(name), CHUNK_ELEMENTS)
+
+
 @pytest.fixture
 def clocked() -> Clocked:
-    text, _ = blocks_of("toml")
+    text, _, _ = blocks_of("toml")
     assert tomllib.loads(text)["round"]["linger"] == 20.0
     return Clocked(text)
 

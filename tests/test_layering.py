@@ -19,8 +19,16 @@ MAY_IMPORT = {
 }
 """The rooms that each room may import."""
 
-ALSO = {"parallel": {"atoll.aggregation.layout", "atoll.aggregation.tensorfile"}}
-"""What the ground floor shares: where numbers lie, and the file that they lie in."""
+ALSO = {
+    "parallel": {
+        "atoll.aggregation.codecs",
+        "atoll.aggregation.cuts",
+        "atoll.aggregation.encoded",
+        "atoll.aggregation.layout",
+        "atoll.aggregation.tensorfile",
+    }
+}
+"""What the ground floor shares: where numbers lie, the file that they lie in, and what they are encoded with there."""
 
 PURE = {
     "aggregation/weights.py",

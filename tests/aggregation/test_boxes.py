@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.aggregation.boxes import BoxReader
+from atoll.aggregation.cuts import cut_layout
 from atoll.aggregation.layout import Piece
 from atoll.aggregation.tensorfile import parse_header, write
 
@@ -15,8 +16,8 @@ def version(tmp_path_factory):
     rng = np.random.default_rng(1)
     arrays = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
     path = tmp_path_factory.mktemp("boxes") / "v.safetensors"
-    pieces = write(path, arrays)
-    return arrays, path, pieces, parse_header(path)[1]
+    write(path, arrays)
+    return arrays, path, *parse_header(path)
 
 
 @st.composite
@@ -33,20 +34,21 @@ def boxes(draw):
 @settings(max_examples=200, deadline=None)
 @given(wanted=st.lists(boxes(), min_size=1, max_size=4), data=st.data())
 def test_any_range_of_any_boxes_equals_numpys_slices(version, wanted, data):
-    arrays, path, pieces, data_start = version
+    arrays, path, layout, data_start = version
     expected = b"".join(
         arrays[box.tensor][tuple(slice(o, o + n) for o, n in zip(box.offsets, box.lengths, strict=True))].tobytes()
         for box in wanted
     )
     start = data.draw(st.integers(0, len(expected)))
     stop = data.draw(st.integers(start, len(expected)))
-    with BoxReader(path, pieces, data_start, wanted) as reader:
+    with BoxReader(path, layout, data_start, wanted) as reader:
         assert reader.read(start, stop) == expected[start:stop]
 
 
 def test_reader_names_the_file_that_is_too_short(version, tmp_path):
-    _, path, pieces, data_start = version
+    _, path, layout, data_start = version
+    whole = list(cut_layout(layout, 1 << 22))
     short = tmp_path / "short"
     short.write_bytes(path.read_bytes()[:-4])
-    with BoxReader(short, pieces, data_start, pieces) as reader, pytest.raises(OSError, match="missing"):
-        reader.read(0, sum(piece.num_bytes for piece in pieces))
+    with BoxReader(short, layout, data_start, whole) as reader, pytest.raises(OSError, match="missing"):
+        reader.read(0, sum(piece.num_bytes for piece in whole))

@@ -85,7 +85,7 @@ def test_float16_widens_to_the_values_of_torch():
 
 def test_header_aligns_data_and_orders_tensors_canonically():
     layout = (Tensor("z", "F16", (3,)), Tensor("b", "F32", (1,)), Tensor("a", "F32", (2,)), Tensor("n", "I64", ()))
-    raw = header_bytes(layout)
+    raw = header_bytes(in_order(layout))
     entries = json.loads(raw[8:])
     assert len(raw) % 8 == 0
     assert len(raw) == 8 + int.from_bytes(raw[:8], "little")
@@ -101,7 +101,7 @@ def test_header_of_five_thousand_tensors_fits(tmp_path):
     layout = [
         Tensor(f"model.layers.{i}.self_attention.query_projection.weight" * 3, "F32", (0, 7)) for i in range(5000)
     ]
-    (tmp_path / "m").write_bytes(header_bytes(layout))
+    (tmp_path / "m").write_bytes(header_bytes(in_order(layout)))
     parsed, _ = tensorfile.parse_header(tmp_path / "m")
     assert parsed == in_order(layout)
 
@@ -294,3 +294,19 @@ def test_a_note_of_buffers_that_is_no_list_of_names_is_refused(tmp_path, note):
     tensorfile.write(tmp_path / "m", {"w": np.ones(2, np.float32)}, metadata={tensorfile.BUFFERS: note})
     with pytest.raises(TensorFileCorrupted, match="its note of buffers is no"):
         tensorfile.read_buffers(tmp_path / "m")
+
+
+def test_a_version_s_large_tensor_is_written_in_pieces(tmp_path):
+    array = np.arange(3_000_000, dtype=np.float32).reshape(1000, 3000)
+    pieces = tensorfile.write(tmp_path / "m", {"w": array, "steps": np.array(3)}, piece_bytes=1 << 22)
+    assert [(p.tensor, p.offsets, p.lengths) for p in pieces] == [
+        ("steps", (), ()),
+        *(("w", (row, 0), (min(349, 1000 - row), 3000)) for row in range(0, 1000, 349)),
+    ]
+    for piece in pieces[1:]:
+        rows = array[piece.offsets[0] : piece.offsets[0] + piece.lengths[0]]
+        assert piece.sha256 == hashlib.sha256(rows.tobytes()).hexdigest()
+    with TensorFileWriter(tmp_path / "n", (Tensor("w", "F32", array.shape),), piece_bytes=1 << 22) as writer:
+        for start in range(0, array.size, 70_001):  # blocks need not end where pieces do
+            writer.append(array.reshape(-1)[start : start + 70_001])
+        assert writer.finish() == pieces[1:]

@@ -1,10 +1,22 @@
+import math
+import random
 from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.aggregation.weights import FIXED_POINT_ONE, Share, integer_weights, staleness_discount
+from atoll.aggregation.weights import (
+    FIXED_POINT_ONE,
+    Normalized,
+    Share,
+    integer_weights,
+    normalized,
+    staleness_discount,
+)
+
+Client = tuple[int, float, float]
+steps = st.floats(1, 1e9)
 
 shares = st.lists(
     st.builds(
@@ -76,3 +88,29 @@ def test_staleness_discount_is_the_polynomial_of_xie_2019():
 def test_staleness_discount_refuses_what_would_count_more_than_a_fresh_update(staleness, exponent):
     with pytest.raises(ValueError, match="is not at least 0"):
         staleness_discount(staleness, exponent=exponent)
+
+
+def test_equal_steps_are_averaged_as_by_fedavg_to_the_bit() -> None:
+    assert normalized((3, 7, 11), (13.1441,) * 3, (13.1441,) * 3) == Normalized((1.0, 1.0, 1.0), 1.0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 2**40), steps, steps), min_size=1, max_size=8), st.randoms())
+def test_normalized_mean_is_the_papers_whatever_the_order(clients: list[Client], rng: random.Random) -> None:
+    """scale f_k p_k = tau_eff p_k / a_k (Wang et al. 2020, equation 8), here in exact rationals."""
+    weights, norms, effective = zip(*clients, strict=True)
+    found = normalized(weights, norms, effective)
+    tau = sum(Fraction(w) * Fraction(e) for w, _, e in clients) / sum(weights)
+    for factor, norm in zip(found.factors, norms, strict=True):
+        assert 0 < factor <= 1
+        assert found.scale * factor == pytest.approx(float(tau / Fraction(norm)), rel=1e-14)
+    order = rng.sample(range(len(clients)), len(clients))
+    again = normalized(*([column[k] for k in order] for column in (weights, norms, effective)))
+    assert again == Normalized(tuple(found.factors[k] for k in order), found.scale)
+
+
+@pytest.mark.parametrize("number", [0.999, 1.1e9, math.inf, math.nan])
+def test_normalizer_out_of_range_is_named(number: float) -> None:
+    with pytest.raises(ValueError, match=rf"{number}.*not in \[1, 1e\+09\]"):
+        normalized((1, 1), (1.0, number), (1.0, 1.0))
+    with pytest.raises(ValueError, match=rf"{number}.*not in \[1, 1e\+09\]"):
+        normalized((1, 1), (1.0, 1.0), (1.0, number))

@@ -9,15 +9,17 @@ import hashlib
 import itertools
 from collections import Counter
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import grpc
 import numpy as np
 
-from atoll.aggregation.layout import Piece, pieces_in_order
+from atoll.aggregation.cuts import cut_layout, piece_bytes_of
 from atoll.aggregation.tensorfile import write
 from atoll.client.agent import run_agent
 from atoll.client.config import AgentConfig
 from atoll.client.runner import Training
+from atoll.parallel.arrays import layout_of
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.channel import CHUNK_BYTES, WINDOW_BYTES, server_options
@@ -44,14 +46,13 @@ class Version:
     """A version of the global model in memory."""
 
     def __init__(self, arrays):
-        pieces = []
-        for name, array in arrays.items():
-            dtype = {"float32": "F32", "int64": "I64"}[array.dtype.name]
-            digest = hashlib.sha256(array.tobytes()).hexdigest()
-            pieces.append(Piece(name, dtype, (0,) * array.ndim, array.shape, digest))
-        self.manifest = VersionManifest(pieces_in_order(pieces))
-        self.bytes_of = {name: array.tobytes() for name, array in arrays.items()}
-        self.data = b"".join(self.bytes_of[piece.tensor] for piece in self.manifest.pieces)
+        layout, self.bytes_of, pieces = layout_of(arrays), {}, []
+        for piece in cut_layout(layout, piece_bytes_of(layout)):
+            box = tuple(slice(o, o + n) for o, n in zip(piece.offsets, piece.lengths, strict=True))
+            data = self.bytes_of[piece.tensor, piece.offsets] = arrays[piece.tensor][box].tobytes()
+            pieces.append(replace(piece, sha256=hashlib.sha256(data).hexdigest()))
+        self.manifest = VersionManifest.of(pieces)
+        self.data = b"".join(self.bytes_of.values())
         self.digest = self.manifest.digest
 
 
@@ -150,9 +151,9 @@ class Lagoon(rpc.CoordinatorServicer):
         if opened.digest not in self.versions:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such version")
         version = self.versions[opened.digest]
-        names = [box.tensor for box in opened.boxes] or [piece.tensor for piece in version.manifest.pieces]
-        self.asked.append(names)
-        data = b"".join(self._damaged(name, version.bytes_of[name]) for name in names)
+        boxes = [(box.tensor, tuple(box.offsets)) for box in opened.boxes] or list(version.bytes_of)
+        self.asked.append([name for name, _ in boxes])
+        data = b"".join(self._damaged(box[0], version.bytes_of[box]) for box in boxes)
         yield pb.DownloadReply(total_bytes=len(data))
         position, credit = opened.position, opened.credit
         while position < len(data):

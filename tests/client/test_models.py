@@ -22,7 +22,7 @@ def fetch(cache, version, *, chunk=64):
     """Put a version together, chunk by chunk; returns the bytes that had to come."""
     partial = cache.begin(version.digest, version.manifest)
     partial.resume()
-    data = b"".join(version.bytes_of[piece.tensor] for piece in partial.wanted)[partial.filled_bytes :]
+    data = b"".join(version.bytes_of[piece.tensor, piece.offsets] for piece in partial.wanted)[partial.filled_bytes :]
     for start in range(0, len(data), chunk):
         partial.append(data[start : start + chunk])
     assert partial.is_complete

@@ -101,7 +101,7 @@ def test_an_invitation_becomes_a_download_a_training_an_upload_and_an_answer() -
     assert drive.trained(at=20) == [Upload(key(), Digest("d1"))]
     assert drive.session.job is None
     assert drive.session.working_on == ((RUN, 1),)
-    assert drive.do(answered(), at=24) == [Discard(key(), Digest("d1"))]
+    assert drive.do(answered(), at=24) == [Discard(key(), Digest("d1"), accepted=True)]
     assert drive.session.working_on == ()
     assert drive.session.deadline is None
 
@@ -396,7 +396,7 @@ def test_an_update_is_uploaded_once_at_a_time() -> None:
 @pytest.mark.parametrize("accepted", [True, False])
 def test_the_answer_empties_the_spool_whatever_it_is(accepted: bool) -> None:
     drive = Drive({key(): Digest("d1")})
-    assert drive.do(answered(accepted=accepted)) == [Discard(key(), Digest("d1"))]
+    assert drive.do(answered(accepted=accepted)) == [Discard(key(), Digest("d1"), accepted=accepted)]
     assert drive.do(answered(accepted=accepted)) == []
 
 

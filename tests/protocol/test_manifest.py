@@ -1,13 +1,16 @@
 """Manifests: one content, one sequence of bytes, one identity; nothing else is let in."""
 
 import json
+import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.aggregation.cuts import cut_layout, piece_bytes_of
 from atoll.aggregation.layout import Piece, Tensor, in_order, pieces_in_order
 from atoll.protocol.manifest import (
     BYTES_MAX,
@@ -25,13 +28,13 @@ from atoll.protocol.manifest import (
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 
 SHA = "0123456789abcdef" * 4
-VERSION = VersionManifest(
+VERSION = VersionManifest.of(
     (
         Piece("steps", "I64", (), (), SHA),
         Piece("bias", "F32", (0,), (3,), SHA),
         Piece("weight", "F32", (0, 0), (2, 3), SHA),
     ),
-    ("I64", "F32", "BF16"),
+    model_dtypes=("I64", "F32", "BF16"),
 )
 UPDATE = UpdateManifest(
     run_id=RunId("mnist-1"),
@@ -55,13 +58,12 @@ names = st.text(min_size=1, max_size=20).filter(lambda name: name.isprintable() 
 
 @st.composite
 def versions(draw: st.DrawFn) -> VersionManifest:
-    tensors = draw(st.dictionaries(names, st.tuples(st.sampled_from(["F32", "I64", "U8"]), sizes), max_size=6))
-    pieces = pieces_in_order(
-        Piece(name, dtype, (0,) * len(shape), shape, draw(digests)) for name, (dtype, shape) in tensors.items()
-    )
-    return VersionManifest(
-        pieces, tuple(draw(st.sampled_from(["F32", "F16"])) if p.dtype == "F32" else p.dtype for p in pieces)
-    )
+    kinds = st.tuples(st.sampled_from(["F32", "I64", "U8"]), sizes.filter(lambda shape: math.prod(shape) < 2**23))
+    tensors = draw(st.dictionaries(names, kinds, max_size=6))
+    layout = in_order(Tensor(name, dtype, shape) for name, (dtype, shape) in tensors.items())
+    pieces = [replace(piece, sha256=draw(digests)) for piece in cut_layout(layout, piece_bytes_of(layout))]
+    model_dtypes = tuple(draw(st.sampled_from(["F32", "F16"])) if t.dtype == "F32" else t.dtype for t in layout)
+    return VersionManifest.of(pieces, model_dtypes=model_dtypes)
 
 
 @st.composite
@@ -101,12 +103,12 @@ def test_an_update_survives_its_bytes(manifest: UpdateManifest) -> None:
 
 def test_the_bytes_of_a_version_are_these_for_ever() -> None:
     assert VERSION.encode() == (
-        b'{"format":"atoll/1","kind":"version","tensors":['
-        b'{"dtype":"I64","model_dtype":"I64","name":"steps","sha256":"%(sha)s","shape":[]},'
-        b'{"dtype":"F32","model_dtype":"F32","name":"bias","sha256":"%(sha)s","shape":[3]},'
-        b'{"dtype":"F32","model_dtype":"BF16","name":"weight","sha256":"%(sha)s","shape":[2,3]}]}'
+        b'{"format":"atoll/1","kind":"version","piece_bytes":4194304,"tensors":['
+        b'{"dtype":"I64","model_dtype":"I64","name":"steps","sha256":["%(sha)s"],"shape":[]},'
+        b'{"dtype":"F32","model_dtype":"F32","name":"bias","sha256":["%(sha)s"],"shape":[3]},'
+        b'{"dtype":"F32","model_dtype":"BF16","name":"weight","sha256":["%(sha)s"],"shape":[2,3]}]}'
     ) % {b"sha": SHA.encode()}
-    assert VERSION.digest == "1316cf88af4b742ef90586dd422b7cc33281729d68d61b4cb1841cfaaba0da58"
+    assert VERSION.digest == "fae285f70aacd703d4525cd6c112aebb7af6cacf3f8d52507ee6f07ca0fe0000"
 
 
 def test_the_bytes_of_an_update_are_these_for_ever() -> None:
@@ -122,7 +124,7 @@ def test_the_bytes_of_an_update_are_these_for_ever() -> None:
 
 
 def test_the_model_s_dtypes_are_the_stored_ones_when_left_out() -> None:
-    assert VersionManifest(VERSION.pieces).model_dtypes == ("I64", "F32", "F32")
+    assert VersionManifest.of(VERSION.pieces).model_dtypes == ("I64", "F32", "F32")
     assert VERSION.num_bytes == 8 + 3 * 4 + 6 * 4
 
 
@@ -159,12 +161,21 @@ VERSION_FAULTS = [
     (("tensors", 1, "shape"), [1] * 9, r"tensors\[1\].shape: 9 items; allowed: at most 8"),
     (("tensors", 1, "shape"), [2**49], rf"tensors\[1\]: got .* allowed: at most {BYTES_MAX} bytes"),
     (("tensors", 1, "shape"), [0, 2**50, 2**50], rf"tensors\[1\]: got .* allowed: at most {BYTES_MAX} bytes"),
-    (("tensors", 1, "sha256"), SHA.upper(), r"tensors\[1\].sha256: got .*; allowed: 64 lower-case hexadecimal digits"),
-    (("tensors", 1, "sha256"), SHA[1:], r"tensors\[1\].sha256"),
+    (("tensors", 1, "sha256"), [], r"tensors\[1\].sha256: got 0; allowed: one for each piece of at most 4194304 bytes"),
+    (("tensors", 1, "sha256"), [SHA, SHA], r"tensors\[1\].sha256: got 2; allowed: one for each piece"),
+    (("tensors", 1, "shape"), [2**40, 2], r"tensors\[1\].sha256: got 1; allowed: one for each piece"),
+    (
+        ("tensors", 1, "sha256", 0),
+        SHA.upper(),
+        r"tensors\[1\].sha256\[0\]: got .*; allowed: 64 lower-case hexadecimal digits",
+    ),
+    (("tensors", 1, "sha256", 0), SHA[1:], r"tensors\[1\].sha256\[0\]"),
+    (("tensors", 1, "sha256"), SHA, r"tensors\[1\].sha256"),
+    (("piece_bytes",), 2**22 - 1, r"piece_bytes: got 4194303; allowed: an integer in 4194304"),
     (("tensors", 1, "name"), "zzz", "not in canonical order"),
     (("tensors", 2), json.loads(VERSION.encode())["tensors"][1], r"tensors\[2\]: got 'bias'; allowed: each piece once"),
     (("tensors", 2, "name"), "bias", "one dtype and one number of dimensions"),
-    (("extra",), 1, "manifest: got 'extra'; allowed: the keys format, kind, tensors"),
+    (("extra",), 1, "manifest: got 'extra'; allowed: the keys format, kind, piece_bytes, tensors"),
 ]
 
 
@@ -244,7 +255,7 @@ def test_the_number_of_pieces_and_the_bytes_of_all_together_are_limited() -> Non
         parse_version(changed(VERSION, ("tensors",), [0] * (PIECES_MAX + 1)))
     halves = [Piece(name, "U8", (0,), (2**49 + 1,), SHA) for name in "ab"]
     with pytest.raises(ManifestError, match="bytes together"):
-        parse_version(VersionManifest(tuple(halves)).encode())
+        parse_version(VersionManifest.of(halves, piece_bytes=2**50).encode())
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
@@ -298,6 +309,65 @@ def test_what_does_not_fit_the_layout_is_named() -> None:
 
 def test_the_list_of_faults_is_short_however_wrong_the_manifest_is() -> None:
     layout = tuple(Tensor(f"w{index:03}", "F32", (1,)) for index in range(100))
-    faults = check_against(layout, VersionManifest(()))
+    faults = check_against(layout, VersionManifest.of(()))
     assert len(faults) == FAULTS_MAX + 1
     assert faults[-1] == "and 80 more"
+
+
+# ---------------------------------------------------------------- encoded pieces
+
+
+def encoded_piece(**changes: Any) -> bytes:
+    """An update of one piece of 1,000 elements with topk:0.01, so 10 values and 10 indices; `changes` may spoil it."""
+    piece = {
+        "codec": "topk:0.01",
+        "dtype": "F32",
+        "lengths": [1000],
+        "num_bytes": 60,
+        "offsets": [0],
+        "sha256": SHA,
+        "tensor": "w",
+    }
+    document = json.loads(UPDATE.encode()) | {"pieces": [{k: v for k, v in (piece | changes).items() if v is not None}]}
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+def test_an_encoded_piece_survives_its_bytes_and_has_its_own_size() -> None:
+    manifest = parse_update(encoded_piece())
+    assert manifest.encode() == encoded_piece()
+    assert manifest.pieces == (Piece("w", "F32", (0,), (1000,), SHA, "topk:0.01", 60),)
+    assert (manifest.num_bytes, manifest.plain_bytes, manifest.codecs) == (60, 4000, {"topk:0.01"})
+    assert (UPDATE.num_bytes, UPDATE.plain_bytes, UPDATE.codecs) == (36, 36, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"codec": "topk:0.010"}, r"pieces\[0\]\.codec: got 'topk:0.010'; allowed: 'topk:0.01'"),
+        ({"codec": "zip"}, r"pieces\[0\]\.codec: got 'zip'; allowed: bf16, fp16, qsgd8, sign, topk:F"),
+        ({"codec": ""}, r"pieces\[0\]\.codec: got ''; allowed: 1 to 32 printable"),
+        ({"codec": "t" * 33}, r"pieces\[0\]\.codec: got .*; allowed: 1 to 32 printable"),
+        ({"codec": 7}, r"pieces\[0\]\.codec: got 7"),
+        ({"codec": None}, r"pieces\[0\]: got 'num_bytes'; allowed: the keys"),
+        ({"num_bytes": 59}, r"pieces\[0\]\.num_bytes: got 59; allowed: an integer in 60\.\.60"),
+        ({"num_bytes": 60.0}, r"pieces\[0\]\.num_bytes: got 60\.0"),
+        ({"num_bytes": None}, r"pieces\[0\]: key 'num_bytes' is missing"),
+        ({"dtype": "I64"}, r"pieces\[0\]\.dtype: got 'I64'; allowed: 'F32' of an encoded piece"),
+        ({"dtype": "BF16"}, r"pieces\[0\]\.dtype: got 'BF16'; allowed: 'F32' of an encoded piece"),
+    ],
+)
+def test_a_malformed_encoded_piece_is_refused_by_name(changes: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ManifestError, match=fault):
+        parse_update(encoded_piece(**changes))
+
+
+def test_few_bytes_that_claim_too_many_values_are_refused() -> None:
+    huge = encoded_piece(codec="topk:0.000001", lengths=[2**50, 4], offsets=[0, 0])
+    with pytest.raises(ManifestError, match="bytes"):
+        parse_update(huge)
+
+
+def test_encoded_pieces_are_ordered_as_bytes() -> None:
+    plain, small = Piece("z", "F32", (0,), (3,), SHA), Piece("i", "I8", (0,), (3,), SHA)
+    encoded = Piece("a", "F32", (0,), (1000,), SHA, "sign", 129)
+    assert pieces_in_order([encoded, small, plain]) == (plain, encoded, small)

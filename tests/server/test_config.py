@@ -1,18 +1,19 @@
 """What a run's file, a coordinator's and an agent's may say."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from pydantic import BaseModel
 
+from atoll.aggregation.codecs import FAMILIES, parse_codec
 from atoll.aggregation.geometric import NearestNeighbourMixing
 from atoll.aggregation.optimizers import OPTIMIZERS
 from atoll.client.config import AgentConfig
 from atoll.protocol.settings import ConfigError, describe, effective, load_text
 from atoll.server.config import CoordinatorConfig, HostFile, RunConfig, RunFile
-from atoll.server.method import OPTIMIZER_OPTIONS, RULES, AggregationConfig, Method, OptimizerConfig
+from atoll.server.method import CODEC_OPTIONS, OPTIMIZER_OPTIONS, RULES, AggregationConfig, Method, OptimizerConfig
 from atoll.server.policy import StragglerPolicy
 
 EXAMPLE = """
@@ -172,15 +173,49 @@ def test_every_rule_is_built_with_its_options(rule: str) -> None:
         ({"rule": "centered_clipping"}, "centered_clipping needs radius"),
         ({"rule": "median", "mix_neighbours": True}, "median with mix_neighbours needs malicious"),
         ({"mix_neighbours": True, "malicious": 1}, "rule is mean"),
+        (
+            {"algorithm": "fednova", "rule": "median"},
+            "fednova needs the exact mean, and does not go with rule 'median'",
+        ),
+        ({"algorithm": "fednova", "norm_bound": 1.0}, "does not go with norm_bound"),
+        ({"algorithm": "fedmoon"}, "algorithm"),
         ({"rule": "trimmed_mean", "malicious": 0.5}, "less than 0.5"),
         ({"rule": "trimmed_mean", "malicious": -1}, "greater than or equal to 0"),
         ({"norm_bound": "mean"}, "norm_bound"),
         ({"norm_bound": 0.0}, "norm_bound"),
+        ({"codec": "zip"}, "'none', 'bf16', 'fp16', 'qsgd8', 'topk' or 'sign'"),
+        ({"codec": "topk"}, "codec topk needs topk_fraction"),
+        ({"codec": "topk", "topk_fraction": 0.0}, "greater than or equal to 0.000001"),
+        ({"codec": "topk", "topk_fraction": 1.5}, "less than or equal to 1"),
+        ({"codec": "sign", "topk_fraction": 0.1}, "topk_fraction is no option of codec sign"),
+        ({"topk_fraction": 0.1}, "topk_fraction is no option of codec none"),
     ],
 )
 def test_an_aggregation_that_makes_no_sense_is_refused(settings: dict[str, Any], fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         AggregationConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({}, ""),
+        ({"codec": "none"}, ""),
+        *(({"codec": family}, family) for family in FAMILIES if family != "topk"),
+        ({"codec": "topk", "topk_fraction": 0.01}, "topk:0.01"),
+        ({"codec": "topk", "topk_fraction": 1 / 3}, "topk:0.333333"),
+        ({"codec": "topk", "topk_fraction": 1.0}, "topk:1"),
+        ({"codec": "topk", "topk_fraction": 1e-6}, "topk:0.000001"),
+    ],
+)
+def test_every_codec_has_the_name_that_travels(settings: dict[str, Any], name: str) -> None:
+    aggregation = AggregationConfig(**settings)
+    assert aggregation.codec_name == name
+    if name:
+        assert parse_codec(name).name == name
+    assert (
+        set(CODEC_OPTIONS) == {"none", *FAMILIES} == set(get_args(AggregationConfig.model_fields["codec"].annotation))
+    )
 
 
 def test_a_quorum_that_is_too_small_for_the_rule_is_refused() -> None:

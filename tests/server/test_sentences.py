@@ -108,6 +108,16 @@ def test_a_round_with_late_updates_and_outages():
     )
 
 
+def test_a_round_whose_codec_saved_bytes():
+    clients = {name: reported(plain_bytes=128_000_000) for name in ("north", "south")} | {"old": reported()}
+    record = committed(clients)
+    assert sentences(record)[-1] == "The codec saved 248.0 MB of 256.0 MB (96.9 %)."
+    assert summary(record)["bytes_saved"] == 248_000_000
+    plain = committed({"north": reported(plain_bytes=4_000_000)})
+    assert not any("codec" in sentence for sentence in sentences(plain))
+    assert summary(plain)["bytes_saved"] == 0
+
+
 def test_a_full_round_with_a_late_update():
     record = committed({"north": reported()}, cohort_size=1, quorum=1)
     record.carried = [CarriedRecord("south", 6, 1, "d", 300, 0.5)]

@@ -297,7 +297,7 @@ async def test_stream_on_which_nothing_comes_is_ended(tmp_path):
                 with pytest.raises(grpc.aio.AioRpcError) as error:
                     await call.read()
                 assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert not it.run.retention.in_flight
+        assert not it.coordinator.uploads.is_in_flight(it.run.run_id, manifest.digest)
 
 
 @live

@@ -1,0 +1,148 @@
+"""Rules when the updates lie at several ranks: the owner of some elements gathers every update's values of them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.aggregation.ahead import computed_ahead
+from atoll.aggregation.combine import checked_mixing, combine
+from atoll.aggregation.exchange import Bytes, Exchange, from_all, swapped
+from atoll.aggregation.gram import Tile, float_tiles, products
+from atoll.aggregation.layout import FLOATS, Layout, Tensor
+from atoll.aggregation.means import Term
+from atoll.aggregation.rules import GeometricRule, Rule, check_count, takes_centre
+from atoll.aggregation.segments import owned_segments, segments_of
+from atoll.aggregation.sources import Scaled, Source
+
+Places = tuple[Sequence[Sequence[int]], Mapping[str, frozenset[int]]]
+"""Of each rank's updates in the order of all client ids; and of those that leave a tensor out (`sharded.Cohort`)."""
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """What a rule makes of one float tensor."""
+
+    rule: Rule
+    tensor: Tensor
+    terms: Sequence[Term]
+    places: Places
+    centre: Source | None
+    mixing: Array | None
+
+    def share(self, start: int, stop: int) -> NDArray[np.float32]:
+        """(k, n): the values of this rank's k updates."""
+        return _rows([Scaled(term, term.item.factor) for term in self.terms], self.tensor, start, stop)
+
+    def joined(self, parts: Sequence[Bytes], start: int, stop: int) -> Array:
+        """The update that the rule gives, from what all ranks have of these elements."""
+        blocks = in_places(parts, self.places, self.tensor, stop - start)
+        sources: list[Source] = [_Block(block, start) for block in blocks]
+        if self.centre is not None:
+            sources.append(self.centre)
+        return combine(self.tensor, start, stop, sources, self.rule, self.mixing)
+
+
+def _rows(sources: Sequence[Source], tensor: Tensor, start: int, stop: int) -> NDArray[np.float32]:
+    rows = np.empty((len(sources), stop - start), np.float32)
+    for row, source in zip(rows, sources, strict=True):
+        source.read(tensor, start, stop, row)
+    return rows
+
+
+def in_places(parts: Sequence[Bytes], places: Places, tensor: Tensor, num_elements: int) -> list[NDArray[np.float32]]:
+    """The blocks of all updates that carry the tensor, in the order of their client ids."""
+    of_ranks, omitted = places
+    left_out = omitted.get(tensor.name, frozenset())
+    by_place: dict[int, NDArray[np.float32]] = {}
+    for part, of_rank in zip(parts, of_ranks, strict=True):
+        carrying = [place for place in of_rank if place not in left_out]
+        rows = part.view(np.float32).reshape(len(carrying), num_elements)
+        by_place.update(zip(carrying, rows, strict=True))
+    return [by_place[place] for place in sorted(by_place)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """One update's values of some elements, as a source of them."""
+
+    values: NDArray[np.float32]
+    begin: int
+
+    def carries(self, tensor: str) -> bool:
+        return True
+
+    def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        block = np.empty(stop - start, np.float32) if out is None else out
+        block[:] = self.values[start - self.begin : stop - self.begin]
+        return block
+
+
+def mixing_of_ranks(
+    rule: Rule,
+    layout: Layout,
+    terms: Sequence[Term],
+    places: Places,
+    centre: Source | None,
+    exchange: Exchange,
+    *,
+    threads: int,
+) -> Array | None:
+    """How a rule mixes the updates of all ranks (`combine.mixing_for`): the same matrix at each of them.
+
+    Raises:
+        ValueError: as `combine.mixing_for`.
+        ExchangeBroken: another rank is gone.
+    """
+    num_updates = sum(map(len, places[0]))
+    check_count(rule, num_updates)
+    if not isinstance(rule, GeometricRule):
+        return None
+    for tensor in layout:
+        if tensor.dtype in FLOATS and (left_out := places[1].get(tensor.name)):
+            what = f"{len(left_out)} of {num_updates} updates leave out tensor {tensor.name!r}"
+            raise ValueError(f"{what}, this rule needs all of them")
+    with_centre = centre if takes_centre(rule) else None
+    gram = _gram(layout, terms, places, with_centre, exchange, threads)
+    mixing = checked_mixing(rule, gram) if exchange.rank == 0 else np.zeros((0, len(gram)))
+    return from_all(exchange, mixing)[0].view(np.float64).reshape(-1, len(gram))
+
+
+def _gram(
+    layout: Layout, terms: Sequence[Term], places: Places, centre: Source | None, exchange: Exchange, threads: int
+) -> Array:
+    """The Gram matrix of `gram.gram_matrix`; each rank multiplies in its own segments."""
+    num_sources = sum(map(len, places[0])) + (centre is not None)
+    own, size = owned_segments(exchange.rank, exchange.size), exchange.size
+    tiles = [list(_tiles_of(layout, owned_segments(rank, size), num_sources)) for rank in range(size)]
+    scaled = [Scaled(term, term.item.factor) for term in terms]
+
+    def multiply(tile: Tile, shares: Sequence[Bytes]) -> Array:
+        tensor, start, stop = tile
+        blocks = in_places(shares, places, tensor, stop - start)
+        return products(blocks if centre is None else [*blocks, centre.read(tensor, start, stop)])
+
+    sums = np.zeros((len(own), num_sources, num_sources))
+    with closing(swapped(tiles, lambda item: _rows(scaled, *item[1]), exchange, threads=threads)) as ready:
+        jobs = ((index, partial(multiply, tile, shares)) for (index, tile), shares in ready)
+        with closing(computed_ahead(jobs, threads=threads)) as finished:
+            for index, found in finished:
+                sums[index - own.start] += found
+    gram = np.zeros((num_sources, num_sources))
+    for part in from_all(exchange, sums):
+        for of_segment in part.view(np.float64).reshape(-1, num_sources, num_sources):
+            gram += of_segment
+    return gram
+
+
+def _tiles_of(layout: Layout, segments: range, num_sources: int) -> Iterator[tuple[int, Tile]]:
+    """The tiles of some segments, each with the number of its segment."""
+    of_layout = segments_of(layout)
+    for index in segments:
+        yield from ((index, tile) for tile in float_tiles(layout, of_layout[index], num_sources))

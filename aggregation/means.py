@@ -1,0 +1,179 @@
+"""The weighted mean of one tensor: what a rank sums of its own updates, and what becomes of the sum over all ranks.
+
+A `Term` is an update that is being folded. What must be known of all updates, also of those that lie at other ranks, is
+a `Total`: the grid depends on it alone.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.aggregation.blocks import StoredUpdate, UpdateReader
+from atoll.aggregation.device import Device, Summand
+from atoll.aggregation.exchange import Bytes
+from atoll.aggregation.grid import grid_exponent, grid_scale, mean_from_grid
+from atoll.aggregation.integers import from_words, rounded_mean, sum_dtype, to_words, weighted_sum
+from atoll.aggregation.kernel import add_within_for
+from atoll.aggregation.layout import Tensor
+from atoll.aggregation.step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted:
+    """One update of the round.
+
+    weight: in 1..2^53 (`weights.integer_weights`). factor: in [0, 1], what its floats are multiplied with so that they
+    stay within the bound of the norm (`robust.clip_factors`); the weight counts in full. trained_factor: in [0, 1], the
+    same for what is trained alone (`weights.normalized`).
+    """
+
+    update: StoredUpdate
+    weight: int
+    factor: float = 1.0
+    trained_factor: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """What the updates that carry a tensor bring together."""
+
+    weight: int
+    """The sum of their weights."""
+    magnitude: float | int
+    """Largest |element| of any of them."""
+    count: int
+    """How many they are, at least 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """An update that is being folded."""
+
+    reader: UpdateReader
+    item: Weighted
+
+    def carries(self, tensor: str) -> bool:
+        """Whether the update has this tensor."""
+        return self.reader.carries(tensor)
+
+    def magnitude(self, tensor: Tensor) -> float | int:
+        """What the proof of `grid` rests on. NaN is within nothing."""
+        return self.item.update.magnitudes[tensor.name]
+
+    def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """A block within the recorded magnitude; see `sources.Source.read`."""
+        block = self.reader.read(tensor, start, stop, out)
+        low, high = block.min().item(), block.max().item()
+        if not -self.magnitude(tensor) <= low <= high <= self.magnitude(tensor):
+            raise self.beyond(tensor, block)
+        return block
+
+    def beyond(self, tensor: Tensor, block: NDArray[Any]) -> ValueError:
+        """What to raise about a block that is not."""
+        return ValueError(
+            f"update {self.item.update.path}: tensor {tensor.name!r} has values in {block.min()}..{block.max()}, "
+            f"beyond its recorded magnitude {self.magnitude(tensor)}"
+        )
+
+
+def totals_of(items: Iterable[Weighted]) -> dict[str, Total]:
+    """The totals of all updates by tensor; a tensor that none carries has none."""
+    totals: dict[str, Total] = {}
+    for item in items:
+        for name in {piece.tensor for piece in item.update.pieces}:
+            magnitude, known = item.update.magnitudes[name], totals.get(name, Total(0, 0, 0))
+            totals[name] = Total(known.weight + item.weight, max(magnitude, known.magnitude), known.count + 1)
+    return totals
+
+
+class ExactMean:
+    """The exact weighted mean of a float tensor: sums on the grid, which add without rounding in any order.
+
+    They are made on the device, when there is one, with the same bits.
+    """
+
+    def __init__(
+        self, step: Step, tensor: Tensor, total: Total, terms: Sequence[Term], device: Device | None = None
+    ) -> None:
+        self._tensor, self._total, self._terms, self._device = tensor, total, terms, device
+        self._exponent = grid_exponent(total.magnitude, total_weight=total.weight, count=total.count)
+        is_trained = step.is_trained(tensor)
+        factors = [term.item.factor * (term.item.trained_factor if is_trained else 1.0) for term in terms]
+        self._scales = [grid_scale(t.item.weight, self._exponent) * f for t, f in zip(terms, factors, strict=True)]
+        self._scale = step.scale if is_trained else 1.0
+        self._add_within = add_within_for(tensor.num_elements * len(terms))
+
+    def sum(self, start: int, stop: int) -> NDArray[np.float64]:
+        """sum_k w_k u_k / q of this rank's updates: integers below 2^53."""
+        if self._device is not None:
+            return self._sum_there(self._device, start, stop)
+        total, room = np.zeros(stop - start), np.empty(stop - start, np.float32)
+        for term, scale in zip(self._terms, self._scales, strict=True):
+            block = term.reader.read(self._tensor, start, stop, room)
+            if not self._add_within(total, block, scale, term.magnitude(self._tensor)):
+                raise term.beyond(self._tensor, block)
+        return total
+
+    def _sum_there(self, device: Device, start: int, stop: int) -> NDArray[np.float64]:
+        pairs = zip(self._terms, self._scales, strict=True)
+        summands = [Summand(term.reader, float(scale), term.magnitude(self._tensor)) for term, scale in pairs]
+        total, is_within = device.weighted_sum(self._tensor, start, stop, summands)
+        if not is_within.all():
+            first = self._terms[int(np.argmin(is_within))]
+            raise first.beyond(self._tensor, first.reader.read(self._tensor, start, stop))
+        return total
+
+    def share(self, start: int, stop: int) -> NDArray[np.float64]:
+        """The sum as it travels; nothing, when no update is here."""
+        return self.sum(start, stop) if self._terms else np.zeros(0)
+
+    def joined(self, parts: Sequence[Bytes], start: int, stop: int) -> NDArray[np.float64]:
+        """The mean, from the shares of all ranks."""
+        total = np.zeros(stop - start)
+        for part in parts:
+            if part.size:
+                total += part.view(np.float64)
+        return self._mean(total)
+
+    def _mean(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
+        mean: NDArray[np.float64] = mean_from_grid(total, self._exponent, total_weight=self._total.weight)
+        return mean if self._scale == 1.0 else np.multiply(mean, self._scale, out=mean)
+
+    def __call__(self, start: int, stop: int) -> NDArray[np.float64]:
+        """The mean when all updates are here."""
+        return self._mean(self.sum(start, stop))
+
+
+class IntegerMean:
+    """The rounded weighted mean of an integer tensor, exactly."""
+
+    def __init__(self, tensor: Tensor, total: Total, terms: Sequence[Term]) -> None:
+        self._tensor, self._total, self._terms = tensor, total, terms
+        self._dtype = sum_dtype(int(total.magnitude), total_weight=total.weight)
+
+    def sum(self, start: int, stop: int) -> NDArray[Any]:
+        """sum_k w_k u_k of this rank's updates."""
+        blocks = ((term.read(self._tensor, start, stop), term.item.weight) for term in self._terms)
+        return weighted_sum(blocks, stop - start, dtype=self._dtype)
+
+    def share(self, start: int, stop: int) -> NDArray[np.int64]:
+        """The sum as it travels; nothing, when no update is here."""
+        return to_words(self.sum(start, stop)) if self._terms else np.zeros(0, np.int64)
+
+    def joined(self, parts: Sequence[Bytes], start: int, stop: int) -> NDArray[Any]:
+        """The rounded mean, from the shares of all ranks."""
+        total = np.zeros(stop - start, self._dtype)
+        for part in parts:
+            if part.size:
+                total += from_words(part.view(np.int64), stop - start, dtype=self._dtype)
+        return self._mean(total)
+
+    def _mean(self, total: NDArray[Any]) -> NDArray[Any]:
+        return rounded_mean(total, total_weight=self._total.weight)
+
+    def __call__(self, start: int, stop: int) -> NDArray[Any]:
+        """The mean when all updates are here."""
+        return self._mean(self.sum(start, stop))

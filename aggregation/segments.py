@@ -1,0 +1,44 @@
+"""Which pieces of a model belong together: 64 runs of pieces, a function of its layout alone.
+
+Aggregation ranks own whole segments, and sums that are not exact are taken segment by segment: so their bits depend
+neither on the number of ranks nor on who adds.
+"""
+
+from atoll.aggregation.cuts import cut_layout, piece_bytes_of
+from atoll.aggregation.layout import Layout, Piece
+
+SEGMENTS = 64
+"""As many as there may be ranks."""
+
+
+def segments_of(layout: Layout) -> tuple[tuple[Piece, ...], ...]:
+    """The pieces of each segment, without digests, in canonical order; a small model leaves most segments empty.
+
+    A piece belongs to segment floor(64 b / B): b is the byte where it begins, B the bytes of all.
+    """
+    total = sum(tensor.num_bytes for tensor in layout)
+    segments: list[list[Piece]] = [[] for _ in range(SEGMENTS)]
+    begin = 0
+    for piece in cut_layout(layout, piece_bytes_of(layout)):
+        segments[min(begin * SEGMENTS // max(total, 1), SEGMENTS - 1)].append(piece)
+        begin += piece.num_bytes
+    return tuple(map(tuple, segments))
+
+
+def owned_segments(rank: int, size: int) -> range:
+    """The segments of one of `size` ranks.
+
+    Raises:
+        ValueError: there are more ranks than segments, or the rank is none of them.
+    """
+    if not 1 <= size <= SEGMENTS:
+        raise ValueError(f"{size} aggregation ranks; allowed: 1 to {SEGMENTS}")
+    if not 0 <= rank < size:
+        raise ValueError(f"rank {rank} is not in 0..{size - 1}")
+    return range(rank * SEGMENTS // size, (rank + 1) * SEGMENTS // size)
+
+
+def owned_pieces(layout: Layout, rank: int, size: int) -> tuple[Piece, ...]:
+    """The pieces of one of `size` ranks: a run of the model's bytes, perhaps an empty one."""
+    segments = segments_of(layout)
+    return tuple(piece for index in owned_segments(rank, size) for piece in segments[index])

@@ -1,0 +1,126 @@
+"""Who decides about an update that is on its way in: the machine of its run, in this process.
+
+The order of checks is that of the cost: what the manifest alone gives away is said before a byte is sent. Whoever
+receives the bytes asks here before and after; it may be this process or an aggregation rank (`ranks`).
+"""
+
+import math
+from dataclasses import dataclass
+
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.manifest import UpdateManifest, check_against, digest_of
+from atoll.protocol.vocabulary import Digest, Fate, RejectReason
+from atoll.server.driver import RunDriver
+from atoll.server.events import Accept, Reject, Sums, Update, UpdateReceived, UpdateRefused, UploadBegun
+from atoll.server.messages import sums_of
+from atoll.server.store import KeptUpdate
+from atoll.server.threads import off_loop
+
+DAY_S = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Decides about one update."""
+
+    run: RunDriver
+    manifest: UpdateManifest
+    update: Update
+
+    @classmethod
+    def of(cls, run: RunDriver, manifest: UpdateManifest, opened: pb.UploadOpen) -> "Judge":
+        """For what a client announces."""
+        return cls(run, manifest, _update(manifest, digest_of(opened.manifest), opened))
+
+    async def before_bytes(self) -> pb.Verdict | None:
+        """What can be said before the bytes come; None when they are wanted."""
+        run, update = self.run, self.update
+        if (refusal := run.machine.refusal(update)) is not None:
+            await run.on_disk()  # nothing changes by it, so it is not written down; but what it rests on must be
+            return refused(*refusal)
+        if (verdict := await self.old_verdict()) is not None:
+            return verdict
+        if run.machine.is_hopeless(update):
+            return await self.decide(None)
+        base = run.reducer.known(update.base_version)
+        if base is None or base.digest != self.manifest.base_digest:
+            return await self.refuse(
+                RejectReason.WRONG_BASE, f"this run has no version {update.base_version} {self.manifest.base_digest}"
+            )
+        layout, num_pieces = base.manifest.layout, len(self.manifest.pieces)
+        if faults := await off_loop(100 * num_pieces, check_against, layout, self.manifest):
+            return await self.refuse(RejectReason.WRONG_LAYOUT, "; ".join(faults)[:2000])
+        if fault := codec_fault(self.manifest, run.config.aggregation.codec_name):
+            return await self.refuse(RejectReason.WRONG_CODEC, fault)
+        if run.is_first_upload(update):
+            run.post(UploadBegun(update.client_id, update.round_id))
+        return None
+
+    async def old_verdict(self) -> pb.Verdict | None:
+        """It was accepted before: nothing changes, and the answer is repeated when what it rests on is on disk."""
+        if not self.run.machine.is_accepted(self.update):
+            return None
+        record = self.run.machine.record_of(self.update.round_id)
+        assert record is not None
+        is_carried = record.clients[self.update.client_id].fate is Fate.CARRIED
+        await self.run.on_disk()
+        return _accepted(is_carried=is_carried)
+
+    async def decide(self, kept: KeptUpdate | None) -> pb.Verdict:
+        """Let the machine decide about a sound update; what it says is on disk."""
+        for effect in await self.run.post(UpdateReceived(self.update), kept):
+            if isinstance(effect, Accept) and effect.digest == self.update.digest:
+                return _accepted(is_carried=effect.carried)
+            if isinstance(effect, Reject) and effect.digest == self.update.digest:
+                return refused(effect.reason, effect.detail)
+        raise AssertionError("the machine did not answer an update")
+
+    async def refuse(self, reason: RejectReason, detail: str) -> pb.Verdict:
+        """Refuse it for what its manifest or its bytes are."""
+        if self.run.is_news_of(self.update.client_id, self.update.round_id):
+            await self.run.post(UpdateRefused(self.update.client_id, self.update.round_id, reason, detail))
+        return refused(reason, detail)
+
+
+def refused(reason: RejectReason, detail: str, *, resend: bool = False) -> pb.Verdict:
+    """The verdict on an update that does not count."""
+    return pb.Verdict(accepted=False, reason=reason, detail=detail[:2000], resend=resend)
+
+
+def _accepted(*, is_carried: bool) -> pb.Verdict:
+    return pb.Verdict(accepted=True, detail="late" if is_carried else "")
+
+
+def codec_fault(manifest: UpdateManifest, allowed: str) -> str:
+    """Why a run with this codec does not take an update; empty when it does: plain pieces are always taken."""
+    if not (wrong := sorted(manifest.codecs - {allowed})):
+        return ""
+    return f"the update is encoded with {', '.join(wrong)}; allowed: {f'{allowed}, or ' if allowed else ''}plain values"
+
+
+def _update(manifest: UpdateManifest, digest: Digest, opened: pb.UploadOpen) -> Update:
+    return Update(
+        client_id=manifest.client_id,
+        round_id=manifest.round_id,
+        base_version=manifest.base_version,
+        digest=digest,
+        num_examples=manifest.num_examples,
+        work=manifest.work,
+        num_bytes=manifest.num_bytes,
+        plain_bytes=manifest.plain_bytes,
+        statistics=_statistics(opened),
+        download_seconds=_seconds(opened.download_seconds),
+        train_seconds=_seconds(opened.train_seconds),
+    )
+
+
+def _statistics(opened: pb.UploadOpen) -> Sums:
+    """Bounded and finite, or none at all: statistics are for looking at, and cost no update."""
+    sums = sums_of(opened.statistics)
+    if sums is None or not all(math.isfinite(value) for numbers in sums.values() for value in numbers):
+        return {}
+    return sums
+
+
+def _seconds(value: float) -> float:
+    return min(max(value, 0.0), DAY_S) if math.isfinite(value) else 0.0

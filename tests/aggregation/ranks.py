@@ -1,0 +1,121 @@
+"""Aggregation ranks as threads of one process, and what they make together."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from atoll.aggregation import tensorfile
+from atoll.aggregation.blocks import UpdateReader, stored_model
+from atoll.aggregation.cuts import first_element
+from atoll.aggregation.exchange import Bytes, ExchangeBroken
+from atoll.aggregation.fold import Folded
+from atoll.aggregation.layout import Layout, Piece
+from atoll.aggregation.means import Weighted, totals_of
+from atoll.aggregation.segments import owned_pieces
+from atoll.aggregation.sharded import Cohort, fold_shard
+from atoll.aggregation.step import Step
+
+
+class Threads:
+    """The exchange of one rank among threads; counts what it sends to others."""
+
+    def __init__(self, rank: int, table: list[Sequence[Bytes]], barrier: threading.Barrier) -> None:
+        self.rank, self.size = rank, len(table)
+        self._table, self._barrier = table, barrier
+        self.sent_bytes = 0
+
+    def swap(self, parts: Sequence[Bytes]) -> list[Bytes]:
+        """See `Exchange.swap`."""
+        assert len(parts) == self.size
+        self.sent_bytes += sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank)
+        try:
+            self._table[self.rank] = parts
+            self._barrier.wait(20)
+            received = [of_rank[self.rank].copy() for of_rank in self._table]
+            self._barrier.wait(20)
+        except threading.BrokenBarrierError as error:
+            raise ExchangeBroken("a rank is gone") from error
+        return received
+
+    def leave(self) -> None:
+        """Let the others know that this rank is gone."""
+        self._barrier.abort()
+
+
+def on_ranks(size: int, work: Callable[[Threads], Any]) -> list[Any]:
+    """What each rank's work gives, or the first failure that is not another rank's."""
+    table: list[Sequence[Bytes]] = [[] for _ in range(size)]
+    barrier = threading.Barrier(size)
+
+    def guarded(rank: int) -> Any:
+        exchange = Threads(rank, table, barrier)
+        try:
+            return work(exchange)
+        except Exception as error:
+            exchange.leave()
+            return error
+
+    with ThreadPoolExecutor(size) as pool:
+        results = list(pool.map(guarded, range(size)))
+    failures = [result for result in results if isinstance(result, Exception)]
+    for failure in sorted(failures, key=lambda error: isinstance(error, ExchangeBroken)):
+        raise failure
+    return results
+
+
+def write_shards(source: Path, layout: Layout, size: int, name: Callable[[int], Path]) -> None:
+    """Cut a whole file into the shards of so many ranks."""
+    with UpdateReader(stored_model(source)) as reader:
+        for rank in range(size):
+            pieces = [p for p in owned_pieces(layout, rank, size) if reader.carries(p.tensor)]
+            tensors = {tensor.name: tensor for tensor in layout}
+            with tensorfile.TensorFileWriter(
+                name(rank), layout, metadata=tensorfile.read_metadata(source), pieces=pieces
+            ) as writer:
+                for piece in pieces:
+                    writer.append(_values(reader, piece, tensors[piece.tensor]))
+                writer.finish(durable=False)
+
+
+def _values(reader: UpdateReader, piece: Piece, tensor: Any) -> Any:
+    begin = first_element(piece, tensor)
+    block = reader.read(tensor, begin, begin + piece.num_elements)
+    return block.astype(tensorfile.NUMPY_DTYPES[piece.dtype])
+
+
+def cohort_of(updates: Sequence[Weighted], ranks: Sequence[int], layout: Layout, size: int) -> Cohort:
+    """What all ranks know, when update k lies at rank ranks[k]."""
+    places = tuple(tuple(k for k, rank in enumerate(ranks) if rank == r) for r in range(size))
+    carried = [{piece.tensor for piece in item.update.pieces} for item in updates]
+    omitted = {
+        t.name: frozenset(k for k, names in enumerate(carried) if t.name not in names)
+        for t in layout
+        if any(t.name not in names for names in carried)
+    }
+    return Cohort(totals_of(updates), places, omitted)
+
+
+def fold_on_ranks(
+    layout: Layout,
+    base: Callable[[int], Path],
+    updates: Sequence[Weighted],
+    ranks: Sequence[int],
+    size: int,
+    *,
+    out: Callable[[int], Path],
+    step: Callable[[int], Step],
+    **options: Any,
+) -> list[Folded]:
+    """Fold with update k at rank ranks[k]."""
+    cohort = cohort_of(updates, ranks, layout, size)
+
+    def work(exchange: Threads) -> Folded:
+        rank = exchange.rank
+        own = [updates[place] for place in cohort.places[rank]]
+        return fold_shard(
+            layout, base(rank), own, out(rank), cohort=cohort, exchange=exchange, step=step(rank), **options
+        )
+
+    return on_ranks(size, work)

@@ -1,0 +1,73 @@
+"""FedNova's normalizer against the reference's numbers, the paper's sums, and torch's own optimizer."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll import Local
+from atoll.aggregation import weights
+from atoll.parallel import fednova
+from atoll.parallel.errors import TaskBroken
+from atoll.parallel.fednova import Normalizer
+from atoll.parallel.model_bench import ModelBench
+from tests.parallel.tasks import make_task
+
+
+def after(num_steps: int, **local: float) -> Normalizer:
+    normalizer = Normalizer(Local(**local))  # type: ignore[arg-type]
+    for _ in range(num_steps):
+        normalizer.step()
+    return normalizer
+
+
+@pytest.mark.parametrize(
+    ("local", "norm"),
+    [({}, 5.0), ({"momentum": 0.9}, 13.1441), ({"lr": 0.1, "prox_mu": 1.0}, 4.0951)],
+)
+def test_five_steps_have_the_norm_of_the_reference(local: dict[str, float], norm: float) -> None:
+    assert after(5, **local).normalizer == pytest.approx(norm, rel=1e-12)
+
+
+def test_effective_steps_are_the_norm_and_with_a_proximal_term_the_steps() -> None:
+    assert after(5, momentum=0.9).effective_steps == after(5, momentum=0.9).normalizer
+    assert after(5, lr=0.1, prox_mu=1.0).effective_steps == 5.0
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(1, 30),
+    st.floats(0, 0.99),
+    st.floats(0, 1.9),
+)
+def test_it_is_the_sum_of_what_torch_makes_of_each_gradient(num_steps: int, momentum: float, pull: float) -> None:
+    """‖a‖₁ = sum_k |a_k|, with a_k = (x - y) / η after a unit gradient at step k alone; prox as in `training.Step`."""
+    lr = 0.5
+    total = 0.0
+    for at in range(num_steps):
+        x = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
+        optimizer = torch.optim.SGD([x], lr=lr, momentum=momentum)
+        for step in range(num_steps):
+            x.grad = torch.tensor(float(step == at), dtype=torch.float64) + pull / lr * x.detach()
+            optimizer.step()
+        total += abs(x.item()) / lr
+    assert after(num_steps, lr=lr, momentum=momentum, prox_mu=pull / lr).normalizer == pytest.approx(total, rel=1e-9)
+
+
+def test_a_proximal_term_that_diverges_is_named() -> None:
+    with pytest.raises(TaskBroken, match=r"local.lr \* local.prox_mu is 4"):
+        _ = after(40, lr=0.5, prox_mu=8.0).normalizer
+
+
+def test_client_and_coordinator_allow_the_same() -> None:
+    assert fednova.NORMALIZER_MAX == weights.NORMALIZER_MAX
+
+
+def test_a_task_that_does_not_go_with_the_algorithm_does_not_load() -> None:
+    def fit(*_: object) -> float:
+        return 1.0
+
+    with pytest.raises(TaskBroken, match=r"a `fit` of its own.*local.optimizer must be 'sgd'.*got 'adam'"):
+        ModelBench(make_task(fit=fit), {"local": {"optimizer": "adam"}, "algorithm": "fednova"})
+    with pytest.raises(TaskBroken, match=r"knows fedavg, .*fednova"):
+        ModelBench(make_task(), {"algorithm": "fedmoon"})
