@@ -1,5 +1,7 @@
 """The sum that torch makes on a device has the bits of numpy's: on the CPU always, and on a GPU where there is one."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from atoll.aggregation.kernel import add_within_by_numpy
 from atoll.aggregation.layout import Tensor
 from atoll.aggregation.optimizers import FedAdam
 from atoll.aggregation.step import Step
+from tests.aggregation.encoded import store_encoded
 from tests.aggregation.models import DTYPES, fold_in, random_cuts, store, widened
 
 DEVICES = [
@@ -127,3 +130,18 @@ def test_a_fold_on_the_device_moves_an_optimizer_as_one_without(tmp_path, device
 def test_a_device_that_is_not_there_is_named(name):
     with pytest.raises(ValueError, match=f"device '{name}' (is no|is not there|has no)"):
         Device(name)
+
+
+@pytest.mark.parametrize("codec", ["bf16", "qsgd8", "topk:0.1"])
+def test_encoded_updates_are_decoded_before_they_cross(tmp_path, device, codec):
+    rng = np.random.default_rng(3)
+    tensorfile.write(tmp_path / "base", {"w": rng.standard_normal(500).astype(np.float32)})
+    updates = []
+    for k in range(3):
+        values = rng.standard_normal(500).astype(np.float32)
+        update, decoded = store_encoded(tmp_path / f"u{k}", {"w": values}, {"w": codec})
+        magnitudes = {"w": float(np.abs(decoded["w"]).max())}
+        updates.append(Weighted(dataclasses.replace(update, magnitudes=magnitudes), k + 1))
+    for name, options in (("here", {}), ("there", {"device": device})):
+        fold(tmp_path / "base", updates, tmp_path / name, tile_elements=99, **options)
+    assert (tmp_path / "here").read_bytes() == (tmp_path / "there").read_bytes()
