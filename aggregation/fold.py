@@ -130,7 +130,7 @@ def _tiles(
     tile_elements: int,
 ) -> "Iterator[tuple[list[Slot], Callable[[], Parts]]]":
     """Every tile of the new version, in canonical order: the slots that move with it, and the work."""
-    totals = totals_of(term.item for term in terms)
+    totals = totals_of(term.item.carried for term in terms)
     for tensor in in_order(layout):
         carrying = [term for term in terms if term.carries(tensor.name)]
         moved = [slot for slot in slots if slot.carries(tensor.name)]
@@ -154,7 +154,7 @@ def _mean_by(
 ) -> _MeanOf:
     """The exact weighted mean, or a rule, which may first look at how the updates lie to each other."""
     if step.rule is None:
-        totals = totals_of(term.item for term in terms)
+        totals = totals_of(term.item.carried for term in terms)
         return lambda tensor, carrying: ExactMean(step, tensor, totals[tensor.name], carrying, device)
     rule = step.rule
     centre = next((slot for slot in slots if slot.name == AGGREGATE), None)

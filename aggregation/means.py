@@ -4,7 +4,7 @@ A `Term` is an update that is being folded. What must be known of all updates, a
 a `Total`: the grid depends on it alone.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,11 @@ class Weighted:
     weight: int
     factor: float = 1.0
     trained_factor: float = 1.0
+
+    @property
+    def carried(self) -> tuple[int, dict[str, float | int]]:
+        """The weight, and the magnitudes of the tensors that the update carries, for `totals_of`."""
+        return self.weight, {piece.tensor: self.update.magnitudes[piece.tensor] for piece in self.update.pieces}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +84,20 @@ class Term:
         )
 
 
-def totals_of(items: Iterable[Weighted]) -> dict[str, Total]:
-    """The totals of all updates by tensor; a tensor that none carries has none."""
+def totals_of(carried: Iterable[tuple[int, Mapping[str, float | int]]]) -> dict[str, Total]:
+    """The totals by tensor.
+
+    Args:
+        carried: of each update its weight, and the magnitudes of the tensors that it carries.
+
+    Returns:
+        Nothing for a tensor that no update carries.
+    """
     totals: dict[str, Total] = {}
-    for item in items:
-        for name in {piece.tensor for piece in item.update.pieces}:
-            magnitude, known = item.update.magnitudes[name], totals.get(name, Total(0, 0, 0))
-            totals[name] = Total(known.weight + item.weight, max(magnitude, known.magnitude), known.count + 1)
+    for weight, magnitudes in carried:
+        for name, magnitude in magnitudes.items():
+            known = totals.get(name, Total(0, 0, 0))
+            totals[name] = Total(known.weight + weight, max(magnitude, known.magnitude), known.count + 1)
     return totals
 
 

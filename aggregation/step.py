@@ -55,6 +55,16 @@ def slots_of(optimizer: Optimizer, rule: Rule | None) -> tuple[str, ...]:
     return (*optimizer.slots, AGGREGATE) if rule is not None and takes_centre(rule) else optimizer.slots
 
 
+def kept_pieces(name: str, step: Step, layout: Layout, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """The pieces, of those of a model, for which a slot keeps something."""
+    names = {tensor.name for tensor in layout if _keeps(name, step, tensor)}
+    return tuple(piece for piece in pieces if piece.tensor in names)
+
+
+def _keeps(name: str, step: Step, tensor: Tensor) -> bool:
+    return tensor.dtype in FLOATS if name == AGGREGATE else step.is_trained(tensor)
+
+
 class Slot:
     """One slot: of the base's version, and of the new one."""
 
@@ -62,10 +72,9 @@ class Slot:
         """Args: the slot's name; the step; the model's tensors; the pieces of it that are folded here."""
         self.name = name
         self._init = 0.0 if name == AGGREGATE else step.optimizer.init(name)
-        kept = [t for t in layout if (t.dtype in FLOATS if name == AGGREGATE else step.is_trained(t))]
-        self._names = {tensor.name for tensor in kept}
-        self._pieces = tuple(piece for piece in pieces if piece.tensor in self._names)
-        self.writer = TensorFileWriter(step.after[name], kept, pieces=self._pieces)
+        self._pieces = kept_pieces(name, step, layout, pieces)
+        self._names = {tensor.name for tensor in layout if _keeps(name, step, tensor)}
+        self.writer = TensorFileWriter(step.after[name], layout, pieces=self._pieces)
         self._reader: UpdateReader | None = None
         if name in step.before:
             self._reader = UpdateReader(stored_shard(step.before[name], self._pieces))

@@ -16,7 +16,9 @@ BOXES_MAX = 1000
 """Pieces that one call asks for by name, so that the request stays small."""
 
 
-async def download(stub: rpc.CoordinatorStub, run_id: RunId, digest: Digest, partial: PartialVersion) -> int:
+async def download(
+    stub: rpc.CoordinatorStub | rpc.AggregatorStub, run_id: RunId, digest: Digest, partial: PartialVersion
+) -> int:
     """Fetch what the version lacks, or the first `BOXES_MAX` pieces of it; call again until it is complete.
 
     Returns:
@@ -27,7 +29,7 @@ async def download(stub: rpc.CoordinatorStub, run_id: RunId, digest: Digest, par
         PieceDamaged: a piece came wrong; it is wanted again.
         OSError: the disk.
     """
-    if partial.wants_the_rest:
+    if partial.wants_the_rest and partial.is_whole:
         boxes: list[Piece] = []
         position = partial.data_bytes
         total = position - partial.filled_bytes + sum(piece.num_bytes for piece in partial.wanted)

@@ -107,6 +107,7 @@ class Agent:
             kept=self._kept,
             runner=runner,
             link=self._line.link,
+            ranks=self._line.ranks,
             wait=self._wait,
         )
         self._uploads = Uploads(

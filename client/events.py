@@ -24,6 +24,7 @@ class Invitation:
     seed: int = 0
     local: str = "{}"  # JSON: overrides of the task's Local
     codec: str = ""  # what the update is to be encoded with; empty: plain
+    rank: int = 0  # of the aggregation, that the update is to go to
     manifest: bytes = b""
     data: bytes = b""  # of all pieces, when they are small
     algorithm: str = "fedavg"  # what training has to do for the run

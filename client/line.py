@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from atoll.client.ranks import Ranks
 from atoll.client.transport import Link, StreamBroken
 from atoll.protocol import atoll_pb2 as pb
 
@@ -40,6 +41,7 @@ class Line:
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         self._address, self._replaced_wait = address, replaced_wait
+        self.ranks = Ranks()
         self._hello, self._on_connected, self._on_message, self._on_lost = hello, on_connected, on_message, on_lost
         self._spawn = spawn
         self._link: Link | None = None
@@ -84,6 +86,7 @@ class Line:
         if self._talk is not None:
             self._talk.cancel()
             await asyncio.wait({self._talk})
+        await self.ranks.close()
 
     def _begin(self) -> None:
         self._talk = self._spawn(self._connection())
@@ -95,12 +98,16 @@ class Line:
         try:
             welcome = await link.open(self._hello())
             self._link, self._complaint = link, ""
+            self.ranks.update(welcome.ranks.addresses)
             self._is_up.set()
             self._on_connected(welcome)
             while self._unsent:
                 link.send(self._unsent.popleft())
             while (message := await link.receive()) is not None:
-                self._on_message(message)
+                if message.WhichOneof("message") == "ranks":
+                    self.ranks.update(message.ranks.addresses)
+                else:
+                    self._on_message(message)
         except StreamBroken as error:
             end = error
         finally:

@@ -104,6 +104,7 @@ def _invitation(invite: pb.Invite) -> Invitation:
         manifest=invite.manifest,
         algorithm=invite.algorithm or "fedavg",
         codec=_codec(invite.codec),
+        rank=invite.rank,
     )
 
 

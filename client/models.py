@@ -12,13 +12,15 @@ cut spoils is found by its SHA-256 and fetched again.
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.aggregation.cuts import cut_layout, piece_bytes_of
-from atoll.aggregation.layout import Piece
+from atoll.aggregation.layout import Layout, Piece
+from atoll.aggregation.segments import owned_pieces
 from atoll.aggregation.tensorfile import TensorFileCorrupted, parse_header
 from atoll.aggregation.tensorheader import header_bytes
 from atoll.protocol.manifest import VersionManifest
@@ -48,11 +50,15 @@ class Held:
 class PartialVersion:
     """One version on its way in. Call `resume` first, then `append` what `wanted` and `position` ask for."""
 
-    def __init__(self, path: Path, manifest: VersionManifest, held: Mapping[str, Held]) -> None:
-        self._path, self._pieces = path, manifest.pieces
+    def __init__(
+        self, path: Path, pieces: Sequence[Piece], held: Mapping[str, Held], *, layout: Layout | None = None
+    ) -> None:
+        """Args: its file; its pieces; what is held elsewhere; the layout, when these are all pieces of a version."""
+        self._path, self._pieces = path, pieces
         self._held = dict(held)
-        self._header = header_bytes(manifest.layout)
-        self.num_bytes, self.data_start = manifest.num_bytes, len(self._header)
+        self.is_whole = layout is not None
+        self._header = b"" if layout is None else header_bytes(layout)
+        self.num_bytes, self.data_start = sum(piece.num_bytes for piece in pieces), len(self._header)
         self._file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115 - closed by `close`
         self._index = 0  # of the piece that is being filled
         self._begin = self.data_start  # where it begins in the file
@@ -117,6 +123,23 @@ class PartialVersion:
             self._copy_held()
             view = view[size:]
         self._file.flush()
+
+    def take_over(self, parts: "Sequence[PartialVersion]") -> None:
+        """Become whole from complete parts, each checked, one after the other."""
+        assert all(part.is_complete for part in parts)
+        self._file.seek(0)
+        self._file.truncate()
+        self._file.write(self._header)
+        for part in parts:
+            part._file.seek(0)
+            shutil.copyfileobj(part._file, self._file, BLOCK_BYTES)
+        self._file.flush()
+        self._index, self._begin, self._filled = len(self._pieces), self.data_start + self.num_bytes, 0
+
+    def remove(self) -> None:
+        """Delete the file."""
+        self._file.close()
+        self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the file, which stays as it is."""
@@ -221,7 +244,30 @@ class ModelCache:
         versions = self._versions.values() if reuse else ()
         held = {sha256: where for pieces in versions for sha256, where in pieces if where.num_bytes}
         self._parts.add(digest)
-        return PartialVersion(self._part(digest), manifest, held)
+        return PartialVersion(self._part(digest), manifest.pieces, held, layout=manifest.layout)
+
+    def begin_parts(self, digest: Digest, manifest: VersionManifest, num_ranks: int) -> list[PartialVersion]:
+        """As `begin`, in one file for what each aggregation rank has of the version: they can come at once."""
+        assert self._versions is not None, "scan comes first"
+        held = {sha256: where for of_one in self._versions.values() for sha256, where in of_one if where.num_bytes}
+        with_digest = {(piece.tensor, piece.offsets): piece for piece in manifest.pieces}
+        parts = []
+        for rank in range(num_ranks):
+            owned = owned_pieces(manifest.layout, rank, num_ranks)
+            name = Digest(f"{digest}.{rank}of{num_ranks}")
+            self._parts.add(name)
+            pieces = [with_digest[piece.tensor, piece.offsets] for piece in owned]
+            parts.append(PartialVersion(self._part(name), pieces, held))
+        return parts
+
+    def join(self, digest: Digest, manifest: VersionManifest, parts: Sequence[PartialVersion]) -> Path:
+        """Let a version whose parts are complete appear."""
+        whole = PartialVersion(self._part(digest), manifest.pieces, {}, layout=manifest.layout)
+        whole.take_over(parts)
+        path = self.finish(digest, manifest, whole)
+        for part in parts:
+            part.remove()
+        return path
 
     def finish(self, digest: Digest, manifest: VersionManifest, partial: PartialVersion) -> Path:
         """Let a complete version appear; the oldest ones go."""

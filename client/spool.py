@@ -48,6 +48,7 @@ class Entry:
     statistics: Sums
     download_seconds: float
     train_seconds: float
+    rank: int = 0  # of the aggregation, that it is for
 
 
 class Spool:
@@ -86,6 +87,7 @@ class Spool:
         statistics: Sums,
         download_seconds: float = 0.0,
         train_seconds: float = 0.0,
+        rank: int = 0,
     ) -> Entry:
         """Take over a safetensors file of the manifest's pieces; on return the entry is durable, and `data` is gone.
 
@@ -94,7 +96,7 @@ class Spool:
         """
         try:
             self.check_room(manifest.num_bytes)
-            entry = self._add(data, manifest, statistics, download_seconds, train_seconds)
+            entry = self._add(data, manifest, statistics, download_seconds, train_seconds, rank)
         except OSError as error:
             data.unlink(missing_ok=True)
             if error.errno in (errno.ENOSPC, errno.EDQUOT) and not isinstance(error, SpoolFull):
@@ -104,14 +106,28 @@ class Spool:
         return entry
 
     def _add(
-        self, data: Path, manifest: UpdateManifest, statistics: Sums, download_seconds: float, train_seconds: float
+        self,
+        data: Path,
+        manifest: UpdateManifest,
+        statistics: Sums,
+        download_seconds: float,
+        train_seconds: float,
+        rank: int,
     ) -> Entry:
         _, data_start = parse_header(data)
         path = self._folder / _name(manifest)
         encoded = manifest.encode()
         digest = Digest(hashlib.sha256(encoded).hexdigest())
         entry = Entry(
-            path, encoded, digest, data_start, manifest.num_bytes, dict(statistics), download_seconds, train_seconds
+            path,
+            encoded,
+            digest,
+            data_start,
+            manifest.num_bytes,
+            dict(statistics),
+            download_seconds,
+            train_seconds,
+            rank,
         )
         with data.open("ab") as file:
             file.write(_trailer(entry))
@@ -151,6 +167,7 @@ def _trailer(entry: Entry) -> bytes:
         "statistics": entry.statistics,
         "download_seconds": entry.download_seconds,
         "train_seconds": entry.train_seconds,
+        "rank": entry.rank,
     }
     body = json.dumps(document).encode()
     return body + len(body).to_bytes(8, "little") + MAGIC
@@ -187,6 +204,7 @@ def _read(path: Path) -> tuple[Key, Entry]:
         data_start=data_start,
         num_bytes=manifest.num_bytes,
         statistics={name: tuple(map(float, sums)) for name, sums in document["statistics"].items()},
+        rank=int(document.get("rank", 0)),
         download_seconds=float(document["download_seconds"]),
         train_seconds=float(document["train_seconds"]),
     )

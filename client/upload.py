@@ -53,11 +53,13 @@ class Pace:
             await asyncio.sleep(begin - now)
 
 
-async def upload(stub: rpc.CoordinatorStub, entry: Entry, pace: Pace, *, is_first_attempt: bool) -> pb.Verdict:
+async def upload(
+    stub: rpc.CoordinatorStub | rpc.AggregatorStub, entry: Entry, pace: Pace, *, is_first_attempt: bool
+) -> pb.Verdict:
     """Send an update until the coordinator has answered for it.
 
     Args:
-        stub: of the connection.
+        stub: of the connection to it, or to its rank of the aggregation.
         entry: from the spool.
         pace: shared by all uploads.
         is_first_attempt: no byte of it was ever sent; then an update of one chunk follows its manifest at once, without

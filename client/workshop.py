@@ -25,13 +25,15 @@ from atoll.client.events import (
 )
 from atoll.client.kept import Kept, Owner
 from atoll.client.models import ModelCache, PartialVersion, PieceDamaged
+from atoll.client.ranks import Ranks
 from atoll.client.runner import EvaluateOrder, Runner, RunnerFailed, Training, TrainOrder
 from atoll.client.spool import Entry, Spool
 from atoll.client.threads import off_loop, on_thread
 from atoll.client.transport import Link, StreamBroken, broken_streams
 from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import steps
-from atoll.protocol.manifest import ManifestError, UpdateManifest, digest_of, parse_version
+from atoll.protocol.manifest import ManifestError, UpdateManifest, VersionManifest, digest_of, parse_version
 from atoll.protocol.vocabulary import ClientId, FailureReason
 
 logger = logging.getLogger(__name__)
@@ -58,6 +60,7 @@ class Workshop:
         kept: what an update leaves for the next.
         runner: trains and evaluates.
         link: waits until there is a connection, and returns it.
+        ranks: of the aggregation, if there are any.
         wait: seconds to wait after that many cuts without a byte of progress.
     """
 
@@ -71,11 +74,12 @@ class Workshop:
         kept: Kept,
         runner: Runner,
         link: Callable[[], Awaitable[Link]],
+        ranks: Ranks,
         wait: Callable[[int], float],
     ) -> None:
         self._site, self._out, self._residual = ClientId(site), work / "update.safetensors", work / "residual"
         self._cache, self._spool, self._kept, self._runner = cache, spool, kept, runner
-        self._link, self._wait = link, wait
+        self._link, self._ranks, self._wait = link, ranks, wait
         self._download_seconds = 0.0
 
     # ------------------------------------------------------------ the model
@@ -108,6 +112,9 @@ class Workshop:
         if self._cache.find(digest, manifest) is not None:
             logger.debug("version %s is here already", digest[:12])
             return
+        if self._ranks.num_ranks and not request.data:
+            await self._fetch_from_ranks(request, manifest)
+            return
         is_inline = len(request.data) == manifest.num_bytes
         partial = self._cache.begin(digest, manifest, reuse=not is_inline)
         try:
@@ -116,10 +123,33 @@ class Workshop:
                 with suppress(PieceDamaged):  # then what is missing is downloaded
                     partial.append(request.data[partial.data_bytes :])
             if not partial.is_complete:
-                await self._persistently(lambda link: _complete(link, request, partial), lambda: partial.data_bytes)
+                await self._persistently(
+                    lambda link: _complete(link.stub, request, partial), lambda: partial.data_bytes
+                )
             self._cache.finish(digest, manifest, partial)
         finally:
             partial.close()
+
+    async def _fetch_from_ranks(self, request: Request, manifest: VersionManifest) -> None:
+        """Each rank's part from that rank, all at once."""
+        parts = self._cache.begin_parts(request.model_digest, manifest, self._ranks.num_ranks)
+        fetching = [asyncio.ensure_future(self._fetch_part(request, rank, part)) for rank, part in enumerate(parts)]
+        try:
+            await asyncio.gather(*fetching)
+            await off_loop(manifest.num_bytes, self._cache.join, request.model_digest, manifest, parts)
+        finally:
+            for task in fetching:
+                task.cancel()
+            await asyncio.wait(fetching)
+            for part in parts:
+                part.close()
+
+    async def _fetch_part(self, request: Request, rank: int, part: PartialVersion) -> None:
+        await off_loop(part.num_bytes, part.resume)
+        if not part.is_complete:
+            await self._persistently(
+                lambda _: _complete(self._ranks.stub(rank), request, part), lambda: part.data_bytes
+            )
 
     async def _persistently(
         self, attempt: Callable[[Link], Awaitable[T]], progress: Callable[[], int] = lambda: 0
@@ -201,6 +231,7 @@ class Workshop:
                 statistics=trained.statistics,
                 download_seconds=self._download_seconds,
                 train_seconds=trained.seconds,
+                rank=invitation.rank,
             )
 
         try:
@@ -235,14 +266,14 @@ async def _get_manifest(link: Link, request: Request) -> bytes:
     return encoded
 
 
-async def _complete(link: Link, request: Request, partial: PartialVersion) -> None:
+async def _complete(stub: rpc.CoordinatorStub | rpc.AggregatorStub, request: Request, partial: PartialVersion) -> None:
     """Everything that the version lacks, over one connection."""
     num_damages = 0
     wanted = sum(piece.num_bytes for piece in partial.wanted) - partial.filled_bytes
     logger.info("downloading %s (%s were here already)", in_mb(wanted), in_mb(partial.data_bytes))
     while not partial.is_complete:
         try:
-            await download(link.stub, request.run_id, request.model_digest, partial)
+            await download(stub, request.run_id, request.model_digest, partial)
         except PieceDamaged as error:
             num_damages += 1
             logger.warning("a piece came damaged and is fetched again: %s", error)

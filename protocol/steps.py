@@ -20,6 +20,8 @@ STEPS = (
     ("aggregate.before_fold", "a round is closed, no update is read yet"),
     ("aggregate.mid_fold", "some blocks of the sum are done"),
     ("aggregate.after_fold", "the next version's file is written, the journal does not know it"),
+    ("rank.mid_fold", "a rank has finished some tiles of its part of the next version"),
+    ("rank.folded", "a rank's shard of the next version is written, the coordinator does not know it"),
     ("publish.before", "a round is committed in the journal, its version is not announced"),
     ("publish.after", "a version is announced, its record and its snapshot are not written"),
     ("download.mid", "a client has a part of a version"),

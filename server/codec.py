@@ -31,7 +31,7 @@ class StoreCorrupted(OSError):
 
 def encode_event(event: Event) -> tuple[str, str]:
     """The event's kind and its body."""
-    return type(event).__name__, _encode(event)
+    return type(event).__name__, encode(event)
 
 
 def decode_event(kind: str, body: str, *, where: str) -> Event:
@@ -47,38 +47,38 @@ def decode_event(kind: str, body: str, *, where: str) -> Event:
     """
     if kind not in _EVENTS:
         raise StoreCorrupted(f"{where}: unknown kind {kind!r}; known: {', '.join(sorted(_EVENTS))}")
-    event: Event = _decode(_EVENTS[kind], body, where)
+    event: Event = decode(_EVENTS[kind], body, where)
     return event
 
 
 def encode_ledger(ledger: Ledger) -> str:
     """The body of a snapshot."""
-    return _encode(ledger)
+    return encode(ledger)
 
 
 def decode_ledger(body: str, *, where: str) -> Ledger:
     """Read a ledger back; raises as `decode_event`."""
-    return _decode(Ledger, body, where)
+    return decode(Ledger, body, where)
 
 
 def encode_record(record: RoundRecord) -> str:
     """The record as it is stored."""
-    return _encode(record)
+    return encode(record)
 
 
 def decode_record(body: str, *, where: str) -> RoundRecord:
     """Read a record back; raises as `decode_event`."""
-    return _decode(RoundRecord, body, where)
+    return decode(RoundRecord, body, where)
 
 
 def encode_rules(rules: RunRules) -> str:
     """The rules as they are stored beside their run, so that its journal can be replayed by anyone."""
-    return _encode(rules)
+    return encode(rules)
 
 
 def decode_rules(body: str, *, where: str) -> RunRules:
     """Read rules back; raises as `decode_event`."""
-    return _decode(RunRules, body, where)
+    return decode(RunRules, body, where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,8 @@ class StoredUpdateMeta:
     """Largest |element| of each tensor."""
     squared_norms: Mapping[str, float]
     """Sum of the squared elements of each tensor."""
+    rank: int = 0
+    """Of the aggregation, at which its bytes lie."""
 
     @property
     def norm(self) -> float:
@@ -100,12 +102,12 @@ class StoredUpdateMeta:
 
 def encode_meta(meta: StoredUpdateMeta) -> str:
     """As it is stored."""
-    return _encode(meta)
+    return encode(meta)
 
 
 def decode_meta(body: str, *, where: str) -> StoredUpdateMeta:
     """Read it back; raises as `decode_event`."""
-    return _decode(StoredUpdateMeta, body, where)
+    return decode(StoredUpdateMeta, body, where)
 
 
 @cache
@@ -115,7 +117,8 @@ def _adapter(kind: Any) -> TypeAdapter[tuple[Any]]:
     return TypeAdapter(one, config=_CONFIG)
 
 
-def _encode(value: Any) -> str:
+def encode(value: Any) -> str:
+    """The JSON of a dataclass; ValueError when it holds what cannot be written down."""
     try:
         kind: Any = type(value)
         return _adapter(kind).dump_json((value,))[1:-1].decode()
@@ -123,7 +126,8 @@ def _encode(value: Any) -> str:
         raise ValueError(f"{type(value).__name__} cannot be written down: {error}") from error
 
 
-def _decode(kind: type[Value], body: str, where: str) -> Value:
+def decode(kind: type[Value], body: str, where: str) -> Value:
+    """Read a dataclass of that kind back; raises as `decode_event`."""
     try:
         adapter = _adapter(cast(Any, kind))
         value: Value = adapter.validate_json(f"[{body}]")[0]

@@ -133,6 +133,16 @@ class CoordinatorConfig(BaseModel):
     max_connections: int = Field(default=1000, ge=1, le=100_000)
     """Clients that may be connected at once; a further one is turned away and tries again."""
 
+    aggregators: int = Field(default=0, ge=0, le=64)
+    """Ranks of the aggregation, each with a port of its own for updates and versions; 0: this process does it alone.
+    Fixed for a state directory: every rank keeps its part of the model."""
+
+    start_aggregators: bool = True
+    """Whether this process starts the ranks, on this machine; otherwise you start each with `atoll aggregator`."""
+
+    aggregator_patience: Seconds = 600.0
+    """Seconds that a rank may be away while a round is folded; then the round is abandoned."""
+
     @property
     def heartbeat_interval(self) -> float:
         """Seconds between a client's heartbeats."""
@@ -142,6 +152,36 @@ class CoordinatorConfig(BaseModel):
     def _lease_outlives_heartbeats(self) -> "CoordinatorConfig":
         if self.heartbeat >= self.lease:
             raise ValueError(f"heartbeat {self.heartbeat} is not less than lease ({self.lease})")
+        return self
+
+
+class AggregatorConfig(BaseModel):
+    """One rank of the aggregation, as a process of its own."""
+
+    model_config = STRICT
+
+    coordinator: LoopbackAddress
+    """host:port of the coordinator."""
+
+    rank: int = Field(ge=0, le=63)
+    """Which rank it is, from 0."""
+
+    ranks: int = Field(ge=1, le=64)
+    """How many there are: the coordinator's `aggregators`."""
+
+    listen: LoopbackAddress = "127.0.0.1:0"
+    """host:port of the data plane; port 0: that of the last time, or the system chooses."""
+
+    state: Folder
+    """The rank's own directory: the updates of its clients, its part of each version."""
+
+    interface: str = "lo"
+    """The network interface over which the ranks exchange sums, unencrypted: loopback unless you name another."""
+
+    @model_validator(mode="after")
+    def _rank_is_one_of_them(self) -> "AggregatorConfig":
+        if self.rank >= self.ranks:
+            raise ValueError(f"rank {self.rank} is not in 0..{self.ranks - 1}")
         return self
 
 

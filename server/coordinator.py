@@ -34,11 +34,12 @@ from atoll.server.hub import Connection, Hub
 from atoll.server.journal import Journal, RunRow
 from atoll.server.judge import Judge, refused
 from atoll.server.membership import Leases
-from atoll.server.method import Method
+from atoll.server.ranks import Ranks
 from atoll.server.reduce import Reducer
 from atoll.server.retention import Keep
 from atoll.server.run import RunMachine, RunRules
 from atoll.server.sampling import Sampler, load_sampler
+from atoll.server.sharded_reduce import ShardedReducer
 from atoll.server.statedir import StateDirectory
 from atoll.server.threads import on_thread
 from atoll.server.uploads import Uploads
@@ -73,8 +74,9 @@ class Coordinator:
         self._folding = ThreadPoolExecutor(1, thread_name_prefix="fold")  # no inspection of a late update delays it
         self._journal_thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._leases = Leases(config.lease)
+        self.ranks = Ranks(config.aggregators, self._tell_ranks) if config.aggregators else None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self.uploads = Uploads(self._judge, lambda run_id: self.runs[run_id].reducer.store, self.compute)
+        self.uploads = Uploads(self.judge, lambda run_id: self.runs[run_id].reducer.store, self.compute)
         self._adding = asyncio.Lock()
         self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
@@ -93,6 +95,8 @@ class Coordinator:
         """End everything; what is not on disk was told to nobody."""
         for connection in self.hub:
             connection.close("the coordinator stops")
+        if self.ranks is not None:
+            self.ranks.close()
         for run in self.runs.values():
             await run.stop()
         for task in self._tasks:
@@ -255,20 +259,26 @@ class Coordinator:
             crash=self._crash,
             keep_rounds=self.config.keep_rounds,
             is_in_flight=partial(self.uploads.is_in_flight, row.run_id),
+            assign=self.ranks.assign if self.ranks is not None else lambda: 0,
         )
         run.start()
         return run
 
     def _reducer(self, config: RunConfig, run_id: RunId, *, is_over: bool = False) -> Reducer:
-        return Reducer(
+        make: Callable[..., Reducer] = Reducer
+        if self.ranks is not None:
+            make = partial(ShardedReducer, self.ranks, run_id, self.config.aggregator_patience)
+        return make(
             self.state.run(run_id),
             self._folding,
             partial(self.journal.updates, run_id),
-            method=Method.of(config.aggregation, config.optimizer, is_over=is_over),
+            settings=(config.aggregation, config.optimizer),
+            is_over=is_over,
             keep_versions=self.config.keep_versions,
         )
 
-    def _judge(self, manifest: UpdateManifest, opened: pb.UploadOpen) -> Judge | pb.Verdict:
+    def judge(self, manifest: UpdateManifest, opened: pb.UploadOpen) -> Judge | pb.Verdict:
+        """Who decides about an update; or at once why nobody does."""
         run = self.runs.get(manifest.run_id)
         if run is None:
             return refused(RejectReason.RUN_ENDED, f"there is no run {manifest.run_id!r} here")
@@ -308,7 +318,9 @@ class Coordinator:
         self._leases.heard(client_id, self.clock.now())
         tasks = sorted({run.task for run in self.runs.values() if run.machine.ledger.state not in TERMINAL})
         heartbeat, lease = self.config.heartbeat_interval, self.config.lease
-        connection.send(pb.ServerMessage(welcome=pb.Welcome(heartbeat_s=heartbeat, lease_s=lease, tasks=tasks)))
+        ranks = self.ranks.addresses() if self.ranks is not None else None
+        welcome = pb.Welcome(heartbeat_s=heartbeat, lease_s=lease, tasks=tasks, ranks=ranks)
+        connection.send(pb.ServerMessage(welcome=welcome))
         logger.info("%s joined (%d connected)", client_id, len(self.hub))
         working_on: dict[RunId, list[RoundId]] = {}
         for work in hello.working_on:
@@ -321,6 +333,12 @@ class Coordinator:
             self.spawn(self._tell_end(connection, self.runs[run_id]))
         if tasks and not connection.tasks & set(tasks):
             logger.warning("%s allows none of the tasks that are run here (%s)", client_id, ", ".join(tasks))
+
+    def _tell_ranks(self) -> None:
+        """An aggregation rank has come or gone."""
+        assert self.ranks is not None
+        for connection in self.hub:
+            connection.send(pb.ServerMessage(ranks=self.ranks.addresses()))
 
     async def _tell_end(self, connection: Connection, run: RunDriver) -> None:
         await run.on_disk()

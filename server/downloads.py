@@ -2,19 +2,26 @@
 
 import asyncio
 import hashlib
+import itertools
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
 from atoll.aggregation.boxes import BoxReader
-from atoll.aggregation.layout import Piece
+from atoll.aggregation.cuts import first_element
+from atoll.aggregation.layout import ITEM_BYTES, Piece
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
 from atoll.protocol.channel import CHUNK_BYTES
-from atoll.server.reduce import VersionFile
 from atoll.server.silence import in_time
 from atoll.server.threads import off_loop, on_thread
+from atoll.server.versions import VersionFile
 
 INLINE_BYTES = CHUNK_BYTES
 BOXES_MAX = 65_536
+
+
+class NotHeld(LookupError):
+    """The pieces are kept by another rank, or by none any more."""
 
 
 class BadRequest(ValueError):
@@ -30,10 +37,12 @@ async def send_version(
 
     Raises:
         BadRequest: a box that the version does not have, more than all of it, or a position beyond the end.
+        NotHeld: not all of the boxes are kept here.
         FileNotFoundError: the version is no longer kept.
         Silent: the client grants no credit.
     """
     boxes = _boxes(version, opened)
+    _check_held(version, boxes)
     total = sum(box.num_bytes for box in boxes)
     if opened.position > total:
         raise BadRequest(f"position {opened.position} is not in 0..{total}")
@@ -113,6 +122,21 @@ def _boxes(version: VersionFile, opened: pb.DownloadOpen) -> list[Piece]:
     if wanted > whole_bytes:
         raise BadRequest(f"boxes of {wanted} bytes together are more than the {whole_bytes} of the version")
     return boxes
+
+
+def _check_held(version: VersionFile, boxes: list[Piece]) -> None:
+    """The file may hold a run of the version's bytes alone: whoever asks for others asks the wrong rank."""
+    if len(version.held) == version.manifest.num_bytes:
+        return
+    starts = itertools.accumulate((tensor.num_bytes for tensor in version.manifest.layout), initial=0)
+    tensors = {t.name: (t, start) for t, start in zip(version.manifest.layout, starts, strict=False)}
+    for box in boxes:
+        tensor, start = tensors[box.tensor]
+        item = ITEM_BYTES[box.dtype]
+        last = replace(box, offsets=tuple(o + n - 1 for o, n in zip(box.offsets, box.lengths, strict=True)))
+        begin, end = start + item * first_element(box, tensor), start + item * (first_element(last, tensor) + 1)
+        if box.num_bytes and not (version.held.start <= begin and end <= version.held.stop):
+            raise NotHeld(f"box {box.offsets} + {box.lengths} of tensor {box.tensor!r} is not kept here")
 
 
 def _chunks(stop: int) -> Iterator[tuple[int, int]]:

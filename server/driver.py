@@ -104,6 +104,7 @@ class RunDriver:
         crash: Callable[[BaseException], None],
         keep_rounds: int,
         is_in_flight: Callable[[Digest], bool],
+        assign: Callable[[], int],
     ) -> None:
         self.run_id, self.config, self.task, self.machine = run_id, config, task, machine
         self.reducer = reducer
@@ -121,7 +122,7 @@ class RunDriver:
         self._seq = seq
         self._journal, self._journal_thread = journal, journal_thread
         self._evaluator, self._sampler, self._hub, self._clock = evaluator, sampler, hub, clock
-        self._crash = crash
+        self._crash, self._assign = crash, assign
         self._posted: list[_Posted] = []
         self._wake = asyncio.Event()
         self._is_broken = False
@@ -320,6 +321,7 @@ class RunDriver:
             local=self.config.local,
             algorithm=self.config.aggregation.algorithm,
             codec=self._codec_for(effect.client_id),
+            rank=self._assign(),
             grace=self.config.round.grace,
             now=self._clock.now(),
         )
@@ -420,7 +422,8 @@ class RunDriver:
                 continue
             statistics, detail = None, ""
             try:
-                statistics = await self._evaluator.evaluate(self.reducer.version(version).path)
+                if not self._evaluator.has_no_data:
+                    statistics = await self._evaluator.evaluate(await self.reducer.whole(version))
                 detail = "" if statistics is not None else "the task has no test_data"
             except (EvaluationFailed, OSError) as error:
                 detail = _detail(error)

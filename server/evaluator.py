@@ -40,6 +40,8 @@ class Evaluator:
         self._worker = Worker(reference.task, log_path=log_path, local=reference.local, algorithm=reference.algorithm)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluator")
         self._timeout_s = timeout_s
+        self.has_no_data = False
+        """Whether the task was found to have no test data of the server's."""
 
     async def check(self) -> None:
         """Load the task: what is wrong with it is the operator's to know at once."""
@@ -53,6 +55,7 @@ class Evaluator:
     async def evaluate(self, model: Path) -> Sums | None:
         """Sufficient statistics of a version on the server's data; None when the task has no such data."""
         statistics = (await self._ask("evaluate", model=str(model), split="server"))["statistics"]
+        self.has_no_data = statistics is None
         return None if statistics is None else {name: tuple(values) for name, values in statistics.items()}
 
     async def values(self, sums: Sums) -> dict[str, float | None]:

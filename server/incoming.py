@@ -21,9 +21,11 @@ class Incoming:
     A small one is forgotten when its block ends: sent again it costs less than the question where to go on.
     """
 
-    def __init__(self, path: Path, total_bytes: int, on_close: Callable[["Incoming"], None]) -> None:
+    def __init__(
+        self, path: Path, total_bytes: int, on_close: Callable[["Incoming"], None], *, has_file: bool = False
+    ) -> None:
         self.path, self.total_bytes = path, total_bytes
-        self._on_close = on_close
+        self._on_close, self._has_file = on_close, has_file
         self._data, self._file, self.position = bytearray(), -1, 0
         if not self.is_small:
             self._open()
@@ -31,7 +33,7 @@ class Incoming:
     @property
     def is_small(self) -> bool:
         """Whether its bytes are in memory alone."""
-        return self.total_bytes <= SMALL_BYTES
+        return not self._has_file and self.total_bytes <= SMALL_BYTES
 
     @property
     def data(self) -> bytes | None:

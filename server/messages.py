@@ -35,6 +35,7 @@ def invitation(
     local: Mapping[str, Any],
     algorithm: str,
     codec: str,
+    rank: int = 0,
     grace: float,
     now: float,
 ) -> pb.ServerMessage:
@@ -54,6 +55,7 @@ def invitation(
             data=data,
             algorithm=algorithm,
             codec=codec,
+            rank=rank,
         )
     )
 

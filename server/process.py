@@ -21,6 +21,7 @@ from atoll.protocol.vocabulary import RunId, RunState
 from atoll.server.config import CoordinatorConfig, RunConfig
 from atoll.server.coordinator import Coordinator, OperatorError
 from atoll.server.service import AdminService, CoordinatorService
+from atoll.server.spawned import SpawnedRanks
 from atoll.server.statedir import StateDirectory
 
 logger = logging.getLogger(__name__)
@@ -65,16 +66,21 @@ async def host(
     with StateDirectory.open(config.state) as state:
         coordinator = Coordinator(config, state)
         server, address = await _listen(coordinator, config.listen)
-        stop = _stop_on_signals()
+        stop, ranks = _stop_on_signals(), None
         try:
             await coordinator.start()
             asked = await _find_or_add(coordinator, run, again=again) if run is not None else None
             await server.start()  # last: whoever joins is told which tasks are run here
+            if coordinator.ranks is not None and config.start_aggregators:
+                ranks = SpawnedRanks(config.aggregators, config.state, address)
+                ranks.start()
             state.announce(address, os.getpid())
             on_ready(coordinator, address)
             return await _until_over(coordinator, stop, asked, stay=stay)
         finally:
             await server.stop(grace=0.2)
+            if ranks is not None:
+                await ranks.stop()
             await coordinator.stop()
 
 
@@ -97,6 +103,12 @@ async def _listen(coordinator: Coordinator, listen: str) -> tuple[grpc.aio.Serve
     server = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=most)
     rpc.add_CoordinatorServicer_to_server(CoordinatorService(coordinator), server)
     rpc.add_AdminServicer_to_server(AdminService(coordinator), server)
+    if coordinator.ranks is not None:
+        from atoll.server.rank_service import (
+            AggregationService,  # torch, which a coordinator without ranks need not load
+        )
+
+        rpc.add_AggregationServicer_to_server(AggregationService(coordinator, coordinator.ranks), server)
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     services = [pb.DESCRIPTOR.services_by_name[name].full_name for name in ("Coordinator", "Admin")]

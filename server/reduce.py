@@ -8,48 +8,33 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from atoll.aggregation.fold import fold
 from atoll.aggregation.inspection import inspect
-from atoll.aggregation.layout import FLOATS, Piece
+from atoll.aggregation.layout import Layout, Piece
 from atoll.aggregation.means import Weighted
 from atoll.aggregation.step import Step
 from atoll.aggregation.tensorfile import parse_header, read_buffers
 from atoll.protocol import steps
-from atoll.protocol.channel import INLINE_BYTES_MAX
-from atoll.protocol.manifest import VersionManifest, digest_of, parse_update, parse_version
+from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.codec import StoreCorrupted, StoredUpdateMeta, decode_meta
 from atoll.server.durable import naming_full_disk
 from atoll.server.evaluator import Evaluator
 from atoll.server.events import Aggregate
 from atoll.server.journal import UpdateRow
-from atoll.server.method import Method
+from atoll.server.method import AggregationConfig, Method, OptimizerConfig
+from atoll.server.plan import FoldPlan, plan_of
 from atoll.server.store import INCOMING_AGE_MAX_S, RunStore
 from atoll.server.threads import on_thread
-
-VERSIONS_CACHED_MAX = 8
-
-
-@dataclass(frozen=True, slots=True)
-class VersionFile:
-    """A version of the global model, on disk and ready to be sent."""
-
-    version: Version
-    digest: Digest
-    path: Path
-    manifest: VersionManifest
-    data_start: int
-    manifest_bytes: bytes
-    small_data: bytes  # of all pieces, when they ride in an invitation; otherwise nothing
+from atoll.server.versions import VersionFile, Versions
 
 
-class Reducer:
+class Reducer(Versions):
     """The versions of one run: made, found, served, and forgotten."""
 
     def __init__(
@@ -58,58 +43,15 @@ class Reducer:
         folding: Executor,
         accepted: Callable[[Sequence[Digest]], dict[Digest, UpdateRow]],
         *,
-        method: Method,
+        settings: tuple[AggregationConfig, OptimizerConfig],
+        is_over: bool,
         keep_versions: int,
     ) -> None:
-        self.store = RunStore(folder)
+        super().__init__(RunStore(folder))
         self._accepted = accepted  # asked on a thread
         self._folding, self._is_stopping = folding, False
-        self._method, self._keep_versions = method, keep_versions
-        self._cache: dict[Version, VersionFile] = {}
-
-    def version(self, version: Version) -> VersionFile:
-        """A version that is on disk.
-
-        Raises:
-            OSError: it is not, or is damaged.
-        """
-        file = self._cache.get(version)
-        if file is None:
-            manifest_bytes = self.store.read_manifest(version)
-            manifest = parse_version(manifest_bytes)
-            path = self.store.version_path(version)
-            _, data_start = parse_header(path)
-            file = VersionFile(
-                version,
-                digest_of(manifest_bytes),
-                path,
-                manifest,
-                data_start,
-                manifest_bytes,
-                _small_data(path, data_start, manifest.num_bytes),
-            )
-            self._cache = {**dict(list(self._cache.items())[1 - VERSIONS_CACHED_MAX :]), version: file}
-        return file
-
-    def num_bytes(self, version: Version) -> int:
-        """Size of a version's file."""
-        return self.version(version).path.stat().st_size
-
-    def known(self, version: Version) -> VersionFile | None:
-        """A version, or None when it never was or is no longer kept."""
-        try:
-            return self.version(version)
-        except FileNotFoundError:
-            return None
-
-    def by_digest(self, digest: str) -> VersionFile | None:
-        """The kept version with this identity."""
-        cached = next((v for v in self._cache.values() if v.digest == digest), None)
-        if cached is not None:
-            return cached
-        newest_first = sorted(self.store.versions(), reverse=True)
-        found = (v for v in map(self.known, newest_first) if v is not None and v.digest == digest)
-        return next(found, None)
+        self.method, self._settings = Method.of(*settings, is_over=is_over), settings
+        self._keep_versions = keep_versions
 
     async def write_initial(self, evaluator: Evaluator, seed: int) -> None:
         """Version 0, from the task's own model."""
@@ -129,22 +71,21 @@ class Reducer:
         return await loop.run_in_executor(self._folding, self._fold, effect)
 
     def _fold(self, effect: Aggregate) -> Digest:
-        base = self.version(effect.base_version)
-        weights = self._method.weights(effect.contributions)
         rows = self._accepted([c.digest for c in effect.contributions])
-        metas = {c.digest: decode_meta(rows[c.digest].meta, where=f"update {c.digest}") for c in effect.contributions}
-        factors = self._method.factors([_float_norm(meta, base) for meta in metas.values()])
-        nova = self._method.normalized(weights, (parse_update(meta.manifest) for meta in metas.values()))
+        plan, metas = self._plan(effect, rows)
+        base, version = self.version(plan.base_version), Version(plan.base_version + 1)
         updates = [
             Weighted(
-                self.store.stored_update(c.digest, metas.pop(c.digest), rows.pop(c.digest).data), weight, f, nova_f
+                self.store.stored_update(planned.digest, metas.pop(planned.digest), rows.pop(planned.digest).data),
+                planned.weight,
+                planned.factor,
+                planned.trained_factor,
             )
-            for c, weight, f, nova_f in zip(effect.contributions, weights, factors, nova.factors, strict=True)
+            for planned in plan.updates
         ]
-        version = Version(effect.base_version + 1)
         out = self.store.version_path(version)
         with naming_full_disk(out):
-            step = self._step(base, version, nova.scale)
+            step = step_of(plan, base.manifest.layout, self.method, self.store)
             folded = fold(
                 base.path,
                 updates,
@@ -152,25 +93,39 @@ class Reducer:
                 step=step,
                 threads=os.cpu_count() or 1,
                 between=self._between_tiles,
-                device=self._method.device,
+                device=self.method.device,
             )
         steps.reached("aggregate.after_fold")
         for slot, pieces in folded.slots.items():
             of_slot = VersionManifest.of(pieces, piece_bytes=base.manifest.piece_bytes)
             self.store.write_manifest(version, of_slot.encode(), slot)
-        manifest = VersionManifest.of(folded.pieces, model_dtypes=base.manifest.model_dtypes).encode()
+        return self._write_manifest(version, folded.pieces, base)
+
+    def _plan(
+        self, effect: Aggregate, rows: Mapping[Digest, UpdateRow]
+    ) -> tuple[FoldPlan, dict[Digest, StoredUpdateMeta]]:
+        metas = {digest: decode_meta(row.meta, where=f"update {digest}") for digest, row in rows.items()}
+        base = self.version(effect.base_version)
+        plan = plan_of(
+            effect,
+            base.manifest,
+            metas,
+            method=self.method,
+            base_digest=base.digest,
+            buffers=read_buffers(self.store.version_path(Version(0))),
+            settings=self._settings,
+        )
+        return plan, metas
+
+    def _write_manifest(self, version: Version, pieces: Iterable[Piece], base: VersionFile) -> Digest:
+        """Let a version whose bytes are durable exist."""
+        manifest = VersionManifest.of(pieces, model_dtypes=base.manifest.model_dtypes).encode()
         self.store.write_manifest(version, manifest)
         return digest_of(manifest)
 
-    def _step(self, base: VersionFile, version: Version, scale: float) -> Step:
-        """Version 0 has no slots: there they are as they begin."""
-        slots = self._method.slots
-        before = {slot: self.store.version_path(base.version, slot) for slot in slots if base.version}
-        after = {slot: self.store.version_path(version, slot) for slot in slots}
-        buffers = read_buffers(base.path)
-        trained = frozenset(tensor.name for tensor in base.manifest.layout if tensor.name not in buffers)
-        method = self._method
-        return Step(method.optimizer, trained, method.rule, scale=scale, before=before, after=after)
+    async def whole(self, version: Version) -> Path:
+        """The file of a whole version."""
+        return self.version(version).path
 
     def publish(self, version: Version) -> None:
         """From now on this is the global model."""
@@ -183,7 +138,7 @@ class Reducer:
             OSError: it is not.
         """
         _check_whole(self.version(version).path, self.version(version).manifest.pieces)
-        for slot in self._method.slots if version else ():
+        for slot in self.method.slots if version else ():
             manifest = parse_version(self.store.read_manifest(version, slot))
             _check_whole(self.store.version_path(version, slot), manifest.pieces)
 
@@ -229,15 +184,10 @@ def _check_whole(path: Path, pieces: tuple[Piece, ...]) -> None:
         raise StoreCorrupted(f"{path} is damaged (tensors {names}): put it back from a backup")
 
 
-def _float_norm(meta: StoredUpdateMeta, base: VersionFile) -> float:
-    """Euclidean length of an update's float tensors."""
-    floats = {tensor.name for tensor in base.manifest.layout if tensor.dtype in FLOATS}
-    return math.sqrt(math.fsum(square for name, square in meta.squared_norms.items() if name in floats))
-
-
-def _small_data(path: Path, start: int, num_bytes: int) -> bytes:
-    if num_bytes > INLINE_BYTES_MAX:
-        return b""
-    with path.open("rb") as file:
-        file.seek(start)
-        return file.read(num_bytes)
+def step_of(plan: FoldPlan, layout: Layout, method: Method, store: RunStore) -> Step:
+    """The step of a fold whose files lie in `store`. Version 0 has no slots: there they are as they begin."""
+    base, version = plan.base_version, Version(plan.base_version + 1)
+    before = {slot: store.version_path(base, slot) for slot in method.slots if base}
+    after = {slot: store.version_path(version, slot) for slot in method.slots}
+    trained = frozenset(tensor.name for tensor in layout) - set(plan.buffers)
+    return Step(method.optimizer, trained, method.rule, scale=plan.scale, before=before, after=after)

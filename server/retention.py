@@ -95,6 +95,7 @@ class Retention:
         self._spawn = spawn
         self._received: dict[Digest, int] = {}  # updates that came in since the last collection, by their event
         self._keep: Keep | None = None  # of the newest round that has ended and was not cleaned up after
+        self._live: _Live | None = None  # of the last collection
         self._task: asyncio.Task[None] | None = None
         self._is_last = asyncio.Event()
 
@@ -107,6 +108,10 @@ class Retention:
         self._keep = keep
         if self._task is None or self._task.done():
             self._task = self._spawn(self._collect_while_rounds_end())
+
+    def is_unused(self, digest: Digest) -> bool:
+        """Whether the last collection found no decision that could need an update; it may lie elsewhere."""
+        return self._live is not None and digest not in self._live
 
     async def finish(self) -> None:
         """The run has ended: collect what is left over at once, and wait until that is done."""
@@ -126,7 +131,9 @@ class Retention:
         """Delete updates that no decision can refer to, old versions, and the journal before the last snapshots."""
         self._received = {digest: seq for digest, seq in self._received.items() if seq > keep.seq}
 
-        live = _Live(lambda digest: digest in keep.updates or digest in self._received or self._is_in_flight(digest))
+        live = self._live = _Live(
+            lambda digest: digest in keep.updates or digest in self._received or self._is_in_flight(digest)
+        )
         prune = partial(self._journal.prune, self._run_id, keep_rounds=self._keep_rounds, live=live)
         try:
             await self._reducer.collect_garbage(

@@ -15,7 +15,7 @@ from atoll.protocol.settings import ConfigError, load_text
 from atoll.protocol.vocabulary import ClientId, FailureReason, LossReason, RoundId, RunId, Version
 from atoll.server.config import RunFile
 from atoll.server.coordinator import Coordinator, OperatorError, UnknownRun
-from atoll.server.downloads import BadRequest, send_version
+from atoll.server.downloads import BadRequest, NotHeld, send_version
 from atoll.server.events import ClientEvaluated, ClientFailed, Profile
 from atoll.server.hub import Connection
 from atoll.server.messages import NAME_MAX, sums_of
@@ -113,13 +113,13 @@ class CoordinatorService(rpc.CoordinatorServicer):
         if version is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, _no_version(request.run_id, request.digest))
         assert version is not None
-        return pb.ManifestReply(manifest=version.manifest_bytes)
+        return pb.ManifestReply(manifest=version.manifest_bytes, version=version.version)
 
     async def Download(
         self, requests: AsyncIterator[pb.DownloadRequest], context: Context
     ) -> AsyncIterator[pb.DownloadReply]:
         """Pieces of a version, as fast as the client grants credit."""
-        first = await _opening(requests, context, "DownloadOpen")
+        first = await opening(requests, context, "DownloadOpen")
         run = self._coordinator.runs.get(RunId(first.open.run_id))
         version = run.reducer.by_digest(first.open.digest) if run else None
         if version is None:
@@ -130,7 +130,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
                 yield reply
         except BadRequest as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotHeld):
             await context.abort(grpc.StatusCode.NOT_FOUND, _no_version(first.open.run_id, first.open.digest))
         except Silent as error:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
@@ -139,7 +139,9 @@ class CoordinatorService(rpc.CoordinatorServicer):
         self, requests: AsyncIterator[pb.UploadRequest], context: Context
     ) -> AsyncIterator[pb.UploadReply]:
         """An update, from its manifest to the verdict."""
-        first = await _opening(requests, context, "UploadOpen")
+        first = await opening(requests, context, "UploadOpen")
+        if self._coordinator.ranks is not None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "updates go to the aggregation ranks")
         try:
             async for reply in self._coordinator.uploads.receive(first.open, requests):
                 yield reply
@@ -177,6 +179,12 @@ class AdminService(rpc.AdminServicer):
         """Reopen a stopped or failed run."""
         return await self._change(context, request.run_id, None)
 
+    async def ListRanks(self, request: pb.ListRanksRequest, context: Context) -> pb.ListRanksReply:
+        """The aggregation ranks, and what each has received."""
+        coordinator = self._coordinator
+        rows = coordinator.ranks.rows() if coordinator.ranks is not None else []
+        return pb.ListRanksReply(ranks=rows, received_bytes=coordinator.uploads.received_bytes)
+
     async def _change(self, context: Context, run_id: str, stop_reason: str | None) -> pb.RunReply:
         try:
             if stop_reason is None:
@@ -190,7 +198,7 @@ class AdminService(rpc.AdminServicer):
         return pb.RunReply(run_id=run_id, state=self._coordinator.state_of(RunId(run_id)))
 
 
-async def _opening(requests: AsyncIterator[Any], context: Context, kind: str) -> Any:
+async def opening(requests: AsyncIterator[Any], context: Context, kind: str) -> Any:
     """The first message of the data plane's streams, or the end of the call."""
     try:
         first = await next_of(requests)

@@ -131,7 +131,7 @@ class StateDirectory:
             raise StateUnusable(f"{path} is no state directory: there is no state.db in it")
         try:
             (path / "runs").mkdir(parents=True, exist_ok=True)
-            lock = _lock(path)
+            lock = lock_directory(path)
         except (FileExistsError, NotADirectoryError) as error:
             raise StateUnusable(f"{path} is not a directory; choose another path for the state") from error
         except StateInUse:
@@ -208,8 +208,14 @@ def running_coordinator(path: Path) -> RunningCoordinator | None:
     return RunningCoordinator(said["address"], int(pid))
 
 
-def _lock(path: Path) -> int:
-    """Take the lock for as long as the returned descriptor is open; the kernel lets it go when the process dies."""
+def lock_directory(path: Path) -> int:
+    """Make the directory, and hold it as long as the returned descriptor is open, or the process lives.
+
+    Raises:
+        StateInUse: another process holds it.
+        OSError: it cannot be written.
+    """
+    path.mkdir(parents=True, exist_ok=True)
     lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -217,7 +223,7 @@ def _lock(path: Path) -> int:
         pid = os.pread(lock, 64, 0).decode().partition(" ")[0] or "unknown"
         os.close(lock)
         raise StateInUse(
-            f"{path} is in use by another coordinator (process {pid}): stop that one, or choose another state directory"
+            f"{path} is in use by another process ({pid}): stop that one, or choose another state directory"
         ) from error
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{os.getpid()} {_start_time(os.getpid())}".encode(), 0)

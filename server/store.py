@@ -6,7 +6,7 @@
     incoming/<digest>.bin                                     a partial upload: its length is where it goes on
 
 What is known of an accepted update, and all bytes of a small one, is written with the event that accepts it
-(`journal`). A version exists when both of its files are there: the manifest is written last and removed first. So a
+(`journal`). A version exists when its manifest is there, which is written last and removed first. So a
 crash at any point leaves something whole, or something that `collect_garbage` finds. Links are never followed.
 """
 
@@ -55,10 +55,10 @@ class KeptUpdate:
 class RunStore:
     """The files of one run; may be used by several threads."""
 
-    def __init__(self, folder: Path, *, margin_bytes: int = MARGIN_BYTES) -> None:
+    def __init__(self, folder: Path, *, margin_bytes: int = MARGIN_BYTES, has_files_only: bool = False) -> None:
         self._versions, self._updates = folder / "versions", folder / "updates"
         self._incoming = folder / "incoming"
-        self._margin_bytes = margin_bytes
+        self._margin_bytes, self._has_files_only = margin_bytes, has_files_only
         self._open: set[Incoming] = set()
         self._lock = threading.Lock()  # of the set, and between opening an upload and dropping it as garbage
         for path in (self._versions, self._updates, self._incoming):
@@ -89,8 +89,7 @@ class RunStore:
     def versions(self) -> list[Version]:
         """Those that are kept, oldest first."""
         names = map(_MANIFEST.fullmatch, os.listdir(self._versions))
-        found = {Version(int(name[1])) for name in names if name}
-        return sorted(version for version in found if self.version_path(version).is_file())
+        return sorted(Version(int(name[1])) for name in names if name)
 
     # ------------------------------------------------------------ updates
 
@@ -101,6 +100,13 @@ class RunStore:
     def update_path(self, digest: Digest) -> Path:
         """Where an accepted update's bytes lie."""
         return self._updates / f"{_checked(digest)}.bin"
+
+    def digests(self) -> set[Digest]:
+        """Of all updates that are here, whole or in part."""
+        names = (
+            _UPDATE_FILE.fullmatch(name) for folder in (self._updates, self._incoming) for name in os.listdir(folder)
+        )
+        return {Digest(name[1]) for name in names if name}
 
     def has_file(self, digest: Digest) -> bool:
         """Whether an upload was found sound and made a file of `updates`; `kept_before` tells if it still is."""
@@ -127,7 +133,7 @@ class RunStore:
                     f"{promised} are promised to other uploads, {self._margin_bytes} stay free"
                 )
             with naming_full_disk(path):
-                upload = Incoming(path, total_bytes, self._closed)
+                upload = Incoming(path, total_bytes, self._closed, has_file=self._has_files_only)
             self._open.add(upload)
         return upload
 

@@ -28,12 +28,21 @@ State = Annotated[
 Again = Annotated[
     bool, typer.Option("--again", help="Begin a new run also when the last one with these very settings has ended.")
 ]
+Aggregators = Annotated[
+    int | None,
+    typer.Option(
+        "--aggregators",
+        metavar="N",
+        help="Spread the aggregation over N ranks, processes on this machine; short for coordinator.aggregators.",
+    ),
+]
 Stay = Annotated[bool, typer.Option("--stay", help="Stay when every run has ended; more may be started.")]
 
 
 def coordinator(
     what: What = None,
     state: State = None,
+    aggregators: Aggregators = None,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     again: Again = False,
     stay: Stay = False,
@@ -48,7 +57,7 @@ def coordinator(
     from atoll.cli.files import load_host, overriding
     from atoll.server.config import RunFile
 
-    file = load_host(what, overriding(overrides, coordinator__state=state))
+    file = load_host(what, overriding(overrides, coordinator__state=state, coordinator__aggregators=aggregators))
     if check:
         _check(file)
         return

@@ -55,7 +55,8 @@ def state_of(file: RunFile, what: str, state: Path | None) -> Path:
 def overriding(overrides: Sequence[str], **options: object) -> list[str]:
     """The options that were given, as overrides that win; `coordinator__state=x` stands for coordinator.state."""
     given = {name.replace("__", "."): value for name, value in options.items() if value is not None}
-    return [*overrides, *(f"{name}={json.dumps(str(value))}" for name, value in given.items())]
+    plain = {name: value if isinstance(value, int) else str(value) for name, value in given.items()}
+    return [*overrides, *(f"{name}={json.dumps(value)}" for name, value in plain.items())]
 
 
 def _has_only_the_host(path: Path) -> bool:

@@ -7,6 +7,7 @@ import typer
 
 from atoll.cli import clients, models, rounds, runs
 from atoll.cli.agent import agent
+from atoll.cli.aggregator import aggregator
 from atoll.cli.coordinator import coordinator
 from atoll.cli.faults import EXIT_BUG, Commands
 from atoll.cli.new import new
@@ -36,6 +37,7 @@ def atoll(
 
 app.command()(new)
 app.command()(coordinator)
+app.command()(aggregator)
 app.command()(agent)
 app.add_typer(runs.app, name="run")
 app.add_typer(rounds.app, name="round")

@@ -94,7 +94,7 @@ def cohort_of(updates: Sequence[Weighted], ranks: Sequence[int], layout: Layout,
         for t in layout
         if any(t.name not in names for names in carried)
     }
-    return Cohort(totals_of(updates), places, omitted)
+    return Cohort(totals_of(item.carried for item in updates), places, omitted)
 
 
 def fold_on_ranks(

@@ -100,7 +100,7 @@ def test_a_file_that_is_not_there_or_no_toml_is_refused(tmp_path: Path) -> None:
 def test_a_state_directory_in_use_is_refused(run_toml: Path) -> None:
     with StateDirectory.open(run_toml.parent / "state"):
         (fault,) = refused("coordinator", run_toml)
-    assert "is in use by another coordinator (process" in fault
+    assert "is in use by another process (" in fault
 
 
 def test_a_port_in_use_is_refused(run_toml: Path) -> None:

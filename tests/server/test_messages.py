@@ -13,6 +13,8 @@ def message(manifest=b"m", deadline=110.0, now=100.0):
         manifest=manifest,
         seed=5,
         local={"lr": 0.1},
+        algorithm="fedavg",
+        codec="",
         grace=1.0,
         now=now,
     ).invite

@@ -368,10 +368,9 @@ def test_a_crash_anywhere_in_keeping_an_update_is_repaired_by_doing_it_again(sto
 # ---------------------------------------------------------------- versions
 
 
-def test_a_version_exists_when_it_has_its_tensors_and_its_manifest(store):
+def test_a_version_exists_when_it_has_its_manifest(store):
     make_versions(store, [0, 1, 12])
     store.version_path(13).write_bytes(b"x")
-    store.manifest_path(14).write_bytes(b"{}")
     store.manifest_path(15).with_suffix(".json.part").write_bytes(b"{}")
     assert store.versions() == [0, 1, 12]
     assert store.version_path(12).name == "000012.safetensors"

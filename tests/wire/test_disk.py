@@ -109,7 +109,7 @@ async def test_aggregation_waits_for_space_and_keeps_every_update(tmp_path):
 @live
 async def test_second_coordinator_on_the_same_directory_is_refused_and_disturbs_nobody(tmp_path):
     async with running(tmp_path / "state") as it, it.client("a") as a, it.client("b"):
-        with pytest.raises(StateInUse, match="in use by another coordinator"):
+        with pytest.raises(StateInUse, match="in use by another process"):
             async with running(tmp_path / "state"):
                 pass
         assert (await report(a))[1].accepted

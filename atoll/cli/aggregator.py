@@ -1,0 +1,65 @@
+"""`atoll aggregator`: one rank of the aggregation, on a machine of its own or beside the others."""
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoll.cli import options
+from atoll.cli.faults import CommandError
+from atoll.cli.printing import note, say
+
+Coordinator = Annotated[
+    str | None, typer.Option("--coordinator", metavar="HOST:PORT", help="The coordinator; short for coordinator.")
+]
+Rank = Annotated[int | None, typer.Option("--rank", metavar="N", help="Which rank it is, from 0; short for rank.")]
+Ranks = Annotated[int | None, typer.Option("--of", metavar="N", help="How many ranks there are; short for ranks.")]
+Listen = Annotated[
+    str | None, typer.Option("--listen", metavar="HOST:PORT", help="Where clients send updates; short for listen.")
+]
+State = Annotated[Path | None, typer.Option("--state", metavar="DIR", help="The rank's own directory.")]
+Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="The rank's TOML.")]
+WithParent = Annotated[bool, typer.Option("--with-parent", hidden=True, help="End when standard input ends.")]
+
+
+def aggregator(
+    coordinator: Coordinator = None,
+    rank: Rank = None,
+    ranks: Ranks = None,
+    listen: Listen = None,
+    state: State = None,
+    config: Config = None,
+    overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
+    check: options.Check = False,
+    with_parent: WithParent = False,
+) -> None:
+    """Be one rank of the aggregation: receive the updates of its clients, keep its part of the model, fold with the
+    others.
+
+    `atoll coordinator --aggregators N` starts N ranks by itself. This command is for ranks on other machines, or that
+    you supervise yourself; the coordinator then needs `coordinator.start_aggregators=false`. Start a rank again as
+    often as you like: what it has acknowledged lies in its directory.
+    """
+    from atoll.cli.files import overriding
+    from atoll.protocol.settings import effective, load
+    from atoll.server.config import AggregatorConfig
+
+    given = overriding(overrides, coordinator=coordinator, rank=rank, ranks=ranks, listen=listen, state=state)
+    settings = load(AggregatorConfig, config, given)
+    if check:
+        say(effective(settings).rstrip("\n"))
+        return
+    from atoll.cli import log
+    from atoll.server.aggregator import host_rank
+    from atoll.server.coordinator import OperatorError
+
+    log.configure()
+
+    def ready(address: str) -> None:
+        note(f"atoll aggregator, rank {settings.rank} of {settings.ranks}, on {address}, state in {settings.state}")
+
+    try:
+        raise typer.Exit(asyncio.run(host_rank(settings, with_parent=with_parent, on_ready=ready)))
+    except OperatorError as error:
+        raise CommandError(str(error)) from error

@@ -1,0 +1,196 @@
+"""An aggregation rank as a process: its own port for the data plane, one stream to the coordinator, one directory."""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import steps
+from atoll.protocol.channel import PROTOCOL, client_options, loopback_only, server_options
+from atoll.server.config import AggregatorConfig
+from atoll.server.coordinator import OperatorError
+from atoll.server.durable import write_atomically
+from atoll.server.rank import Rank, RankPlace
+from atoll.server.rank_service import AggregatorService
+from atoll.server.statedir import lock_directory
+
+logger = logging.getLogger(__name__)
+
+DIAL_S = 0.5
+"""Seconds between two attempts to reach the coordinator."""
+
+CALLS_MAX = 10_000
+EXIT_OK = 0
+
+
+async def host_rank(
+    config: AggregatorConfig, *, with_parent: bool = False, on_ready: Callable[[str], None] = lambda address: None
+) -> int:
+    """Serve as one rank until a signal comes or, `with_parent`, until standard input ends.
+
+    Returns:
+        0.
+
+    Raises:
+        OperatorError, OSError: the directory is another's, the port is taken, the interface is not there, or the
+            coordinator says that it has no such rank.
+    """
+    lock = lock_directory(config.state)
+    place = RankPlace(config.rank, config.ranks, config.interface)
+    channel = grpc.aio.insecure_channel(config.coordinator, options=client_options())
+    try:
+        rank = Rank(place, config.state, channel)
+        server, address = await _listen(rank, config)
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+        def read_input() -> None:
+            if not os.read(0, 1024):
+                stop.set()
+
+        if with_parent:
+            asyncio.get_running_loop().add_reader(0, read_input)
+        on_ready(address)
+        serving = asyncio.ensure_future(_serve(rank, rpc.AggregationStub(channel), address))
+        waiting = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                serving.result()
+        finally:
+            for task in (serving, waiting):
+                task.cancel()
+            rank.stop()
+            await server.stop(grace=0.2)
+    finally:
+        await channel.close()
+        os.close(lock)
+    return EXIT_OK
+
+
+async def _listen(rank: Rank, config: AggregatorConfig) -> tuple[grpc.aio.Server, str]:
+    """Open the data plane: port 0 means the port of the last time, for clients that know it, or any other."""
+    host, port = loopback_only(config.listen)
+    bracketed, memory = f"[{host}]" if ":" in host else host, config.state / "address"
+    ports = [port]
+    if not port and memory.exists():
+        with suppress(ValueError):
+            ports.insert(0, int(memory.read_text().rpartition(":")[2]))
+    for candidate in ports:
+        server = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=CALLS_MAX)
+        rpc.add_AggregatorServicer_to_server(AggregatorService(rank), server)
+        try:
+            bound = server.add_insecure_port(f"{bracketed}:{candidate}")
+        except RuntimeError:
+            continue
+        await server.start()
+        address = f"{bracketed}:{bound}"
+        write_atomically(memory, address.encode())
+        return server, address
+    raise OperatorError(f"cannot listen on {config.listen}: the port is in use, or not allowed")
+
+
+async def _serve(rank: Rank, stub: rpc.AggregationStub, address: str) -> None:
+    """One stream to the coordinator after the other.
+
+    Raises:
+        OperatorError: it has no place for this rank.
+    """
+    complaint = ""
+    while True:
+        try:
+            await _stream(rank, stub, address)
+            complaint = ""
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                raise OperatorError(f"the coordinator refuses this rank: {error.details()}") from None
+            level = logging.DEBUG if complaint == error.code().name else logging.WARNING
+            complaint = error.code().name
+            logger.log(level, "no connection to the coordinator: %s: %s; trying again", complaint, error.details())
+        await asyncio.sleep(DIAL_S)
+
+
+async def _stream(rank: Rank, stub: rpc.AggregationStub, address: str) -> None:
+    """One stream, from RankHello to its end."""
+    call, place = stub.Serve(), rank.place
+    hello = pb.RankHello(
+        protocol=PROTOCOL,
+        rank=place.rank,
+        num_ranks=place.num_ranks,
+        address=address,
+        store_address=rank.meeting_point.address,
+    )
+    orders = _Orders(rank, call)
+    try:
+        await call.write(pb.RankMessage(hello=hello))
+        while (order := await call.read()) is not grpc.aio.EOF:
+            orders.begin(order)
+    finally:
+        orders.end()
+        call.cancel()
+
+
+class _Orders:
+    """What the coordinator wants, each carried out beside the others."""
+
+    def __init__(self, rank: Rank, call: "grpc.aio.StreamStreamCall[pb.RankMessage, pb.RankOrder]") -> None:
+        self._rank, self._call = rank, call
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, order: pb.RankOrder) -> None:
+        """Carry out an order; one that this rank does not know is ignored."""
+        match order.WhichOneof("order"):
+            case "welcome":
+                self._spawn(self._report(order.welcome.status_s))
+            case "fold":
+                self._spawn(self._fold(order.fold))
+            case "collect":
+                self._spawn(self._rank.collect(order.collect))
+            case _:
+                pass
+
+    def end(self) -> None:
+        """Nobody hears of what is not done yet."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.critical("an order failed", exc_info=error)  # a mistake of ours: the stream is begun afresh
+            self._call.cancel()
+
+    async def _say(self, message: pb.RankMessage) -> None:
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self._call.write(message)
+
+    async def _report(self, every: float) -> None:
+        while True:
+            await self._say(self._rank.status())
+            await asyncio.sleep(every)
+
+    async def _fold(self, order: pb.Fold) -> None:
+        answer = await self._rank.fold(order)
+        if answer.HasField("folded"):
+            steps.reached("rank.folded")
+        await self._say(self._rank.status())
+        await self._say(answer)
+
+
+def state_of_rank(state: Path, rank: int) -> Path:
+    """Where a rank keeps everything when the coordinator starts it."""
+    return state / "aggregators" / str(rank)

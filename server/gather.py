@@ -1,0 +1,111 @@
+"""Fetches pieces of a version from where they are kept: a rank its part of version 0, the coordinator all of one."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+
+from atoll.aggregation.layout import Piece
+from atoll.aggregation.segments import owned_pieces
+from atoll.aggregation.tensorfile import NUMPY_DTYPES, TensorFileWriter
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.channel import client_options
+from atoll.protocol.manifest import VersionManifest
+from atoll.protocol.vocabulary import Digest, RunId
+from atoll.server.threads import off_loop
+
+BOXES_AT_ONCE = 1000
+"""Pieces that one call asks for, so that the request stays small."""
+
+SILENCE_S = 60.0
+"""Seconds in which something must come."""
+
+
+class NotFetched(OSError):
+    """The pieces cannot be had now."""
+
+
+async def gather(
+    addresses: Sequence[str], run_id: RunId, digest: Digest, manifest: VersionManifest, out: Path, note: dict[str, str]
+) -> None:
+    """Put a whole version together from the ranks' parts; `out` appears whole and checked, or not at all.
+
+    Args:
+        addresses: of all ranks' data planes.
+        run_id: of the run.
+        digest: of the version.
+        manifest: of the version.
+        out: where the safetensors file appears.
+        note: for its header.
+
+    Raises:
+        NotFetched: a rank is away, or has not what it should have.
+        OSError: the disk.
+    """
+    with TensorFileWriter(out, manifest.layout, metadata=note, piece_bytes=manifest.piece_bytes) as writer:
+        for rank, address in enumerate(addresses):
+            owned = {(p.tensor, p.offsets) for p in owned_pieces(manifest.layout, rank, len(addresses))}
+            pieces = [piece for piece in manifest.pieces if (piece.tensor, piece.offsets) in owned]
+            if not address:
+                raise NotFetched(f"aggregation rank {rank} is away")
+            async with grpc.aio.insecure_channel(address, options=client_options()) as channel:
+                await fetch_into(writer, rpc.AggregatorStub(channel).Download, run_id, digest, pieces)
+        await off_loop(manifest.num_bytes, writer.finish)
+
+
+async def fetch_into(
+    writer: TensorFileWriter, download: Any, run_id: RunId, digest: Digest, pieces: Sequence[Piece]
+) -> None:
+    """Append these pieces of a version, each checked, from whoever offers `download`.
+
+    Raises:
+        NotFetched: it cannot be reached, has them no more, or sends others.
+    """
+    wanted = [piece for piece in pieces if piece.num_bytes]
+    for start in range(0, len(wanted), BOXES_AT_ONCE):
+        some = wanted[start : start + BOXES_AT_ONCE]
+        data, index = bytearray(), 0
+        async for block in _blocks(download, run_id, digest, some):
+            data += block
+            while index < len(some) and len(data) >= some[index].num_bytes:
+                piece = some[index]
+                await off_loop(piece.num_bytes, _append, writer, piece, bytes(data[: piece.num_bytes]))
+                del data[: piece.num_bytes]
+                index += 1
+        if index < len(some):
+            raise NotFetched(f"the download of version {digest[:12]} ended before tensor {some[index].tensor!r}")
+
+
+def _append(writer: TensorFileWriter, piece: Piece, data: bytes) -> None:
+    if hashlib.sha256(data).hexdigest() != piece.sha256:
+        raise NotFetched(f"tensor {piece.tensor!r}: {piece.num_bytes} bytes do not have the SHA-256 of the manifest")
+    writer.append(np.frombuffer(data, NUMPY_DTYPES[piece.dtype]))
+
+
+async def _blocks(download: Any, run_id: RunId, digest: Digest, pieces: Sequence[Piece]) -> AsyncIterator[bytes]:
+    boxes = [pb.Box(tensor=piece.tensor, offsets=piece.offsets, lengths=piece.lengths) for piece in pieces]
+    total, position = sum(piece.num_bytes for piece in pieces), 0
+    call = download()
+    try:
+        opened = pb.DownloadOpen(run_id=run_id, digest=digest, boxes=boxes, credit=total)  # HTTP/2 holds it back
+        async with asyncio.timeout(SILENCE_S):
+            await call.write(pb.DownloadRequest(open=opened))
+        replies = aiter(call)
+        while position < total:
+            async with asyncio.timeout(SILENCE_S):
+                reply = await anext(replies, None)
+            if reply is None:
+                return
+            if reply.data:
+                position += len(reply.data)
+                yield reply.data
+    except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError, TimeoutError) as error:
+        why = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.aio.AioRpcError) else str(error)
+        raise NotFetched(f"version {digest[:12]} cannot be fetched now: {why}") from None
+    finally:
+        call.cancel()

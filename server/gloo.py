@@ -1,0 +1,113 @@
+"""The exchange of ranks that are processes: torch.distributed's gloo, over one network interface.
+
+A process group lives as long as one fold: so the death of a rank costs the others that fold and nothing else. Tensors
+alone are exchanged, never objects (torch would pickle them). gloo does not encrypt: the interface is the operator's
+choice, and loopback unless they say otherwise.
+"""
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from atoll.aggregation.exchange import Bytes, ExchangeBroken
+
+SIOCGIFADDR = 0x8915
+"""Of Linux' sockios.h: the IPv4 address of an interface."""
+
+
+def interface_address(interface: str) -> str:
+    """The IPv4 address of a network interface.
+
+    Raises:
+        OSError: there is none of this name, or it has no address.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        request = struct.pack("256s", interface.encode()[:15])
+        return socket.inet_ntoa(fcntl.ioctl(sock.fileno(), SIOCGIFADDR, request)[20:24])
+
+
+class MeetingPoint:
+    """Where the ranks of a fold find each other: rank 0's, as long as its process lives."""
+
+    def __init__(self, interface: str) -> None:
+        host = interface_address(interface)
+        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        self.address = f"{host}:{self._store.port}"
+
+
+class Gloo:
+    """One rank of one fold: `with Gloo(...) as exchange`. One at a time in a process, used by one thread.
+
+    Args:
+        rank: which one.
+        size: how many there are.
+        store_address: of rank 0's meeting point.
+        key: of this attempt at this fold, the same at each rank and never used before.
+        interface: the network interface that the ranks exchange over.
+        timeout_s: in which the others must come, and answer.
+
+    Raises:
+        ExchangeBroken: the others do not come.
+    """
+
+    def __init__(self, rank: int, size: int, *, store_address: str, key: str, interface: str, timeout_s: float) -> None:
+        self.rank, self.size = rank, size
+        self.sent_bytes = 0
+        self._args = (store_address, key, interface, timedelta(seconds=timeout_s))
+
+    def __enter__(self) -> Self:
+        store_address, key, interface, timeout = self._args
+        host, _, port = store_address.rpartition(":")
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+        try:
+            store = TCPStore(host, int(port), is_master=False, timeout=timeout)
+            prefixed = PrefixStore(key, store)
+            dist.init_process_group("gloo", store=prefixed, rank=self.rank, world_size=self.size, timeout=timeout)
+        except (RuntimeError, ValueError) as error:
+            self._leave()
+            raise ExchangeBroken(
+                f"the ranks do not find each other at {store_address}: {_first_line(error)}"
+            ) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def swap(self, parts: Sequence[Bytes]) -> list[Bytes]:
+        """See `Exchange.swap`: one all-to-all of the sizes, one of the bytes."""
+        try:
+            return self._swap(parts)
+        except RuntimeError as error:
+            raise ExchangeBroken(f"another rank is gone, or silent: {_first_line(error)}") from error
+
+    def _swap(self, parts: Sequence[Bytes]) -> list[Bytes]:
+        gives = [part.nbytes for part in parts]
+        sizes = torch.empty(self.size, dtype=torch.int64)
+        dist.all_to_all_single(sizes, torch.tensor(gives))
+        takes = [int(size) for size in sizes]
+        received = np.empty(sum(takes), np.uint8)
+        sent = np.concatenate(parts) if sum(gives) else np.empty(0, np.uint8)
+        dist.all_to_all_single(torch.from_numpy(received), torch.from_numpy(sent), takes, gives)
+        self.sent_bytes += sum(gives) - gives[self.rank]
+        ends = np.cumsum(takes)
+        return [received[end - size : end] for end, size in zip(ends, takes, strict=True)]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0][:300]

@@ -1,0 +1,115 @@
+"""What a fold needs to know of a round besides the updates' bytes: weights, factors, totals. Pure.
+
+It is computed once, where the journal is, from the accepted set alone; whoever folds (this process or aggregation
+ranks) is told, and decides nothing.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from atoll.aggregation.layout import FLOATS, Layout
+from atoll.aggregation.means import Total, totals_of
+from atoll.protocol.manifest import VersionManifest, parse_update
+from atoll.protocol.vocabulary import Digest, Version
+from atoll.server.codec import StoredUpdateMeta, decode, encode
+from atoll.server.events import Aggregate
+from atoll.server.method import AggregationConfig, Method, OptimizerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """How one update takes part: see `means.Weighted`."""
+
+    digest: Digest
+    rank: int
+    """Where its bytes lie; 0 when the coordinator has them itself."""
+    weight: int
+    factor: float
+    trained_factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class FoldPlan:
+    """One fold, the same for all who take part in it."""
+
+    base_version: Version
+    base_digest: Digest
+    updates: tuple[Planned, ...]
+    """In the order of their client ids."""
+    totals: Mapping[str, Total]
+    omitted: Mapping[str, tuple[int, ...]]
+    """Of tensors that some updates leave out: their places in `updates`."""
+    scale: float
+    """`step.Step.scale`."""
+    buffers: tuple[str, ...]
+    """Float tensors of the model that no optimizer trains."""
+    aggregation: AggregationConfig
+    optimizer: OptimizerConfig
+
+    def encode(self) -> bytes:
+        """As it travels to a rank."""
+        return encode(self).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> "FoldPlan":
+        """What `encode` wrote; StoreCorrupted when it is something else."""
+        return decode(cls, data.decode(), where="the plan of a fold")
+
+
+def plan_of(
+    effect: Aggregate,
+    base: VersionManifest,
+    metas: Mapping[Digest, StoredUpdateMeta],
+    *,
+    method: Method,
+    base_digest: Digest,
+    buffers: frozenset[str],
+    settings: tuple[AggregationConfig, OptimizerConfig],
+) -> FoldPlan:
+    """Plan the fold of a round.
+
+    Args:
+        effect: what is folded.
+        base: the version that the updates are added to.
+        metas: what is known of each contribution.
+        method: the run's, built from `settings`.
+        base_digest: of `base`.
+        buffers: see `FoldPlan`.
+        settings: of the run.
+    """
+    of_updates = [metas[contribution.digest] for contribution in effect.contributions]
+    weights = method.weights(effect.contributions)
+    factors = method.factors([_float_norm(meta, base.layout) for meta in of_updates])
+    nova = method.normalized(weights, (parse_update(meta.manifest) for meta in of_updates))
+    planned = tuple(
+        Planned(contribution.digest, meta.rank, weight, factor, trained_factor)
+        for contribution, meta, weight, factor, trained_factor in zip(
+            effect.contributions, of_updates, weights, factors, nova.factors, strict=True
+        )
+    )
+    return FoldPlan(
+        base_version=effect.base_version,
+        base_digest=base_digest,
+        updates=planned,
+        totals=totals_of((weight, meta.magnitudes) for weight, meta in zip(weights, of_updates, strict=True)),
+        omitted=_omitted(base.layout, of_updates),
+        scale=nova.scale,
+        buffers=tuple(sorted(buffers)),
+        aggregation=settings[0],
+        optimizer=settings[1],
+    )
+
+
+def _omitted(layout: Layout, metas: list[StoredUpdateMeta]) -> dict[str, tuple[int, ...]]:
+    left_out = {
+        tensor.name: tuple(place for place, meta in enumerate(metas) if tensor.name not in meta.magnitudes)
+        for tensor in layout
+    }
+    return {name: places for name, places in left_out.items() if places}
+
+
+def _float_norm(meta: StoredUpdateMeta, layout: Layout) -> float:
+    """Euclidean length of an update's float tensors."""
+    floats = {tensor.name for tensor in layout if tensor.dtype in FLOATS}
+    return math.sqrt(math.fsum(square for name, square in meta.squared_norms.items() if name in floats))

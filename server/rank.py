@@ -1,0 +1,305 @@
+"""An aggregation rank: it receives its clients' updates, serves its pieces of the model, and folds with the others.
+
+What is decided about an update is decided by the coordinator, which is asked before its bytes come and when they are
+durable here; while it is away the client is told to try again. Between folds the ranks know nothing of each other.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from atoll.aggregation.exchange import ExchangeBroken
+from atoll.aggregation.fold import Folded
+from atoll.aggregation.means import Weighted
+from atoll.aggregation.sharded import Cohort, fold_shard
+from atoll.aggregation.step import kept_pieces
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import steps
+from atoll.protocol.manifest import UpdateManifest
+from atoll.protocol.vocabulary import Digest, RejectReason, RunId, Version
+from atoll.server.codec import StoredUpdateMeta, decode_meta
+from atoll.server.durable import DiskFull, naming_full_disk
+from atoll.server.gather import NotFetched
+from atoll.server.gloo import Gloo, MeetingPoint
+from atoll.server.method import Method
+from atoll.server.plan import FoldPlan
+from atoll.server.rank_runs import RankRun
+from atoll.server.reduce import step_of
+from atoll.server.store import INCOMING_AGE_MAX_S, KeptUpdate
+from atoll.server.threads import on_thread
+from atoll.server.uploads import Uploads
+from atoll.server.versions import VersionFile
+
+logger = logging.getLogger(__name__)
+
+EXCHANGE_TIMEOUT_S = 60.0
+"""Seconds in which the other ranks must come to a fold, and answer in it."""
+
+
+class CoordinatorAway(OSError):
+    """Nobody can decide about an update now."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Which rank a process is."""
+
+    rank: int
+    num_ranks: int
+    interface: str
+    """The network interface over which the ranks exchange sums."""
+
+
+class RemoteJudge:
+    """Asks the coordinator about one update; see `uploads.Judging`."""
+
+    def __init__(self, stub: rpc.AggregationStub, rank: int, opened: pb.UploadOpen) -> None:
+        self._stub, self._rank, self._opened = stub, rank, pb.UploadOpen()
+        self._opened.CopyFrom(opened)
+        self._opened.ClearField("data")
+
+    async def before_bytes(self) -> pb.Verdict | None:
+        """What the coordinator says before the bytes come."""
+        try:
+            reply = await self._stub.OpenUpdate(self._opened)
+        except grpc.aio.AioRpcError as error:
+            raise _away(error) from None
+        return reply.verdict if reply.HasField("verdict") else None
+
+    async def old_verdict(self) -> pb.Verdict | None:
+        """The coordinator looks itself, when it decides."""
+        return None
+
+    async def decide(self, kept: KeptUpdate | None) -> pb.Verdict:
+        """About a sound update that is durable here."""
+        assert kept is not None
+        return await self._submit(meta=kept.meta)
+
+    async def refuse(self, reason: RejectReason, detail: str) -> pb.Verdict:
+        """Because of its bytes."""
+        return await self._submit(reason=reason, detail=detail[:2000])
+
+    async def _submit(self, **found: str) -> pb.Verdict:
+        request = pb.SubmittedUpdate(opened=self._opened, rank=self._rank, **found)
+        try:
+            verdict: pb.Verdict = await self._stub.SubmitUpdate(request)
+        except grpc.aio.AioRpcError as error:
+            raise _away(error) from None
+        return verdict
+
+
+def _away(error: grpc.aio.AioRpcError) -> CoordinatorAway:
+    return CoordinatorAway(f"the coordinator cannot be asked now ({error.code().name}): try again")
+
+
+class Rank:
+    """The state of one rank's process.
+
+    Args:
+        place: which rank it is.
+        folder: its own, where everything is kept.
+        channel: to the coordinator; it may come and go.
+    """
+
+    def __init__(self, place: RankPlace, folder: Path, channel: grpc.aio.Channel) -> None:
+        self.place, self._folder = place, folder
+        self.coordinator, self._aggregation = rpc.CoordinatorStub(channel), rpc.AggregationStub(channel)
+        self.meeting_point = MeetingPoint(place.interface)
+        self._runs: dict[RunId, RankRun] = {}
+        self._compute = ThreadPoolExecutor(2, thread_name_prefix="compute")
+        self._folding = ThreadPoolExecutor(1, thread_name_prefix="fold")
+        self._stop_fold = threading.Event()
+        self.uploads = Uploads(self._judge, lambda run_id: self.run(run_id).store, self._compute)
+        self.sent_bytes = 0
+
+    def run(self, run_id: RunId) -> RankRun:
+        """What is kept of a run that the coordinator knows."""
+        if run_id not in self._runs:
+            folder = self._folder / "runs" / run_id
+            folder.mkdir(parents=True, exist_ok=True)
+            self._runs[run_id] = RankRun(folder, run_id, self.place.rank, self.place.num_ranks)
+        return self._runs[run_id]
+
+    def _judge(self, manifest: UpdateManifest, opened: pb.UploadOpen) -> RemoteJudge:
+        return RemoteJudge(self._aggregation, self.place.rank, opened)
+
+    def status(self) -> pb.RankMessage:
+        """What this process has done."""
+        done = pb.RankStatus(received_bytes=self.uploads.received_bytes, sent_bytes=self.sent_bytes)
+        return pb.RankMessage(status=done)
+
+    def stop(self) -> None:
+        """End a fold that is under way."""
+        self._stop_fold.set()
+
+    # ------------------------------------------------------------ a fold
+
+    async def fold(self, order: pb.Fold) -> pb.RankMessage:
+        """Fold a round with the other ranks; the answer says how it went.
+
+        A fold that is still under way is of an attempt that nobody waits for: it is ended first.
+        """
+        begun = time.perf_counter()
+        run_id = RunId(order.run_id)
+        stop_before, self._stop_fold = self._stop_fold, threading.Event()
+        stop_before.set()
+        try:
+            plan = FoldPlan.decode(order.plan)
+            run = self.run(run_id)
+            base = await run.version(self.coordinator, plan.base_digest)
+            metas = await self._metas(run_id, [p.digest for p in plan.updates if p.rank == self.place.rank])
+            fold = _Fold(self.place, run, plan, base, metas, order, self._stop_fold)
+            folded, exchanged = await on_thread(self._folding, fold)
+        except (ExchangeBroken, DiskFull, InterruptedError, NotFetched) as error:
+            return _failed(order, error, again=True)
+        except (ValueError, OSError) as error:
+            logger.error("the fold of round %d failed", order.round_id, exc_info=error)
+            return _failed(order, error, again=False)
+        seconds = time.perf_counter() - begun
+        logger.info("round %d of %s is folded in %.2f s", order.round_id, run_id, seconds)
+        return pb.RankMessage(
+            folded=pb.Folded(
+                run_id=run_id,
+                attempt=order.attempt,
+                sha256=[bytes.fromhex(piece.sha256) for piece in folded.pieces],
+                seconds=seconds,
+                exchanged_bytes=exchanged,
+            )
+        )
+
+    async def _metas(self, run_id: RunId, digests: list[Digest]) -> dict[Digest, StoredUpdateMeta]:
+        """What the journal knows of the updates that lie here."""
+        metas = {}
+        request = pb.UpdatesRequest(run_id=run_id, digests=[bytes.fromhex(digest) for digest in digests])
+        try:
+            async for accepted in self._aggregation.GetUpdates(request):
+                digest = Digest(accepted.digest.hex())
+                metas[digest] = decode_meta(accepted.meta, where=f"update {digest}")
+        except grpc.aio.AioRpcError as error:
+            raise NotFetched(f"the coordinator cannot be asked now ({error.code().name})") from None
+        return metas
+
+    # ------------------------------------------------------------ room
+
+    async def collect(self, order: pb.Collect) -> None:
+        """Delete what no decision can need any more."""
+        run_id, run, asked_at = RunId(order.run_id), self.run(RunId(order.run_id)), time.time()
+        here = await on_thread(None, run.store.digests)
+        request = pb.UpdatesRequest(run_id=run_id, digests=[bytes.fromhex(digest) for digest in here])
+        try:
+            unused = {Digest(digest.hex()) for digest in (await self._aggregation.FindUnused(request)).digests}
+        except grpc.aio.AioRpcError:
+            return  # the next time
+        may_stay = _Used(unused, lambda digest: self.uploads.is_in_flight(run_id, digest))
+
+        def may_go_on(_: Digest, at: float) -> bool:
+            return not order.is_over and asked_at - at < INCOMING_AGE_MAX_S
+
+        def collect() -> int:
+            return run.store.collect_garbage(
+                may_stay,
+                keep_versions=order.keep_versions,
+                current=Version(order.current),
+                pinned={Version(version) for version in order.pinned},
+                keep_incoming=may_go_on,
+            )
+
+        try:
+            await on_thread(None, collect)
+        except OSError as error:
+            logger.error("run %s: garbage stays for now: %s", run_id, error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Used:
+    """All updates but those that were found unused, and are not being received again."""
+
+    unused: set[Digest]
+    is_in_flight: Callable[[Digest], bool]
+
+    def __contains__(self, digest: object) -> bool:
+        return digest not in self.unused or self.is_in_flight(Digest(str(digest)))
+
+
+class _Fold:
+    """One attempt at one fold, on a thread."""
+
+    def __init__(
+        self,
+        place: RankPlace,
+        run: RankRun,
+        plan: FoldPlan,
+        base: VersionFile,
+        metas: dict[Digest, StoredUpdateMeta],
+        order: pb.Fold,
+        stop: threading.Event,
+    ) -> None:
+        self._place, self._run, self._plan, self._base, self._metas = place, run, plan, base, metas
+        self._order, self._stop = order, stop
+
+    def __call__(self) -> tuple[Folded, int]:
+        """What was written, and how many bytes went to other ranks."""
+        plan, store, layout = self._plan, self._run.store, self._base.manifest.layout
+        version = Version(plan.base_version + 1)
+        method = Method.of(plan.aggregation, plan.optimizer)
+        step = step_of(plan, layout, method, store)
+        out, owned = store.version_path(version), self._run.owned(self._base.manifest)
+        self._run.check_slots(plan.base_version, {name: kept_pieces(name, step, layout, owned) for name in step.before})
+        updates = [
+            Weighted(
+                store.stored_update(planned.digest, self._metas[planned.digest], None),
+                planned.weight,
+                planned.factor,
+                planned.trained_factor,
+            )
+            for planned in plan.updates
+            if planned.rank == self._place.rank
+        ]
+        with naming_full_disk(out), self._exchange() as exchange:
+            folded = fold_shard(
+                layout,
+                self._base.path,
+                updates,
+                out,
+                cohort=self._cohort(),
+                exchange=exchange,
+                step=step,
+                threads=os.cpu_count() or 1,
+                between=self._between_tiles,
+            )
+            self._run.made(version, folded.pieces, dict(folded.slots))
+            return folded, exchange.sent_bytes
+
+    def _exchange(self) -> Gloo:
+        return Gloo(
+            self._place.rank,
+            self._place.num_ranks,
+            store_address=self._order.store_address,
+            key=str(self._order.attempt),
+            interface=self._place.interface,
+            timeout_s=EXCHANGE_TIMEOUT_S,
+        )
+
+    def _cohort(self) -> Cohort:
+        ranks = range(self._place.num_ranks)
+        places = tuple(tuple(k for k, p in enumerate(self._plan.updates) if p.rank == rank) for rank in ranks)
+        return Cohort(self._plan.totals, places, {name: frozenset(k) for name, k in self._plan.omitted.items()})
+
+    def _between_tiles(self) -> None:
+        if self._stop.is_set():
+            raise InterruptedError("this attempt is over")
+        steps.reached("rank.mid_fold")
+
+
+def _failed(order: pb.Fold, error: Exception, *, again: bool) -> pb.RankMessage:
+    detail = f"{type(error).__name__}: {error}"[:2000]
+    failed = pb.FoldFailed(run_id=order.run_id, attempt=order.attempt, detail=detail, again=again)
+    return pb.RankMessage(fold_failed=failed)

@@ -1,0 +1,117 @@
+"""What an aggregation rank keeps of each run: the updates of its clients, its shard of each version."""
+
+import asyncio
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+
+from atoll.aggregation.inspection import inspect
+from atoll.aggregation.layout import Piece
+from atoll.aggregation.segments import owned_pieces
+from atoll.aggregation.tensorfile import TensorFileCorrupted, TensorFileWriter, parse_header
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
+from atoll.protocol.vocabulary import Digest, RunId, Version
+from atoll.server.codec import StoreCorrupted
+from atoll.server.gather import NotFetched, fetch_into
+from atoll.server.store import RunStore
+from atoll.server.threads import on_thread
+from atoll.server.versions import VersionFile, version_file
+
+VERSIONS_KNOWN_MAX = 16
+
+
+class RankRun:
+    """One run at one rank. A version's shard is looked at, every byte, before it is used for the first time."""
+
+    def __init__(self, folder: Path, run_id: RunId, rank: int, num_ranks: int) -> None:
+        self.store = RunStore(folder, has_files_only=True)  # the coordinator's journal holds no bytes of ours
+        self._run_id, self._rank, self._num_ranks = run_id, rank, num_ranks
+        self._known: dict[Digest, VersionFile] = {}
+        self._made: dict[Version, tuple[str, ...]] = {}  # digests of what this process has folded
+        self._finding = asyncio.Lock()
+
+    def owned(self, manifest: VersionManifest) -> tuple[Piece, ...]:
+        """This rank's pieces of a version, with their digests."""
+        mine = {(p.tensor, p.offsets) for p in owned_pieces(manifest.layout, self._rank, self._num_ranks)}
+        return tuple(piece for piece in manifest.pieces if (piece.tensor, piece.offsets) in mine)
+
+    async def version(self, stub: rpc.CoordinatorStub, digest: Digest) -> VersionFile:
+        """A committed version, of which this rank has its shard.
+
+        Raises:
+            NotFetched: the coordinator cannot be asked now, or knows no such version.
+            StoreCorrupted: the shard is damaged, or gone.
+        """
+        async with self._finding:
+            if (known := self._known.get(digest)) is None:
+                known = await self._find(stub, digest)
+                kept = list(self._known.items())[1 - VERSIONS_KNOWN_MAX :]
+                self._known = {**dict(kept), digest: known}
+        return known
+
+    async def _find(self, stub: rpc.CoordinatorStub, digest: Digest) -> VersionFile:
+        try:
+            reply = await stub.GetManifest(pb.ManifestRequest(run_id=self._run_id, digest=digest))
+        except grpc.aio.AioRpcError as error:
+            raise NotFetched(f"the manifest of version {digest[:12]}: {error.code().name}") from None
+        if digest_of(reply.manifest) != digest:
+            raise NotFetched(f"the manifest that came is not that of version {digest[:12]}")
+        version, manifest = Version(reply.version), parse_version(reply.manifest)
+        owned = self.owned(manifest)
+        if not await on_thread(None, self._is_sound, version, owned):
+            if version:
+                path = self.store.version_path(version)
+                raise StoreCorrupted(f"{path} is damaged or gone: put it back from a backup")
+            await self._fetch(stub, digest, manifest, owned)
+        self.store.write_manifest(version, reply.manifest)
+        return version_file(self.store, version, reply.manifest, owned)
+
+    async def _fetch(
+        self, stub: rpc.CoordinatorStub, digest: Digest, manifest: VersionManifest, owned: Iterable[Piece]
+    ) -> None:
+        """Version 0 is made where the task is."""
+        pieces = tuple(owned)
+        with TensorFileWriter(self.store.version_path(Version(0)), manifest.layout, pieces=pieces) as writer:
+            await fetch_into(writer, stub.Download, self._run_id, digest, pieces)
+            await on_thread(None, writer.finish)
+
+    def _is_sound(self, version: Version, owned: tuple[Piece, ...]) -> bool:
+        """Whether the shard has these digests: known of what was just made, looked at otherwise."""
+        path = self.store.version_path(version)
+        if self._made.get(version) == tuple(piece.sha256 for piece in owned):
+            return True
+        with suppress(FileNotFoundError, TensorFileCorrupted):
+            return not inspect(path, owned, data_start=parse_header(path)[1]).wrong_digests
+        return False
+
+    def made(self, version: Version, pieces: Iterable[Piece], slots: dict[str, tuple[Piece, ...]]) -> None:
+        """A fold of this process has written a shard and those of the slots."""
+        self._made = {version: tuple(piece.sha256 for piece in pieces)}
+        for slot, of_slot in slots.items():
+            digests = json.dumps([piece.sha256 for piece in of_slot]).encode()
+            self.store.write_manifest(version, digests, slot)
+
+    def check_slots(self, version: Version, slots: dict[str, tuple[Piece, ...]]) -> None:
+        """Look at the shards of the slots beside a version that an earlier process has made.
+
+        Raises:
+            StoreCorrupted: one is damaged, or gone.
+        """
+        if version in self._made:
+            return
+        for slot, pieces in slots.items():
+            path = self.store.version_path(version, slot)
+            try:
+                digests = json.loads(self.store.read_manifest(version, slot))
+                noted = [replace(piece, sha256=sha256) for piece, sha256 in zip(pieces, digests, strict=True)]
+                wrong = inspect(path, noted, data_start=parse_header(path)[1]).wrong_digests
+            except (FileNotFoundError, ValueError, TensorFileCorrupted) as error:
+                raise StoreCorrupted(f"{path} is damaged or gone: {error}") from error
+            if wrong:
+                raise StoreCorrupted(f"{path} is damaged (tensor {wrong[0].tensor!r}): put it back from a backup")

@@ -1,0 +1,156 @@
+"""The gRPC handlers of the aggregation: what a rank offers clients, and what the coordinator offers its ranks."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import grpc
+
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.channel import PROTOCOL
+from atoll.protocol.manifest import ManifestError, parse_update
+from atoll.protocol.vocabulary import Digest, RejectReason, RunId
+from atoll.server.codec import StoreCorrupted, decode_meta, encode_meta
+from atoll.server.coordinator import Coordinator
+from atoll.server.downloads import BadRequest, NotHeld, send_version
+from atoll.server.gather import NotFetched
+from atoll.server.judge import Judge, refused
+from atoll.server.rank import CoordinatorAway, Rank
+from atoll.server.ranks import RankConnection, Ranks
+from atoll.server.service import opening
+from atoll.server.silence import Silent, next_of
+from atoll.server.store import KeptUpdate
+from atoll.server.threads import on_thread
+
+logger = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class AggregatorService(rpc.AggregatorServicer):
+    """A rank's own data plane."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+
+    async def Download(
+        self, requests: AsyncIterator[pb.DownloadRequest], context: Context
+    ) -> AsyncIterator[pb.DownloadReply]:
+        """Pieces of a version that this rank owns."""
+        opened = (await opening(requests, context, "DownloadOpen")).open
+        run = self._rank.run(RunId(opened.run_id))
+        try:
+            version = await run.version(self._rank.coordinator, Digest(opened.digest))
+            async for reply in send_version(version, opened, requests):
+                self._rank.sent_bytes += len(reply.data)
+                yield reply
+        except BadRequest as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except (FileNotFoundError, NotHeld) as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        except (NotFetched, StoreCorrupted) as error:
+            logger.error("a version cannot be sent: %s", error)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        except Silent as error:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
+
+    async def Upload(
+        self, requests: AsyncIterator[pb.UploadRequest], context: Context
+    ) -> AsyncIterator[pb.UploadReply]:
+        """An update of one of this rank's clients, from its manifest to the verdict."""
+        opened = (await opening(requests, context, "UploadOpen")).open
+        try:
+            async for reply in self._rank.uploads.receive(opened, requests):
+                yield reply
+        except BadRequest as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except Silent as error:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
+        except CoordinatorAway as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        except OSError as error:
+            logger.error("an upload cannot be stored: %s", error)
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"cannot be stored now: {error.strerror or error}")
+
+
+class AggregationService(rpc.AggregationServicer):
+    """What the ranks ask the coordinator."""
+
+    def __init__(self, coordinator: Coordinator, ranks: Ranks) -> None:
+        self._coordinator, self._ranks = coordinator, ranks
+
+    async def Serve(self, requests: AsyncIterator[pb.RankMessage], context: Context) -> AsyncIterator[pb.RankOrder]:
+        """The stream of one rank, from RankHello to its end."""
+        first = await next_of(requests)
+        fault = self._fault_of(first)
+        if fault is not None or first is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, fault or "the first message must be RankHello")
+            return
+        hello = first.hello
+        connection = RankConnection(hello.rank, hello.address, hello.store_address)
+        self._ranks.join(connection)
+        reader = self._coordinator.spawn(self._read(requests, connection))
+        try:
+            while (order := await connection.outbox.get()) is not None:
+                yield order
+        finally:
+            reader.cancel()
+            self._ranks.leave(connection)
+
+    def _fault_of(self, message: pb.RankMessage | None) -> str | None:
+        if message is None or message.WhichOneof("message") != "hello":
+            return "the first message must be RankHello"
+        hello = message.hello
+        if hello.protocol != PROTOCOL:
+            return f"protocol {hello.protocol} is not {PROTOCOL}: update the older side ({hello.software[:80]!r})"
+        if hello.num_ranks != self._ranks.num_ranks or hello.rank >= self._ranks.num_ranks:
+            return f"rank {hello.rank} of {hello.num_ranks}: this coordinator has {self._ranks.num_ranks} ranks"
+        return None
+
+    async def _read(self, requests: AsyncIterator[pb.RankMessage], connection: RankConnection) -> None:
+        try:
+            async for message in requests:
+                self._ranks.heard(connection, message)
+        except (grpc.aio.AioRpcError, grpc.aio.AbortError, asyncio.InvalidStateError) as error:
+            logger.debug("the stream of rank %d broke: %s", connection.rank, error)
+        connection.close()
+
+    async def OpenUpdate(self, request: pb.UploadOpen, context: Context) -> pb.OpenedUpdate:
+        """What can be said before an update's bytes come."""
+        judge = self._judge(request)
+        verdict = judge if isinstance(judge, pb.Verdict) else await judge.before_bytes()
+        return pb.OpenedUpdate(verdict=verdict)
+
+    async def SubmitUpdate(self, request: pb.SubmittedUpdate, context: Context) -> pb.Verdict:
+        """Decide about an update whose bytes are durable at a rank, or refuse it for them."""
+        judge = self._judge(request.opened)
+        if isinstance(judge, pb.Verdict):
+            return judge
+        if (verdict := await judge.old_verdict()) is not None:
+            return verdict
+        if request.reason:
+            return await judge.refuse(RejectReason(request.reason), request.detail)
+        meta = decode_meta(request.meta, where=f"update {judge.update.digest} of rank {request.rank}")
+        return await judge.decide(KeptUpdate(encode_meta(replace(meta, rank=request.rank)), None))
+
+    def _judge(self, opened: pb.UploadOpen) -> Judge | pb.Verdict:
+        try:
+            return self._coordinator.judge(parse_update(opened.manifest), opened)
+        except ManifestError as error:
+            return refused(RejectReason.BAD_MANIFEST, str(error))
+
+    async def GetUpdates(self, request: pb.UpdatesRequest, context: Context) -> AsyncIterator[pb.AcceptedUpdate]:
+        """What the journal has of accepted updates."""
+        digests = [Digest(digest.hex()) for digest in request.digests]
+        rows = await on_thread(None, self._coordinator.journal.updates, RunId(request.run_id), digests)
+        for digest, row in rows.items():
+            yield pb.AcceptedUpdate(digest=bytes.fromhex(digest), meta=row.meta)
+
+    async def FindUnused(self, request: pb.UpdatesRequest, context: Context) -> pb.UnusedUpdates:
+        """Which of these updates no decision can need any more."""
+        run = self._coordinator.runs.get(RunId(request.run_id))
+        unused = [d for d in request.digests if run is not None and run.retention.is_unused(Digest(d.hex()))]
+        return pb.UnusedUpdates(digests=unused)

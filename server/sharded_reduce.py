@@ -1,0 +1,87 @@
+"""The versions of a run whose updates lie at aggregation ranks: planned here, folded there, a shard at each.
+
+Here lie the manifests, version 0 as the task made it, and whole versions that were gathered for the server's own test.
+"""
+
+import asyncio
+from collections.abc import Container
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from atoll.aggregation.cuts import cut_layout
+from atoll.aggregation.tensorfile import read_metadata
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol import steps
+from atoll.protocol.vocabulary import Digest, RunId, Version
+from atoll.server.events import Aggregate
+from atoll.server.gather import gather
+from atoll.server.ranks import Ranks
+from atoll.server.reduce import Reducer
+
+
+class ShardedReducer(Reducer):
+    """A reducer whose updates and folds are at ranks; see `Reducer` for the other arguments.
+
+    Args:
+        ranks: of the coordinator.
+        run_id: of the run.
+        patience: seconds that a rank may be away while a round is folded.
+    """
+
+    def __init__(self, ranks: Ranks, run_id: RunId, patience: float, *reducer: Any, **options: Any) -> None:
+        super().__init__(*reducer, **options)
+        self._ranks, self._run_id, self._patience = ranks, run_id, patience
+
+    async def fold(self, effect: Aggregate) -> Digest:
+        """As `Reducer.fold`, by all ranks together.
+
+        Raises:
+            FoldRefused: the updates cannot be folded.
+            RanksAway: a rank is away for too long.
+            OSError: the journal cannot be read, or the manifest not be written.
+        """
+        steps.reached("aggregate.before_fold")
+        loop = asyncio.get_running_loop()
+        plan = await loop.run_in_executor(self._folding, self._encoded_plan, effect)
+        folded = await self._ranks.fold(self._run_id, effect.round_id, plan, patience=self._patience)
+        steps.reached("aggregate.after_fold")
+        return await loop.run_in_executor(self._folding, self._take_over, effect, folded)
+
+    def _encoded_plan(self, effect: Aggregate) -> bytes:
+        plan, _ = self._plan(effect, self._accepted([c.digest for c in effect.contributions]))
+        return plan.encode()
+
+    def _take_over(self, effect: Aggregate, folded: list[pb.Folded]) -> Digest:
+        base = self.version(effect.base_version)
+        cuts = cut_layout(base.manifest.layout, base.manifest.piece_bytes)
+        digests = (digest.hex() for of_rank in folded for digest in of_rank.sha256)
+        pieces = [replace(piece, sha256=sha256) for piece, sha256 in zip(cuts, digests, strict=True)]
+        return self._write_manifest(Version(effect.base_version + 1), pieces, base)
+
+    async def whole(self, version: Version) -> Path:
+        """The file of a whole version, gathered from the ranks when it is not here."""
+        file = self.version(version)
+        if not file.path.exists():
+            note = read_metadata(self.store.version_path(Version(0)))
+            addresses = list(self._ranks.addresses().addresses)
+            await gather(addresses, self._run_id, file.digest, file.manifest, file.path, note)
+        return file.path
+
+    def recover(self, version: Version) -> None:
+        """After a crash: the current version must be known; each rank looks at its own shard before it uses it."""
+        self.version(version)
+
+    async def collect_garbage(
+        self, live: Container[Digest], *, pinned_versions: set[Version], current: Version, oldest_base: Version | None
+    ) -> None:
+        """As `Reducer.collect_garbage`, and at every rank that is here; the others hear of it the next time."""
+        collect = pb.Collect(
+            run_id=self._run_id,
+            current=current,
+            keep_versions=self._keep_versions,
+            pinned=sorted(pinned_versions),
+            is_over=oldest_base is None,
+        )
+        self._ranks.broadcast(pb.RankOrder(collect=collect))
+        await super().collect_garbage(live, pinned_versions=pinned_versions, current=current, oldest_base=oldest_base)

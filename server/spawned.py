@@ -1,0 +1,82 @@
+"""The aggregation ranks that a coordinator starts on its own machine, and starts again when one dies.
+
+They end with it, however it ends: their standard input is a pipe that nobody else holds.
+"""
+
+import asyncio
+import logging
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from atoll.server.aggregator import state_of_rank
+
+logger = logging.getLogger(__name__)
+
+AGAIN_S = (0.2, 5.0)
+"""Seconds before a rank that has died is started again: at first, and at most; twice as long after each early death."""
+
+EARLY_S = 10.0
+"""A rank that lives for so many seconds has not died early."""
+
+
+class SpawnedRanks:
+    """One process for each rank.
+
+    Args:
+        num_ranks: how many.
+        state: of the coordinator; each rank has a folder of its own in it.
+        address: of the coordinator.
+    """
+
+    def __init__(self, num_ranks: int, state: Path, address: str) -> None:
+        self._num_ranks, self._state, self._address = num_ranks, state, address
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Start all of them."""
+        self._tasks = [asyncio.ensure_future(self._keep(rank)) for rank in range(self._num_ranks)]
+
+    async def stop(self) -> None:
+        """End all of them."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _keep(self, rank: int) -> None:
+        wait = AGAIN_S[0]
+        while True:
+            begun = time.monotonic()
+            process = await self._start(rank)
+            try:
+                code = await process.wait()
+            finally:
+                await _end(process)
+            wait = AGAIN_S[0] if time.monotonic() - begun > EARLY_S else min(2 * wait, AGAIN_S[1])
+            logger.error("aggregation rank %d has ended (%d), and is started again in %.1f s", rank, code, wait)
+            await asyncio.sleep(wait)
+
+    async def _start(self, rank: int) -> asyncio.subprocess.Process:
+        settings = {
+            "coordinator": self._address,
+            "rank": rank,
+            "ranks": self._num_ranks,
+            "state": state_of_rank(self._state, rank),
+        }
+        overrides = [f"--set={name}={value}" for name, value in settings.items()]
+        command = [sys.executable, "-P", "-c", "from atoll.cli.main import run; run()", "aggregator", "--with-parent"]
+        return await asyncio.create_subprocess_exec(*command, *overrides, stdin=subprocess.PIPE)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """The end of its input ends it; at the latest soon."""
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        await asyncio.wait_for(asyncio.shield(process.wait()), 5.0)
+    except TimeoutError:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
