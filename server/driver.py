@@ -51,9 +51,9 @@ from atoll.server.journal import (
     Journal,
 )
 from atoll.server.narration import narrate
+from atoll.server.open_round import Effects
 from atoll.server.reduce import Reducer
 from atoll.server.retention import Keep, Retention
-from atoll.server.rounds import Effects
 from atoll.server.rows import Decided, rows_of
 from atoll.server.run import RunMachine
 from atoll.server.sampling import SAMPLERS, Sampler, draw

@@ -16,6 +16,7 @@ from atoll.protocol.vocabulary import (
     RoundId,
     Version,
 )
+from atoll.server.policy import Mode
 
 
 @dataclass(slots=True)
@@ -38,11 +39,13 @@ class ClientRecord:
     train_seconds: float = 0.0
     used_in: RoundId | None = None  # the round whose model holds the update
     unused_because: str = ""  # why no model holds it although it was accepted
+    deadline: float | None = None  # its own, in an asynchronous run
+    extended: float = 0.0  # by how much outages have moved it
 
 
 @dataclass(slots=True)
 class CarriedRecord:
-    """A late update of an earlier round that counts in this one."""
+    """An update that counts in this round: a late one of an earlier round, or any that an asynchronous run commits."""
 
     client_id: ClientId
     round_id: RoundId
@@ -88,6 +91,8 @@ class RoundRecord:
     clients: dict[ClientId, ClientRecord] = field(default_factory=dict)
     carried: list[CarriedRecord] = field(default_factory=list)
     superseded: list[Digest] = field(default_factory=list)  # late updates whose client sent a fresh one in this round
+    mode: Mode = "sync"
+    buffer: list[CarriedRecord] = field(default_factory=list)  # of an asynchronous run: what was in, as it came
     outages: list[Outage] = field(default_factory=list)
 
     def with_fate(self, *fates: Fate) -> Iterator[tuple[ClientId, ClientRecord]]:
