@@ -13,6 +13,8 @@ the model or of the cohort.
     new  = float32(float64(base) + mean)                    other floats; the base holds all floats as F32
     new  = base + round_half_even(mean)                     integers, exactly (`integers`)
 
+With an anchor (`step`) the mean of floats is first moved by its share of the way from the base to an older version.
+
 A tensor that no update carries stays. Float sums are exact on a grid that depends on the set of updates alone
 (`grid`), hence the bits of the result depend neither on the order of the updates nor on blocks, threads, or the boxes
 into which an update was cut.
@@ -41,7 +43,7 @@ from atoll.aggregation.layout import FLOATS, Layout, Piece, Tensor, in_order
 from atoll.aggregation.optimizers import Optimizer
 from atoll.aggregation.rules import Rule
 from atoll.aggregation.sources import Scaled, Source
-from atoll.aggregation.step import AGGREGATE, Slot, Step
+from atoll.aggregation.step import AGGREGATE, Anchor, Slot, Step
 from atoll.aggregation.tensorfile import NUMPY_DTYPES, TensorFileWriter, parse_header, read_metadata
 
 TILE_ELEMENTS = 1 << 17
@@ -112,13 +114,14 @@ def fold(
     _check(layout, updates, base)
     with ExitStack() as stack:
         masters = stack.enter_context(UpdateReader(stored_model(base)))
+        pull = _pull_towards(step.anchor, layout, masters, stack)
         slots = [stack.enter_context(Slot(name, step, layout)) for name in step.slots]
         terms = [
             _Term(stack.enter_context(UpdateReader(item.update, keep_open=k < FILES_OPEN_MAX)), item)
             for k, item in enumerate(updates)
         ]
         writer = stack.enter_context(TensorFileWriter(out, layout, metadata=read_metadata(base)))
-        mean_of = _mean_by(step.rule, layout, terms, slots, threads)
+        mean_of = pull(_mean_by(step.rule, layout, terms, slots, threads))
         tiles = _tiles(layout, masters, terms, slots, mean_of, step, tile_elements)
         finished = stack.enter_context(closing(computed_ahead(tiles, threads=threads)))  # before a file is closed
         for moved, parts in finished:
@@ -230,6 +233,29 @@ def _exact_mean(tensor: Tensor, terms: list[_Term]) -> _Mean:
         return mean_from_grid(total, exponent, total_weight=total_weight)
 
     return mean
+
+
+def _pull_towards(
+    anchor: Anchor | None, layout: Layout, masters: UpdateReader, stack: ExitStack
+) -> Callable[[_MeanOf], _MeanOf]:
+    """Add to a mean its anchor's share of the way from the base to the anchor."""
+    if anchor is None:
+        return lambda mean_of: mean_of
+    if parse_header(anchor.version)[0] != layout:
+        raise ValueError(f"anchor {anchor.version}: its tensors are not the base's")
+    older, share = stack.enter_context(UpdateReader(stored_model(anchor.version))), anchor.share
+
+    def pulled(mean_of: _MeanOf, tensor: Tensor, carrying: list[_Term]) -> _Mean:
+        mean = mean_of(tensor, carrying)
+
+        def moved(start: int, stop: int) -> NDArray[np.float64]:
+            way = older.read(tensor, start, stop).astype(np.float64)
+            np.subtract(way, masters.read(tensor, start, stop), out=way)
+            return np.add(mean(start, stop), np.multiply(way, share, out=way), out=way)
+
+        return moved
+
+    return lambda mean_of: partial(pulled, mean_of)
 
 
 def _weight_and_magnitude(tensor: Tensor, terms: list[_Term]) -> tuple[int, float | int]:

@@ -24,6 +24,22 @@ AGGREGATE = "aggregate"
 
 
 @dataclass(frozen=True, slots=True)
+class Anchor:
+    """An older version that the model is drawn towards, beside the mean: x_t = x + D + a (x_old - x), of all floats.
+
+    With D = a u, u being the update of a client that trained from x_old, this is FedAsync's mixing of whole models:
+    x_t = (1 - a) x + a (x_old + u). Elements of a tensor that no update carries stay, and integers follow their mean.
+
+    Source: Xie et al., "Asynchronous Federated Optimization", arXiv:1903.03934, Algorithm 1.
+    """
+
+    version: Path
+    """x_old: a safetensors file with the base's layout."""
+    share: float
+    """a, in (0, 1]."""
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """How the updates become one, how that moves the model, and where the slots lie.
 
@@ -37,6 +53,7 @@ class Step:
     """In place of the exact weighted mean of floats; integers follow their mean."""
     before: Mapping[str, Path] = field(default_factory=dict)
     after: Mapping[str, Path] = field(default_factory=dict)
+    anchor: "Anchor | None" = None
 
     @property
     def slots(self) -> tuple[str, ...]:

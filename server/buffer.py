@@ -20,7 +20,6 @@ from atoll.server.invitations import Invitations
 from atoll.server.membership import Membership
 from atoll.server.open_round import Effects, OpenRound
 from atoll.server.policy import StragglerPolicy
-from atoll.server.record import CarriedRecord
 
 
 class Buffer(OpenRound):
@@ -41,10 +40,13 @@ class Buffer(OpenRound):
     ) -> None:
         super().__init__(round_id, base_version, policy, now)
         assert len(updates) <= policy.num_wanted
-        self.membership, self.invitations, self.updates = membership, invitations, updates
+        self.membership, self.invitations = membership, invitations
+        self.updates: list[Update] = []
         self.record.phase, self.record.deadline = Phase.COLLECTING, now + policy.fill_timeout
         self._is_overdue = False
         self._num_draws = 0
+        for update in updates:
+            self.take(update)
 
     # ------------------------------------------------------------ time
 
@@ -78,6 +80,9 @@ class Buffer(OpenRound):
         """An accepted update is in; `look_for_clients` sees what follows."""
         assert self.is_open
         self.updates.append(update)
+        row = self._as_stale(update)
+        row.scale *= self.policy.alpha if self.policy.mode == "fedasync" else 1.0
+        self.record.buffer.append(row)
 
     def look_for_clients(self, now: float) -> Effects:
         """After whatever happened: is the buffer full or hopeless, or is there a place to give away?"""
@@ -133,13 +138,8 @@ class Buffer(OpenRound):
     def _close(self, reason: CloseReason, now: float) -> Effects:
         record = self.record
         record.phase, record.closed_at, record.close_reason = Phase.AGGREGATING, now, reason
-        record.buffer = [self._as_counted(update) for update in self.updates]
+        self._is_drawing = False  # whatever the sampler comes to now, nobody waits for it
         return (self._aggregate(),)
-
-    def _as_counted(self, update: Update) -> CarriedRecord:
-        row = self._as_stale(update)
-        row.scale *= self.policy.alpha if self.policy.mode == "fedasync" else 1.0
-        return row
 
     def _aggregate(self) -> Aggregate:
         record = self.record

@@ -36,15 +36,17 @@ class Ledger:
     evaluation: ClientEvaluation | None = None
     unevaluated: list[Version] = field(default_factory=list)  # EvaluateModel was given out and not yet answered
 
-    def forget_old_rounds(self, *, most: int) -> None:
-        """Keep the records of the last `most` rounds, and of any whose updates still wait for a commit.
+    def forget_old_rounds(self, *, most: int, oldest_base: Version | None = None) -> None:
+        """Keep the records of the last `most` rounds, of any whose updates still wait for a commit or whose clients
+        still train, and of those that began from `oldest_base` or later.
 
         Not when a round ends: what its end settles is still to be written into older records.
         """
         still_open = {update.round_id for update in (*self.carried.values(), *self.waiting)}
         still_open.update(self.training.values())
         for old in sorted(self.past)[:-most]:
-            if old not in still_open:
+            is_young = oldest_base is not None and self.past[old].base_version >= oldest_base
+            if old not in still_open and not is_young:
                 del self.past[old]
 
     def carry(self, update: Update, *, into: dict[ClientId, Update] | None = None) -> list[Effect]:

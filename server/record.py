@@ -100,6 +100,11 @@ class RoundRecord:
         return ((c, r) for c, r in sorted(self.clients.items()) if r.fate in fates)
 
     @property
+    def num_in(self) -> int:
+        """Accepted updates among those that are wanted: of the cohort on time, or in the buffer."""
+        return self.num_reported if self.mode == "sync" else len(self.buffer)
+
+    @property
     def num_reported(self) -> int:
         """Accepted updates of this round's own cohort that were on time."""
         return sum(r.fate is Fate.REPORTED for r in self.clients.values())

@@ -17,7 +17,7 @@ from pathlib import Path
 from atoll.aggregation.fold import Weighted, fold
 from atoll.aggregation.inspection import inspect
 from atoll.aggregation.layout import FLOATS, Layout, Piece
-from atoll.aggregation.step import Step
+from atoll.aggregation.step import Anchor, Step
 from atoll.aggregation.tensorfile import parse_header, read_buffers
 from atoll.aggregation.weights import Share, integer_weights
 from atoll.protocol import steps
@@ -134,10 +134,10 @@ class Reducer:
 
     def _fold(self, effect: Aggregate) -> Digest:
         base = self.version(effect.base_version)
-        weights = integer_weights([Share(c.num_examples, c.scale) for c in effect.contributions])
         rows = self._accepted([c.digest for c in effect.contributions])
         metas = {c.digest: decode_meta(rows[c.digest].meta, where=f"update {c.digest}") for c in effect.contributions}
-        factors = self._method.factors([_float_norm(meta, base) for meta in metas.values()])
+        norms = [_float_norm(meta, base) for meta in metas.values()]
+        weights, factors = weights_and_factors(effect, self._method.factors(norms))
         updates = [
             Weighted(self.store.stored_update(c.digest, metas.pop(c.digest), rows.pop(c.digest).data), weight, factor)
             for c, weight, factor in zip(effect.contributions, weights, factors, strict=True)
@@ -145,7 +145,7 @@ class Reducer:
         version = Version(effect.base_version + 1)
         out = self.store.version_path(version)
         with naming_full_disk(out):
-            step = self._step(base, version)
+            step = self._step(base, version, self._anchor(effect))
             folded = fold(base.path, updates, out, step=step, threads=os.cpu_count() or 1, between=self._between_tiles)
         steps.reached("aggregate.after_fold")
         for slot, pieces in folded.slots.items():
@@ -154,14 +154,24 @@ class Reducer:
         self.store.write_manifest(version, manifest)
         return digest_of(manifest)
 
-    def _step(self, base: VersionFile, version: Version) -> Step:
+    def _anchor(self, effect: Aggregate) -> Anchor | None:
+        """The version that FedAsync's client trained from, when it is not the base itself."""
+        if effect.mode != "fedasync":
+            return None
+        [only] = effect.contributions
+        if only.base_version == effect.base_version:
+            return None
+        assert only.base_version is not None
+        return Anchor(self.version(only.base_version).path, only.scale)
+
+    def _step(self, base: VersionFile, version: Version, anchor: Anchor | None) -> Step:
         """Version 0 has no slots: there they are as they begin."""
         slots = self._method.slots
         before = {slot: self.store.version_path(base.version, slot) for slot in slots if base.version}
         after = {slot: self.store.version_path(version, slot) for slot in slots}
         buffers = read_buffers(base.path)
         trained = frozenset(tensor.name for tensor in base.layout if tensor.name not in buffers)
-        return Step(self._method.optimizer, trained, self._method.rule, before, after)
+        return Step(self._method.optimizer, trained, self._method.rule, before, after, anchor)
 
     def publish(self, version: Version) -> None:
         """From now on this is the global model."""
@@ -211,6 +221,22 @@ class Reducer:
             keep_incoming=may_go_on,
         )
         await on_thread(None, collect)  # it ends before the process lets go of the state directory
+
+
+def weights_and_factors(effect: Aggregate, factors: Sequence[float]) -> tuple[Sequence[int], Sequence[float]]:
+    """What the fold is told of each contribution besides its bytes.
+
+    With mean = sum_k w_k f_k u_k / sum_k w_k: the discount s_k is in w_k = n_k s_k, in numerator and denominator; of an
+    asynchronous run w_k = 1 and it is in f_k, so that the divisor is the number of updates K, not the sum of the s_k.
+
+    Args:
+        effect: what is to be aggregated.
+        factors: of the norm bound, one for each contribution.
+    """
+    contributions = effect.contributions
+    if effect.mode == "sync":
+        return integer_weights([Share(c.num_examples, c.scale) for c in contributions]), factors
+    return [1] * len(contributions), [f * c.scale for f, c in zip(factors, contributions, strict=True)]
 
 
 def _check_whole(path: Path, pieces: tuple[Piece, ...]) -> None:

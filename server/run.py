@@ -17,6 +17,7 @@ from atoll.protocol.vocabulary import (
     ReleaseReason,
     RoundId,
     RunState,
+    Version,
 )
 from atoll.server.buffer import Buffer
 from atoll.server.evaluation import ClientEvaluation, clients_to_ask
@@ -268,18 +269,19 @@ class RunMachine(Intake):
         if not ledger.is_round_due or ledger.state is not RunState.RUNNING:
             return ()
         ledger.is_round_due = False
-        ledger.forget_old_rounds(most=max(3, self.rules.policy.max_staleness + 2))
         self.round = self._buffer(now) if self.rules.policy.is_asynchronous else self._round_with_cohort(now)
         ledger.next_round = RoundId(ledger.next_round + 1)
         return ()
 
     def _round_with_cohort(self, now: float) -> Round:
         ledger = self.ledger
+        ledger.forget_old_rounds(most=max(3, self.rules.policy.max_staleness + 2))
         late, ledger.carried = ledger.carried, {}
         return Round(ledger.next_round, ledger.version, self.rules.policy, ledger.membership, late, now)
 
     def _buffer(self, now: float) -> Buffer:
         ledger, policy = self.ledger, self.rules.policy
+        ledger.forget_old_rounds(most=3, oldest_base=Version(ledger.version - policy.max_staleness))
         in_, ledger.waiting = ledger.waiting[: policy.num_wanted], ledger.waiting[policy.num_wanted :]
         return Buffer(ledger.next_round, ledger.version, policy, ledger.membership, self.invitations, in_, now)
 

@@ -128,7 +128,10 @@ def _cohorts(history: History) -> Iterator[str]:
             question = asked[step.event.round_id]
             seed, sampler = scenario.rules.seed, SAMPLERS[scenario.sampler]
             shuffled = tuple(reversed(question.candidates))
-            again = draw(sampler, seed=seed, round_id=question.round_id, count=question.count, candidates=shuffled)
+            number, count = question.number, question.count
+            again = draw(
+                sampler, seed=seed, round_id=question.round_id, number=number, count=count, candidates=shuffled
+            )
             if step.event.clients != again:
                 yield f"round {question.round_id}: drawn {step.event.clients}, and {again} from the same population"
         for effect in step.effects:
