@@ -179,7 +179,8 @@ def random_scenario(seed: int) -> Scenario:
         policy = random_asynchronous_policy(rng)
         num_clients = rng.randint(1, policy.concurrency + 4)
         rules = replace(rules, policy=policy, rounds=rng.randint(1, 8))
-        return replace(scenario, rules=rules, num_clients=num_clients)
+        faults = replace(scenario.faults, stops=1) if rng.random() < 0.25 else scenario.faults
+        return replace(scenario, rules=rules, num_clients=num_clients, faults=faults)
     if rng.random() < 0.3:
         fields = policy.model_dump(exclude={"staleness_exponent"})
         rules = replace(rules, policy=StragglerPolicy(**(fields | random_discount(rng))))
