@@ -172,7 +172,8 @@ class Intake:
         else:
             self.ledger.waiting.append(update)
         accept = Accept(update.client_id, update.round_id, update.digest)
-        return (accept, *self.invitations.answered(update, Fate.REPORTED, now))
+        answered = self.invitations.answered(update, Fate.REPORTED, now)
+        return (accept, *answered, *self.invitations.release_twin(update, now))
 
     def _fault_for_a_buffer(self, update: Update) -> tuple[RejectReason, str] | None:
         ledger, policy, base = self.ledger, self.rules.policy, self._base_of_its_commit()

@@ -170,6 +170,13 @@ class Invitations:
         stale = [c for c, r in self._ledger.training.items() if not self.may_still_count(self._record(r))]
         return tuple(e for c in sorted(stale) for e in self._release(c, Fate.RELEASED, ReleaseReason.TOO_STALE, now))
 
+    def release_twin(self, update: Update, now: float) -> Effects:
+        """A client's update came after all; was it asked again for that version meanwhile, it trains for nothing."""
+        round_id = self._ledger.training.get(update.client_id)
+        if round_id is None or self._record(round_id).base_version != update.base_version:
+            return ()
+        return self._release(update.client_id, Fate.RELEASED, ReleaseReason.ROUND_CLOSED, now)
+
     def release_all(self, reason: ReleaseReason, now: float) -> Effects:
         """No round follows: everybody may stop."""
         everybody = sorted(self._ledger.training)

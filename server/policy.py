@@ -151,10 +151,8 @@ class StragglerPolicy(BaseModel):
     def _consistent(self) -> "StragglerPolicy":
         faults = [*self._fields_of_other_modes()]
         if self.quorum_count > self.num_wanted:
-            size = {"sync": "cohort_size", "fedbuff": "buffer_size", "fedasync": "the one update of fedasync"}[
-                self.mode
-            ]
-            faults.append(f"quorum {self.quorum} is more than {size} ({self.num_wanted})")
+            what = {"sync": "cohort_size", "fedbuff": "buffer_size", "fedasync": "the updates of a fedasync version"}
+            faults.append(f"quorum {self.quorum} is more than {what[self.mode]} ({self.num_wanted})")
         if self.deadline_min > self.deadline_max:
             faults.append(f"deadline_min {self.deadline_min} is more than deadline_max ({self.deadline_max})")
         if self.min_available and self.min_available < self.quorum_count:

@@ -197,6 +197,9 @@ class BufferReferee:
             books.measured(update, now - round_.begun.get(update.client_id, now))
             is_open = books.round is not None and books.round.is_collecting
             (self._facts(books.round).filled if is_open and books.round else books.waiting).append(update)
+            twin = self.training().get(update.client_id)  # asked again for the same version meanwhile
+            if twin is not None and twin.base == update.base_version:
+                self._let_go(update.client_id, twin)
 
     # ------------------------------------------------------------ the end
 

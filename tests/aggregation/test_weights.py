@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.aggregation.weights import FIXED_POINT_ONE, Share, integer_weights, staleness_discount
+from atoll.aggregation.weights import FIXED_POINT_ONE, Share, hinge_discount, integer_weights, staleness_discount
 
 shares = st.lists(
     st.builds(
@@ -76,3 +76,27 @@ def test_staleness_discount_is_the_polynomial_of_xie_2019():
 def test_staleness_discount_refuses_what_would_count_more_than_a_fresh_update(staleness, exponent):
     with pytest.raises(ValueError, match="is not at least 0"):
         staleness_discount(staleness, exponent=exponent)
+
+
+@pytest.mark.parametrize(("staleness", "golden"), [(0, 1), (1, 0.70711), (3, 0.5), (8, 0.33333)])
+def test_polynomial_discount_with_its_golden_numbers(staleness, golden):
+    assert staleness_discount(staleness, exponent=0.5) == pytest.approx(golden, abs=5e-6)
+
+
+@pytest.mark.parametrize(("staleness", "golden"), [(0, 1), (4, 1), (5, 0.090909), (8, 0.024390)])
+def test_hinge_discount_with_its_golden_numbers(staleness, golden):
+    assert hinge_discount(staleness, slope=10.0, delay=4) == pytest.approx(golden, abs=5e-7)
+
+
+@given(staleness=st.integers(0, 10**6), slope=st.floats(1e-6, 1e6), delay=st.integers(0, 1000))
+def test_hinge_discount_is_a_scale_that_does_not_grow(staleness, slope, delay):
+    scale = hinge_discount(staleness, slope=slope, delay=delay)
+    assert 0 < hinge_discount(staleness + 1, slope=slope, delay=delay) <= scale <= 1
+
+
+@pytest.mark.parametrize(
+    ("staleness", "slope", "delay"), [(-1, 1.0, 4), (1, 1.0, -1), (1, 0.0, 4), (1, float("nan"), 4)]
+)
+def test_hinge_discount_refuses_what_is_none(staleness, slope, delay):
+    with pytest.raises(ValueError, match=r"at least 0|not positive"):
+        hinge_discount(staleness, slope=slope, delay=delay)
