@@ -37,13 +37,12 @@ class Ledger:
     unevaluated: list[Version] = field(default_factory=list)  # EvaluateModel was given out and not yet answered
 
     def forget_old_rounds(self, *, most: int, oldest_base: Version | None = None) -> None:
-        """Keep the records of the last `most` rounds, of any whose updates still wait for a commit or whose clients
-        still train, and of those that began from `oldest_base` or later.
+        """Keep the records of the last `most` rounds, of any whose updates still wait for a commit, and of those that
+        began from `oldest_base` or later.
 
         Not when a round ends: what its end settles is still to be written into older records.
         """
-        still_open = {update.round_id for update in (*self.carried.values(), *self.waiting)}
-        still_open.update(self.training.values())
+        still_open = {update.round_id for update in self.carried.values()}
         for old in sorted(self.past)[:-most]:
             is_young = oldest_base is not None and self.past[old].base_version >= oldest_base
             if old not in still_open and not is_young:
@@ -86,7 +85,7 @@ class Ledger:
         if record.abandon_reason is AbandonReason.STOP_REQUESTED:
             why = "the run was stopped below the quorum"
         elif record.abandon_reason is not AbandonReason.AGGREGATION_FAILED:
-            self.waiting[:0] = updates
+            self.waiting += updates
             return []
         return [effect for update in updates for effect in self.leave_unused(update, why)]
 

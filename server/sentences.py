@@ -44,7 +44,7 @@ def summary(record: RoundRecord) -> dict[str, Any]:
         "invited": len(record.clients),
         **{str(fate): fates[fate] for fate in Fate},
         "carried_in": len(earlier),
-        "oldest": max((row.staleness for row in earlier), default=0),
+        "staleness": max((row.staleness for row in earlier), default=0),
         "num_examples": sum(used) + sum(row.num_examples for row in earlier),
         "num_bytes": sum(client.num_bytes for client in record.clients.values()),
         "seconds": None if record.ended_at is None else round(record.ended_at - record.opened_at, 3),

@@ -125,12 +125,9 @@ class Books:
             self.rounds[round_id].is_forgotten |= round_id not in waiting
 
     def forget_rounds_before(self, version: int) -> None:
-        """A buffer opens: the last three rounds are remembered, and those of which something may still count."""
-        waiting = {update.round_id for update in self.waiting}
+        """A buffer opens: the last three rounds are remembered, and those of which an update may still count."""
         for round_id in sorted(self.rounds)[:-3]:
-            round_ = self.rounds[round_id]
-            is_over = round_.base < version and round_id not in waiting and not round_.with_fate(Fate.WAITING)
-            round_.is_forgotten |= is_over
+            self.rounds[round_id].is_forgotten |= self.rounds[round_id].base < version
 
     def carry(self, update: Update) -> None:
         """Let an update count in the first commit that it can; of two by one client for one commit the newer stays."""

@@ -545,23 +545,9 @@ PLANTED = (
     Mutant(
         "what was in an abandoned buffer is lost",
         LEDGER,
-        "            self.waiting[:0] = updates\n",
+        "            self.waiting += updates\n",
         "",
         "accepted updates vanish with a buffer that came to nothing",
-    ),
-    Mutant(
-        "the newest first",
-        LEDGER,
-        "            self.waiting[:0] = updates\n",
-        "            self.waiting += updates\n",
-        "what was in an abandoned buffer is overtaken by what came later",
-    ),
-    Mutant(
-        "forgotten while it trains",
-        LEDGER,
-        "        still_open.update(self.training.values())\n",
-        "",
-        "the record of a round is dropped while one of its clients still trains",
     ),
     Mutant(
         "training beyond the end",
