@@ -37,6 +37,7 @@ from atoll.server.events import (
     RoundDue,
     SamplerFailed,
     StopRequested,
+    UploadBegun,
 )
 from atoll.server.policy import StragglerPolicy
 from atoll.server.retention import Keep
@@ -340,6 +341,36 @@ def test_a_deadline_ends_also_while_no_buffer_is_open() -> None:
     assert flow.deadline == 60
     assert released(flow.tick(at=60)) == {"b": True}
     assert flow.training == {}
+
+
+def test_who_was_away_and_how_often_stands_in_the_record() -> None:
+    flow = Flow(concurrency=1, deadline=60.0)
+    flow.join("a", at=0)
+    flow.do(ClientDisconnected(ClientId("a"), "a@1000.0"), at=5)
+    assert flow.row("a").disconnected_at == 1005.0
+    flow.join("a", at=7)
+    assert (flow.row("a").disconnected_at, flow.row("a").num_reconnects) == (None, 1)
+    flow.do(CoordinatorStarted(down_since=1010.0), at=12)
+    assert flow.row("a").disconnected_at == 1012.0
+    flow.do(CoordinatorStarted(down_since=1013.0), at=14)
+    assert flow.row("a").disconnected_at == 1012.0
+    flow.join("a", at=15)
+    assert (flow.row("a").disconnected_at, flow.row("a").num_reconnects) == (None, 2)
+
+
+def test_an_upload_is_measured_from_its_own_beginning() -> None:
+    flow = Flow(concurrency=3, buffer_size=2, deadline=60.0)
+    flow.join("abc", at=0)
+    flow.update("a", at=10)
+    flow.update("b", at=20)
+    flow.commit(at=30)
+    flow.tick(at=60)  # c trains for the second round now; what it had for the first is late
+    flow.do(UploadBegun(ClientId("c"), RoundId(1)), at=61)
+    assert flow.row("c", 1).upload_begun_at is None
+    assert flow.row("c", 2).upload_begun_at is None
+    flow.upload_begins("c", at=70)
+    flow.upload_begins("c", at=71)
+    assert flow.row("c", 2).upload_begun_at == 1070.0
 
 
 # ---------------------------------------------------------------- how a buffer ends
