@@ -208,7 +208,7 @@ def _describe(model_type: type[BaseModel], prefix: str) -> Iterator[Setting]:
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             yield from _describe(field.annotation, f"{prefix}{name}.")
             continue
-        default = None if field.is_required() else field.get_default(call_default_factory=True, validated_data={})
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
         yield Setting(
             key=prefix + name,
             type=type_text(_declared(field)),

@@ -32,19 +32,10 @@ DISCOUNT_OF = {"staleness_exponent": "polynomial", "hinge_slope": "hinge", "hing
 STALENESS_MAX_ASYNC = 20
 
 
-def _max_staleness(fields: dict[str, Any]) -> int:
-    return 1 if fields.get("mode", "sync") == "sync" else STALENESS_MAX_ASYNC
-
-
 class StragglerPolicy(BaseModel):
     """What a round waits for, for how long, and what happens to those who are late."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True)
-
-    mode: Mode = "sync"
-    """"sync": round by round, with a cohort each. "fedbuff" (Nguyen et al. 2022): clients train all the time, each from
-    the version that was newest when it was invited, and every `buffer_size` accepted updates make the next version.
-    "fedasync" (Xie et al. 2019): so does every single one."""
 
     cohort_size: int = Field(default=2, ge=1, le=1_000_000)
     """How many updates a round wants from its own cohort; it closes when they are in."""
@@ -83,7 +74,7 @@ class StragglerPolicy(BaseModel):
     commits, with its weight discounted by its staleness. "next_round" also carries over the accepted updates of an
     abandoned round, but not of one whose aggregation failed."""
 
-    max_staleness: int = Field(default_factory=_max_staleness, ge=0, le=1000)
+    max_staleness: int = Field(default=1, ge=0, le=1000)
     """With late = "next_round", and in the asynchronous modes: an update may be at most this many model versions old in
     the commit that uses it; so many versions stay on disk. Absent: 1, in an asynchronous mode 20."""
 
@@ -100,6 +91,11 @@ class StragglerPolicy(BaseModel):
 
     hinge_delay: int = Field(default=4, ge=0, le=1000)
     """Of the hinge discount, in versions."""
+
+    mode: Mode = "sync"
+    """"sync": round by round, with a cohort each. "fedbuff" (Nguyen et al. 2022): clients train all the time, each from
+    the version that was newest when it was invited, and every `buffer_size` accepted updates make the next version.
+    "fedasync" (Xie et al. 2019): so does every single one."""
 
     buffer_size: int = Field(default=10, ge=1, le=1_000_000)
     """Of "fedbuff": how many accepted updates make a version: the sum of the discounted updates over their number,
@@ -137,6 +133,14 @@ class StragglerPolicy(BaseModel):
 
     max_examples: int = Field(default=1_000_000_000, ge=1, le=2**40)
     """An update that claims more examples than this is refused."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_updates_where_nobody_waits(cls, fields: Any) -> Any:
+        """What is left out has the mode's own default."""
+        if isinstance(fields, dict) and fields.get("mode") in ("fedbuff", "fedasync"):
+            return {"max_staleness": STALENESS_MAX_ASYNC, **fields}
+        return fields
 
     @field_validator("quorum")
     @classmethod
