@@ -268,3 +268,28 @@ def test_every_setting_has_a_type_and_a_documentation(model_type: type[BaseModel
         assert setting.doc.endswith("."), setting
         assert setting.type, setting
         assert setting.default or setting.is_required or "absent:" in setting.doc, setting
+
+
+def test_fedasync_has_one_step_and_every_table_that_says_otherwise_is_named() -> None:
+    text = """
+    task = "digits:task"
+    [round]
+    mode = "fedasync"
+    [optimizer]
+    name = "fedadam"
+    [aggregation]
+    rule = "median"
+    """
+    with pytest.raises(ConfigError) as caught:
+        load_text(RunFile, text, name="run.toml")
+    assert caught.value.faults == (
+        "run.toml: optimizer: mode fedasync has none but its alpha, which is round.alpha",
+        "run.toml: aggregation: median is a rule for several updates, mode fedasync takes one by one",
+    )
+
+
+def test_the_effective_settings_of_an_asynchronous_run_load_to_the_same() -> None:
+    for mode in ("fedbuff", "fedasync"):
+        file = load_text(RunFile, f'task = "digits:task"\n[round]\nmode = "{mode}"', name="run.toml")
+        assert load_text(RunFile, effective(file), name="") == file
+        assert file.round.max_staleness == 20
