@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.codec import FLOAT32_MAX, Values, check_size, check_values, finite
+from atoll.aggregation.codec import FLOAT32_MAX, Values, check_finite, check_size, check_values, room_for
 
 MILLION = 1_000_000
 
@@ -51,7 +51,7 @@ class TopK:
         kept = _largest(np.abs(values), self.num_kept(values.size))
         return values[kept].astype("<f4").tobytes() + kept.astype("<u2").tobytes()
 
-    def decode(self, data: bytes | memoryview, num_elements: int) -> Values:
+    def decode(self, data: bytes | memoryview, num_elements: int, out: Values | None = None) -> Values:
         """See `Codec`."""
         check_size(self, data, num_elements)
         num_kept = self.num_kept(num_elements)
@@ -59,8 +59,10 @@ class TopK:
         indices = np.frombuffer(data, "<u2", offset=4 * num_kept)
         if not (indices[1:] > indices[:-1]).all() or indices[-1] >= num_elements:
             raise ValueError(f"{self.name}: indices are not strictly ascending in 0..{num_elements - 1}")
-        values = np.zeros(num_elements, np.float32)
-        values[indices] = finite(self.name, kept)
+        check_finite(self.name, kept)
+        values = room_for(num_elements, out)
+        values.fill(0)
+        values[indices] = kept
         return values
 
 
