@@ -15,6 +15,7 @@ import numpy as np
 from atoll.aggregation.kernel import COMPILED_FROM, has_compiler
 
 u16, u32, f32 = np.uint16, np.uint32, np.float32
+FLOAT32_MAX = np.finfo(np.float32).max
 
 
 def encode_bf16(bits: Any, out: Any) -> Any:
@@ -88,6 +89,19 @@ def scale_levels(levels: Any, scales: Any, out: Any) -> Any:
     return least
 
 
+def scatter(kept: Any, indices: Any, out: Any) -> Any:
+    """Values to their places and 0 to all others; returns how many are finite, and at an index above the one before."""
+    out[:] = f32(0)
+    first: Any = 0
+    for i in range(kept.size):
+        index = np.int64(indices[i])
+        if index < first or index >= out.size or not abs(kept[i]) <= FLOAT32_MAX:
+            return i
+        out[index] = kept[i]
+        first = index + 1
+    return kept.size
+
+
 Loop = Callable[..., Any]
 
 
@@ -101,6 +115,7 @@ class Loops:
     decode_fp16: Loop
     stochastic_levels: Loop
     scale_levels: Loop
+    scatter: Loop
 
 
 def compiled() -> Loops:
@@ -121,6 +136,7 @@ def compiled() -> Loops:
         loop(decode_fp16, read(uint16), float32[::1]),
         loop(stochastic_levels, read(float32), read(float32), float32, read(uint16), int8[::1]),
         loop(scale_levels, read(int8), read(float32), float32[::1]),
+        loop(scatter, read(float32), read(uint16), float32[::1]),
     )
 
 

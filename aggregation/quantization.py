@@ -33,7 +33,8 @@ class BFloat16:
 
     name: ClassVar[str] = "bf16"
     is_biased: ClassVar[bool] = False
-    largest: ClassVar[float] = float(np.uint32(0x7F7F7FFF).view(np.float32))
+    largest_bits: ClassVar[int] = 0x7F7F7FFF
+    largest: ClassVar[float] = float(np.uint32(largest_bits).view(np.float32))
 
     def num_bytes(self, num_elements: int) -> int:
         """2 n."""
@@ -43,7 +44,7 @@ class BFloat16:
         """See `Codec`."""
         if is_chunk(values) and (loops := loops_for(values.size)) is not None:
             values, halves = np.ascontiguousarray(values), np.empty(values.size, np.uint16)
-            if loops.encode_bf16(values.view(np.uint32), halves) <= _bits_of(self.largest):
+            if loops.encode_bf16(values.view(np.uint32), halves) <= self.largest_bits:
                 return halves.tobytes()
         check_values(self.name, values, self.largest)
         bits = values.view(np.uint32)
@@ -79,6 +80,7 @@ class Float16:
     name: ClassVar[str] = "fp16"
     is_biased: ClassVar[bool] = False
     largest: ClassVar[float] = float(np.nextafter(np.float32(65520), np.float32(0)))
+    largest_bits: ClassVar[int] = int(np.float32(largest).view(np.uint32))
 
     def num_bytes(self, num_elements: int) -> int:
         """2 n."""
@@ -88,7 +90,7 @@ class Float16:
         """See `Codec`."""
         if is_chunk(values) and (loops := loops_for(values.size)) is not None:
             values, halves = np.ascontiguousarray(values), np.empty(values.size, np.uint16)
-            if loops.encode_fp16(values.view(np.uint32), values, halves) <= _bits_of(self.largest):
+            if loops.encode_fp16(values.view(np.uint32), values, halves) <= self.largest_bits:
                 return halves.tobytes()
         check_values(self.name, values, self.largest)
         return half_bits(values).tobytes()
@@ -257,13 +259,8 @@ _BYTES = np.arange(256, dtype=np.uint8)[:, np.newaxis]
 _SIGNS = 1 - 2 * np.unpackbits(_BYTES, axis=1, bitorder="little").astype(np.float32)  # (256, 8): of each byte's bits
 
 
-def _bits_of(value: float) -> int:
-    """Of a float32 >= 0: they are in the order of the values, and those of infinity and NaN are behind all others."""
-    return int(np.float32(value).view(np.uint32))
-
-
 def _aligned(raw: NDArray[np.uint16]) -> NDArray[np.uint16]:
-    return np.require(raw, requirements="A")
+    return raw if raw.flags.aligned else raw.copy()
 
 
 def _num_buckets(num_elements: int) -> int:

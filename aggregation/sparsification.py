@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.codec import FLOAT32_MAX, Values, check_finite, check_size, check_values, room_for
+from atoll.aggregation.codec_loops import loops_for
 
 MILLION = 1_000_000
 
@@ -57,10 +58,13 @@ class TopK:
         num_kept = self.num_kept(num_elements)
         kept = np.frombuffer(data, "<f4", count=num_kept)
         indices = np.frombuffer(data, "<u2", offset=4 * num_kept)
+        values = room_for(num_elements, out)
+        loops = loops_for(num_elements) if kept.flags.aligned and indices.flags.aligned else None
+        if loops is not None and loops.scatter(kept, indices, values) == num_kept:
+            return values
         if not (indices[1:] > indices[:-1]).all() or indices[-1] >= num_elements:
             raise ValueError(f"{self.name}: indices are not strictly ascending in 0..{num_elements - 1}")
         check_finite(self.name, kept)
-        values = room_for(num_elements, out)
         values.fill(0)
         values[indices] = kept
         return values

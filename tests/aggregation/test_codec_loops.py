@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation import codec_loops, quantization
+from atoll.aggregation import codec_loops, quantization, sparsification
 from atoll.aggregation.codec import CHUNK_ELEMENTS
 from atoll.aggregation.codec_loops import COMPILED_FROM, compiled
 from atoll.aggregation.codecs import parse_codec
 
 pytest.importorskip("numba")
 
-NAMES = ("bf16", "fp16", "qsgd8")
+NAMES = ("bf16", "fp16", "qsgd8", "topk:0.1")
 LOOPS = compiled()
 
 
@@ -32,7 +32,8 @@ def both(function):
     outcomes = []
     for loops in (LOOPS, None):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(quantization, "loops_for", lambda _, loops=loops: loops)
+            for module in (quantization, sparsification):
+                patch.setattr(module, "loops_for", lambda _, loops=loops: loops)
             outcomes.append(outcome(function))
     return outcomes
 
@@ -74,6 +75,8 @@ def test_bytes_of_any_kind_are_decoded_alike_or_refused_alike(name, n, seed, cal
     raw = np.random.default_rng(seed).integers(0, 256, parse_codec(name).num_bytes(n), np.uint8)
     if calm and name != "qsgd8":
         raw[1::2] &= 0x37  # no exponent of infinities
+    if calm and name.startswith("topk"):
+        raw[-2 * parse_codec(name).num_kept(n) :].view("<u2")[:] = np.arange(parse_codec(name).num_kept(n))
     check_decode(name, raw.tobytes(), n)
 
 
