@@ -10,6 +10,7 @@ the model or of the cohort.
 
     mean = sum_k w_k u_k / sum_k w_k                        over the updates that carry the tensor, or a rule (`rules`)
     mean = scale sum_k w_k f_k u_k / sum_k w_k              of trained floats under FedNova (`weights.normalized`)
+    mean = sum_k u_k / N                                    of SCAFFOLD's control variates, N clients in all
     new  = float32(apply(float64(base), mean))              floats that are trained (`optimizers`)
     new  = float32(float64(base) + mean)                    other floats; the base holds all floats as F32
     new  = base + round_half_even(mean)                     integers, exactly (`integers`)
@@ -220,10 +221,15 @@ def _mean_by(step: Step, layout: Layout, terms: list[_Term], slots: list[Slot], 
 
 def _exact_mean(step: Step, tensor: Tensor, terms: list[_Term]) -> _Mean:
     total_weight, magnitude = _weight_and_magnitude(tensor, terms)
+    is_trained, is_control = step.is_trained(tensor), step.is_control(tensor)
+    divisor = total_weight
+    if is_control:
+        assert step.num_clients is not None
+        total_weight, divisor = len(terms), step.num_clients
     exponent = grid_exponent(magnitude, total_weight=total_weight, count=len(terms))
-    is_trained = step.is_trained(tensor)
+    weights = [1 if is_control else term.item.weight for term in terms]
     factors = [term.item.factor * (term.item.trained_factor if is_trained else 1.0) for term in terms]
-    scales = [grid_scale(term.item.weight, exponent) * f for term, f in zip(terms, factors, strict=True)]
+    scales = [grid_scale(weight, exponent) * factor for weight, factor in zip(weights, factors, strict=True)]
     add_within = add_within_for(tensor.num_elements * len(terms))
 
     def mean(start: int, stop: int) -> NDArray[np.float64]:
@@ -232,7 +238,7 @@ def _exact_mean(step: Step, tensor: Tensor, terms: list[_Term]) -> _Mean:
             block = term.reader.read(tensor, start, stop)
             if not add_within(total, block, scale, term.magnitude(tensor)):
                 raise term.beyond(tensor, block)
-        mean = mean_from_grid(total, exponent, total_weight=total_weight)
+        mean = mean_from_grid(total, exponent, total_weight=divisor)
         return mean if step.scale == 1.0 or not is_trained else np.multiply(mean, step.scale, out=mean)
 
     return mean

@@ -43,6 +43,7 @@ from atoll.client.events import (
 from atoll.client.line import Line
 from atoll.client.messages import BadMessage
 from atoll.client.models import ModelCache
+from atoll.client.personal import PersonalState
 from atoll.client.runner import Runner
 from atoll.client.session import Session, SessionRules
 from atoll.client.spool import Spool
@@ -101,6 +102,7 @@ class Agent:
             work=state.work,
             cache=ModelCache(state.models),
             spool=self._spool,
+            personal=PersonalState(state.personal),
             runner=runner,
             link=self._line.link,
             wait=self._wait,

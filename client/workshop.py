@@ -24,6 +24,7 @@ from atoll.client.events import (
     Trained,
 )
 from atoll.client.models import ModelCache, PartialVersion, PieceDamaged
+from atoll.client.personal import PersonalState
 from atoll.client.runner import EvaluateOrder, Runner, RunnerFailed, Training, TrainOrder
 from atoll.client.spool import Entry, Spool
 from atoll.client.threads import off_loop, on_thread
@@ -54,6 +55,7 @@ class Workshop:
         work: folder for what is being written.
         cache: of versions.
         spool: of updates.
+        personal: what this site keeps for itself.
         runner: trains and evaluates.
         link: waits until there is a connection, and returns it.
         wait: seconds to wait after that many cuts without a byte of progress.
@@ -66,12 +68,13 @@ class Workshop:
         work: Path,
         cache: ModelCache,
         spool: Spool,
+        personal: PersonalState,
         runner: Runner,
         link: Callable[[], Awaitable[Link]],
         wait: Callable[[int], float],
     ) -> None:
-        self._site, self._out = ClientId(site), work / "update.safetensors"
-        self._cache, self._spool, self._runner = cache, spool, runner
+        self._site, self._out, self._own_out = ClientId(site), work / "update.safetensors", work / "own.safetensors"
+        self._cache, self._spool, self._personal, self._runner = cache, spool, personal, runner
         self._link, self._wait = link, wait
         self._download_seconds = 0.0
 
@@ -148,6 +151,9 @@ class Workshop:
                 seed=invitation.seed,
                 local=_overrides(invitation.local),
                 algorithm=invitation.algorithm,
+                own=self._own(invitation),
+                own_out=self._own_out,
+                model_seed=invitation.model_seed,
                 budget=budget,
             )
             training = asyncio.ensure_future(self._runner.train(order))
@@ -162,6 +168,19 @@ class Workshop:
             return JobFailed(key, _disk_reason(error, FailureReason.TRAINING_FAILED), _text(error))
         steps.reached("agent.spooled")
         return Trained(key, entry.digest)
+
+    def _own(self, invitation: Invitation) -> Path | None:
+        """What this site has kept of the training that counted last.
+
+        Raises:
+            RunnerFailed: it is gone, and the algorithm cannot do without it.
+        """
+        counted = invitation.counted_round
+        own = self._personal.find(invitation.run_id, counted)
+        if own is None and counted and invitation.algorithm == "scaffold":
+            detail = f"the control variate of round {counted} is no longer in this agent's state directory (personal/)"
+            raise RunnerFailed(FailureReason.TRAINING_FAILED, f"{detail}: put it back, or start a new run")
+        return own
 
     async def _spool_update(self, invitation: Invitation, trained: Training) -> Entry:
         logger.info(
@@ -186,6 +205,8 @@ class Workshop:
         )
 
         def add() -> Entry:
+            if trained.has_own:
+                self._personal.stage(invitation.run_id, invitation.round_id, invitation.counted_round, self._own_out)
             return self._spool.add(
                 self._out,
                 manifest,
@@ -198,8 +219,15 @@ class Workshop:
 
     async def evaluate(self, request: EvaluationRequest, budget: float) -> Event:
         """Evaluated, with the sums or without."""
-        order = EvaluateOrder(task=request.task, model=self._cache.path(request.model_digest), budget=budget)
         try:
+            order = EvaluateOrder(
+                task=request.task,
+                model=self._cache.path(request.model_digest),
+                local=_overrides(request.local),
+                own=self._personal.find(request.run_id, request.counted_round),
+                model_seed=request.model_seed,
+                budget=budget,
+            )
             sums = await self._runner.evaluate(order)
         except RunnerFailed as error:
             return Evaluated(request.key, None, f"{error.reason}: {error.detail}")

@@ -2,15 +2,26 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 
+from atoll.aggregation.layout import CONTROL, Tensor, in_order
 from atoll.parallel.algorithms import check_algorithm
 from atoll.parallel.array_task import Trained
-from atoll.parallel.arrays import Arrays
+from atoll.parallel.arrays import Arrays, check_like
+from atoll.parallel.bench import Json, Outcome, Received
 from atoll.parallel.deadline import Deadline
 from atoll.parallel.errors import TaskBroken
 from atoll.parallel.metrics import Statistics
-from atoll.parallel.parameters import buffers_of, build_model, initial_parameters, load_parameters, update_of
+from atoll.parallel.parameters import (
+    buffers_of,
+    build_model,
+    initial_parameters,
+    load_parameters,
+    trained_by_name,
+    update_of,
+)
+from atoll.parallel.scaffold import ControlVariates, split
 from atoll.parallel.task import Task
 from atoll.parallel.training import evaluate, make_optimizer, train_locally
 
@@ -26,15 +37,19 @@ class ModelBench:
         self._site: str | None = request.get("site")
         self._device = _device(request.get("device") or "cpu")
         self._local = task.local.with_overrides(request.get("local") or {})
-        check_algorithm(request.get("algorithm") or "fedavg", self._local, has_fit=task.fit is not None)
+        self._algorithm: str = request.get("algorithm") or "fedavg"
+        check_algorithm(self._algorithm, self._local, has_fit=task.fit is not None)
         self._model: torch.nn.Module | None = None
         if self._site is not None:  # torch imports a third of itself with the first optimizer: not on a round's time
             make_optimizer(self._local, [torch.nn.Parameter(torch.zeros(1))])
         self._datasets: dict[str, Any] = {}
 
     def initial(self, seed: int) -> Arrays:
-        """Of a newly built model."""
-        return initial_parameters(self._task, seed)
+        """Of a newly built model; for SCAFFOLD with the server's control variate, zeros."""
+        arrays = initial_parameters(self._task, seed)
+        if self._algorithm == "scaffold":
+            arrays |= {CONTROL + name: np.zeros_like(arrays[name]) for name in trained_by_name(build_model(self._task))}
+        return arrays
 
     def buffers(self) -> list[str]:
         """Of the task's model."""
@@ -44,24 +59,42 @@ class ModelBench:
         """Of the training split; None without a site."""
         return None if self._site is None else len(self._training_data())
 
-    def train(self, parameters: Arrays, request: dict[str, Any], deadline: Deadline) -> tuple[Trained, dict[str, Any]]:
+    def train(self, arrays: Received, request: Json, deadline: Deadline) -> Outcome:
         """Train with the built-in loop, or with the task's `fit`."""
         local, algorithm = self._local.with_overrides(request.get("local") or {}), request.get("algorithm") or "fedavg"
         check_algorithm(algorithm, local, has_fit=self._task.fit is not None)
+        parameters, server_control = split(arrays.version)
         model, dataset = self._with_parameters(parameters), self._training_data()
-        seed = request["seed"]
-        work = train_locally(self._task, model, dataset, local, seed=seed, deadline=deadline, device=self._device)
-        more: dict[str, Any] = {"steps": work.steps}
+        control = None
+        if algorithm == "scaffold":
+            expected = in_order(Tensor(name, "F32", tuple(p.shape)) for name, p in trained_by_name(model).items())
+            check_like(server_control, expected)
+            control = ControlVariates(server_control, split(arrays.own or {})[1])
+        work = train_locally(
+            self._task,
+            model,
+            dataset,
+            local,
+            seed=request["seed"],
+            deadline=deadline,
+            device=self._device,
+            corrections=control.corrections if control else None,
+        )
+        update, own, report = update_of(parameters, model), Arrays(), Json(steps=work.steps)
+        if control:
+            sent, own = control.after(update, num_steps=work.steps, lr=local.lr)
+            update |= sent
         if algorithm == "fednova" and (counted := work.normalizer):
-            more |= {"normalizer": counted.normalizer, "effective_steps": counted.effective_steps}
-        return Trained(update_of(parameters, model), work.num_examples, work.statistics, work.work), more
+            report |= {"normalizer": counted.normalizer, "effective_steps": counted.effective_steps}
+        return Outcome(Trained(update, work.num_examples, work.statistics, work.work), report, own)
 
-    def evaluate(self, parameters: Arrays, split: str) -> Statistics | None:
+    def evaluate(self, arrays: Received, request: Json) -> Statistics | None:
         """On the site's own split, or on the server's data."""
-        dataset = self._dataset(split)
+        dataset = self._dataset(request["split"])
         if dataset is None:
             return None
-        return evaluate(self._task, self._with_parameters(parameters), dataset, device=self._device)
+        model = self._with_parameters(split(arrays.version)[0])
+        return evaluate(self._task, model, dataset, device=self._device)
 
     def _with_parameters(self, parameters: Arrays) -> torch.nn.Module:
         if self._model is None:

@@ -5,51 +5,22 @@ import json
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from atoll.aggregation import tensorfile
 from atoll.aggregation.layout import Layout, Piece
 from atoll.parallel.array_bench import ArrayBench
-from atoll.parallel.array_task import Trained
-from atoll.parallel.arrays import Arrays, layout_of
+from atoll.parallel.arrays import layout_of
+from atoll.parallel.bench import Bench, Received
 from atoll.parallel.deadline import Deadline
 from atoll.parallel.errors import NotFinite, OutOfTime, TaskBroken, TaskMismatch, TaskNotFound
-from atoll.parallel.metrics import Metrics, Statistics, as_statistics, values
+from atoll.parallel.metrics import as_statistics, values
 from atoll.parallel.task import Task, load_task
 
 Json = dict[str, Any]
 
 DETAIL_LINES = 12
 DETAIL_CHARS_MAX = 2000
-
-
-class Bench(Protocol):
-    """One task and one site, ready for work."""
-
-    @property
-    def metrics(self) -> Metrics:
-        """How statistics become values."""
-        ...
-
-    def initial(self, seed: int) -> Arrays:
-        """The parameters of version 0."""
-        ...
-
-    def buffers(self) -> list[str]:
-        """Float tensors of the model that are not trained."""
-        ...
-
-    def num_examples(self) -> int | None:
-        """Size of the site's training data; None when it is not known, or there is no site."""
-        ...
-
-    def train(self, parameters: Arrays, request: Json, deadline: Deadline) -> tuple[Trained, Json]:
-        """The outcome of one training and what else to report."""
-        ...
-
-    def evaluate(self, parameters: Arrays, split: str) -> Statistics | None:
-        """Statistics of these parameters on a split; None when there is no such data."""
-        ...
 
 
 class Operations:
@@ -96,23 +67,26 @@ class Operations:
         return {"pieces": piece_fields(tensorfile.write(Path(request["out"]), arrays, metadata=metadata))}
 
     def _train(self, request: Json, deadline: Deadline) -> Json:
-        bench, parameters = self._loaded(), tensorfile.read(Path(request["model"]))
-        trained, more = bench.train(parameters, request, deadline)
+        outcome = self._loaded().train(_received(request), request, deadline)
+        trained = outcome.trained
         pieces = tensorfile.write(Path(request["out"]), trained.update, durable=False)  # the spool makes it durable
+        if outcome.own:
+            tensorfile.write(Path(request["own_out"]), outcome.own, durable=False)
         return {
             "num_examples": trained.num_examples,
             "work": trained.work,
             "statistics": trained.statistics,
             "stopped": deadline.is_stopped,
             "pieces": piece_fields(pieces),
-            **more,
+            "has_own": bool(outcome.own),
+            **outcome.report,
         }
 
     def _evaluate(self, request: Json, deadline: Deadline) -> Json:
         split = request["split"]
         if split not in ("train", "test", "server"):
             raise ValueError(f"split {split!r} is none of train, test, server")
-        return {"statistics": self._loaded().evaluate(tensorfile.read(Path(request["model"])), split)}
+        return {"statistics": self._loaded().evaluate(_received(request), request)}
 
     def _values(self, request: Json, deadline: Deadline) -> Json:
         return {"values": values(self._loaded().metrics, as_statistics(request["statistics"]))}
@@ -120,6 +94,11 @@ class Operations:
     def _loaded(self) -> Bench:
         assert self._bench is not None, "load comes first"
         return self._bench
+
+
+def _received(request: Json) -> Received:
+    own = tensorfile.read(Path(request["own"])) if request.get("own") else None
+    return Received(tensorfile.read(Path(request["model"])), own)
 
 
 def layout_fields(layout: Layout) -> list[tuple[Any, ...]]:

@@ -316,6 +316,7 @@ class RunDriver:
             seed=messages.training_seed(self.config.seed, self.config.name, effect.round_id, effect.client_id),
             local=self.config.local,
             algorithm=self.config.aggregation.algorithm,
+            model_seed=self.config.seed,
             grace=self.config.round.grace,
             now=self._clock.now(),
         )
@@ -328,6 +329,8 @@ class RunDriver:
             task=self.task,
             digest=version.digest,
             manifest=version.manifest_bytes,
+            local=self.config.local,
+            model_seed=self.config.seed,
             now=self._clock.now(),
         )
 

@@ -34,6 +34,7 @@ def invitation(
     seed: int,
     local: Mapping[str, Any],
     algorithm: str,
+    model_seed: int,
     grace: float,
     now: float,
 ) -> pb.ServerMessage:
@@ -52,12 +53,22 @@ def invitation(
             manifest=_inline(manifest),
             data=data,
             algorithm=algorithm,
+            counted_round=effect.counted_round,
+            model_seed=model_seed,
         )
     )
 
 
 def evaluation_request(
-    effect: AskEvaluation, *, run_id: RunId, task: str, digest: Digest, manifest: bytes, now: float
+    effect: AskEvaluation,
+    *,
+    run_id: RunId,
+    task: str,
+    digest: Digest,
+    manifest: bytes,
+    local: Mapping[str, Any],
+    model_seed: int,
+    now: float,
 ) -> pb.ServerMessage:
     """Run this version on your own data."""
     return pb.ServerMessage(
@@ -68,6 +79,9 @@ def evaluation_request(
             model_digest=digest,
             time_left_s=max(0.0, effect.deadline - now),
             manifest=_inline(manifest),
+            local=json.dumps(local, sort_keys=True),
+            counted_round=effect.counted_round,
+            model_seed=model_seed,
         )
     )
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from atoll.aggregation.fold import Weighted, fold
 from atoll.aggregation.inspection import inspect
-from atoll.aggregation.layout import FLOATS, Layout, Piece
+from atoll.aggregation.layout import CONTROL, FLOATS, Layout, Piece
 from atoll.aggregation.step import Step
 from atoll.aggregation.tensorfile import parse_header, read_buffers
 from atoll.protocol import steps
@@ -162,9 +162,9 @@ class Reducer:
         before = {slot: self.store.version_path(base.version, slot) for slot in slots if base.version}
         after = {slot: self.store.version_path(version, slot) for slot in slots}
         buffers = read_buffers(base.path)
-        trained = frozenset(tensor.name for tensor in base.layout if tensor.name not in buffers)
-        method = self._method
-        return Step(method.optimizer, trained, method.rule, scale=scale, before=before, after=after)
+        names = (tensor.name for tensor in base.layout if not tensor.name.startswith(CONTROL))
+        trained, method = frozenset(name for name in names if name not in buffers), self._method
+        return Step(method.optimizer, trained, method.rule, scale, method.num_clients, before, after)
 
     def publish(self, version: Version) -> None:
         """From now on this is the global model."""

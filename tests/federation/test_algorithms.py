@@ -27,6 +27,70 @@ def run(folder, num_rounds, **settings):
         return models(it, num_rounds)
 
 
+def control_of(it, site, round_id):
+    return read(it.folder / site / "personal" / f"trouble-1.{round_id}.safetensors")["control/x"]
+
+
+SCAFFOLD = {
+    "aggregation__algorithm": "scaffold",
+    "aggregation__num_clients": 2,
+    "local.epochs": 10,
+    "local.batch_size": '"none"',
+    "round__deadline": 60,
+}
+CRASHES = {
+    "a": [
+        "agent.spooled:2",  # in round 2: its variate is staged, no byte is sent
+        "agent.answered:2",  # in round 3: accepted, and the spool still has it
+    ],
+    "b": [
+        "agent.trained:2",  # in round 2: nothing is durable, so it trains again, to the same bits
+        "agent.uploaded:2",  # in round 3: accepted perhaps, and not known here
+    ],
+}
+
+
+def test_scaffold_follows_the_reference_wherever_agents_are_killed(tmp_path):
+    with federation(tmp_path, task=TASK) as it:
+        it.coordinator(rounds=5, **BOTH, **SCAFFOLD)
+        for number in range(2):
+            dying = {site: it.agent(site, environment={"ATOLL_CRASH_AT": CRASHES[site][number]}) for site in "ab"}
+            for site, process in dying.items():
+                assert process.wait(60) == -9, it.log(site)
+        for site in "ab":
+            it.agent(site)
+        assert it.wait_for_end() == 0, it.log("coordinator")
+        found = models(it, 5)
+        assert [float(model["x"][0]) for model in found[:3]] == pytest.approx(
+            [3.828134775, 2.720846398, 2.702668411], rel=1e-6
+        )
+        assert [float(model["control/x"][0]) for model in found[:3]] == pytest.approx(
+            [6.171865225, 1.107288377, 0.018177987], rel=1e-5
+        )
+        for round_id, model in enumerate(found[3:], start=4):
+            mean = (control_of(it, "a", round_id) + control_of(it, "b", round_id)) / 2
+            assert model["control/x"] == pytest.approx(mean, abs=1e-5)
+        exported = tmp_path / "model.safetensors"
+        it.show("model", "export", "--out", exported)
+        assert read(exported).keys() == {"x", "seen", "count"}
+        assert read(exported)["x"] == found[-1]["x"]
+
+
+def test_an_agent_that_has_lost_its_variate_says_so_and_does_not_spoil_the_model(tmp_path):
+    with federation(tmp_path, task=TASK) as it:
+        it.coordinator(rounds=2, round__quorum=1, **BOTH, **SCAFFOLD)
+        it.agent("a")
+        dying = it.agent("b", environment={"ATOLL_CRASH_AT": "agent.answered"})
+        assert dying.wait(60) == -9, it.log("b")
+        for path in (it.folder / "b" / "personal").iterdir():
+            path.unlink()
+        it.agent("b")
+        assert it.wait_for_end() == 0, it.log("coordinator")
+        record = it.rounds()[1].clients["b"]
+        assert (record.fate, record.reason) == ("failed", "training_failed")
+        assert "the control variate of round 1 is no longer in this agent's state directory" in record.detail
+
+
 def test_fednova_follows_the_reference_where_sites_take_two_and_ten_steps(tmp_path):
     first, second = run(tmp_path, 2, aggregation__algorithm="fednova")
     assert first["x"] == pytest.approx([5.400845545], rel=1e-6)
