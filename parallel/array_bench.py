@@ -57,11 +57,11 @@ class ArrayBench:
         check_finite(trained.update, "update")
         return Outcome(trained, {"steps": 0})
 
-    def evaluate(self, arrays: Received, request: dict[str, Any]) -> Statistics | None:
-        """As the task measures; None when it cannot."""
+    def evaluate(self, arrays: Received, request: dict[str, Any]) -> Statistics | str:
+        """As the task measures."""
         evaluate, split = getattr(self._task, "evaluate", None), request["split"]
         site = None if split == "server" else self._site
         if evaluate is None or (split != "server" and site is None):
-            return None
+            return "the task has no `evaluate`, or there is no site"
         statistics: Mapping[str, Any] | None = evaluate(arrays.version, split=split, site=site)
-        return None if statistics is None else as_statistics(statistics)
+        return f"the task has no data for {split!r} here" if statistics is None else as_statistics(statistics)

@@ -56,6 +56,6 @@ class Bench(Protocol):
         """One training."""
         ...
 
-    def evaluate(self, arrays: Received, request: Json) -> Statistics | None:
-        """Statistics of these parameters on the request's split; None when there is no such data."""
+    def evaluate(self, arrays: Received, request: Json) -> Statistics | str:
+        """Statistics of these parameters on the request's split, or why there are none."""
         ...

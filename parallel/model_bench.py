@@ -11,13 +11,16 @@ from atoll.parallel.array_task import Trained
 from atoll.parallel.arrays import Arrays, check_like
 from atoll.parallel.bench import Json, Outcome, Received
 from atoll.parallel.deadline import Deadline
-from atoll.parallel.errors import TaskBroken
+from atoll.parallel.errors import TaskBroken, TaskMismatch
+from atoll.parallel.local import Local
+from atoll.parallel.local_layers import names_that_stay
 from atoll.parallel.metrics import Statistics
 from atoll.parallel.parameters import (
     buffers_of,
     build_model,
     initial_parameters,
     load_parameters,
+    parameters_of,
     trained_by_name,
     update_of,
 )
@@ -45,15 +48,19 @@ class ModelBench:
         self._datasets: dict[str, Any] = {}
 
     def initial(self, seed: int) -> Arrays:
-        """Of a newly built model; for SCAFFOLD with the server's control variate, zeros."""
-        arrays = initial_parameters(self._task, seed)
+        """Of a newly built model, without what stays at the sites; for SCAFFOLD with the server's variate, zeros."""
+        model = build_model(self._task)
+        stays = names_that_stay(model, self._local.keep)
+        arrays = {name: array for name, array in initial_parameters(self._task, seed).items() if name not in stays}
         if self._algorithm == "scaffold":
-            arrays |= {CONTROL + name: np.zeros_like(arrays[name]) for name in trained_by_name(build_model(self._task))}
+            arrays |= {CONTROL + name: np.zeros_like(arrays[name]) for name in trained_by_name(model) if name in arrays}
         return arrays
 
     def buffers(self) -> list[str]:
-        """Of the task's model."""
-        return buffers_of(build_model(self._task))
+        """Of the task's model, without what stays at the sites."""
+        model = build_model(self._task)
+        stays = names_that_stay(model, self._local.keep)
+        return [name for name in buffers_of(model) if name not in stays]
 
     def num_examples(self) -> int | None:
         """Of the training split; None without a site."""
@@ -63,13 +70,9 @@ class ModelBench:
         """Train with the built-in loop, or with the task's `fit`."""
         local, algorithm = self._local.with_overrides(request.get("local") or {}), request.get("algorithm") or "fedavg"
         check_algorithm(algorithm, local, has_fit=self._task.fit is not None)
-        parameters, server_control = split(arrays.version)
-        model, dataset = self._with_parameters(parameters), self._training_data()
-        control = None
-        if algorithm == "scaffold":
-            expected = in_order(Tensor(name, "F32", tuple(p.shape)) for name, p in trained_by_name(model).items())
-            check_like(server_control, expected)
-            control = ControlVariates(server_control, split(arrays.own or {})[1])
+        dataset, model, (before, stays) = self._training_data(), self._the_model(), self._merged(arrays, local, request)
+        load_parameters(model, before)
+        control = _control_variates(model, arrays, stays) if algorithm == "scaffold" else None
         work = train_locally(
             self._task,
             model,
@@ -80,27 +83,43 @@ class ModelBench:
             device=self._device,
             corrections=control.corrections if control else None,
         )
-        update, own, report = update_of(parameters, model), Arrays(), Json(steps=work.steps)
+        update, report = update_of(before, model), Json(steps=work.steps)
+        own = {name: array for name, array in parameters_of(model).items() if name in stays} if stays else {}
+        update = {name: array for name, array in update.items() if name not in stays}
         if control:
-            sent, own = control.after(update, num_steps=work.steps, lr=local.lr)
-            update |= sent
+            sent, kept = control.after(update, num_steps=work.steps, lr=local.lr)
+            update, own = update | sent, own | kept
         if algorithm == "fednova" and (counted := work.normalizer):
             report |= {"normalizer": counted.normalizer, "effective_steps": counted.effective_steps}
         return Outcome(Trained(update, work.num_examples, work.statistics, work.work), report, own)
 
-    def evaluate(self, arrays: Received, request: Json) -> Statistics | None:
-        """On the site's own split, or on the server's data."""
-        dataset = self._dataset(request["split"])
+    def evaluate(self, arrays: Received, request: Json) -> Statistics | str:
+        """On the site's own split, with its own layers; or on the server's data."""
+        local, where = self._local.with_overrides(request.get("local") or {}), request["split"]
+        dataset = self._dataset(where)
         if dataset is None:
-            return None
-        model = self._with_parameters(split(arrays.version)[0])
+            return "the task has no test_data" if where == "server" else "this site has no such data"
+        if where == "server" and local.keep is not None:
+            return f"the layers of local.keep ({local.keep}) are at the sites: let clients evaluate"
+        model, (parameters, _) = self._the_model(), self._merged(arrays, local, request)
+        load_parameters(model, parameters)
         return evaluate(self._task, model, dataset, device=self._device)
 
-    def _with_parameters(self, parameters: Arrays) -> torch.nn.Module:
+    def _the_model(self) -> torch.nn.Module:
         if self._model is None:
             self._model = build_model(self._task).to(self._device)
-        load_parameters(self._model, parameters)
         return self._model
+
+    def _merged(self, arrays: Received, local: Local, request: Json) -> tuple[Arrays, frozenset[str]]:
+        """A version's model with the layers of this site, as they begin when it has none yet; and their names."""
+        version, stays = split(arrays.version)[0], names_that_stay(self._the_model(), local.keep)
+        if travelled := sorted(stays & version.keys()):
+            raise TaskMismatch(f"local.keep lets {', '.join(travelled)} stay here, and the global model has them")
+        own = split(arrays.own or {})[0]
+        if stays and not own:
+            first = initial_parameters(self._task, request.get("model_seed") or 0)
+            own = {name: first[name] for name in stays}
+        return version | own, stays
 
     def _training_data(self) -> Any:
         if self._site is None:
@@ -117,6 +136,12 @@ class ModelBench:
             else:
                 self._datasets[split] = self._task.data(self._site, split) if self._site else None
         return self._datasets[split]
+
+
+def _control_variates(model: torch.nn.Module, arrays: Received, stays: frozenset[str]) -> ControlVariates:
+    server, trained = split(arrays.version)[1], trained_by_name(model)
+    check_like(server, in_order(Tensor(n, "F32", tuple(p.shape)) for n, p in trained.items() if n not in stays))
+    return ControlVariates(server, split(arrays.own or {})[1])
 
 
 def _device(name: str) -> str:

@@ -11,10 +11,11 @@ Requests, and the fields of their answers (`?` may be left out):
     load      task, site?, local?, algorithm?, threads?, device?  -> (nothing)
     describe                                             -> num_examples (null when not known), layout
     initial   seed, out                                  -> pieces
-    train     model, own?, out, own_out, seed, round_id?, local?, algorithm?
+    train     model, own?, out, own_out, seed, model_seed?, round_id?, local?, algorithm?
                                                          -> num_examples, work, steps, statistics, stopped, pieces,
                                                             has_own, normalizer?, effective_steps? (FedNova's)
-    evaluate  model, own?, split: train | test | server  -> statistics (null: no such data)
+    evaluate  model, own?, model_seed?, local?, split: train | test | server
+                                                         -> statistics (null, and then a reason, when there are none)
     values    statistics                                 -> values (null: undefined), by the task's metrics
     quit                                                 -> (nothing), then the process ends
 

@@ -86,7 +86,8 @@ class Operations:
         split = request["split"]
         if split not in ("train", "test", "server"):
             raise ValueError(f"split {split!r} is none of train, test, server")
-        return {"statistics": self._loaded().evaluate(_received(request), request)}
+        found = self._loaded().evaluate(_received(request), request)
+        return {"statistics": None, "reason": found} if isinstance(found, str) else {"statistics": found}
 
     def _values(self, request: Json, deadline: Deadline) -> Json:
         return {"values": values(self._loaded().metrics, as_statistics(request["statistics"]))}

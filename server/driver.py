@@ -414,8 +414,8 @@ class RunDriver:
                 continue
             statistics, detail = None, ""
             try:
-                statistics = await self._evaluator.evaluate(self.reducer.version(version).path)
-                detail = "" if statistics is not None else "the task has no test_data"
+                found = await self._evaluator.evaluate(self.reducer.version(version).path)
+                statistics, detail = (None, found) if isinstance(found, str) else (found, "")
             except (EvaluationFailed, OSError) as error:
                 detail = _detail(error)
                 logger.error("version %d could not be evaluated: %s", version, detail)

@@ -50,10 +50,12 @@ class Evaluator:
         answer = await self._ask("initial", seed=seed, out=str(out))
         return tuple(Piece(t, d, tuple(o), tuple(n), s) for t, d, o, n, s in answer["pieces"])
 
-    async def evaluate(self, model: Path) -> Sums | None:
-        """Sufficient statistics of a version on the server's data; None when the task has no such data."""
-        statistics = (await self._ask("evaluate", model=str(model), split="server"))["statistics"]
-        return None if statistics is None else {name: tuple(values) for name, values in statistics.items()}
+    async def evaluate(self, model: Path) -> Sums | str:
+        """Sufficient statistics of a version on the server's data, or why there are none."""
+        answer = await self._ask("evaluate", model=str(model), split="server")
+        if answer["statistics"] is None:
+            return str(answer["reason"])
+        return {name: tuple(values) for name, values in answer["statistics"].items()}
 
     async def values(self, sums: Sums) -> dict[str, float | None]:
         """What the task's own metrics make of the sums."""

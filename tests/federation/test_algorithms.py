@@ -4,11 +4,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from atoll.aggregation.tensorfile import read
+from tests.federation import banks
 from tests.federation.processes import federation
 
 TASK = str(Path(__file__).with_name("quadratics.py")) + ":task"
+BANKS = str(Path(__file__).with_name("banks.py")) + ":task"
 BOTH = {"round__cohort_size": 2, "evaluation__server_every": 0, "aggregation__weighting": "uniform"}
 
 
@@ -89,6 +92,39 @@ def test_an_agent_that_has_lost_its_variate_says_so_and_does_not_spoil_the_model
         record = it.rounds()[1].clients["b"]
         assert (record.fate, record.reason) == ("failed", "training_failed")
         assert "the control variate of round 1 is no longer in this agent's state directory" in record.detail
+
+
+def measured(version, own, site):
+    """Sum and count of the loss of a model with these tensors, by plain torch."""
+    model = banks.make_model()
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in (version | own).items()})
+    inputs, targets = banks.load_site(site, "test").tensors
+    loss = torch.nn.functional.cross_entropy(model.eval()(inputs), targets)
+    return loss.item() * len(targets), len(targets)
+
+
+def test_batch_norms_stay_at_their_sites_and_each_site_measures_with_its_own(tmp_path):
+    settings = {"local.keep": "batchnorm", "evaluation__clients_every": 1, "evaluation__server_every": 1}
+    with federation(tmp_path, task=BANKS) as it:
+        it.coordinator(rounds=3, seed=5, round__cohort_size=2, round__min_available=2, pause=0.2, **settings)
+        it.agent("a")
+        dying = it.agent("b", environment={"ATOLL_CRASH_AT": "agent.answered:2"})
+        assert dying.wait(60) == -9, it.log("b")
+        it.agent("b")
+        assert it.wait_for_end() == 0, it.log("coordinator")
+        version = models(it, 3)[-1]
+        assert version.keys() == {"0.weight", "0.bias", "3.weight", "3.bias"}
+        own = {site: read(it.folder / site / "personal" / "trouble-1.3.safetensors") for site in "ab"}
+        for layers in own.values():
+            assert {name.split(".")[0] for name in layers} == {"1"}
+            assert layers["1.num_batches_tracked"] == 3 * 4  # of every round that counted, each once
+        assert not np.allclose(own["a"]["1.running_mean"], own["b"]["1.running_mean"])
+        rows = {(row.version, row.source): row for row in it.history().evaluations("trouble-1")}
+        sums = [measured(version, own[site], site) for site in "ab"]
+        found = rows[3, "clients"].statistics["loss"]
+        assert found == pytest.approx([sum(column) for column in zip(*sums, strict=True)], rel=1e-4)
+        assert rows[3, "server"].statistics is None
+        assert "let clients evaluate" in rows[3, "server"].detail
 
 
 def test_fednova_follows_the_reference_where_sites_take_two_and_ten_steps(tmp_path):
