@@ -117,9 +117,8 @@ class ModelBench:
             raise TaskMismatch(f"local.keep lets {', '.join(travelled)} stay here, and the global model has them")
         own = split(arrays.own or {})[0]
         if stays and not own:
-            first = initial_parameters(self._task, request.get("model_seed") or 0)
-            own = {name: first[name] for name in stays}
-        return version | own, stays
+            own = initial_parameters(self._task, request.get("model_seed") or 0)
+        return version | {name: array for name, array in own.items() if name in stays}, stays
 
     def _training_data(self) -> Any:
         if self._site is None:
@@ -139,9 +138,11 @@ class ModelBench:
 
 
 def _control_variates(model: torch.nn.Module, arrays: Received, stays: frozenset[str]) -> ControlVariates:
-    server, trained = split(arrays.version)[1], trained_by_name(model)
-    check_like(server, in_order(Tensor(n, "F32", tuple(p.shape)) for n, p in trained.items() if n not in stays))
-    return ControlVariates(server, split(arrays.own or {})[1])
+    server, client = split(arrays.version)[1], split(arrays.own or {})[1]
+    trained = {name: p for name, p in trained_by_name(model).items() if name not in stays}
+    for variates in (server, client) if client else (server,):
+        check_like(variates, in_order(Tensor(name, "F32", tuple(p.shape)) for name, p in trained.items()))
+    return ControlVariates(server, client or None)
 
 
 def _device(name: str) -> str:

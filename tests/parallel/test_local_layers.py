@@ -112,11 +112,22 @@ def test_what_stays_is_no_part_of_the_update_nor_of_the_layout() -> None:
     assert bench(task).buffers() == ["1.running_mean", "1.running_var"]
 
 
-def test_without_keep_nothing_stays() -> None:
+def test_without_keep_nothing_stays_and_what_another_run_has_left_is_not_looked_at() -> None:
     task = make_task(normalized)
-    outcome = trained(task, "a", bench(task).initial(0), None, {})
-    assert outcome.own == {}
+    version = bench(task).initial(0)
+    left = {name: array + 1 for name, array in version.items() if name in BN}
+    outcome, same = (trained(task, "a", version, own, {}) for own in (None, left))
+    assert outcome.own == same.own == {}
     assert outcome.trained.update.keys() > BN
+    for name, array in outcome.trained.update.items():
+        np.testing.assert_array_equal(array, same.trained.update[name])
+
+
+def test_an_own_layer_that_is_missing_is_named() -> None:
+    task = make_task(normalized)
+    version = bench(task, **FEDBN).initial(0)
+    with pytest.raises(TaskMismatch, match=r"1\.bias is missing"):
+        trained(task, "a", version, {"1.weight": np.ones(8, np.float32)}, FEDBN)
 
 
 def test_scaffold_has_no_variate_of_what_stays() -> None:
