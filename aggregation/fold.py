@@ -220,15 +220,16 @@ def _mean_by(step: Step, layout: Layout, terms: list[_Term], slots: list[Slot], 
 
 
 def _exact_mean(step: Step, tensor: Tensor, terms: list[_Term]) -> _Mean:
-    total_weight, magnitude = _weight_and_magnitude(tensor, terms)
-    is_trained, is_control = step.is_trained(tensor), step.is_control(tensor)
-    divisor = total_weight
-    if is_control:
+    is_trained = step.is_trained(tensor)
+    weights = [term.item.weight for term in terms]
+    divisor = sum(weights)
+    if step.is_control(tensor):
         assert step.num_clients is not None
-        total_weight, divisor = len(terms), step.num_clients
-    exponent = grid_exponent(magnitude, total_weight=total_weight, count=len(terms))
-    weights = [1 if is_control else term.item.weight for term in terms]
+        weights, divisor = [1] * len(terms), step.num_clients
     factors = [term.item.factor * (term.item.trained_factor if is_trained else 1.0) for term in terms]
+    # of what is added, so that an update that is scaled down to nothing takes no bits from the others
+    magnitude = max(term.magnitude(tensor) * factor for term, factor in zip(terms, factors, strict=True))
+    exponent = grid_exponent(magnitude, total_weight=sum(weights), count=len(terms))
     scales = [grid_scale(weight, exponent) * factor for weight, factor in zip(weights, factors, strict=True)]
     add_within = add_within_for(tensor.num_elements * len(terms))
 
@@ -242,11 +243,6 @@ def _exact_mean(step: Step, tensor: Tensor, terms: list[_Term]) -> _Mean:
         return mean if step.scale == 1.0 or not is_trained else np.multiply(mean, step.scale, out=mean)
 
     return mean
-
-
-def _weight_and_magnitude(tensor: Tensor, terms: list[_Term]) -> tuple[int, float | int]:
-    total_weight = sum(term.item.weight for term in terms)
-    return total_weight, max(term.item.update.magnitudes[tensor.name] for term in terms)
 
 
 def _staying_rule(tensor: Tensor, files: Sequence[UpdateReader | Slot]) -> _TileRule:
@@ -284,8 +280,8 @@ def _float32(values: NDArray[np.float64], what: str) -> NDArray[np.float32]:
 
 
 def _integer_rule(tensor: Tensor, masters: UpdateReader, terms: list[_Term]) -> _TileRule:
-    total_weight, magnitude = _weight_and_magnitude(tensor, terms)
-    dtype = sum_dtype(int(magnitude), total_weight=total_weight)
+    total_weight = sum(term.item.weight for term in terms)
+    dtype = sum_dtype(int(max(term.magnitude(tensor) for term in terms)), total_weight=total_weight)
 
     def new_values(start: int, stop: int) -> _Parts:
         blocks = ((term.read(tensor, start, stop), term.item.weight) for term in terms)

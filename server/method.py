@@ -293,8 +293,8 @@ class Method:
         """What FedNova makes of the steps that the updates took; of any other algorithm nothing."""
         if self.algorithm != "fednova":
             return Normalized((1.0,) * len(weights), 1.0)
-        manifests = list(updates)
-        return normalized(weights, [m.normalizer for m in manifests], [m.effective_steps for m in manifests])
+        claims = [(update.normalizer, update.effective_steps) for update in updates]
+        return normalized(weights, [norm for norm, _ in claims], [steps for _, steps in claims])
 
     def factors(self, norms: Sequence[float]) -> Sequence[float]:
         """What each update is multiplied with so that none is longer than the bound."""

@@ -93,6 +93,15 @@ def test_fednova_of_equal_steps_is_fedavg_to_the_bit(tmp_path):
     assert (tmp_path / "nova").read_bytes() == (tmp_path / "plain").read_bytes()
 
 
+def test_an_update_that_is_scaled_down_takes_no_bits_from_the_others(tmp_path):
+    tensorfile.write(tmp_path / "base", {"w": np.zeros(3, np.float32)})
+    honest = store(tmp_path / "honest", {"w": np.array([1e-3, 2e-3, 3e-3], np.float32)})
+    huge = store(tmp_path / "huge", {"w": np.full(3, 1e30, np.float32)})
+    weighted = [Weighted(honest, 1), Weighted(huge, 1, factor=1e-33)]
+    fold(tmp_path / "base", weighted, tmp_path / "new")
+    np.testing.assert_allclose(tensorfile.read(tmp_path / "new")["w"], [1e-3, 1.5e-3, 2e-3], rtol=1e-6)
+
+
 @pytest.mark.parametrize("factor", [-0.1, 1.1, float("nan")])
 def test_factor_out_of_range_is_named(tmp_path, factor):
     _, _, [stored] = given(tmp_path, (1,))
