@@ -99,6 +99,11 @@ class RunConfig(BaseModel):
         self.aggregation.check_quorum(self.round.quorum_count)
         return self
 
+    @model_validator(mode="after")
+    def _rounds_suit_the_algorithm(self) -> "RunConfig":
+        self.aggregation.check_round(self.round)
+        return self
+
     @field_validator("name")
     @classmethod
     def _name_is_plain(cls, name: str) -> str:

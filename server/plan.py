@@ -5,10 +5,10 @@ ranks) is told, and decides nothing.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from atoll.aggregation.layout import FLOATS, Layout
+from atoll.aggregation.layout import CONTROL, FLOATS, Layout
 from atoll.aggregation.means import Total, totals_of
 from atoll.protocol.manifest import VersionManifest, parse_update
 from atoll.protocol.vocabulary import Digest, Version
@@ -51,6 +51,10 @@ class FoldPlan:
         """As it travels to a rank."""
         return encode(self).encode()
 
+    def trained(self, layout: Layout) -> frozenset[str]:
+        """What the optimizer moves of the model's tensors."""
+        return trained_of(layout, self.buffers)
+
     @classmethod
     def decode(cls, data: bytes) -> "FoldPlan":
         """What `encode` wrote; StoreCorrupted when it is something else."""
@@ -92,13 +96,22 @@ def plan_of(
         base_version=effect.base_version,
         base_digest=base_digest,
         updates=planned,
-        totals=totals_of((weight, meta.magnitudes) for weight, meta in zip(weights, of_updates, strict=True)),
+        totals=totals_of(
+            base.layout,
+            ((item, meta.magnitudes) for item, meta in zip(planned, of_updates, strict=True)),
+            trained_of(base.layout, buffers),
+        ),
         omitted=_omitted(base.layout, of_updates),
         scale=nova.scale,
         buffers=tuple(sorted(buffers)),
         aggregation=settings[0],
         optimizer=settings[1],
     )
+
+
+def trained_of(layout: Layout, buffers: Iterable[str]) -> frozenset[str]:
+    """Names of what the optimizer moves: all but buffers and control variates; integers do not matter."""
+    return frozenset(tensor.name for tensor in layout if not tensor.name.startswith(CONTROL)).difference(buffers)
 
 
 def _omitted(layout: Layout, metas: list[StoredUpdateMeta]) -> dict[str, tuple[int, ...]]:

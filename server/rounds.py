@@ -198,8 +198,11 @@ class Round:
             if reason := self.membership.lost_because(client_id):  # while the sampler was at work
                 self._set_fate(client_id, Fate.LOST, now, reason)
         invited = sorted(self._waiting)
-        invitations = (Invite(c, record.round_id, record.base_version, deadline) for c in invited)
-        return (*invitations, *self._settle(now))
+        return (*(self._invitation(c, deadline) for c in invited), *self._settle(now))
+
+    def _invitation(self, client_id: ClientId, deadline: float) -> Invite:
+        record, counted = self.record, self.membership.counted_round(client_id)
+        return Invite(client_id, record.round_id, record.base_version, deadline, counted)
 
     def sampler_failed(self, detail: str, now: float) -> Effects:
         """The user's own sampler raised."""
@@ -233,7 +236,7 @@ class Round:
         client.disconnected_at = None
         self._set_fate(client_id, Fate.WAITING, now)
         assert record.deadline is not None
-        return (Invite(client_id, record.round_id, record.base_version, record.deadline),)
+        return (self._invitation(client_id, record.deadline),)
 
     def client_disconnected(self, client_id: ClientId, now: float) -> Effects:
         """Noted; the client has its lease to come back."""
@@ -373,6 +376,9 @@ class Round:
         record.version, record.model_digest = Version(record.base_version + 1), model_digest
         for client_id in self._reported:
             record.clients[client_id].used_in = record.round_id
+            self.membership.counted(client_id, record.round_id)
+        for carried in record.carried:
+            self.membership.counted(carried.client_id, carried.round_id)
         used = tuple(c.digest for c in self._aggregate().contributions)
         return (Commit(record.round_id, record.version, model_digest, used),)
 

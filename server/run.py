@@ -240,7 +240,7 @@ class RunMachine:
             effects += self.round.look_for_cohort()
         evaluation = self.ledger.evaluation
         if evaluation and evaluation.is_waiting_for(client_id):
-            effects.append(evaluation.ask(client_id))
+            effects.append(evaluation.ask(client_id, self.ledger.membership.counted_round(client_id)))
         return tuple(effects)
 
     def _release(self, client_id: ClientId, round_id: RoundId) -> Effects:
@@ -463,7 +463,7 @@ class RunMachine:
             asked = clients_to_ask(connected, most=most, seed=rules.seed, version=ledger.version)
             if asked:
                 evaluation = ClientEvaluation(ledger.version, now + rules.evaluation_deadline, asked)
-                effects += map(evaluation.ask, asked)
+                effects += [evaluation.ask(c, ledger.membership.counted_round(c)) for c in asked]
                 ledger.evaluation = evaluation
         return tuple(effects)
 

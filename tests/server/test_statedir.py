@@ -83,9 +83,7 @@ def test_the_pragmas_hold_on_a_connection_that_is_made_anew(tmp_path):
 
 
 def test_a_second_coordinator_is_told_who_has_the_directory(tmp_path, holder):
-    with pytest.raises(
-        StateInUse, match=rf"{tmp_path}/state is in use by another process \({holder.pid}\)"
-    ):
+    with pytest.raises(StateInUse, match=rf"{tmp_path}/state is in use by another process \({holder.pid}\)"):
         StateDirectory.open(tmp_path / "state")
     found = running_coordinator(tmp_path / "state")
     assert found is not None
