@@ -10,6 +10,7 @@ the model or of the cohort.
 
     mean = sum_k w_k u_k / sum_k w_k                        over the updates that carry the tensor, or a rule (`rules`)
     mean = scale sum_k w_k f_k u_k / sum_k w_k              of trained floats under FedNova (`weights.normalized`)
+    mean = sum_k u_k / N                                    of SCAFFOLD's control variates, N clients in all
     new  = float32(apply(float64(base), mean))              floats that are trained (`optimizers`)
     new  = float32(float64(base) + mean)                    other floats; the base holds all floats as F32
     new  = base + round_half_even(mean)                     integers, exactly (`integers`)
@@ -37,7 +38,7 @@ from atoll.aggregation.combine import Rooms, combine, mixing_for
 from atoll.aggregation.cuts import cut_layout, piece_bytes_of
 from atoll.aggregation.device import Device
 from atoll.aggregation.layout import FLOATS, Layout, Piece, Tensor, in_order
-from atoll.aggregation.means import ExactMean, IntegerMean, Term, Weighted, totals_of
+from atoll.aggregation.means import ExactMean, IntegerMean, Term, Total, Weighted, totals_of
 from atoll.aggregation.sources import Scaled, Source
 from atoll.aggregation.step import AGGREGATE, Anchor, Slot, Step
 from atoll.aggregation.tensorfile import TensorFileWriter, parse_header, read_metadata
@@ -133,7 +134,7 @@ def _tiles(
     tile_elements: int,
 ) -> "Iterator[tuple[list[Slot], Callable[[], Parts]]]":
     """Every tile of the new version, in canonical order: the slots that move with it, and the work."""
-    totals = totals_of(term.item.carried for term in terms)
+    totals = totals_of(layout, ((term.item, term.item.carried) for term in terms), step.trained)
     for tensor in in_order(layout):
         carrying = [term for term in terms if term.carries(tensor.name)]
         moved = [slot for slot in slots if slot.carries(tensor.name)]
@@ -141,15 +142,15 @@ def _tiles(
             rule = staying_rule(tensor, [masters, *moved])
         elif tensor.dtype in FLOATS:
             optimizer = step.optimizer if step.is_trained(tensor) else None
-            rule = float_rule(tensor, masters, mean_of(tensor, carrying), moved, optimizer)
+            rule = float_rule(tensor, masters, mean_of(tensor, totals[tensor.name], carrying), moved, optimizer)
         else:
             rule = integer_rule(tensor, masters, IntegerMean(tensor, totals[tensor.name], carrying))
         for start in range(0, tensor.num_elements, tile_elements):
             yield moved, partial(rule, start, min(start + tile_elements, tensor.num_elements))
 
 
-_MeanOf = Callable[[Tensor, list[Term]], Mean]
-"""(a float tensor, the updates that carry it) -> their mean."""
+_MeanOf = Callable[[Tensor, Total, list[Term]], Mean]
+"""(a float tensor, what all updates bring to it, those that carry it) -> their mean."""
 
 
 def _mean_by(
@@ -157,14 +158,13 @@ def _mean_by(
 ) -> _MeanOf:
     """The exact weighted mean, or a rule, which may first look at how the updates lie to each other."""
     if step.rule is None:
-        totals = totals_of(term.item.carried for term in terms)
-        return lambda tensor, carrying: ExactMean(step, tensor, totals[tensor.name], carrying, device)
+        return lambda tensor, total, carrying: ExactMean(step, tensor, total, carrying, device)
     rule = step.rule
     centre = next((slot for slot in slots if slot.name == AGGREGATE), None)
     by_name: dict[str, Source] = {str(term.item.update.path): Scaled(term, term.item.factor) for term in terms}
     mixing, rooms = mixing_for(rule, layout, by_name, centre=centre, threads=threads), Rooms()
 
-    def mean_of(tensor: Tensor, carrying: list[Term]) -> Mean:
+    def mean_of(tensor: Tensor, _: Total, carrying: list[Term]) -> Mean:
         sources: list[Source] = [Scaled(term, term.item.factor) for term in carrying]
         if centre is not None:
             sources.append(centre)
@@ -180,7 +180,7 @@ def _drawn(anchor: Anchor | None, mean_of: _MeanOf, layout: Layout, masters: Upd
     if parse_header(anchor.version)[0] != layout:
         raise ValueError(f"anchor {anchor.version}: its tensors are not the base's")
     older, share = stack.enter_context(UpdateReader(stored_model(anchor.version))), anchor.share
-    return lambda tensor, carrying: drawn(mean_of(tensor, carrying), tensor, masters, older, share)
+    return lambda tensor, total, carrying: drawn(mean_of(tensor, total, carrying), tensor, masters, older, share)
 
 
 def check_updates(layout: Layout, updates: Sequence[Weighted], base: Path) -> None:

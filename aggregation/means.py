@@ -4,9 +4,9 @@ A `Term` is an update that is being folded. What must be known of all updates, a
 a `Total`: the grid depends on it alone.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from atoll.aggregation.exchange import Bytes
 from atoll.aggregation.grid import grid_exponent, grid_scale, mean_from_grid
 from atoll.aggregation.integers import from_words, rounded_mean, sum_dtype, to_words, weighted_sum
 from atoll.aggregation.kernel import add_within_for
-from atoll.aggregation.layout import Tensor
+from atoll.aggregation.layout import FLOATS, Layout, Tensor
 from atoll.aggregation.step import Step
 
 
@@ -36,9 +36,30 @@ class Weighted:
     trained_factor: float = 1.0
 
     @property
-    def carried(self) -> tuple[int, dict[str, float | int]]:
-        """The weight, and the magnitudes of the tensors that the update carries, for `totals_of`."""
-        return self.weight, {piece.tensor: self.update.magnitudes[piece.tensor] for piece in self.update.pieces}
+    def carried(self) -> dict[str, float | int]:
+        """The magnitudes of the tensors that the update carries."""
+        return {piece.tensor: self.update.magnitudes[piece.tensor] for piece in self.update.pieces}
+
+
+class Counted(Protocol):
+    """How an update counts, wherever its bytes are; see `Weighted`."""
+
+    @property
+    def weight(self) -> int:
+        """In the mean."""
+
+    @property
+    def factor(self) -> float:
+        """Of its floats."""
+
+    @property
+    def trained_factor(self) -> float:
+        """Of those that are trained, besides."""
+
+
+def factor_of(item: Counted, tensor: Tensor, trained: Container[str]) -> float:
+    """What the values of a float tensor are multiplied with before they are added."""
+    return item.factor * item.trained_factor if tensor.name in trained else item.factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +69,8 @@ class Total:
     weight: int
     """The sum of their weights."""
     magnitude: float | int
-    """Largest |element| of any of them."""
+    """Largest |element| that any of them adds: a float's times its factor, so that an update which is scaled down to
+    nothing takes no bits from the others."""
     count: int
     """How many they are, at least 1."""
 
@@ -65,7 +87,7 @@ class Term:
         return self.reader.carries(tensor)
 
     def magnitude(self, tensor: Tensor) -> float | int:
-        """What the proof of `grid` rests on. NaN is within nothing."""
+        """Largest |element| as it lies, which the proof of `grid` rests on. NaN is within nothing."""
         return self.item.update.magnitudes[tensor.name]
 
     def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
@@ -84,38 +106,49 @@ class Term:
         )
 
 
-def totals_of(carried: Iterable[tuple[int, Mapping[str, float | int]]]) -> dict[str, Total]:
+def totals_of(
+    layout: Layout, updates: Iterable[tuple[Counted, Mapping[str, float | int]]], trained: Container[str]
+) -> dict[str, Total]:
     """The totals by tensor.
 
     Args:
-        carried: of each update its weight, and the magnitudes of the tensors that it carries.
+        layout: the model's tensors.
+        updates: how each counts, and the magnitudes of the tensors that it carries.
+        trained: names of the float tensors that are trained (`step.Step`).
 
     Returns:
         Nothing for a tensor that no update carries.
     """
     totals: dict[str, Total] = {}
-    for weight, magnitudes in carried:
-        for name, magnitude in magnitudes.items():
-            known = totals.get(name, Total(0, 0, 0))
-            totals[name] = Total(known.weight + weight, max(magnitude, known.magnitude), known.count + 1)
+    for item, magnitudes in updates:
+        for tensor in layout:
+            if (magnitude := magnitudes.get(tensor.name)) is None:
+                continue
+            added = magnitude * factor_of(item, tensor, trained) if tensor.dtype in FLOATS else magnitude
+            known = totals.get(tensor.name, Total(0, 0, 0))
+            totals[tensor.name] = Total(known.weight + item.weight, max(added, known.magnitude), known.count + 1)
     return totals
 
 
 class ExactMean:
     """The exact weighted mean of a float tensor: sums on the grid, which add without rounding in any order.
 
-    They are made on the device, when there is one, with the same bits.
+    Of a control variate the sum of the updates, all of weight 1, over the number of all clients. Sums are made on the
+    device, when there is one, with the same bits.
     """
 
     def __init__(
         self, step: Step, tensor: Tensor, total: Total, terms: Sequence[Term], device: Device | None = None
     ) -> None:
-        self._tensor, self._total, self._terms, self._device = tensor, total, terms, device
-        self._exponent = grid_exponent(total.magnitude, total_weight=total.weight, count=total.count)
-        is_trained = step.is_trained(tensor)
-        factors = [term.item.factor * (term.item.trained_factor if is_trained else 1.0) for term in terms]
-        self._scales = [grid_scale(t.item.weight, self._exponent) * f for t, f in zip(terms, factors, strict=True)]
-        self._scale = step.scale if is_trained else 1.0
+        self._tensor, self._terms, self._device = tensor, terms, device
+        total_weight, weights = total.weight, [term.item.weight for term in terms]
+        self._divisor, self._scale = total_weight, step.scale if step.is_trained(tensor) else 1.0
+        if step.is_control(tensor):
+            assert step.num_clients is not None
+            total_weight, weights, self._divisor = total.count, [1] * len(terms), step.num_clients
+        self._exponent = grid_exponent(total.magnitude, total_weight=total_weight, count=total.count)
+        factors = [factor_of(term.item, tensor, step.trained) for term in terms]
+        self._scales = [grid_scale(weight, self._exponent) * f for weight, f in zip(weights, factors, strict=True)]
         self._add_within = add_within_for(tensor.num_elements * len(terms))
 
     def sum(self, start: int, stop: int) -> NDArray[np.float64]:
@@ -151,7 +184,7 @@ class ExactMean:
         return self._mean(total)
 
     def _mean(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
-        mean: NDArray[np.float64] = mean_from_grid(total, self._exponent, total_weight=self._total.weight)
+        mean: NDArray[np.float64] = mean_from_grid(total, self._exponent, total_weight=self._divisor)
         return mean if self._scale == 1.0 else np.multiply(mean, self._scale, out=mean)
 
     def __call__(self, start: int, stop: int) -> NDArray[np.float64]:

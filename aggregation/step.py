@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.blocks import UpdateReader, stored_shard
-from atoll.aggregation.layout import FLOATS, Layout, Piece, Tensor
+from atoll.aggregation.layout import CONTROL, FLOATS, Layout, Piece, Tensor
 from atoll.aggregation.optimizers import FedAvg, Optimizer
 from atoll.aggregation.rules import Rule, takes_centre
 from atoll.aggregation.tensorfile import TensorFileWriter
@@ -47,6 +47,8 @@ class Step:
     """In place of the exact weighted mean of floats; integers follow their mean."""
     scale: float = 1.0
     """What the exact mean of the trained floats is multiplied with before the optimizer (`weights.normalized`)."""
+    num_clients: int | None = None
+    """SCAFFOLD's N: tensors named `control/...` move by the sum of their updates over N. None: there are none."""
     before: Mapping[str, Path] = field(default_factory=dict)
     after: Mapping[str, Path] = field(default_factory=dict)
     anchor: "Anchor | None" = None
@@ -55,6 +57,10 @@ class Step:
     def slots(self) -> tuple[str, ...]:
         """Names of what is kept."""
         return slots_of(self.optimizer, self.rule)
+
+    def is_control(self, tensor: Tensor) -> bool:
+        """Whether it is a control variate."""
+        return self.num_clients is not None and tensor.name.startswith(CONTROL)
 
     def is_trained(self, tensor: Tensor) -> bool:
         """Whether the optimizer moves it."""

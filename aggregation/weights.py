@@ -72,8 +72,7 @@ def normalized(weights: Sequence[int], normalizers: Sequence[float], effective_s
         f_k = min_j a_j / a_k,   scale = tau_eff / min_j a_j
 
     With equal a_k = e_k every factor and the scale are 1: FedAvg, to the bit. The scale is computed in rationals and
-    rounded once, so it depends on no order. The grid is sized for a factor of 1: the error of the mean (`grid`) is that
-    of the update with the fewest steps, times max a / min a of the others.
+    rounded once, so it depends on no order.
 
     Args:
         weights: w_k >= 1 (`integer_weights`).

@@ -102,6 +102,10 @@ class RunConfig(BaseModel):
             self.aggregation.check_quorum(self.round.quorum_count)
         except ValueError as fault:
             faults.append(str(fault))
+        try:
+            self.aggregation.check_round(self.round)
+        except ValueError as fault:
+            faults.append(str(fault))
         if faults:
             raise ValueError("; ".join(faults))
         return self

@@ -324,6 +324,7 @@ class RunDriver:
             algorithm=self.config.aggregation.algorithm,
             codec=self._codec_for(effect.client_id),
             rank=self._assign(),
+            model_seed=self.config.seed,
             grace=self.config.round.grace,
             now=self._clock.now(),
         )
@@ -341,6 +342,8 @@ class RunDriver:
             task=self.task,
             digest=version.digest,
             manifest=version.manifest_bytes,
+            local=self.config.local,
+            model_seed=self.config.seed,
             now=self._clock.now(),
         )
 
@@ -425,9 +428,8 @@ class RunDriver:
                 continue
             statistics, detail = None, ""
             try:
-                if not self._evaluator.has_no_data:
-                    statistics = await self._evaluator.evaluate(await self.reducer.whole(version))
-                detail = "" if statistics is not None else "the task has no test_data"
+                found = self._evaluator.cannot or await self._evaluator.evaluate(await self.reducer.whole(version))
+                statistics, detail = (None, found) if isinstance(found, str) else (found, "")
             except (EvaluationFailed, OSError) as error:
                 detail = _detail(error)
                 logger.error("version %d could not be evaluated: %s", version, detail)

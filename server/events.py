@@ -255,6 +255,7 @@ class Invite:
     round_id: RoundId
     base_version: Version
     deadline: float
+    counted_round: RoundId = RoundId(0)  # noqa: RUF009 - the newest whose model has an update of the client; 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +349,7 @@ class AskEvaluation:
     client_id: ClientId
     version: Version
     deadline: float
+    counted_round: RoundId = RoundId(0)  # noqa: RUF009 - as in Invite
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ class Invitations:
                 row.fate, row.fate_at, row.reason = Fate.LOST, now, reason
             else:
                 self._ledger.training[client_id] = record.round_id
-                invited.append(_invite(client_id, record))
+                invited.append(self._invite(client_id, record))
         return tuple(invited)
 
     def _seconds(self, client_id: ClientId) -> float:
@@ -101,7 +101,7 @@ class Invitations:
             return ()
         row.num_reconnects += row.disconnected_at is not None
         row.disconnected_at = None
-        return (_invite(client_id, record),)
+        return (self._invite(client_id, record),)
 
     def disconnected(self, client_id: ClientId, now: float) -> None:
         """Noted; the client has its lease to come back."""
@@ -194,6 +194,11 @@ class Invitations:
         assert record is not None
         return record
 
+    def _invite(self, client_id: ClientId, record: RoundRecord) -> Invite:
+        deadline, counted = record.clients[client_id].deadline, self._ledger.membership.counted_round(client_id)
+        assert deadline is not None
+        return Invite(client_id, record.round_id, record.base_version, deadline, counted)
+
     def _row(self, client_id: ClientId) -> ClientRecord:
         return self._record(self._ledger.training[client_id]).clients[client_id]
 
@@ -204,9 +209,3 @@ class Invitations:
 
 def _settle(row: ClientRecord, fate: Fate, now: float, reason: str, detail: str) -> None:
     row.fate, row.fate_at, row.reason, row.detail = fate, now, reason, detail
-
-
-def _invite(client_id: ClientId, record: RoundRecord) -> Invite:
-    deadline = record.clients[client_id].deadline
-    assert deadline is not None
-    return Invite(client_id, record.round_id, record.base_version, deadline)

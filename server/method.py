@@ -20,6 +20,7 @@ from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.reference import check_known_or_reference, resolve
 from atoll.protocol.settings import STRICT, ConfigError
 from atoll.server.events import Contribution
+from atoll.server.policy import StragglerPolicy
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -65,9 +66,14 @@ class AggregationConfig(BaseModel):
 
     model_config = STRICT
 
-    algorithm: Literal["fedavg", "fednova"] = "fedavg"
+    algorithm: Literal["fedavg", "fednova", "scaffold"] = "fedavg"
     """What clients and coordinator do together: "fedavg" (and FedSGD and FedProx, by `local`); "fednova": updates are
-    divided by the steps that they took, so that sites with more work do not pull the model towards themselves."""
+    divided by the steps that they took, so that sites with more work do not pull the model towards themselves;
+    "scaffold": control variates, which travel beside the model, take the drift of each site's steps away."""
+
+    num_clients: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Of "scaffold": how many clients the federation has, also those who are never chosen; absent: there is none, and
+    the algorithm asks for it."""
 
     weighting: Literal["examples", "uniform"] = "examples"
     """How much an update counts in the mean: "examples", its `num_examples`; "uniform", all alike. The discounts of
@@ -119,10 +125,17 @@ class AggregationConfig(BaseModel):
         return check_known_or_reference(rule, RULE_OPTIONS, "object")
 
     @model_validator(mode="after")
-    def _algorithm_takes_the_mean(self) -> "AggregationConfig":
+    def _algorithm_has_what_it_needs(self) -> "AggregationConfig":
+        faults = []
         if self.algorithm != "fedavg" and (self.rule != "mean" or self.norm_bound is not None):
             what = "norm_bound" if self.rule == "mean" else f"rule {self.rule!r}"
-            raise ValueError(f"{self.algorithm} needs the exact mean, and does not go with {what}")
+            faults.append(f"{self.algorithm} needs the exact mean, and does not go with {what}")
+        if self.algorithm == "scaffold" and self.num_clients is None:
+            faults.append("scaffold needs num_clients")
+        if self.algorithm != "scaffold" and self.num_clients is not None:
+            faults.append(f"num_clients is no option of {self.algorithm}")
+        if faults:
+            raise ValueError("; ".join(faults))
         return self
 
     @model_validator(mode="after")
@@ -166,6 +179,25 @@ class AggregationConfig(BaseModel):
                 check_count(self._mixed(self._built_in()), quorum)
             except ValueError as fault:
                 raise ValueError(f"aggregation: a round of the quorum has {fault}") from None
+
+    def check_round(self, policy: StragglerPolicy) -> None:
+        """Raise ValueError when the rounds are not such that the algorithm is right; all faults at once."""
+        if self.num_clients is None:
+            return
+        faults = []
+        if policy.cohort_size > self.num_clients:
+            faults.append(
+                f"round: cohort_size {policy.cohort_size} is more than aggregation.num_clients ({self.num_clients})"
+            )
+        if policy.is_asynchronous:
+            faults.append(f"round: mode {policy.mode!r} does not go with scaffold, whose rounds have one base version")
+        if policy.late != "discard":
+            faults.append(
+                f"round: late {policy.late!r} does not go with scaffold, whose control variates must count whole and "
+                'at once: only "discard" does'
+            )
+        if faults:
+            raise ValueError("; ".join(faults))
 
     def build(self) -> Rule | None:
         """The rule that was asked for; None: the exact weighted mean.
@@ -276,6 +308,7 @@ class Method:
     algorithm: str = "fedavg"
     weighting: Literal["examples", "uniform"] = "examples"
     device: Device | None = None
+    num_clients: int | None = None
 
     @classmethod
     def of(cls, aggregation: AggregationConfig, optimizer: OptimizerConfig, *, is_over: bool = False) -> "Method":
@@ -292,8 +325,15 @@ class Method:
             if not is_over:
                 raise
             rule = _Gone(error)
-        algorithm, weighting = aggregation.algorithm, aggregation.weighting
-        return cls(optimizer.build(), rule, aggregation.norm_bound, algorithm, weighting, device)
+        return cls(
+            optimizer.build(),
+            rule,
+            aggregation.norm_bound,
+            aggregation.algorithm,
+            aggregation.weighting,
+            device,
+            aggregation.num_clients,
+        )
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -309,8 +349,8 @@ class Method:
         """What FedNova makes of the steps that the updates took; of any other algorithm nothing."""
         if self.algorithm != "fednova":
             return Normalized((1.0,) * len(weights), 1.0)
-        manifests = list(updates)
-        return normalized(weights, [m.normalizer for m in manifests], [m.effective_steps for m in manifests])
+        claims = [(update.normalizer, update.effective_steps) for update in updates]
+        return normalized(weights, [norm for norm, _ in claims], [steps for _, steps in claims])
 
     def factors(self, norms: Sequence[float]) -> Sequence[float]:
         """What each update is multiplied with so that none is longer than the bound."""

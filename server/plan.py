@@ -5,10 +5,10 @@ ranks) is told, and decides nothing.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from atoll.aggregation.layout import FLOATS, Layout
+from atoll.aggregation.layout import CONTROL, FLOATS, Layout
 from atoll.aggregation.means import Total, totals_of
 from atoll.protocol.manifest import VersionManifest, parse_update
 from atoll.protocol.vocabulary import Digest, Version
@@ -62,6 +62,10 @@ class FoldPlan:
         """As it travels to a rank."""
         return encode(self).encode()
 
+    def trained(self, layout: Layout) -> frozenset[str]:
+        """What the optimizer moves of the model's tensors."""
+        return trained_of(layout, self.buffers)
+
     @classmethod
     def decode(cls, data: bytes) -> "FoldPlan":
         """What `encode` wrote; StoreCorrupted when it is something else."""
@@ -103,7 +107,11 @@ def plan_of(
         base_version=effect.base_version,
         base_digest=digest_of_version(effect.base_version),
         updates=planned,
-        totals=totals_of((weight, meta.magnitudes) for weight, meta in zip(weights, of_updates, strict=True)),
+        totals=totals_of(
+            base.layout,
+            ((item, meta.magnitudes) for item, meta in zip(planned, of_updates, strict=True)),
+            trained_of(base.layout, buffers),
+        ),
         omitted=_omitted(base.layout, of_updates),
         scale=nova.scale,
         anchor=_anchor(effect, digest_of_version),
@@ -140,6 +148,11 @@ def _anchor(effect: Aggregate, digest_of_version: Callable[[Version], Digest]) -
         return None
     assert only.base_version is not None
     return PlannedAnchor(only.base_version, digest_of_version(only.base_version), only.scale)
+
+
+def trained_of(layout: Layout, buffers: Iterable[str]) -> frozenset[str]:
+    """Names of what the optimizer moves: all but buffers and control variates; integers do not matter."""
+    return frozenset(tensor.name for tensor in layout if not tensor.name.startswith(CONTROL)).difference(buffers)
 
 
 def _omitted(layout: Layout, metas: list[StoredUpdateMeta]) -> dict[str, tuple[int, ...]]:

@@ -189,8 +189,16 @@ def step_of(plan: FoldPlan, layout: Layout, method: Method, store: RunStore) -> 
     base, version = plan.base_version, Version(plan.base_version + 1)
     before = {slot: store.version_path(base, slot) for slot in method.slots if base}
     after = {slot: store.version_path(version, slot) for slot in method.slots}
-    trained = frozenset(tensor.name for tensor in layout) - set(plan.buffers)
     anchor = None
     if plan.anchor is not None:
         anchor = Anchor(store.version_path(plan.anchor.version), plan.anchor.share)
-    return Step(method.optimizer, trained, method.rule, scale=plan.scale, before=before, after=after, anchor=anchor)
+    return Step(
+        method.optimizer,
+        plan.trained(layout),
+        method.rule,
+        scale=plan.scale,
+        num_clients=method.num_clients,
+        before=before,
+        after=after,
+        anchor=anchor,
+    )

@@ -144,8 +144,11 @@ class Round(OpenRound):
             if reason := self.membership.lost_because(client_id):  # while the sampler was at work
                 self._set_fate(client_id, Fate.LOST, now, reason)
         invited = sorted(self._waiting)
-        invitations = (Invite(c, record.round_id, record.base_version, deadline) for c in invited)
-        return (*invitations, *self._settle(now))
+        return (*(self._invitation(c, deadline) for c in invited), *self._settle(now))
+
+    def _invitation(self, client_id: ClientId, deadline: float) -> Invite:
+        record, counted = self.record, self.membership.counted_round(client_id)
+        return Invite(client_id, record.round_id, record.base_version, deadline, counted)
 
     def _seconds_to_deadline(self) -> float:
         """Fixed, or `margin` times the expected time of the slowest of the `cohort_size` fastest that are invited.
@@ -173,7 +176,7 @@ class Round(OpenRound):
         client.disconnected_at = None
         self._set_fate(client_id, Fate.WAITING, now)
         assert record.deadline is not None
-        return (Invite(client_id, record.round_id, record.base_version, record.deadline),)
+        return (self._invitation(client_id, record.deadline),)
 
     def client_disconnected(self, client_id: ClientId, now: float) -> None:
         """Noted; the client has its lease to come back."""
@@ -293,6 +296,9 @@ class Round(OpenRound):
         """The next version lies on disk: the round is committed."""
         for client_id in self._reported:
             self.record.clients[client_id].used_in = self.record.round_id
+            self.membership.counted(client_id, self.record.round_id)
+        for carried in self.record.carried:
+            self.membership.counted(carried.client_id, carried.round_id)
         return super().aggregated(model_digest, now)
 
     def _released_by(self, reason: AbandonReason, now: float) -> Effects:

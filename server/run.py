@@ -200,7 +200,7 @@ class RunMachine(Intake):
             effects += self.round.client_joined(client_id, now)
         evaluation = self.ledger.evaluation
         if evaluation and evaluation.is_waiting_for(client_id):
-            effects.append(evaluation.ask(client_id))
+            effects.append(evaluation.ask(client_id, self.ledger.membership.counted_round(client_id)))
         return tuple(effects)
 
     def _client_disconnected(self, client_id: ClientId, now: float) -> None:
@@ -394,7 +394,7 @@ class RunMachine(Intake):
             asked = clients_to_ask(connected, most=most, seed=rules.seed, version=ledger.version)
             if asked:
                 evaluation = ClientEvaluation(ledger.version, now + rules.evaluation_deadline, asked)
-                effects += map(evaluation.ask, asked)
+                effects += [evaluation.ask(c, ledger.membership.counted_round(c)) for c in asked]
                 ledger.evaluation = evaluation
         return tuple(effects)
 

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
 from typing import get_args
@@ -17,6 +18,7 @@ from atoll.aggregation.robust import TrimmedMean
 from atoll.cli import docs
 from atoll.cli.settings import Section, described
 from atoll.client import events as client_events
+from atoll.parallel.local import Local
 from atoll.protocol import steps, vocabulary
 from atoll.protocol.settings import load_text
 from atoll.server import events as server_events
@@ -209,6 +211,23 @@ def test_the_example_of_a_codec_is_a_run_s_and_the_table_of_bytes_is_true() -> N
     assert len(rows) == 4
     for name, size in rows:
         assert int(size.replace(",", "")) == encoded_bytes(parse_codec(name), CHUNK_ELEMENTS)
+
+
+def test_every_block_of_the_page_of_algorithms_is_a_run_s_and_every_example_is_there() -> None:
+    page = (DOCS / "algorithms.md").read_text("utf-8")
+    texts = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    runs = [load_text(RunFile, f"task = 'm:t'\n{text}", [], name="the page").run for text in texts]
+    assert [run.aggregation.algorithm for run in runs] == ["fedavg", "fedavg", "fednova", "scaffold", "fedavg"]
+    locals_ = [Local().with_overrides(run.local) for run in runs]
+    assert [local.batch_size for local in locals_[:1]] == [None]
+    assert (locals_[1].prox_mu, locals_[4].keep) == (0.1, "batchnorm")
+    linked = re.findall(r"\]\(\.\./(examples/[^)]+)\)", page)
+    assert len(linked) == 4
+    assert all((ROOT / path).is_file() for path in linked)
+    keys = {setting.key for setting in described(Section.RUN)}
+    assert {key for key in re.findall(r"`((?:aggregation|round)\.[a-z_]+)", page)} <= keys
+    names = {field.name for field in fields(Local)}
+    assert {key for key in re.findall(r"`local\.([a-z_]+)", page)} <= names
 
 
 @pytest.fixture

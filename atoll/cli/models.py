@@ -61,7 +61,10 @@ def export(
     state: options.State = options.STATE,
     json: options.Json = False,
 ) -> None:
-    """Copy a version to a safetensors file; every tensor is checked against the version's manifest on the way."""
+    """Copy a version to a safetensors file; every tensor is checked against the version's manifest on the way.
+
+    Control variates (SCAFFOLD's), which are no part of the model, stay behind.
+    """
     from atoll.protocol.vocabulary import Version
 
     with history_of(state) as history:
@@ -98,7 +101,9 @@ def _copy(store: "RunStore", version: "Version", recorded: str | None, out: Path
     Returns:
         The version's digest, and the size of the file [bytes].
     """
-    from atoll.aggregation.tensorfile import parse_header
+    from atoll.aggregation.layout import CONTROL
+    from atoll.aggregation.tensorfile import parse_header, read_metadata
+    from atoll.aggregation.tensorheader import header_bytes
     from atoll.protocol.manifest import digest_of, parse_version
 
     try:
@@ -118,7 +123,9 @@ def _copy(store: "RunStore", version: "Version", recorded: str | None, out: Path
     part = out.with_name(out.name + ".part")
     try:
         with path.open("rb") as source, part.open("wb") as target:
-            target.write(source.read(data_start))
+            source.seek(data_start)
+            model = (tensor for tensor in layout if not tensor.name.startswith(CONTROL))
+            target.write(header_bytes(model, read_metadata(path)))
             _copy_checked(source, target, manifest, path)
             target.flush()
             os.fsync(target.fileno())
@@ -129,11 +136,14 @@ def _copy(store: "RunStore", version: "Version", recorded: str | None, out: Path
 
 
 def _copy_checked(source: BinaryIO, target: BinaryIO, manifest: "VersionManifest", path: Path) -> None:
+    from atoll.aggregation.layout import CONTROL
+
     for piece in manifest.pieces:
         digest = hashlib.sha256()
         for block in _blocks(source, piece.num_bytes):
             digest.update(block)
-            target.write(block)
+            if not piece.tensor.startswith(CONTROL):
+                target.write(block)
         if digest.hexdigest() != piece.sha256:
             raise CommandError(f"{path} is damaged: tensor {piece.tensor} has not the SHA-256 of its manifest")
 

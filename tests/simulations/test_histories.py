@@ -32,7 +32,9 @@ BATCH = 250
 NOT_THE_MACHINES = {
     RejectReason.BAD_MANIFEST,
     RejectReason.WRONG_LAYOUT,
+    RejectReason.WRONG_CODEC,
     RejectReason.DIGEST_MISMATCH,
+    RejectReason.BAD_ENCODING,
     RejectReason.NOT_FINITE,
 }  # the service says these before the machine sees an update
 SEEN: Counter[object] = Counter()
