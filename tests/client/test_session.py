@@ -468,7 +468,7 @@ def test_a_client_is_invited_again_while_its_last_update_is_on_its_way() -> None
     assert drive.session.working_on == ((RUN, 1), (RUN, 7))
     [work] = drive.do(ModelReady(key(7)))
     assert isinstance(work, Work)
-    assert drive.do(Answered(key(1), True)) == [Discard(key(1), Digest("d1"))]
+    assert drive.do(Answered(key(1), True)) == [Discard(key(1), Digest("d1"), accepted=True)]
     assert drive.do(Trained(key(7), spooled("d7"))) == [Upload(key(7), Digest("d7"))]
 
 
