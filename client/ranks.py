@@ -5,6 +5,7 @@ update waits for its own rank for a while, and then goes to another: what counts
 """
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -12,10 +13,13 @@ import grpc
 
 from atoll.client.transport import StreamBroken
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import client_options
+from atoll.protocol.channel import client_options, loopback_only
+from atoll.protocol.settings import ConfigError
+
+logger = logging.getLogger(__name__)
 
 PATIENCE_S = 15.0
-"""Seconds that an update waits for its own rank before it goes to another."""
+"""Seconds that an update waits for its own rank before it goes to another, and as long there."""
 
 
 class Ranks:
@@ -23,7 +27,7 @@ class Ranks:
 
     def __init__(self) -> None:
         self._addresses: tuple[str, ...] = ()
-        self._channels: dict[str, tuple[grpc.aio.Channel, rpc.AggregatorStub]] = {}
+        self._channels: dict[int, tuple[str, grpc.aio.Channel, rpc.AggregatorStub]] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
@@ -32,10 +36,14 @@ class Ranks:
         return len(self._addresses)
 
     def update(self, addresses: Sequence[str]) -> None:
-        """Take what the coordinator says: by rank, empty for one that is away."""
-        self._addresses = tuple(addresses)
-        for gone in self._channels.keys() - set(addresses):
-            self._close(gone)
+        """Take what the coordinator says: by rank, empty for one that is away.
+
+        What is under way to one that is away goes on: perhaps it is the coordinator that has been away.
+        """
+        self._addresses = tuple(_checked(address) for address in addresses)
+        for rank, (address, *_) in list(self._channels.items()):
+            if rank >= self.num_ranks or self._addresses[rank] not in ("", address):
+                self._close(rank)
 
     def stub(self, rank: int) -> rpc.AggregatorStub:
         """Of a rank.
@@ -46,32 +54,44 @@ class Ranks:
         address = self._addresses[rank] if rank < len(self._addresses) else ""
         if not address:
             raise StreamBroken(grpc.StatusCode.UNAVAILABLE, f"aggregation rank {rank} is away")
-        if address not in self._channels:
+        if rank not in self._channels:
             channel = grpc.aio.insecure_channel(address, options=client_options())
-            self._channels[address] = channel, rpc.AggregatorStub(channel)
-        return self._channels[address][1]
+            self._channels[rank] = address, channel, rpc.AggregatorStub(channel)
+        return self._channels[rank][2]
 
     def stub_for_update(self, rank: int, waited_s: float) -> rpc.AggregatorStub:
-        """Of the rank that an update is for, or of another one when it has waited for long enough.
+        """Of the rank that an update is for, or of the next one whenever it has waited for long enough.
+
+        Args:
+            rank: that it is for.
+            waited_s: for how long no byte of it has gone anywhere, whoever is said to be here.
 
         Raises:
-            StreamBroken: the rank is away, or all of them are.
+            StreamBroken: that rank is away.
         """
-        if waited_s < PATIENCE_S or rank >= self.num_ranks or self._addresses[rank]:
-            return self.stub(rank)
-        others = ((rank + step) % self.num_ranks for step in range(1, self.num_ranks))
-        return self.stub(next((other for other in others if self._addresses[other]), rank))
+        return self.stub((rank + int(waited_s / PATIENCE_S)) % self.num_ranks)
 
     async def close(self) -> None:
         """End all connections."""
-        for address in list(self._channels):
-            self._close(address)
+        for rank in list(self._channels):
+            self._close(rank)
         if self._closing:
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.gather(*self._closing, return_exceptions=True), 1.0)
 
-    def _close(self, address: str) -> None:
-        channel, _ = self._channels.pop(address)
+    def _close(self, rank: int) -> None:
+        _, channel, _ = self._channels.pop(rank)
         task = asyncio.get_running_loop().create_task(channel.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+
+
+def _checked(address: str) -> str:
+    """An address that this client may dial; nothing of another kind."""
+    try:
+        if address:
+            loopback_only(address)
+    except ConfigError as error:
+        logger.warning("an aggregation rank is said to be where this client does not go: %s", error)
+        return ""
+    return address

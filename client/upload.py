@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from contextlib import suppress
 
 import grpc
@@ -54,7 +55,12 @@ class Pace:
 
 
 async def upload(
-    stub: rpc.CoordinatorStub | rpc.AggregatorStub, entry: Entry, pace: Pace, *, is_first_attempt: bool
+    stub: rpc.CoordinatorStub | rpc.AggregatorStub,
+    entry: Entry,
+    pace: Pace,
+    *,
+    is_first_attempt: bool,
+    goes_on: Callable[[], None] = lambda: None,
 ) -> pb.Verdict:
     """Send an update until the coordinator has answered for it.
 
@@ -64,6 +70,7 @@ async def upload(
         pace: shared by all uploads.
         is_first_attempt: no byte of it was ever sent; then an update of one chunk follows its manifest at once, without
             waiting for the position, which can only be 0.
+        goes_on: called whenever the other side says that it has more of it.
 
     Raises:
         StreamBroken: cut or refused before the verdict.
@@ -72,7 +79,7 @@ async def upload(
     stream: UploadStream = Stream(stub.Upload)
     fd = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        sending = _Sending(stream, fd, entry, pace)
+        sending = _Sending(stream, fd, entry, pace, goes_on)
         await sending.open()
         return await sending.run(at_once=is_first_attempt)
     finally:
@@ -94,8 +101,8 @@ def _opened(entry: Entry) -> pb.UploadOpen:
 class _Sending:
     """The state of one upload: what is sent, and what the coordinator has confirmed."""
 
-    def __init__(self, stream: UploadStream, fd: int, entry: Entry, pace: Pace) -> None:
-        self._stream, self._fd, self._entry, self._pace = stream, fd, entry, pace
+    def __init__(self, stream: UploadStream, fd: int, entry: Entry, pace: Pace, goes_on: Callable[[], None]) -> None:
+        self._stream, self._fd, self._entry, self._pace, self._goes_on = stream, fd, entry, pace, goes_on
         self._sent = self._confirmed = 0
 
     async def open(self) -> None:
@@ -147,6 +154,8 @@ class _Sending:
         if position > self._entry.num_bytes or (not is_first and position > self._sent):
             detail = f"the coordinator claims {position} of {self._entry.num_bytes} bytes, {self._sent} were sent"
             raise StreamBroken(grpc.StatusCode.FAILED_PRECONDITION, detail)
+        if position > self._confirmed:
+            self._goes_on()
         self._confirmed = position
         if is_first:
             self._sent = position

@@ -11,7 +11,7 @@ from atoll.client import messages
 from atoll.client.events import Answered, Event, Key, ReportFailure, UploadCut
 from atoll.client.line import Line
 from atoll.client.spool import Entry, Spool
-from atoll.client.transport import StreamBroken
+from atoll.client.transport import Link, StreamBroken
 from atoll.client.upload import Pace, upload
 from atoll.client.workshop import in_mb
 from atoll.protocol import atoll_pb2 as pb
@@ -52,7 +52,7 @@ class Uploads:
         self._slots, self._pace = asyncio.Semaphore(UPLOADS_MAX), Pace(bytes_per_s)
         self._tried = set(spool.entries().values())  # updates of which the coordinator may have a part
         self._running: dict[Key, asyncio.Task[Event]] = {}
-        self._waiting_since: dict[Key, float] = {}  # updates whose rank has been away since
+        self._waiting: dict[Key, tuple[Link, float]] = {}  # updates that go to a rank: since when no byte arrives
 
     def begin(self, key: Key, digest: Digest) -> None:
         """Send an update from wherever the coordinator's copy of it ends."""
@@ -64,7 +64,7 @@ class Uploads:
         if (task := self._running.pop(key, None)) is not None:
             task.cancel()
         self._tried.discard(digest)
-        self._waiting_since.pop(key, None)
+        self._waiting.pop(key, None)
         self._spool.discard(key)
 
     def _finished(self, key: Key, task: asyncio.Task[Event]) -> None:
@@ -100,16 +100,23 @@ class Uploads:
         link = self._line.current
         if link is None:
             raise StreamBroken(grpc.StatusCode.UNAVAILABLE, "there is no connection")
-        stub = self._stub_of_rank(key, entry.rank) if self._line.ranks.num_ranks else link.stub
+        stub = self._stub_of_rank(key, entry.rank, link) if self._line.ranks.num_ranks else link.stub
         logger.info("uploading the update of round %d of %s, %s", key[2], key[1], in_mb(entry.num_bytes))
-        return await upload(stub, entry, self._pace, is_first_attempt=is_first_attempt)
 
-    def _stub_of_rank(self, key: Key, rank: int) -> rpc.AggregatorStub:
+        def goes_on() -> None:
+            self._waiting[key] = link, asyncio.get_running_loop().time()
+
+        verdict = await upload(stub, entry, self._pace, is_first_attempt=is_first_attempt, goes_on=goes_on)
+        self._waiting.pop(key, None)
+        return verdict
+
+    def _stub_of_rank(self, key: Key, rank: int, link: Link) -> rpc.AggregatorStub:
         now = asyncio.get_running_loop().time()
-        waited = now - self._waiting_since.setdefault(key, now)
-        stub = self._line.ranks.stub_for_update(rank, waited)
-        del self._waiting_since[key]
-        return stub
+        if (
+            key not in self._waiting or self._waiting[key][0] is not link
+        ):  # what the coordinator's absence cost: nothing
+            self._waiting[key] = link, now
+        return self._line.ranks.stub_for_update(rank, now - self._waiting[key][1])
 
     def _give_up(self, key: Key, detail: str) -> Event:
         """Neither cut nor answered: something is wrong, here or there, that time does not heal."""

@@ -353,22 +353,28 @@ class RankHello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., rank: _Optional[int] = ..., num_ranks: _Optional[int] = ..., address: _Optional[str] = ..., store_address: _Optional[str] = ..., software: _Optional[str] = ...) -> None: ...
 
 class RankStatus(_message.Message):
-    __slots__ = ("received_bytes", "sent_bytes")
+    __slots__ = ("received_bytes", "sent_bytes", "exchanged_bytes")
     RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGED_BYTES_FIELD_NUMBER: _ClassVar[int]
     received_bytes: int
     sent_bytes: int
-    def __init__(self, received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ...) -> None: ...
+    exchanged_bytes: int
+    def __init__(self, received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., exchanged_bytes: _Optional[int] = ...) -> None: ...
 
 class RankOrder(_message.Message):
-    __slots__ = ("welcome", "fold", "collect")
+    __slots__ = ("welcome", "fold", "collect", "plan_part", "break_off")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     FOLD_FIELD_NUMBER: _ClassVar[int]
     COLLECT_FIELD_NUMBER: _ClassVar[int]
+    PLAN_PART_FIELD_NUMBER: _ClassVar[int]
+    BREAK_OFF_FIELD_NUMBER: _ClassVar[int]
     welcome: RankWelcome
     fold: Fold
     collect: Collect
-    def __init__(self, welcome: _Optional[_Union[RankWelcome, _Mapping]] = ..., fold: _Optional[_Union[Fold, _Mapping]] = ..., collect: _Optional[_Union[Collect, _Mapping]] = ...) -> None: ...
+    plan_part: bytes
+    break_off: int
+    def __init__(self, welcome: _Optional[_Union[RankWelcome, _Mapping]] = ..., fold: _Optional[_Union[Fold, _Mapping]] = ..., collect: _Optional[_Union[Collect, _Mapping]] = ..., plan_part: _Optional[bytes] = ..., break_off: _Optional[int] = ...) -> None: ...
 
 class RankWelcome(_message.Message):
     __slots__ = ("status_s",)
@@ -417,18 +423,20 @@ class FoldFailed(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., attempt: _Optional[int] = ..., detail: _Optional[str] = ..., again: bool = ...) -> None: ...
 
 class Collect(_message.Message):
-    __slots__ = ("run_id", "current", "keep_versions", "pinned", "is_over")
+    __slots__ = ("run_id", "current", "keep_versions", "pinned", "is_over", "oldest_base")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     CURRENT_FIELD_NUMBER: _ClassVar[int]
     KEEP_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
     IS_OVER_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_BASE_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     current: int
     keep_versions: int
     pinned: _containers.RepeatedScalarFieldContainer[int]
     is_over: bool
-    def __init__(self, run_id: _Optional[str] = ..., current: _Optional[int] = ..., keep_versions: _Optional[int] = ..., pinned: _Optional[_Iterable[int]] = ..., is_over: bool = ...) -> None: ...
+    oldest_base: int
+    def __init__(self, run_id: _Optional[str] = ..., current: _Optional[int] = ..., keep_versions: _Optional[int] = ..., pinned: _Optional[_Iterable[int]] = ..., is_over: bool = ..., oldest_base: _Optional[int] = ...) -> None: ...
 
 class OpenedUpdate(_message.Message):
     __slots__ = ("verdict",)
@@ -445,10 +453,10 @@ class SubmittedUpdate(_message.Message):
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     opened: UploadOpen
     rank: int
-    meta: str
+    meta: bytes
     reason: str
     detail: str
-    def __init__(self, opened: _Optional[_Union[UploadOpen, _Mapping]] = ..., rank: _Optional[int] = ..., meta: _Optional[str] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+    def __init__(self, opened: _Optional[_Union[UploadOpen, _Mapping]] = ..., rank: _Optional[int] = ..., meta: _Optional[bytes] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class UpdatesRequest(_message.Message):
     __slots__ = ("run_id", "digests")
@@ -463,8 +471,8 @@ class AcceptedUpdate(_message.Message):
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     META_FIELD_NUMBER: _ClassVar[int]
     digest: bytes
-    meta: str
-    def __init__(self, digest: _Optional[bytes] = ..., meta: _Optional[str] = ...) -> None: ...
+    meta: bytes
+    def __init__(self, digest: _Optional[bytes] = ..., meta: _Optional[bytes] = ...) -> None: ...
 
 class UnusedUpdates(_message.Message):
     __slots__ = ("digests",)
@@ -507,16 +515,18 @@ class ListRanksReply(_message.Message):
     def __init__(self, ranks: _Optional[_Iterable[_Union[RankRow, _Mapping]]] = ..., received_bytes: _Optional[int] = ...) -> None: ...
 
 class RankRow(_message.Message):
-    __slots__ = ("rank", "address", "received_bytes", "sent_bytes")
+    __slots__ = ("rank", "address", "received_bytes", "sent_bytes", "exchanged_bytes")
     RANK_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGED_BYTES_FIELD_NUMBER: _ClassVar[int]
     rank: int
     address: str
     received_bytes: int
     sent_bytes: int
-    def __init__(self, rank: _Optional[int] = ..., address: _Optional[str] = ..., received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ...) -> None: ...
+    exchanged_bytes: int
+    def __init__(self, rank: _Optional[int] = ..., address: _Optional[str] = ..., received_bytes: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., exchanged_bytes: _Optional[int] = ...) -> None: ...
 
 class RunReply(_message.Message):
     __slots__ = ("run_id", "state", "message")

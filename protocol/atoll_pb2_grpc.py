@@ -372,7 +372,7 @@ class AggregationStub(object):
                 request_serializer=atoll_dot_protocol_dot_atoll__pb2.UploadOpen.SerializeToString,
                 response_deserializer=atoll_dot_protocol_dot_atoll__pb2.OpenedUpdate.FromString,
                 _registered_method=True)
-        self.SubmitUpdate = channel.unary_unary(
+        self.SubmitUpdate = channel.stream_unary(
                 '/atoll.v1.Aggregation/SubmitUpdate',
                 request_serializer=atoll_dot_protocol_dot_atoll__pb2.SubmittedUpdate.SerializeToString,
                 response_deserializer=atoll_dot_protocol_dot_atoll__pb2.Verdict.FromString,
@@ -407,15 +407,15 @@ class AggregationServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def SubmitUpdate(self, request, context):
-        """A sound update lies at the rank, durable; or what is wrong with its bytes.
+    def SubmitUpdate(self, request_iterator, context):
+        """A sound update lies at the rank, durable; or what is wrong with its bytes. In parts: `meta` may be long.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetUpdates(self, request, context):
-        """What is known of accepted updates that lie at the rank.
+        """What is known of accepted updates that lie at the rank, one after the other.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -441,7 +441,7 @@ def add_AggregationServicer_to_server(servicer, server):
                     request_deserializer=atoll_dot_protocol_dot_atoll__pb2.UploadOpen.FromString,
                     response_serializer=atoll_dot_protocol_dot_atoll__pb2.OpenedUpdate.SerializeToString,
             ),
-            'SubmitUpdate': grpc.unary_unary_rpc_method_handler(
+            'SubmitUpdate': grpc.stream_unary_rpc_method_handler(
                     servicer.SubmitUpdate,
                     request_deserializer=atoll_dot_protocol_dot_atoll__pb2.SubmittedUpdate.FromString,
                     response_serializer=atoll_dot_protocol_dot_atoll__pb2.Verdict.SerializeToString,
@@ -523,7 +523,7 @@ class Aggregation(object):
             _registered_method=True)
 
     @staticmethod
-    def SubmitUpdate(request,
+    def SubmitUpdate(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -533,8 +533,8 @@ class Aggregation(object):
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_unary(
+            request_iterator,
             target,
             '/atoll.v1.Aggregation/SubmitUpdate',
             atoll_dot_protocol_dot_atoll__pb2.SubmittedUpdate.SerializeToString,

@@ -4,9 +4,9 @@ import asyncio
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -18,6 +18,7 @@ from atoll.protocol.channel import PROTOCOL, client_options, loopback_only, serv
 from atoll.server.config import AggregatorConfig
 from atoll.server.coordinator import OperatorError
 from atoll.server.durable import write_atomically
+from atoll.server.placement import take_place
 from atoll.server.rank import Rank, RankPlace
 from atoll.server.rank_service import AggregatorService
 from atoll.server.statedir import lock_directory
@@ -41,12 +42,13 @@ async def host_rank(
 
     Raises:
         OperatorError, OSError: the directory is another's, the port is taken, the interface is not there, or the
-            coordinator says that it has no such rank.
+            coordinator on that address says that it has no such rank.
     """
     lock = lock_directory(config.state)
     place = RankPlace(config.rank, config.ranks, config.interface)
     channel = grpc.aio.insecure_channel(config.coordinator, options=client_options())
     try:
+        take_place(config.state, config.rank, config.ranks)
         rank = Rank(place, config.state, channel)
         server, address = await _listen(rank, config)
         stop = asyncio.Event()
@@ -60,7 +62,7 @@ async def host_rank(
         if with_parent:
             asyncio.get_running_loop().add_reader(0, read_input)
         on_ready(address)
-        serving = asyncio.ensure_future(_serve(rank, rpc.AggregationStub(channel), address))
+        serving = asyncio.ensure_future(_serve(rank, rpc.AggregationStub(channel), address, config.coordinator))
         waiting = asyncio.ensure_future(stop.wait())
         try:
             await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -99,7 +101,7 @@ async def _listen(rank: Rank, config: AggregatorConfig) -> tuple[grpc.aio.Server
     raise OperatorError(f"cannot listen on {config.listen}: the port is in use, or not allowed")
 
 
-async def _serve(rank: Rank, stub: rpc.AggregationStub, address: str) -> None:
+async def _serve(rank: Rank, stub: rpc.AggregationStub, address: str, coordinator: str) -> None:
     """One stream to the coordinator after the other.
 
     Raises:
@@ -113,9 +115,12 @@ async def _serve(rank: Rank, stub: rpc.AggregationStub, address: str) -> None:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 raise OperatorError(f"the coordinator refuses this rank: {error.details()}") from None
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise OperatorError(f"{coordinator} is no coordinator with aggregation ranks") from None
             level = logging.DEBUG if complaint == error.code().name else logging.WARNING
             complaint = error.code().name
-            logger.log(level, "no connection to the coordinator: %s: %s; trying again", complaint, error.details())
+            what = (coordinator, complaint, error.details())
+            logger.log(level, "no connection to the coordinator on %s: %s: %s; trying again", *what)
         await asyncio.sleep(DIAL_S)
 
 
@@ -145,21 +150,28 @@ class _Orders:
     def __init__(self, rank: Rank, call: "grpc.aio.StreamStreamCall[pb.RankMessage, pb.RankOrder]") -> None:
         self._rank, self._call = rank, call
         self._tasks: set[asyncio.Task[None]] = set()
+        self._plan = bytearray()
 
     def begin(self, order: pb.RankOrder) -> None:
         """Carry out an order; one that this rank does not know is ignored."""
         match order.WhichOneof("order"):
             case "welcome":
                 self._spawn(self._report(order.welcome.status_s))
+            case "plan_part":
+                self._plan += order.plan_part
             case "fold":
-                self._spawn(self._fold(order.fold))
+                plan, self._plan = bytes(self._plan + order.fold.plan), bytearray()
+                self._spawn(self._fold(order.fold, plan, self._rank.begin_fold(order.fold.attempt)))
+            case "break_off":
+                self._rank.break_off(order.break_off)
             case "collect":
                 self._spawn(self._rank.collect(order.collect))
             case _:
                 pass
 
     def end(self) -> None:
-        """Nobody hears of what is not done yet."""
+        """Nobody hears of what is not done yet; a fold, too, will be begun again."""
+        self._rank.stop()
         for task in self._tasks:
             task.cancel()
 
@@ -183,14 +195,9 @@ class _Orders:
             await self._say(self._rank.status())
             await asyncio.sleep(every)
 
-    async def _fold(self, order: pb.Fold) -> None:
-        answer = await self._rank.fold(order)
+    async def _fold(self, order: pb.Fold, plan: bytes, stop: threading.Event) -> None:
+        answer = await self._rank.fold(order, plan, stop)
         if answer.HasField("folded"):
             steps.reached("rank.folded")
         await self._say(self._rank.status())
         await self._say(answer)
-
-
-def state_of_rank(state: Path, rank: int) -> Path:
-    """Where a rank keeps everything when the coordinator starts it."""
-    return state / "aggregators" / str(rank)

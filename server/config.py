@@ -153,7 +153,7 @@ class CoordinatorConfig(BaseModel):
 
     aggregators: int = Field(default=0, ge=0, le=64)
     """Ranks of the aggregation, each with a port of its own for updates and versions; 0: this process does it alone.
-    Fixed for a state directory: every rank keeps its part of the model."""
+    Fixed for a run: every rank keeps its part of each version."""
 
     start_aggregators: bool = True
     """Whether this process starts the ranks, on this machine; otherwise you start each with `atoll aggregator`."""

@@ -34,6 +34,7 @@ from atoll.server.hub import Connection, Hub
 from atoll.server.journal import Journal, RunRow
 from atoll.server.judge import Judge, refused
 from atoll.server.membership import Leases
+from atoll.server.placement import num_ranks_of, write_num_ranks
 from atoll.server.ranks import Ranks
 from atoll.server.reduce import Reducer
 from atoll.server.retention import Keep
@@ -177,6 +178,7 @@ class Coordinator:
         run_id = RunId(f"{config.name}-{1 + sum(row.config.name == config.name for row in rows)}")
         evaluator = self._evaluator(config, run_id)
         try:
+            write_num_ranks(self.state.run(run_id), self.config.aggregators)
             reducer = self._reducer(config, run_id)
             await evaluator.check()
             load_sampler(config.cohort.sampler)
@@ -208,11 +210,18 @@ class Coordinator:
             raise OperatorError(f"run {run_id} is {self.state_of(run_id)}; only a stopped or failed one can be resumed")
         if (active := self.active) is not None:
             raise OperatorError(f"run {active.run_id} is running; stop it first, or wait for its end")
+        self._check_ranks(run_id)
         run.ended.clear()
         resumed = run.post(ResumeRequested())
         self._introduce_everyone(run)
         self._rely_on(self._after(run))
         await resumed
+
+    def _check_ranks(self, run_id: RunId) -> None:
+        had, has = num_ranks_of(self.state.run(run_id)), self.config.aggregators
+        if had != has:
+            what = f"run {run_id} was begun with {had} aggregation ranks, where its versions lie"
+            raise OperatorError(f"{what}; this coordinator has {has}: start it with --aggregators {had}")
 
     def _run(self, run_id: RunId) -> RunDriver:
         if run_id not in self.runs:
@@ -228,6 +237,7 @@ class Coordinator:
         self.clock.advance_to(machine.ledger.now)
         reducer = self._reducer(row.config, row.run_id, is_over=machine.ledger.state in TERMINAL)
         if machine.ledger.state not in TERMINAL:
+            self._check_ranks(row.run_id)
             await self.on_thread(reducer.recover, machine.ledger.version)
         evaluator = self._evaluator(row.config, row.run_id)
         run = self._host(row, machine, recovered.seq, evaluator, reducer)
@@ -266,7 +276,7 @@ class Coordinator:
 
     def _reducer(self, config: RunConfig, run_id: RunId, *, is_over: bool = False) -> Reducer:
         make: Callable[..., Reducer] = Reducer
-        if self.ranks is not None:
+        if self.ranks is not None and num_ranks_of(self.state.run(run_id)) == self.ranks.num_ranks:
             make = partial(ShardedReducer, self.ranks, run_id, self.config.aggregator_patience)
         return make(
             self.state.run(run_id),

@@ -1,4 +1,7 @@
-"""Fetches pieces of a version from where they are kept: a rank its part of version 0, the coordinator all of one."""
+"""Fetches pieces of a version from where they are kept: a rank its part of version 0, the coordinator all of one.
+
+A part is read from its file where that can be, and otherwise comes over the wire; every piece is checked.
+"""
 
 import asyncio
 import hashlib
@@ -11,12 +14,12 @@ import numpy as np
 
 from atoll.aggregation.layout import Piece
 from atoll.aggregation.segments import owned_pieces
-from atoll.aggregation.tensorfile import NUMPY_DTYPES, TensorFileWriter
+from atoll.aggregation.tensorfile import NUMPY_DTYPES, TensorFileWriter, parse_header
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.channel import client_options
-from atoll.protocol.manifest import VersionManifest
-from atoll.protocol.vocabulary import Digest, RunId
+from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
+from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.server.threads import off_loop
 
 BOXES_AT_ONCE = 1000
@@ -30,18 +33,50 @@ class NotFetched(OSError):
     """The pieces cannot be had now."""
 
 
+class NoSuchVersion(NotFetched):
+    """The coordinator knows no such version, or no such run."""
+
+
+async def fetch_manifest(
+    stub: rpc.CoordinatorStub, run_id: RunId, digest: Digest
+) -> tuple[Version, VersionManifest, bytes]:
+    """A version's number and manifest, from the coordinator.
+
+    Raises:
+        NoSuchVersion: it says that there is none.
+        NotFetched: it cannot be asked now.
+    """
+    try:
+        reply = await stub.GetManifest(pb.ManifestRequest(run_id=run_id, digest=digest), timeout=SILENCE_S)
+    except grpc.aio.AioRpcError as error:
+        kind = NoSuchVersion if error.code() is grpc.StatusCode.NOT_FOUND else NotFetched
+        raise kind(f"the manifest of version {digest[:12]}: {error.code().name}: {error.details()}") from None
+    encoded: bytes = reply.manifest
+    if digest_of(encoded) != digest:
+        raise NotFetched(f"the manifest that came is not that of version {digest[:12]}")
+    return Version(reply.version), await off_loop(len(encoded), parse_version, encoded), encoded
+
+
 async def gather(
-    addresses: Sequence[str], run_id: RunId, digest: Digest, manifest: VersionManifest, out: Path, note: dict[str, str]
+    addresses: Sequence[str],
+    run_id: RunId,
+    digest: Digest,
+    manifest: VersionManifest,
+    out: Path,
+    note: dict[str, str],
+    *,
+    shards: Sequence[Path] = (),
 ) -> None:
     """Put a whole version together from the ranks' parts; `out` appears whole and checked, or not at all.
 
     Args:
-        addresses: of all ranks' data planes.
+        addresses: of all ranks' data planes; empty for one that is away.
         run_id: of the run.
         digest: of the version.
         manifest: of the version.
         out: where the safetensors file appears.
         note: for its header.
+        shards: of all ranks, the files of those whose directories are here.
 
     Raises:
         NotFetched: a rank is away, or has not what it should have.
@@ -49,13 +84,26 @@ async def gather(
     """
     with TensorFileWriter(out, manifest.layout, metadata=note, piece_bytes=manifest.piece_bytes) as writer:
         for rank, address in enumerate(addresses):
-            owned = {(p.tensor, p.offsets) for p in owned_pieces(manifest.layout, rank, len(addresses))}
-            pieces = [piece for piece in manifest.pieces if (piece.tensor, piece.offsets) in owned]
+            pieces = pieces_of_rank(manifest, rank, len(addresses))
+            if not pieces:
+                continue
+            if shards and shards[rank].exists():
+                await off_loop(manifest.num_bytes, _append_shard, writer, shards[rank], pieces)
+                continue
             if not address:
-                raise NotFetched(f"aggregation rank {rank} is away")
+                raise NotFetched(
+                    f"version {digest[:12]} lies in {len(addresses)} parts, and aggregation rank {rank}, which has one "
+                    "of them, is away: start the coordinator and its ranks"
+                )
             async with grpc.aio.insecure_channel(address, options=client_options()) as channel:
                 await fetch_into(writer, rpc.AggregatorStub(channel).Download, run_id, digest, pieces)
         await off_loop(manifest.num_bytes, writer.finish)
+
+
+def pieces_of_rank(manifest: VersionManifest, rank: int, num_ranks: int) -> tuple[Piece, ...]:
+    """A rank's pieces of a version, with their digests."""
+    owned = {(piece.tensor, piece.offsets) for piece in owned_pieces(manifest.layout, rank, num_ranks)}
+    return tuple(piece for piece in manifest.pieces if (piece.tensor, piece.offsets) in owned)
 
 
 async def fetch_into(
@@ -85,6 +133,16 @@ def _append(writer: TensorFileWriter, piece: Piece, data: bytes) -> None:
     if hashlib.sha256(data).hexdigest() != piece.sha256:
         raise NotFetched(f"tensor {piece.tensor!r}: {piece.num_bytes} bytes do not have the SHA-256 of the manifest")
     writer.append(np.frombuffer(data, NUMPY_DTYPES[piece.dtype]))
+
+
+def _append_shard(writer: TensorFileWriter, shard: Path, pieces: Sequence[Piece]) -> None:
+    with shard.open("rb") as file:
+        file.seek(parse_header(shard)[1])
+        for piece in pieces:
+            try:
+                _append(writer, piece, file.read(piece.num_bytes))
+            except NotFetched as error:
+                raise NotFetched(f"{shard} is damaged: {error}") from None
 
 
 async def _blocks(download: Any, run_id: RunId, digest: Digest, pieces: Sequence[Piece]) -> AsyncIterator[bytes]:

@@ -9,7 +9,8 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import Self
@@ -24,16 +25,26 @@ from atoll.aggregation.exchange import Bytes, ExchangeBroken
 SIOCGIFADDR = 0x8915
 """Of Linux' sockios.h: the IPv4 address of an interface."""
 
+POLL_S = 0.01
+"""Seconds between two looks whether all ranks have come."""
+
+STORE_TIMEOUT_S = 10.0
+"""Seconds in which the meeting point must answer: its process lives, or the coordinator ends the attempt."""
+
 
 def interface_address(interface: str) -> str:
     """The IPv4 address of a network interface.
 
     Raises:
-        OSError: there is none of this name, or it has no address.
+        OSError: there is none of this name, or it has no address; the message names those that are there.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         request = struct.pack("256s", interface.encode()[:15])
-        return socket.inet_ntoa(fcntl.ioctl(sock.fileno(), SIOCGIFADDR, request)[20:24])
+        try:
+            return socket.inet_ntoa(fcntl.ioctl(sock.fileno(), SIOCGIFADDR, request)[20:24])
+        except OSError as error:
+            there = ", ".join(name for _, name in socket.if_nameindex())
+            raise OSError(f"interface {interface!r}: {error.strerror} (there are: {there})") from error
 
 
 class MeetingPoint:
@@ -54,24 +65,37 @@ class Gloo:
         store_address: of rank 0's meeting point.
         key: of this attempt at this fold, the same at each rank and never used before.
         interface: the network interface that the ranks exchange over.
-        timeout_s: in which the others must come, and answer.
+        timeout_s: in which the others must answer when all have come.
+        waiting: called again and again until they have; what it raises ends the wait.
 
     Raises:
-        ExchangeBroken: the others do not come.
+        ExchangeBroken: the meeting point is gone, or a rank says nothing.
     """
 
-    def __init__(self, rank: int, size: int, *, store_address: str, key: str, interface: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        *,
+        store_address: str,
+        key: str,
+        interface: str,
+        timeout_s: float,
+        waiting: Callable[[], None] = lambda: None,
+    ) -> None:
         self.rank, self.size = rank, size
         self.sent_bytes = 0
         self._args = (store_address, key, interface, timedelta(seconds=timeout_s))
+        self._waiting = waiting
 
     def __enter__(self) -> Self:
         store_address, key, interface, timeout = self._args
         host, _, port = store_address.rpartition(":")
         os.environ["GLOO_SOCKET_IFNAME"] = interface
         try:
-            store = TCPStore(host, int(port), is_master=False, timeout=timeout)
+            store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=STORE_TIMEOUT_S))
             prefixed = PrefixStore(key, store)
+            self._wait_for_all(prefixed)
             dist.init_process_group("gloo", store=prefixed, rank=self.rank, world_size=self.size, timeout=timeout)
         except (RuntimeError, ValueError) as error:
             self._leave()
@@ -84,6 +108,14 @@ class Gloo:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leave()
+
+    def _wait_for_all(self, store: PrefixStore) -> None:
+        """Some look at their files for long before they come, and torch's own wait cannot be ended."""
+        store.set(f"here.{self.rank}", "")
+        everyone = [f"here.{rank}" for rank in range(self.size)]
+        while not store.check(everyone):
+            self._waiting()
+            time.sleep(POLL_S)
 
     def _leave(self) -> None:
         if dist.is_initialized():

@@ -8,9 +8,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
@@ -23,25 +23,27 @@ from atoll.aggregation.step import kept_pieces
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import steps
+from atoll.protocol.channel import CHUNK_BYTES
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.vocabulary import Digest, RejectReason, RunId, Version
-from atoll.server.codec import StoredUpdateMeta, decode_meta
+from atoll.server.codec import StoredUpdateMeta, decode_meta, encode_meta
 from atoll.server.durable import DiskFull, naming_full_disk
-from atoll.server.gather import NotFetched
+from atoll.server.gather import NotFetched, fetch_manifest, pieces_of_rank
 from atoll.server.gloo import Gloo, MeetingPoint
 from atoll.server.method import Method
 from atoll.server.plan import FoldPlan
 from atoll.server.rank_runs import RankRun
 from atoll.server.reduce import step_of
+from atoll.server.statedir import run_folder
 from atoll.server.store import INCOMING_AGE_MAX_S, KeptUpdate
-from atoll.server.threads import on_thread
+from atoll.server.threads import off_loop, on_thread
 from atoll.server.uploads import Uploads
 from atoll.server.versions import VersionFile
 
 logger = logging.getLogger(__name__)
 
 EXCHANGE_TIMEOUT_S = 60.0
-"""Seconds in which the other ranks must come to a fold, and answer in it."""
+"""Seconds in which the other ranks must answer in a fold."""
 
 
 class CoordinatorAway(OSError):
@@ -81,19 +83,28 @@ class RemoteJudge:
     async def decide(self, kept: KeptUpdate | None) -> pb.Verdict:
         """About a sound update that is durable here."""
         assert kept is not None
-        return await self._submit(meta=kept.meta)
+        return await self._submit(await off_loop(len(kept.meta), _found, kept.meta))
 
     async def refuse(self, reason: RejectReason, detail: str) -> pb.Verdict:
         """Because of its bytes."""
         return await self._submit(reason=reason, detail=detail[:2000])
 
-    async def _submit(self, **found: str) -> pb.Verdict:
-        request = pb.SubmittedUpdate(opened=self._opened, rank=self._rank, **found)
+    async def _submit(self, meta: bytes = b"", reason: str = "", detail: str = "") -> pb.Verdict:
+        def parts() -> Iterator[pb.SubmittedUpdate]:
+            yield pb.SubmittedUpdate(opened=self._opened, rank=self._rank, reason=reason, detail=detail)
+            for start in range(0, len(meta), CHUNK_BYTES):
+                yield pb.SubmittedUpdate(meta=meta[start : start + CHUNK_BYTES])
+
         try:
-            verdict: pb.Verdict = await self._stub.SubmitUpdate(request)
+            verdict: pb.Verdict = await self._stub.SubmitUpdate(parts())
         except grpc.aio.AioRpcError as error:
             raise _away(error) from None
         return verdict
+
+
+def _found(meta: str) -> bytes:
+    """What was found in the bytes: the manifest is with the coordinator already."""
+    return encode_meta(replace(decode_meta(meta, where="an update"), manifest=b"")).encode()
 
 
 def _away(error: grpc.aio.AioRpcError) -> CoordinatorAway:
@@ -116,55 +127,78 @@ class Rank:
         self._runs: dict[RunId, RankRun] = {}
         self._compute = ThreadPoolExecutor(2, thread_name_prefix="compute")
         self._folding = ThreadPoolExecutor(1, thread_name_prefix="fold")
-        self._stop_fold = threading.Event()
+        self._attempt, self._stop_fold = 0, threading.Event()
         self.uploads = Uploads(self._judge, lambda run_id: self.run(run_id).store, self._compute)
-        self.sent_bytes = 0
+        self.sent_bytes = self.exchanged_bytes = 0
 
     def run(self, run_id: RunId) -> RankRun:
-        """What is kept of a run that the coordinator knows."""
+        """What is kept of a run that the coordinator knows: for another one there is to be no folder."""
         if run_id not in self._runs:
-            folder = self._folder / "runs" / run_id
+            folder = run_folder(self._folder, run_id)
             folder.mkdir(parents=True, exist_ok=True)
             self._runs[run_id] = RankRun(folder, run_id, self.place.rank, self.place.num_ranks)
         return self._runs[run_id]
+
+    async def version(self, run_id: RunId, digest: Digest) -> VersionFile:
+        """A committed version, of which this rank has its shard; whoever asks may be anybody.
+
+        Raises:
+            NoSuchVersion: the coordinator knows no such run, or no such version of it.
+            NotFetched: it cannot be asked now.
+            StoreCorrupted: the shard is damaged, or gone.
+        """
+        if run_id not in self._runs:
+            await fetch_manifest(self.coordinator, run_id, digest)
+        run = self.run(run_id)
+        return run.known(digest) or await run.find(self.coordinator, digest)
 
     def _judge(self, manifest: UpdateManifest, opened: pb.UploadOpen) -> RemoteJudge:
         return RemoteJudge(self._aggregation, self.place.rank, opened)
 
     def status(self) -> pb.RankMessage:
         """What this process has done."""
-        done = pb.RankStatus(received_bytes=self.uploads.received_bytes, sent_bytes=self.sent_bytes)
+        done = pb.RankStatus(
+            received_bytes=self.uploads.received_bytes,
+            sent_bytes=self.sent_bytes,
+            exchanged_bytes=self.exchanged_bytes,
+        )
         return pb.RankMessage(status=done)
 
     def stop(self) -> None:
         """End a fold that is under way."""
         self._stop_fold.set()
 
+    def break_off(self, attempt: int) -> None:
+        """End a fold when it is this attempt at one."""
+        if attempt == self._attempt:
+            self._stop_fold.set()
+
     # ------------------------------------------------------------ a fold
 
-    async def fold(self, order: pb.Fold) -> pb.RankMessage:
-        """Fold a round with the other ranks; the answer says how it went.
+    def begin_fold(self, attempt: int) -> threading.Event:
+        """A fold that is still under way is of an attempt that nobody waits for: it ends. What will end this one."""
+        self._stop_fold.set()
+        self._attempt, self._stop_fold = attempt, threading.Event()
+        return self._stop_fold
 
-        A fold that is still under way is of an attempt that nobody waits for: it is ended first.
-        """
+    async def fold(self, order: pb.Fold, encoded_plan: bytes, stop: threading.Event) -> pb.RankMessage:
+        """Fold a round with the other ranks; the answer says how it went."""
         begun = time.perf_counter()
         run_id = RunId(order.run_id)
-        stop_before, self._stop_fold = self._stop_fold, threading.Event()
-        stop_before.set()
         try:
-            plan = FoldPlan.decode(order.plan)
-            run = self.run(run_id)
-            base = await run.version(self.coordinator, plan.base_digest)
+            plan = await off_loop(len(encoded_plan), FoldPlan.decode, encoded_plan)
+            base = await self.version(run_id, plan.base_digest)
             if plan.anchor is not None:
-                await run.version(self.coordinator, plan.anchor.digest)
+                await self.version(run_id, plan.anchor.digest)
             metas = await self._metas(run_id, [p.digest for p in plan.updates if p.rank == self.place.rank])
-            fold = _Fold(self.place, run, plan, base, metas, order, self._stop_fold)
+            fold = _Fold(self.place, self.run(run_id), plan, base, metas, order, stop)
             folded, exchanged = await on_thread(self._folding, fold)
         except (ExchangeBroken, DiskFull, InterruptedError, NotFetched) as error:
             return _failed(order, error, again=True)
         except (ValueError, OSError) as error:
             logger.error("the fold of round %d failed", order.round_id, exc_info=error)
             return _failed(order, error, again=False)
+        self.exchanged_bytes += exchanged
         seconds = time.perf_counter() - begun
         logger.info("round %d of %s is folded in %.2f s", order.round_id, run_id, seconds)
         return pb.RankMessage(
@@ -179,56 +213,60 @@ class Rank:
 
     async def _metas(self, run_id: RunId, digests: list[Digest]) -> dict[Digest, StoredUpdateMeta]:
         """What the journal knows of the updates that lie here."""
-        metas = {}
+        encoded = {digest: bytearray() for digest in digests}
         request = pb.UpdatesRequest(run_id=run_id, digests=[bytes.fromhex(digest) for digest in digests])
         try:
             async for accepted in self._aggregation.GetUpdates(request):
-                digest = Digest(accepted.digest.hex())
-                metas[digest] = decode_meta(accepted.meta, where=f"update {digest}")
+                encoded[Digest(accepted.digest.hex())] += accepted.meta
         except grpc.aio.AioRpcError as error:
             raise NotFetched(f"the coordinator cannot be asked now ({error.code().name})") from None
-        return metas
+
+        def decoded() -> dict[Digest, StoredUpdateMeta]:
+            return {digest: decode_meta(meta.decode(), where=f"update {digest}") for digest, meta in encoded.items()}
+
+        return await off_loop(sum(map(len, encoded.values())), decoded)
 
     # ------------------------------------------------------------ room
 
     async def collect(self, order: pb.Collect) -> None:
         """Delete what no decision can need any more."""
         run_id, run, asked_at = RunId(order.run_id), self.run(RunId(order.run_id)), time.time()
-        here = await on_thread(None, run.store.digests)
-        request = pb.UpdatesRequest(run_id=run_id, digests=[bytes.fromhex(digest) for digest in here])
-        try:
-            unused = {Digest(digest.hex()) for digest in (await self._aggregation.FindUnused(request)).digests}
-        except grpc.aio.AioRpcError:
-            return  # the next time
-        may_stay = _Used(unused, lambda digest: self.uploads.is_in_flight(run_id, digest))
+        with self.uploads.noting(run_id) as in_flight:  # one may be accepted between the answer and the deletion
+            here = await on_thread(None, run.store.digests)
+            request = pb.UpdatesRequest(run_id=run_id, digests=[bytes.fromhex(digest) for digest in here])
+            try:
+                unused = {Digest(digest.hex()) for digest in (await self._aggregation.FindUnused(request)).digests}
+            except grpc.aio.AioRpcError:
+                return  # the next time
+            base = run.store.version_path(Version(order.oldest_base))
 
-        def may_go_on(_: Digest, at: float) -> bool:
-            return not order.is_over and asked_at - at < INCOMING_AGE_MAX_S
+            def collect() -> int:
+                made_at = base.stat().st_mtime if base.exists() else 0.0
+                return run.store.collect_garbage(
+                    _Used(unused, in_flight),
+                    keep_versions=order.keep_versions,
+                    current=Version(order.current),
+                    pinned={Version(version) for version in order.pinned},
+                    keep_incoming=lambda _, at: (
+                        not order.is_over and at >= made_at and asked_at - at < INCOMING_AGE_MAX_S
+                    ),
+                )
 
-        def collect() -> int:
-            return run.store.collect_garbage(
-                may_stay,
-                keep_versions=order.keep_versions,
-                current=Version(order.current),
-                pinned={Version(version) for version in order.pinned},
-                keep_incoming=may_go_on,
-            )
-
-        try:
-            await on_thread(None, collect)
-        except OSError as error:
-            logger.error("run %s: garbage stays for now: %s", run_id, error)
+            try:
+                await on_thread(None, collect)
+            except OSError as error:
+                logger.error("run %s: garbage stays for now: %s", run_id, error)
 
 
 @dataclass(frozen=True, slots=True)
 class _Used:
-    """All updates but those that were found unused, and are not being received again."""
+    """All updates but those that were found unused, and were not in flight since."""
 
     unused: set[Digest]
-    is_in_flight: Callable[[Digest], bool]
+    in_flight: set[Digest]
 
     def __contains__(self, digest: object) -> bool:
-        return digest not in self.unused or self.is_in_flight(Digest(str(digest)))
+        return digest not in self.unused or digest in self.in_flight
 
 
 class _Fold:
@@ -249,11 +287,12 @@ class _Fold:
 
     def __call__(self) -> tuple[Folded, int]:
         """What was written, and how many bytes went to other ranks."""
-        plan, store, layout = self._plan, self._run.store, self._base.manifest.layout
+        self._check_wanted()
+        plan, store, layout, num_ranks = self._plan, self._run.store, self._base.manifest.layout, self._place.num_ranks
         version = Version(plan.base_version + 1)
         method = Method.of(plan.aggregation, plan.optimizer)
         step = step_of(plan, layout, method, store)
-        out, owned = store.version_path(version), self._run.owned(self._base.manifest)
+        out, owned = store.version_path(version), pieces_of_rank(self._base.manifest, self._place.rank, num_ranks)
         self._run.check_slots(plan.base_version, {name: kept_pieces(name, step, layout, owned) for name in step.before})
         updates = [
             Weighted(
@@ -288,6 +327,7 @@ class _Fold:
             key=str(self._order.attempt),
             interface=self._place.interface,
             timeout_s=EXCHANGE_TIMEOUT_S,
+            waiting=self._check_wanted,
         )
 
     def _cohort(self) -> Cohort:
@@ -295,9 +335,12 @@ class _Fold:
         places = tuple(tuple(k for k, p in enumerate(self._plan.updates) if p.rank == rank) for rank in ranks)
         return Cohort(self._plan.totals, places, {name: frozenset(k) for name, k in self._plan.omitted.items()})
 
-    def _between_tiles(self) -> None:
+    def _check_wanted(self) -> None:
         if self._stop.is_set():
             raise InterruptedError("this attempt is over")
+
+    def _between_tiles(self) -> None:
+        self._check_wanted()
         steps.reached("rank.mid_fold")
 
 

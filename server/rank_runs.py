@@ -7,18 +7,14 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import grpc
-
 from atoll.aggregation.inspection import inspect
 from atoll.aggregation.layout import Piece
-from atoll.aggregation.segments import owned_pieces
 from atoll.aggregation.tensorfile import TensorFileCorrupted, TensorFileWriter, parse_header
-from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
+from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.server.codec import StoreCorrupted
-from atoll.server.gather import NotFetched, fetch_into
+from atoll.server.gather import fetch_into, fetch_manifest, pieces_of_rank
 from atoll.server.store import RunStore
 from atoll.server.threads import on_thread
 from atoll.server.versions import VersionFile, version_file
@@ -36,12 +32,11 @@ class RankRun:
         self._made: dict[Version, tuple[str, ...]] = {}  # digests of what this process has folded
         self._finding = asyncio.Lock()
 
-    def owned(self, manifest: VersionManifest) -> tuple[Piece, ...]:
-        """This rank's pieces of a version, with their digests."""
-        mine = {(p.tensor, p.offsets) for p in owned_pieces(manifest.layout, self._rank, self._num_ranks)}
-        return tuple(piece for piece in manifest.pieces if (piece.tensor, piece.offsets) in mine)
+    def known(self, digest: Digest) -> VersionFile | None:
+        """A version that was asked for before."""
+        return self._known.get(digest)
 
-    async def version(self, stub: rpc.CoordinatorStub, digest: Digest) -> VersionFile:
+    async def find(self, stub: rpc.CoordinatorStub, digest: Digest) -> VersionFile:
         """A committed version, of which this rank has its shard.
 
         Raises:
@@ -56,21 +51,19 @@ class RankRun:
         return known
 
     async def _find(self, stub: rpc.CoordinatorStub, digest: Digest) -> VersionFile:
-        try:
-            reply = await stub.GetManifest(pb.ManifestRequest(run_id=self._run_id, digest=digest))
-        except grpc.aio.AioRpcError as error:
-            raise NotFetched(f"the manifest of version {digest[:12]}: {error.code().name}") from None
-        if digest_of(reply.manifest) != digest:
-            raise NotFetched(f"the manifest that came is not that of version {digest[:12]}")
-        version, manifest = Version(reply.version), parse_version(reply.manifest)
-        owned = self.owned(manifest)
+        version, manifest, encoded = await fetch_manifest(stub, self._run_id, digest)
+        owned = pieces_of_rank(manifest, self._rank, self._num_ranks)
         if not await on_thread(None, self._is_sound, version, owned):
             if version:
                 path = self.store.version_path(version)
                 raise StoreCorrupted(f"{path} is damaged or gone: put it back from a backup")
             await self._fetch(stub, digest, manifest, owned)
-        self.store.write_manifest(version, reply.manifest)
-        return version_file(self.store, version, reply.manifest, owned)
+
+        def note() -> VersionFile:
+            self.store.write_manifest(version, encoded)
+            return version_file(self.store, version, encoded, owned)
+
+        return await on_thread(None, note)
 
     async def _fetch(
         self, stub: rpc.CoordinatorStub, digest: Digest, manifest: VersionManifest, owned: Iterable[Piece]

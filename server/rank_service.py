@@ -10,24 +10,28 @@ import grpc
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import PROTOCOL
+from atoll.protocol.channel import CHUNK_BYTES, PROTOCOL, loopback_only
 from atoll.protocol.manifest import ManifestError, parse_update
+from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import Digest, RejectReason, RunId
 from atoll.server.codec import StoreCorrupted, decode_meta, encode_meta
 from atoll.server.coordinator import Coordinator
 from atoll.server.downloads import BadRequest, NotHeld, send_version
-from atoll.server.gather import NotFetched
+from atoll.server.gather import NoSuchVersion, NotFetched
 from atoll.server.judge import Judge, refused
 from atoll.server.rank import CoordinatorAway, Rank
 from atoll.server.ranks import RankConnection, Ranks
 from atoll.server.service import opening
 from atoll.server.silence import Silent, next_of
 from atoll.server.store import KeptUpdate
-from atoll.server.threads import on_thread
+from atoll.server.threads import off_loop, on_thread
 
 logger = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+META_BYTES_MAX = 1 << 26
+"""What a rank may have found in one update, of 65,536 tensors with the longest of names."""
 
 
 class AggregatorService(rpc.AggregatorServicer):
@@ -41,15 +45,14 @@ class AggregatorService(rpc.AggregatorServicer):
     ) -> AsyncIterator[pb.DownloadReply]:
         """Pieces of a version that this rank owns."""
         opened = (await opening(requests, context, "DownloadOpen")).open
-        run = self._rank.run(RunId(opened.run_id))
         try:
-            version = await run.version(self._rank.coordinator, Digest(opened.digest))
+            version = await self._rank.version(RunId(opened.run_id), Digest(opened.digest))
             async for reply in send_version(version, opened, requests):
                 self._rank.sent_bytes += len(reply.data)
                 yield reply
         except BadRequest as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except (FileNotFoundError, NotHeld) as error:
+        except (FileNotFoundError, NotHeld, NoSuchVersion) as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
         except (NotFetched, StoreCorrupted) as error:
             logger.error("a version cannot be sent: %s", error)
@@ -84,7 +87,10 @@ class AggregationService(rpc.AggregationServicer):
 
     async def Serve(self, requests: AsyncIterator[pb.RankMessage], context: Context) -> AsyncIterator[pb.RankOrder]:
         """The stream of one rank, from RankHello to its end."""
-        first = await next_of(requests)
+        try:
+            first = await next_of(requests)
+        except Silent as error:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
         fault = self._fault_of(first)
         if fault is not None or first is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, fault or "the first message must be RankHello")
@@ -108,6 +114,10 @@ class AggregationService(rpc.AggregationServicer):
             return f"protocol {hello.protocol} is not {PROTOCOL}: update the older side ({hello.software[:80]!r})"
         if hello.num_ranks != self._ranks.num_ranks or hello.rank >= self._ranks.num_ranks:
             return f"rank {hello.rank} of {hello.num_ranks}: this coordinator has {self._ranks.num_ranks} ranks"
+        try:
+            loopback_only(hello.address)  # clients are told to go there
+        except ConfigError as error:
+            return str(error)
         return None
 
     async def _read(self, requests: AsyncIterator[pb.RankMessage], connection: RankConnection) -> None:
@@ -120,25 +130,37 @@ class AggregationService(rpc.AggregationServicer):
 
     async def OpenUpdate(self, request: pb.UploadOpen, context: Context) -> pb.OpenedUpdate:
         """What can be said before an update's bytes come."""
-        judge = self._judge(request)
+        judge = await self._judge(request)
         verdict = judge if isinstance(judge, pb.Verdict) else await judge.before_bytes()
         return pb.OpenedUpdate(verdict=verdict)
 
-    async def SubmitUpdate(self, request: pb.SubmittedUpdate, context: Context) -> pb.Verdict:
+    async def SubmitUpdate(self, requests: AsyncIterator[pb.SubmittedUpdate], context: Context) -> pb.Verdict:
         """Decide about an update whose bytes are durable at a rank, or refuse it for them."""
-        judge = self._judge(request.opened)
+        request, found = await anext(requests, pb.SubmittedUpdate()), bytearray()
+        async for part in requests:
+            found += part.meta
+            if len(found) > META_BYTES_MAX:
+                what = f"more than {META_BYTES_MAX} bytes are known of one update"
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, what)
+        judge = await self._judge(request.opened)
         if isinstance(judge, pb.Verdict):
             return judge
         if (verdict := await judge.old_verdict()) is not None:
             return verdict
         if request.reason:
             return await judge.refuse(RejectReason(request.reason), request.detail)
-        meta = decode_meta(request.meta, where=f"update {judge.update.digest} of rank {request.rank}")
-        return await judge.decide(KeptUpdate(encode_meta(replace(meta, rank=request.rank)), None))
+        where = f"update {judge.update.digest} of rank {request.rank}"
 
-    def _judge(self, opened: pb.UploadOpen) -> Judge | pb.Verdict:
+        def completed() -> str:
+            meta = decode_meta(found.decode(), where=where)
+            return encode_meta(replace(meta, manifest=request.opened.manifest, rank=request.rank))
+
+        return await judge.decide(KeptUpdate(await off_loop(len(found), completed), None))
+
+    async def _judge(self, opened: pb.UploadOpen) -> Judge | pb.Verdict:
         try:
-            return self._coordinator.judge(parse_update(opened.manifest), opened)
+            manifest = await off_loop(len(opened.manifest), parse_update, opened.manifest)
+            return self._coordinator.judge(manifest, opened)
         except ManifestError as error:
             return refused(RejectReason.BAD_MANIFEST, str(error))
 
@@ -147,7 +169,9 @@ class AggregationService(rpc.AggregationServicer):
         digests = [Digest(digest.hex()) for digest in request.digests]
         rows = await on_thread(None, self._coordinator.journal.updates, RunId(request.run_id), digests)
         for digest, row in rows.items():
-            yield pb.AcceptedUpdate(digest=bytes.fromhex(digest), meta=row.meta)
+            meta = row.meta.encode()
+            for start in range(0, len(meta), CHUNK_BYTES):
+                yield pb.AcceptedUpdate(digest=bytes.fromhex(digest), meta=meta[start : start + CHUNK_BYTES])
 
     async def FindUnused(self, request: pb.UpdatesRequest, context: Context) -> pb.UnusedUpdates:
         """Which of these updates no decision can need any more."""

@@ -6,13 +6,13 @@ when one is gone the fold is begun again as soon as all are back, and the bits d
 """
 
 import asyncio
-import itertools
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.channel import CHUNK_BYTES
 from atoll.protocol.vocabulary import RoundId, RunId
 
 logger = logging.getLogger(__name__)
@@ -40,8 +40,7 @@ class RankConnection:
     address: str
     store_address: str
     outbox: "asyncio.Queue[pb.RankOrder | None]" = field(default_factory=asyncio.Queue)
-    received_bytes: int = 0
-    sent_bytes: int = 0
+    done: pb.RankStatus = field(default_factory=pb.RankStatus)
 
     def send(self, order: pb.RankOrder) -> None:
         """Hand an order over."""
@@ -64,8 +63,9 @@ class Ranks:
         self.num_ranks, self._on_change = num_ranks, on_change
         self._present: dict[int, RankConnection] = {}
         self._changed = asyncio.Event()
-        self._next_rank = itertools.cycle(range(num_ranks))
-        self._fold: _Attempt | None = None
+        self._next_rank = 0
+        self._attempt: _Attempt | None = None
+        self._folding = asyncio.Lock()  # one fold at a time
 
     # ------------------------------------------------------------ who is there
 
@@ -76,17 +76,26 @@ class Ranks:
 
     def rows(self) -> list[pb.RankRow]:
         """What each has done."""
-        return [
-            pb.RankRow(rank=rank, address=c.address, received_bytes=c.received_bytes, sent_bytes=c.sent_bytes)
-            if (c := self._present.get(rank)) is not None
-            else pb.RankRow(rank=rank)
-            for rank in range(self.num_ranks)
-        ]
+        return [self._row(rank) for rank in range(self.num_ranks)]
+
+    def _row(self, rank: int) -> pb.RankRow:
+        if (here := self._present.get(rank)) is None:
+            return pb.RankRow(rank=rank)
+        done = here.done
+        return pb.RankRow(
+            rank=rank,
+            address=here.address,
+            received_bytes=done.received_bytes,
+            sent_bytes=done.sent_bytes,
+            exchanged_bytes=done.exchanged_bytes,
+        )
 
     def assign(self) -> int:
-        """The rank for one more client: each in turn, of those that are here."""
-        candidates = itertools.islice(self._next_rank, self.num_ranks)
-        return next((rank for rank in candidates if rank in self._present), 0)
+        """The rank for one more client: each in turn, of those that are here; of all, when none is."""
+        in_turn = [(self._next_rank + step) % self.num_ranks for step in range(self.num_ranks)]
+        rank = next((rank for rank in in_turn if rank in self._present), in_turn[0])
+        self._next_rank = (rank + 1) % self.num_ranks
+        return rank
 
     def join(self, connection: RankConnection) -> None:
         """A rank is here; a newer stream takes an older one's place."""
@@ -154,52 +163,56 @@ class Ranks:
             RanksAway: one did not come back.
             FoldRefused: the updates cannot be folded.
         """
-        while True:
-            connections = await self.all_here(patience)
-            attempt = self._fold = _Attempt(run_id, secrets.randbits(63), len(connections))
-            order = pb.Fold(
-                run_id=run_id,
-                round_id=round_id,
-                attempt=attempt.number,
-                store_address=connections[0].store_address,
-                plan=plan,
-            )
-            for connection in connections:
-                connection.send(pb.RankOrder(fold=order))
-            try:
-                return await attempt.done
-            except _Again as why:
-                logger.warning("the fold of round %d is begun again: %s", round_id, why)
-            finally:
-                self._fold = None
-            await asyncio.sleep(AGAIN_S)
+        async with self._folding:
+            while True:
+                connections = await self.all_here(patience)
+                attempt = self._attempt = _Attempt(secrets.randbits(63), len(connections), self._break_off)
+                for order in _orders(run_id, round_id, attempt.number, connections[0].store_address, plan):
+                    for connection in connections:
+                        connection.send(order)
+                try:
+                    return await attempt.done
+                except _Again as why:
+                    logger.warning("the fold of round %d is begun again: %s", round_id, why)
+                finally:
+                    self._attempt = None
+                await asyncio.sleep(AGAIN_S)
+
+    def _break_off(self, attempt: int) -> None:
+        """Nobody is to wait for a rank that will not come."""
+        self.broadcast(pb.RankOrder(break_off=attempt))
 
     def heard(self, connection: RankConnection, message: pb.RankMessage) -> None:
         """What a rank says."""
         match message.WhichOneof("message"):
             case "status":
-                connection.received_bytes = message.status.received_bytes
-                connection.sent_bytes = message.status.sent_bytes
+                connection.done = message.status
             case "folded":
-                if self._is_current(message.folded.attempt):
-                    self._fold_of().folded(connection.rank, message.folded)
+                if (attempt := self._current(message.folded.attempt)) is not None:
+                    attempt.folded(connection.rank, message.folded)
             case "fold_failed":
                 failed = message.fold_failed
-                if self._is_current(failed.attempt):
-                    self._fold_of().failed(connection.rank, failed.detail, again=failed.again)
+                if (attempt := self._current(failed.attempt)) is not None:
+                    attempt.failed(connection.rank, failed.detail, again=failed.again)
             case _:
                 pass
 
-    def _is_current(self, attempt: int) -> bool:
-        return self._fold is not None and self._fold.number == attempt
-
-    def _fold_of(self) -> "_Attempt":
-        assert self._fold is not None
-        return self._fold
+    def _current(self, number: int) -> "_Attempt | None":
+        """The attempt of this number, unless nobody waits for it any more."""
+        return self._attempt if self._attempt is not None and self._attempt.number == number else None
 
     def _gone(self, connection: RankConnection) -> None:
-        if self._fold is not None:
-            self._fold.failed(connection.rank, "it is away", again=True)
+        if self._attempt is not None:
+            self._attempt.failed(connection.rank, "it is away", again=True)
+
+
+def _orders(run_id: RunId, round_id: RoundId, attempt: int, store_address: str, plan: bytes) -> Iterator[pb.RankOrder]:
+    """An order to fold, in messages that are never too long: a plan may be."""
+    last = max(0, len(plan) - 1) // CHUNK_BYTES * CHUNK_BYTES
+    for start in range(0, last, CHUNK_BYTES):
+        yield pb.RankOrder(plan_part=plan[start : start + CHUNK_BYTES])
+    fold = pb.Fold(run_id=run_id, round_id=round_id, attempt=attempt, store_address=store_address, plan=plan[last:])
+    yield pb.RankOrder(fold=fold)
 
 
 class _Again(Exception):
@@ -207,10 +220,16 @@ class _Again(Exception):
 
 
 class _Attempt:
-    """One try of all ranks at one fold. What is wrong with the updates outweighs that others then break off."""
+    """One try of all ranks at one fold. What is wrong with the updates outweighs that others then break off.
 
-    def __init__(self, run_id: RunId, number: int, num_ranks: int) -> None:
-        self.run_id, self.number = run_id, number
+    Args:
+        number: of no other attempt.
+        num_ranks: how many must fold.
+        break_off: called with the number when the first one fails: the others need not go on.
+    """
+
+    def __init__(self, number: int, num_ranks: int, break_off: Callable[[int], None]) -> None:
+        self.number, self._break_off = number, break_off
         self.done: asyncio.Future[list[pb.Folded]] = asyncio.get_running_loop().create_future()
         self._folded: list[pb.Folded | None] = [None] * num_ranks
         self._broken: dict[int, str] = {}
@@ -221,12 +240,16 @@ class _Attempt:
         self._settle()
 
     def failed(self, rank: int, detail: str, *, again: bool) -> None:
-        """A rank has not."""
+        """A rank has not, or is gone; what it has written before that stays written."""
+        if self.done.done() or self._folded[rank] is not None:
+            return
+        if not self._broken:
+            self._break_off(self.number)
+        self._broken.setdefault(rank, detail)
         if again:
-            self._broken.setdefault(rank, detail)
             self._settle()
-        elif not self.done.done():
-            self.done.set_exception(FoldRefused(detail))
+        else:
+            self.done.set_exception(FoldRefused(f"rank {rank}: {detail}"))
 
     def _settle(self) -> None:
         """Done when all have answered, those that broke off included: the first may have had the reason."""

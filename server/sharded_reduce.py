@@ -82,6 +82,7 @@ class ShardedReducer(Reducer):
             keep_versions=self._keep_versions,
             pinned=sorted(pinned_versions),
             is_over=oldest_base is None,
+            oldest_base=oldest_base or 0,
         )
         self._ranks.broadcast(pb.RankOrder(collect=collect))
         await super().collect_garbage(live, pinned_versions=pinned_versions, current=current, oldest_base=oldest_base)

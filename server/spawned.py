@@ -4,14 +4,17 @@ They end with it, however it ends: their standard input is a pipe that nobody el
 """
 
 import asyncio
+import json
 import logging
+import os
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
-from atoll.server.aggregator import state_of_rank
+from atoll.protocol import steps
+from atoll.server.placement import state_of_rank
 
 logger = logging.getLogger(__name__)
 
@@ -46,28 +49,32 @@ class SpawnedRanks:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _keep(self, rank: int) -> None:
-        wait = AGAIN_S[0]
+        wait, environment = AGAIN_S[0], dict(os.environ)
         while True:
             begun = time.monotonic()
-            process = await self._start(rank)
             try:
-                code = await process.wait()
-            finally:
-                await _end(process)
+                how = await self._life(rank, environment)
+            except OSError as error:
+                how = f"cannot be started ({error})"
             wait = AGAIN_S[0] if time.monotonic() - begun > EARLY_S else min(2 * wait, AGAIN_S[1])
-            logger.error("aggregation rank %d has ended (%d), and is started again in %.1f s", rank, code, wait)
+            logger.error("aggregation rank %d %s, and is started again in %.1f s", rank, how, wait)
             await asyncio.sleep(wait)
+            environment.pop(steps.VARIABLE, None)  # a drill kills it once
 
-    async def _start(self, rank: int) -> asyncio.subprocess.Process:
+    async def _life(self, rank: int, environment: dict[str, str]) -> str:
         settings = {
             "coordinator": self._address,
             "rank": rank,
             "ranks": self._num_ranks,
-            "state": state_of_rank(self._state, rank),
+            "state": str(state_of_rank(self._state, rank, self._num_ranks)),
         }
-        overrides = [f"--set={name}={value}" for name, value in settings.items()]
+        overrides = [f"--set={name}={json.dumps(value)}" for name, value in settings.items()]
         command = [sys.executable, "-P", "-c", "from atoll.cli.main import run; run()", "aggregator", "--with-parent"]
-        return await asyncio.create_subprocess_exec(*command, *overrides, stdin=subprocess.PIPE)
+        process = await asyncio.create_subprocess_exec(*command, *overrides, stdin=subprocess.PIPE, env=environment)
+        try:
+            return f"has ended ({await process.wait()})"
+        finally:
+            await _end(process)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

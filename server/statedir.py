@@ -163,9 +163,7 @@ class StateDirectory:
 
     def run(self, run_id: RunId) -> Path:
         """Where the files of a run lie."""
-        if _RUN_ID.fullmatch(run_id) is None:
-            raise ValueError(f"run id {run_id!r} is not 1 to 128 letters, digits, _, . and -, beginning with no . or -")
-        return self.path / "runs" / run_id
+        return run_folder(self.path, run_id)
 
     def announce(self, address: str, pid: int) -> None:
         """Tell the command line where this coordinator listens."""
@@ -186,6 +184,17 @@ class StateDirectory:
             return float((self.path / "alive").read_text())
         except (FileNotFoundError, ValueError):
             return None
+
+
+def run_folder(path: Path, run_id: RunId) -> Path:
+    """Where the files of a run lie in a directory of a coordinator or a rank.
+
+    Raises:
+        ValueError: a run id that could be a path to somewhere else, or cannot be a name at all.
+    """
+    if _RUN_ID.fullmatch(run_id) is None:
+        raise ValueError(f"run id {run_id!r} is not 1 to 128 letters, digits, _, . and -, beginning with no . or -")
+    return path / "runs" / run_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ journal entry. The judge may be in this process or, for an aggregation rank, in 
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol
 
 from atoll.aggregation.inspection import Inspection
@@ -67,12 +67,23 @@ class Uploads:
         self._judge_of, self._store_of, self._compute = judge_of, store_of, compute
         self._receiving: dict[tuple[RunId, RoundId, ClientId], asyncio.Task[object]] = {}
         self._in_flight: dict[RunId, list[Digest]] = {}
+        self._noting: list[tuple[RunId, set[Digest]]] = []
         self.received_bytes = 0
         """Of updates, since this process began."""
 
     def is_in_flight(self, run_id: RunId, digest: Digest) -> bool:
         """Whether an update is being received or judged just now: its bytes must stay."""
         return digest in self._in_flight.get(run_id, ())
+
+    @contextmanager
+    def noting(self, run_id: RunId) -> Iterator[set[Digest]]:
+        """The updates that are in flight at any time within the block: what was said of them may be old already."""
+        noted = run_id, set(self._in_flight.get(run_id, ()))
+        self._noting.append(noted)
+        try:
+            yield noted[1]
+        finally:
+            self._noting.remove(noted)
 
     async def receive(
         self, opened: pb.UploadOpen, requests: AsyncIterator[pb.UploadRequest]
@@ -141,6 +152,9 @@ class Uploads:
         """Retention spares what is being received and judged."""
         held = self._in_flight.setdefault(run_id, [])
         held.append(digest)
+        for noting, noted in self._noting:
+            if noting == run_id:
+                noted.add(digest)
         try:
             yield
         finally:

@@ -16,7 +16,7 @@ TIMEOUT_S = 660.0
 """A run starts when its task is loaded and its version 0 is made: the coordinator gives that ten minutes."""
 
 
-def ask(state: Path, request: "Callable[[rpc.AdminStub], pb.RunReply]") -> pb.RunReply:
+def ask(state: Path, request: "Callable[[rpc.AdminStub], Any]") -> Any:
     """The answer of the coordinator that holds `state`.
 
     Raises:
@@ -45,14 +45,26 @@ def _refusal(error: Any, address: str) -> CommandError:
 
 def start(state: Path, config_toml: str) -> pb.RunReply:
     """Host one more run."""
-    return ask(state, lambda admin: admin.StartRun(pb.StartRunRequest(config_toml=config_toml), timeout=TIMEOUT_S))
+    request = pb.StartRunRequest(config_toml=config_toml)
+    reply: pb.RunReply = ask(state, lambda admin: admin.StartRun(request, timeout=TIMEOUT_S))
+    return reply
 
 
 def stop(state: Path, run_id: str, reason: str) -> pb.RunReply:
     """End a run."""
-    return ask(state, lambda admin: admin.StopRun(pb.StopRunRequest(run_id=run_id, reason=reason), timeout=TIMEOUT_S))
+    request = pb.StopRunRequest(run_id=run_id, reason=reason)
+    reply: pb.RunReply = ask(state, lambda admin: admin.StopRun(request, timeout=TIMEOUT_S))
+    return reply
 
 
 def resume(state: Path, run_id: str) -> pb.RunReply:
     """Reopen a run."""
-    return ask(state, lambda admin: admin.ResumeRun(pb.ResumeRunRequest(run_id=run_id), timeout=TIMEOUT_S))
+    request = pb.ResumeRunRequest(run_id=run_id)
+    reply: pb.RunReply = ask(state, lambda admin: admin.ResumeRun(request, timeout=TIMEOUT_S))
+    return reply
+
+
+def ranks(state: Path) -> pb.ListRanksReply:
+    """The aggregation ranks."""
+    reply: pb.ListRanksReply = ask(state, lambda admin: admin.ListRanks(pb.ListRanksRequest(), timeout=TIMEOUT_S))
+    return reply

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli import clients, models, rounds, runs
+from atoll.cli import clients, models, ranks, rounds, runs
 from atoll.cli.agent import agent
 from atoll.cli.aggregator import aggregator
 from atoll.cli.coordinator import coordinator
@@ -43,6 +43,7 @@ app.add_typer(runs.app, name="run")
 app.add_typer(rounds.app, name="round")
 app.add_typer(clients.app, name="client")
 app.add_typer(models.app, name="model")
+app.add_typer(ranks.app, name="rank")
 app.command()(settings)
 
 

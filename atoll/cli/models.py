@@ -1,5 +1,6 @@
 """`atoll model ...`: the versions of the global model, and how to take one away."""
 
+import asyncio
 import hashlib
 import os
 from collections.abc import Iterator
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from atoll.protocol.vocabulary import RunId, Version
     from atoll.server.history import History
     from atoll.server.journal import VersionRow
-    from atoll.server.store import RunStore
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, help="The versions of the global model.")
 
@@ -32,11 +32,13 @@ Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the safe
 
 @app.command("list")
 def list_versions(run: options.Run = "", state: options.State = options.STATE, json: options.Json = False) -> None:
-    """List the versions of a run's model: what each is worth, and whether its file is still kept."""
+    """List the versions of a run's model: what each is worth, and whether it is still kept, perhaps in parts at the
+    aggregation ranks.
+    """
     with history_of(state) as history:
         row = run_of(history, run)
-        measured, kept = measures(history.evaluations(row.run_id)), set(_store(history, row.run_id).versions())
-        versions = [_summary(version, version.version in kept, measured) for version in history.versions(row.run_id)]
+        measured, kept = measures(history.evaluations(row.run_id)), _kept(history, row.run_id)
+        versions = [_summary(version, kept.get(version.version), measured) for version in history.versions(row.run_id)]
     if json:
         as_json(versions)
         return
@@ -45,7 +47,7 @@ def list_versions(run: options.Run = "", state: options.State = options.STATE, j
         [
             (
                 *(found["version"], in_words(found["metrics"]), size(found["num_bytes"])),
-                *("yes" if found["kept"] else "no", clock(found["created_at"]), found["digest"][:12]),
+                *(_kept_in_words(found), clock(found["created_at"]), found["digest"][:12]),
             )
             for found in versions
         ],
@@ -63,7 +65,9 @@ def export(
 ) -> None:
     """Copy a version to a safetensors file; every tensor is checked against the version's manifest on the way.
 
-    Control variates (SCAFFOLD's), which are no part of the model, stay behind.
+    Control variates (SCAFFOLD's), which are no part of the model, stay behind. A version that lies in parts at
+    aggregation ranks is put together: from the directories of the ranks that this coordinator has started, and over the
+    wire from the others, for which the coordinator must run.
     """
     from atoll.protocol.vocabulary import Version
 
@@ -71,32 +75,74 @@ def export(
         row = run_of(history, run)
         chosen = Version(newest_version(history, row.run_id) if version is None else version)
         recorded = {known.version: known.digest for known in history.versions(row.run_id)}
-        digest, num_bytes = _copy(_store(history, row.run_id), chosen, recorded.get(chosen), out)
+        digest, num_bytes = _copy(_Place(history, row.run_id), chosen, recorded.get(chosen), out)
     if json:
         as_json({"run": row.run_id, "version": chosen, "digest": digest, "out": out, "num_bytes": num_bytes})
     else:
         say(f"version {chosen} of {row.run_id} is in {out} ({size(num_bytes)}, digest {digest[:12]})")
 
 
-def _summary(row: "VersionRow", kept: bool, measured: dict[int, dict[str, dict[str, Any]]]) -> dict[str, Any]:
+def _kept(history: "History", run_id: "RunId") -> dict[int, int]:
+    """The versions that are kept, with the number of parts they lie in."""
+    place = _Place(history, run_id)
+    versions = place.store.versions()
+    return {v: 1 if place.store.version_path(v).exists() else max(1, place.num_ranks) for v in versions}
+
+
+def _kept_in_words(version: dict[str, Any]) -> str:
+    if not version["kept"]:
+        return "no"
+    return "yes" if version["parts"] == 1 else f"in {version['parts']} parts"
+
+
+def _summary(row: "VersionRow", parts: int | None, measured: dict[int, dict[str, dict[str, Any]]]) -> dict[str, Any]:
     return {
         "version": row.version,
         "digest": row.digest,
         "num_bytes": row.num_bytes,
         "created_at": row.created_at,
-        "kept": kept,
+        "kept": parts is not None,
+        "parts": parts or 0,
         "metrics": measured.get(row.version, {}),
     }
 
 
-def _store(history: "History", run_id: "RunId") -> "RunStore":
-    from atoll.server.store import RunStore
+class _Place:
+    """Where a run is kept."""
 
-    return RunStore(history.path / "runs" / run_id)
+    def __init__(self, history: "History", run_id: "RunId") -> None:
+        from atoll.server.placement import num_ranks_of
+        from atoll.server.statedir import run_folder
+        from atoll.server.store import RunStore
+
+        folder = run_folder(history.path, run_id)
+        self.state, self.run_id = history.path, run_id
+        self.store, self.num_ranks = RunStore(folder), num_ranks_of(folder)
+
+    def gather(self, version: "Version", digest: str, manifest: "VersionManifest", out: Path) -> None:
+        """Put a version together from the parts at the ranks."""
+        from atoll.aggregation.tensorfile import read_metadata
+        from atoll.cli import admin
+        from atoll.protocol.vocabulary import Digest, Version
+        from atoll.server.gather import gather
+        from atoll.server.placement import state_of_rank
+        from atoll.server.statedir import run_folder, running_coordinator
+
+        addresses = [""] * self.num_ranks
+        if running_coordinator(self.state) is not None:
+            here = [row.address for row in admin.ranks(self.state).ranks]
+            addresses = here if len(here) == self.num_ranks else addresses
+        name = self.store.version_path(version).name
+        folders = [run_folder(state_of_rank(self.state, k, self.num_ranks), self.run_id) for k in range(self.num_ranks)]
+        shards = [folder / "versions" / name for folder in folders]
+        note = read_metadata(self.store.version_path(Version(0)))
+        asyncio.run(gather(addresses, self.run_id, Digest(digest), manifest, out, note, shards=shards))
 
 
-def _copy(store: "RunStore", version: "Version", recorded: str | None, out: Path) -> tuple[str, int]:
+def _copy(place: _Place, version: "Version", recorded: str | None, out: Path) -> tuple[str, int]:
     """Copy the file block by block, hash every tensor, and let it appear only when all of them are right.
+
+    One that lies in parts at aggregation ranks is put together first.
 
     Returns:
         The version's digest, and the size of the file [bytes].
@@ -106,6 +152,7 @@ def _copy(store: "RunStore", version: "Version", recorded: str | None, out: Path
     from atoll.aggregation.tensorheader import header_bytes
     from atoll.protocol.manifest import digest_of, parse_version
 
+    store = place.store
     try:
         encoded = store.read_manifest(version)
     except FileNotFoundError as error:
@@ -117,11 +164,14 @@ def _copy(store: "RunStore", version: "Version", recorded: str | None, out: Path
     if recorded not in (None, digest):
         raise CommandError(f"{store.manifest_path(version)} is damaged: its digest is not {recorded}")
     manifest, path = parse_version(encoded), store.version_path(version)
-    layout, data_start = parse_header(path)
-    if layout != manifest.layout:
-        raise CommandError(f"{path} is damaged: its tensors are not those of its manifest")
-    part = out.with_name(out.name + ".part")
+    gathered, part = out.with_name(out.name + ".gathered"), out.with_name(out.name + ".part")
     try:
+        if place.num_ranks and not path.exists():
+            place.gather(version, digest, manifest, gathered)
+            path = gathered
+        layout, data_start = parse_header(path)
+        if layout != manifest.layout:
+            raise CommandError(f"{path} is damaged: its tensors are not those of its manifest")
         with path.open("rb") as source, part.open("wb") as target:
             source.seek(data_start)
             model = (tensor for tensor in layout if not tensor.name.startswith(CONTROL))
@@ -132,6 +182,7 @@ def _copy(store: "RunStore", version: "Version", recorded: str | None, out: Path
         os.replace(part, out)
     finally:
         part.unlink(missing_ok=True)
+        gathered.unlink(missing_ok=True)
     return digest, out.stat().st_size
 
 

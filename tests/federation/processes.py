@@ -41,7 +41,9 @@ class Federation:
         keys |= {key.replace("__", "."): value for key, value in settings.items()}
         overrides = [part for key, value in keys.items() for part in ("--set", f"{key}={_toml(value)}")]
         return self.start(
-            "coordinator", "coordinator", self.task, "--state", self.state, *overrides, **dict(environment)
+            *("coordinator", "coordinator", self.task, "--state", self.state, *overrides),
+            *(["--stay"] if stay else []),
+            **dict(environment),
         )
 
     def agent(self, site, *, tasks=None, environment=(), **settings):
@@ -99,10 +101,14 @@ def _toml(value):
     return str(value).lower() if isinstance(value, bool) else value
 
 
-@contextmanager
 def federation(folder, **kwargs):
+    """A federation for a block."""
+    return ended_after(Federation(folder, **kwargs))
+
+
+@contextmanager
+def ended_after(it):
     """Everything that was started is ended, whatever happens."""
-    it = Federation(folder, **kwargs)
     try:
         yield it
     finally:

@@ -1,0 +1,48 @@
+"""`atoll rank ...`: the ranks of the aggregation."""
+
+from typing import Any
+
+import typer
+
+from atoll.cli import options
+from atoll.cli.faults import Commands
+from atoll.cli.printing import as_json, note, size, table
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, help="The ranks of the aggregation.")
+
+
+@app.command("list")
+def list_ranks(state: options.State = options.STATE, json: options.Json = False) -> None:
+    """List the aggregation ranks of the coordinator that runs: where each is, and what its process has moved.
+
+    Received are updates, sent are versions, and exchanged are sums that went to other ranks in folds.
+    """
+    from atoll.cli import admin
+
+    reply = admin.ranks(state)
+    rows: list[dict[str, Any]] = [
+        {
+            "rank": row.rank,
+            "address": row.address,
+            "here": bool(row.address),
+            "received_bytes": row.received_bytes,
+            "sent_bytes": row.sent_bytes,
+            "exchanged_bytes": row.exchanged_bytes,
+        }
+        for row in reply.ranks
+    ]
+    if json:
+        as_json({"ranks": rows, "coordinator": {"received_bytes": reply.received_bytes}})
+        return
+    table(
+        ["rank", "address", "received", "sent", "exchanged"],
+        [
+            (
+                *(row["rank"], row["address"] or "away"),
+                *(size(row[f"{what}_bytes"]) if row["here"] else "" for what in ("received", "sent", "exchanged")),
+            )
+            for row in rows
+        ],
+        empty="the coordinator aggregates alone: it was started without --aggregators",
+    )
+    note(f"the coordinator itself has received {size(reply.received_bytes)} of updates")

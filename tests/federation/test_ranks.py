@@ -1,0 +1,240 @@
+"""The aggregation on ranks as a user runs it: processes, sockets, kill -9, and always the bits of one process alone."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from atoll.cli import admin
+from atoll.protocol.vocabulary import RunState
+from atoll.server.statedir import running_coordinator
+from tests.federation.processes import ATOLL, Federation, ended_after, federation
+
+TASK = str(Path(__file__).with_name("sharded.py")) + ":task"
+SITES = ("a", "b", "c")
+RUNS = {
+    "mean": "rounds = 3",
+    "adam": 'rounds = 2\noptimizer.name = "fedadam"',
+    "krum": 'rounds = 1\naggregation = {rule = "multi_krum", malicious = 0, num_selected = 2}',
+}
+MODEL_BYTES = 4 * (1 << 22)
+ACCUMULATOR_BYTES = 2 * MODEL_BYTES
+
+
+def digests(it, run_id="trouble-1"):
+    return [row.digest for row in it.history().versions(run_id)]
+
+
+def is_finished(it, name):
+    try:
+        return it.history().run(name).state is RunState.FINISHED
+    except LookupError:
+        return False
+
+
+def rows_of(it):
+    """What the ranks have done, and how much the coordinator itself has received."""
+    reply = admin.ranks(it.state)
+    return list(reply.ranks), reply.received_bytes
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def pids_of_ranks(it):
+    """Of the ranks that the coordinator has started."""
+    return [int((path / "lock").read_text().split()[0]) for path in it.state.glob("aggregators/*")]
+
+
+def run_all(folder, num_ranks, names, *, is_killed=False):
+    """The digests of all versions of these runs, and whatever else is to be the same for any number of ranks."""
+    folder.mkdir()
+    with federation(folder, task=TASK) as it:
+        fixed = {"coordinator__aggregators": num_ranks, "coordinator__keep_versions": 2}
+
+        def start():
+            it.coordinator(name=names[0], rounds=3, round__cohort_size=3, stay=True, **fixed)
+
+        start()
+        for site in SITES:
+            it.agent(site, exit_when_done=False)
+        it.wait_for(lambda: running_coordinator(it.state))
+        for name in names[1:]:
+            admin.start(it.state, f'task = "{TASK}"\nname = "{name}"\nround.cohort_size = 3\n{RUNS[name]}')
+        if is_killed:
+            it.wait_for(lambda: len(digests(it, "mean-1")) > 1)
+            pids = pids_of_ranks(it)
+            it.kill("coordinator")
+            it.wait_for(lambda: not [pid for pid in pids if is_alive(pid)])  # they end with it, and come back with it
+            start()
+        it.wait_for(lambda: all(is_finished(it, name) for name in names), timeout=90)
+        found = {
+            "digests": {name: digests(it, f"{name}-1") for name in names},
+            "measured": {name: [row.statistics for row in it.history().evaluations(f"{name}-1")] for name in names},
+        }
+        time.sleep(1.1)  # the ranks report once a second
+        look(it, num_ranks, names, is_killed=is_killed)
+        if num_ranks == 2:
+            look_at_the_commands(it)
+    return found
+
+
+def look(it, num_ranks, names, *, is_killed):
+    """What is true of a federation on ranks when all of its rounds are committed."""
+    rows, received = rows_of(it)
+    updates = {"mean": 3, "adam": 2, "krum": 1}
+    assert len(rows) == num_ranks
+    if num_ranks:
+        assert received == 0
+    if not is_killed:
+        total = sum(updates[name] for name in names) * len(SITES) * (MODEL_BYTES + 28 + 8)
+        assert received + sum(row.received_bytes for row in rows) == total, "each update is received once"
+        assert all(row.received_bytes > 0 and row.sent_bytes > 0 for row in rows)
+    if num_ranks > 1 and not is_killed:
+        optimum = (num_ranks - 1) / num_ranks * ACCUMULATOR_BYTES * (updates["mean"] + updates["adam"])
+        assert all(row.exchanged_bytes > 0.99 * optimum for row in rows)
+    shards = sorted(it.state.glob("aggregators/*/runs/mean-1/*/*.safetensors"))
+    assert len(shards) == 3 * num_ranks, "old versions go at every rank"
+    assert {path.name[:6] for path in shards} <= {"000000", "000002", "000003"}
+    assert not list(it.state.glob("aggregators/*/runs/*/*/*.bin")), "updates go at every rank"
+
+
+def look_at_the_commands(it):
+    """The versions can be listed and exported while the ranks run, and when nothing runs any more."""
+    folder = it.folder
+    listed = {row["version"]: row for row in it.show("model", "list", "--run", "mean")}
+    assert {version for version, row in listed.items() if row["kept"]} == {0, 2, 3}
+    assert {row["here"] for row in it.show("rank", "list")["ranks"]} == {True}
+    gathered = it.state / "runs" / "mean-1" / "versions"
+    assert {path.name[:6] for path in gathered.glob("*.safetensors")} == {"000000", "000002", "000003"}
+    (gathered / "000003.safetensors").unlink()  # of the server's own test
+    assert it.show("model", "list", "--run", "mean")[-1]["parts"] == 2
+    it.show("model", "export", "--run", "mean", "--out", folder / "running.safetensors")
+    pids = pids_of_ranks(it)
+    it.running["coordinator"].terminate()
+    assert it.wait_for_end() == 0
+    assert not [pid for pid in pids if is_alive(pid)], "the ranks end with the coordinator"
+    it.show("model", "export", "--run", "mean", "--out", folder / "ended.safetensors")
+    assert (folder / "ended.safetensors").read_bytes() == (folder / "running.safetensors").read_bytes()
+    (it.state / "aggregators" / "0of2" / "runs").rename(it.folder / "gone")
+    done = subprocess.run(
+        [ATOLL, "model", "export", "--run", "mean", "--out", folder / "x", "--state", it.state],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "lies in 2 parts, and aggregation rank 0, which has one of them, is away" in done.stderr
+    assert not (folder / "x").exists()
+
+
+def test_one_two_and_four_ranks_make_the_models_of_none_and_the_coordinator_receives_no_update(tmp_path):
+    alone = run_all(tmp_path / "0", 0, list(RUNS))
+    assert [len(found) for found in alone["digests"].values()] == [4, 3, 2]
+    for num_ranks, names in ((1, ["mean"]), (2, list(RUNS)), (4, list(RUNS))):
+        found = run_all(tmp_path / str(num_ranks), num_ranks, names, is_killed=num_ranks == 4)
+        for what in ("digests", "measured"):
+            assert found[what] == {name: alone[what][name] for name in names}, (num_ranks, what)
+
+
+# ---------------------------------------------------------------- deaths
+
+
+class Ranked(Federation):
+    """A federation whose ranks the test starts itself, each with a folder of its own."""
+
+    def __init__(self, folder, num_ranks=2):
+        super().__init__(folder, task=TASK)
+        self.num_ranks = num_ranks
+
+    def rank(self, number, **environment):
+        return self.start(
+            f"rank{number}",
+            *("aggregator", "--coordinator", self.address, "--rank", number, "--of", self.num_ranks),
+            *("--state", self.folder / f"rank{number}"),
+            **environment,
+        )
+
+    def host(self, *, environment=(), **settings):
+        fixed = {"round__cohort_size": 3, "round__deadline": 120, "evaluation__server_every": 0}
+        fixed |= {"coordinator__aggregators": self.num_ranks, "coordinator__start_aggregators": False}
+        return self.coordinator(environment=environment, **(fixed | settings))
+
+    def wait_for_death(self, name):
+        self.wait_for(lambda: self.running[name].poll() == -signal.SIGKILL)
+
+    def half_uploaded(self, round_id):
+        """The rank at which an update of this round is half there, when the two others are accepted."""
+        record = self.open_round()
+        if record is None or record.round_id != round_id or record.num_reported < 2:
+            return None
+        for path in self.folder.glob("rank*/runs/trouble-1/incoming/*.bin"):
+            if MODEL_BYTES // 10 < path.stat().st_size < MODEL_BYTES * 8 // 10:
+                return path.relative_to(self.folder).parts[0]
+        return None
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The digests of three rounds of the run that is disturbed below."""
+    with federation(tmp_path_factory.mktemp("undisturbed"), task=TASK) as it:
+        it.coordinator(rounds=3, round__cohort_size=3, evaluation__server_every=0)
+        for site in SITES:
+            it.agent(site)
+        assert it.wait_for_end() == 0
+        return digests(it)
+
+
+def test_any_process_may_die_at_any_time_and_the_models_are_those_of_the_undisturbed_run(tmp_path, undisturbed):
+    with ended_after(Ranked(tmp_path)) as it:
+        it.host(rounds=3)
+        it.rank(0)
+        it.rank(1, ATOLL_CRASH_AT="rank.mid_fold")
+        for site in "ab":
+            it.agent(site)
+        it.agent("c", upload_limit=MODEL_BYTES // 2)
+
+        victim = it.wait_for(lambda: it.half_uploaded(1))  # a rank, while an update is on its way to it
+        before = it.open_round()
+        it.kill(victim)
+        it.rank(int(victim[-1]), **({"ATOLL_CRASH_AT": "rank.mid_fold"} if victim == "rank1" else {}))
+        it.wait_for_death("rank1")  # while it folds
+        it.rank(1, ATOLL_CRASH_AT="rank.folded")
+        it.wait_for_death("rank1")  # its shard is written, nobody knows
+        it.rank(1)
+        it.wait_for(lambda: len(digests(it)) == 2)
+        first = it.rounds()[0]
+        kept = {c: r.digest for c, r in before.clients.items() if r.digest}
+        assert len(kept) == 2
+        assert {c: first.clients[c].digest for c in kept} == kept, "what was accepted before counts"
+        assert {client.used_in for client in first.clients.values()} == {1}
+
+        it.wait_for(lambda: it.half_uploaded(2))
+        it.kill("c")  # an agent, while it sends
+        it.agent("c", upload_limit=MODEL_BYTES // 2)
+        it.wait_for(lambda: it.half_uploaded(2))
+        it.kill("coordinator")  # in mid-round
+        it.host(rounds=3)
+        it.wait_for(lambda: it.half_uploaded(2))
+        it.running["rank1"].send_signal(signal.SIGSTOP)  # the other one will wait for it in the fold
+        it.wait_for(lambda: it.rounds()[-1].phase == "aggregating")
+        time.sleep(0.3)
+        it.kill("coordinator")  # in mid-fold
+        it.running["rank1"].send_signal(signal.SIGCONT)
+        it.host(rounds=3, environment={"ATOLL_CRASH_AT": "aggregate.after_fold"})
+        it.wait_for_death("coordinator")  # the ranks have the next version, the journal does not know it
+        it.host(rounds=3)
+        assert it.wait_for_end() == 0
+        for site in SITES:
+            assert it.wait_for_end(site) == 0
+        assert digests(it) == undisturbed
+        assert all(len(record.clients) == 3 for record in it.rounds())
+        assert it.log("c").count("trained ") == 3, "no update is trained twice"
