@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.blocks import StoredUpdate, UpdateReader
+from atoll.aggregation.device import Device, Summand
 from atoll.aggregation.exchange import Bytes
 from atoll.aggregation.grid import grid_exponent, grid_scale, mean_from_grid
 from atoll.aggregation.integers import from_words, rounded_mean, sum_dtype, to_words, weighted_sum
@@ -89,9 +90,9 @@ class Term:
         """Largest |element| as it lies, which the proof of `grid` rests on. NaN is within nothing."""
         return self.item.update.magnitudes[tensor.name]
 
-    def read(self, tensor: Tensor, start: int, stop: int) -> NDArray[Any]:
-        """A block within the recorded magnitude."""
-        block = self.reader.read(tensor, start, stop)
+    def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """A block within the recorded magnitude; see `sources.Source.read`."""
+        block = self.reader.read(tensor, start, stop, out)
         low, high = block.min().item(), block.max().item()
         if not -self.magnitude(tensor) <= low <= high <= self.magnitude(tensor):
             raise self.beyond(tensor, block)
@@ -132,11 +133,14 @@ def totals_of(
 class ExactMean:
     """The exact weighted mean of a float tensor: sums on the grid, which add without rounding in any order.
 
-    Of a control variate the sum of the updates, all of weight 1, over the number of all clients.
+    They are made on the device, when there is one, with the same bits. Of a control variate: the sum of the updates,
+    all of weight 1, over the number of all clients.
     """
 
-    def __init__(self, step: Step, tensor: Tensor, total: Total, terms: Sequence[Term]) -> None:
-        self._tensor, self._terms = tensor, terms
+    def __init__(
+        self, step: Step, tensor: Tensor, total: Total, terms: Sequence[Term], device: Device | None = None
+    ) -> None:
+        self._tensor, self._terms, self._device = tensor, terms, device
         total_weight, weights = total.weight, [term.item.weight for term in terms]
         self._divisor, self._scale = total_weight, step.scale if step.is_trained(tensor) else 1.0
         if step.is_control(tensor):
@@ -149,11 +153,22 @@ class ExactMean:
 
     def sum(self, start: int, stop: int) -> NDArray[np.float64]:
         """sum_k w_k u_k / q of this rank's updates: integers below 2^53."""
-        total = np.zeros(stop - start)
+        if self._device is not None:
+            return self._sum_there(self._device, start, stop)
+        total, room = np.zeros(stop - start), np.empty(stop - start, np.float32)
         for term, scale in zip(self._terms, self._scales, strict=True):
-            block = term.reader.read(self._tensor, start, stop)
+            block = term.reader.read(self._tensor, start, stop, room)
             if not self._add_within(total, block, scale, term.magnitude(self._tensor)):
                 raise term.beyond(self._tensor, block)
+        return total
+
+    def _sum_there(self, device: Device, start: int, stop: int) -> NDArray[np.float64]:
+        pairs = zip(self._terms, self._scales, strict=True)
+        summands = [Summand(term.reader, float(scale), term.magnitude(self._tensor)) for term, scale in pairs]
+        total, is_within = device.weighted_sum(self._tensor, start, stop, summands)
+        if not is_within.all():
+            first = self._terms[int(np.argmin(is_within))]
+            raise first.beyond(self._tensor, first.reader.read(self._tensor, start, stop))
         return total
 
     def share(self, start: int, stop: int) -> NDArray[np.float64]:

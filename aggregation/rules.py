@@ -31,8 +31,7 @@ class Rule(Protocol):
         """One value of each element's R.
 
         Args:
-            rows: (R, n) finite, one row for each update. Each element's R values lie side by side (rows.T is
-                contiguous), so sorting along axis 0 is fast. May be overwritten.
+            rows: (R, n) finite, one contiguous row for each update. May be overwritten.
 
         Returns:
             (n). Value i depends on column i alone: where a tile begins must not show.

@@ -8,7 +8,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,11 +89,13 @@ class Slot:
         """Whether the slot keeps something for this tensor."""
         return tensor in self._names
 
-    def read(self, tensor: Tensor, start: int, stop: int) -> NDArray[np.float32]:
-        """What the base's version has of it."""
-        if self._reader is None:
-            return np.full(stop - start, self._init, np.float32)
-        return self._reader.read(tensor, start, stop)
+    def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """What the base's version has of it, float32; see `sources.Source.read`."""
+        if self._reader is not None:
+            return self._reader.read(tensor, start, stop, out)
+        block = np.empty(stop - start, np.float32) if out is None else out
+        block[:] = self._init
+        return block
 
     def __enter__(self) -> Self:
         self.writer.__enter__()

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from atoll.aggregation.codecs import FAMILIES, codec_name
+from atoll.aggregation.device import Device
 from atoll.aggregation.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
 from atoll.aggregation.optimizers import OPTIMIZERS, Optimizer
 from atoll.aggregation.robust import Median, TrimmedMean, clip_factors
@@ -105,6 +106,10 @@ class AggregationConfig(BaseModel):
     """No update counts as longer than this: a number, or "median", the median length of the round's updates; absent: no
     bound. With any rule."""
 
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]+)?)$")] = "cpu"
+    """Where "mean" adds the updates' floats: "cpu", or a GPU, "cuda" or "cuda:1", with the same bits. With aggregation
+    ranks: of each of them, on its machine."""
+
     codec: Literal["none", "bf16", "fp16", "qsgd8", "topk", "sign"] = "none"
     """What updates are encoded with on their way, by every client that can; the others send them plain. Of float32's
     bytes "bf16" and "fp16" leave 1/2, "qsgd8" (8 bits, rounded at random without bias) 0.252, "sign" (1 bit) 1/32,
@@ -136,6 +141,8 @@ class AggregationConfig(BaseModel):
 
     @model_validator(mode="after")
     def _only_what_the_rule_has(self) -> "AggregationConfig":
+        if self.rule != "mean" and self.device != "cpu":
+            raise ValueError(f"device {self.device} is for the rule mean, and rule is {self.rule}: allowed is cpu")
         options = dict(RULE_OPTIONS.get(self.rule, {}))
         if self.mix_neighbours:
             if self.rule == "mean":
@@ -200,6 +207,17 @@ class AggregationConfig(BaseModel):
         if self.rule == "mean":
             return None
         return self._mixed(self._built_in() if self.rule in RULES else load_rule(self.rule))
+
+    def open_device(self) -> Device | None:
+        """Where the sums are made; None: here.
+
+        Raises:
+            ConfigError: there is no such device.
+        """
+        try:
+            return None if self.device == "cpu" else Device(self.device)
+        except ValueError as fault:
+            raise ConfigError([f"aggregation: {fault}; allowed here: cpu"]) from None
 
     def _built_in(self) -> Rule:
         options = {name: value for name, value in self._given().items() if name in RULE_OPTIONS[self.rule]}
@@ -289,15 +307,26 @@ class Method:
     algorithm: str = "fedavg"
     weighting: Literal["examples", "uniform"] = "examples"
     num_clients: int | None = None
+    device: Device | None = None
 
     @classmethod
-    def of(cls, aggregation: AggregationConfig, optimizer: OptimizerConfig, *, is_over: bool = False) -> "Method":
+    def of(
+        cls,
+        aggregation: AggregationConfig,
+        optimizer: OptimizerConfig,
+        *,
+        is_over: bool = False,
+        sums_here: bool = True,
+    ) -> "Method":
         """As the settings say; raises as `AggregationConfig.build`.
 
-        A run that has ended needs no rule: that its code is gone concerns only who resumes it.
+        A run that has ended needs neither rule nor device: that its code or its GPU is gone concerns only who resumes
+        it. Nor is a device needed where others sum (`sums_here`).
         """
+        rule: Rule | None
+        device: Device | None = None
         try:
-            rule = aggregation.build()
+            rule, device = aggregation.build(), aggregation.open_device() if sums_here else None
         except ConfigError as error:
             if not is_over:
                 raise
@@ -309,6 +338,7 @@ class Method:
             aggregation.algorithm,
             aggregation.weighting,
             aggregation.num_clients,
+            device,
         )
 
     @property

@@ -46,11 +46,12 @@ class Reducer(Versions):
         settings: tuple[AggregationConfig, OptimizerConfig],
         is_over: bool,
         keep_versions: int,
+        sums_here: bool = True,
     ) -> None:
         super().__init__(RunStore(folder))
         self._accepted = accepted  # asked on a thread
         self._folding, self._is_stopping = folding, False
-        self.method, self._settings = Method.of(*settings, is_over=is_over), settings
+        self.method, self._settings = Method.of(*settings, is_over=is_over, sums_here=sums_here), settings
         self._keep_versions = keep_versions
 
     async def write_initial(self, evaluator: Evaluator, seed: int) -> None:
@@ -86,7 +87,15 @@ class Reducer(Versions):
         out = self.store.version_path(version)
         with naming_full_disk(out):
             step = step_of(plan, base.manifest.layout, self.method, self.store)
-            folded = fold(base.path, updates, out, step=step, threads=os.cpu_count() or 1, between=self._between_tiles)
+            folded = fold(
+                base.path,
+                updates,
+                out,
+                step=step,
+                threads=os.cpu_count() or 1,
+                between=self._between_tiles,
+                device=self.method.device,
+            )
         steps.reached("aggregate.after_fold")
         for slot, pieces in folded.slots.items():
             of_slot = VersionManifest.of(pieces, piece_bytes=base.manifest.piece_bytes)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.aggregation import combine as combine_module
+from atoll.aggregation import middle
 from atoll.aggregation.blocks import UpdateReader
 from atoll.aggregation.combine import combine, mixing_for
 from atoll.aggregation.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
@@ -76,6 +77,7 @@ def test_combine_gives_the_bits_of_the_whole_arrays_for_any_tiles_threads_boxes_
     rng.shuffle(names)
     with pytest.MonkeyPatch.context() as patch, opened(folder, {name: updates[name] for name in names}, rng) as readers:
         patch.setattr(combine_module, "TILE_VALUES", values)
+        patch.setattr(combine_module, "MIXED_VALUES", values // 2)
         cuts = (0, *sorted(inner), SIZE)
         ours = combined(rule, readers, centre=Zeros(), cuts=cuts, threads=threads)
     assert ours.tobytes() == expected.tobytes()
@@ -114,6 +116,8 @@ def test_combine_memory_is_a_tile_of_each_update(tmp_path):
     tensor = Tensor("w", "F32", values.shape)
     with opened(tmp_path, {f"site-{k}": values for k in range(12)}) as readers, pytest.MonkeyPatch.context() as patch:
         patch.setattr(combine_module, "TILE_VALUES", 1 << 14)
+        patch.setattr(combine_module, "MIXED_VALUES", 1 << 14)
+        patch.setattr(middle, "TILE_VALUES", 1 << 14)
         for rule in (Median(), NearestNeighbourMixing(2, Median())):
             mixing = mixing_for(rule, (tensor,), readers)
             tracemalloc.start()

@@ -275,6 +275,19 @@ def test_a_rule_whose_code_is_gone_hinders_only_who_goes_on_with_the_run(tmp_pat
         over.rule.reduce(np.zeros((1, 1), np.float32))
 
 
+def test_a_device_that_is_not_there_hinders_a_run_at_once_and_only_who_goes_on_with_it() -> None:
+    elsewhere = AggregationConfig(device="cuda:99")
+    with pytest.raises(ConfigError, match=r"aggregation: device 'cuda:99' is not there: torch .* allowed here: cpu"):
+        Method.of(elsewhere, OptimizerConfig())
+    assert Method.of(elsewhere, OptimizerConfig(), is_over=True).device is None
+    assert Method.of(elsewhere, OptimizerConfig(), sums_here=False).device is None, "of ranks on other machines"
+    assert Method.of(AggregationConfig(), OptimizerConfig()).device is None
+    with pytest.raises(ValueError, match="device cuda is for the rule mean, and rule is median: allowed is cpu"):
+        AggregationConfig(rule="median", device="cuda")
+    with pytest.raises(ValueError, match="device"):
+        AggregationConfig(device="tpu")
+
+
 @pytest.mark.parametrize("model_type", [RunFile, AgentConfig])
 def test_every_setting_has_a_type_and_a_documentation(model_type: type[BaseModel]) -> None:
     for setting in describe(model_type):
