@@ -15,6 +15,8 @@ the model or of the cohort.
     new  = float32(float64(base) + mean)                    other floats; the base holds all floats as F32
     new  = base + round_half_even(mean)                     integers, exactly (`integers`)
 
+With an anchor (`step`) the mean of floats is first moved by its share of the way from the base to an older version.
+
 A tensor that no update carries stays. Float sums are exact on a grid that depends on the set of updates alone
 (`grid`), hence the bits of the result depend neither on the order of the updates nor on blocks, threads, or the boxes
 into which an update was cut.
@@ -30,6 +32,7 @@ from functools import partial
 from pathlib import Path
 
 from atoll.aggregation.ahead import computed_ahead
+from atoll.aggregation.anchor import drawn
 from atoll.aggregation.blocks import UpdateReader, stored_model
 from atoll.aggregation.combine import Rooms, combine, mixing_for
 from atoll.aggregation.cuts import cut_layout, piece_bytes_of
@@ -37,7 +40,7 @@ from atoll.aggregation.device import Device
 from atoll.aggregation.layout import FLOATS, Layout, Piece, Tensor, in_order
 from atoll.aggregation.means import ExactMean, IntegerMean, Term, Total, Weighted, totals_of
 from atoll.aggregation.sources import Scaled, Source
-from atoll.aggregation.step import AGGREGATE, Slot, Step
+from atoll.aggregation.step import AGGREGATE, Anchor, Slot, Step
 from atoll.aggregation.tensorfile import TensorFileWriter, parse_header, read_metadata
 from atoll.aggregation.tiles import Mean, Parts, float_rule, integer_rule, staying_rule
 
@@ -109,7 +112,7 @@ def fold(
             for k, item in enumerate(updates)
         ]
         writer = stack.enter_context(TensorFileWriter(out, layout, metadata=read_metadata(base), pieces=pieces))
-        mean_of = _mean_by(step, layout, terms, slots, threads, device)
+        mean_of = _drawn(step.anchor, _mean_by(step, layout, terms, slots, threads, device), layout, masters, stack)
         tiles = _tiles(layout, masters, terms, slots, mean_of, step, tile_elements)
         finished = stack.enter_context(closing(computed_ahead(tiles, threads=threads)))  # before a file is closed
         for moved, parts in finished:
@@ -168,6 +171,16 @@ def _mean_by(
         return lambda start, stop: combine(tensor, start, stop, sources, rule, mixing, rooms=rooms)
 
     return mean_of
+
+
+def _drawn(anchor: Anchor | None, mean_of: _MeanOf, layout: Layout, masters: UpdateReader, stack: ExitStack) -> _MeanOf:
+    """The same means, drawn towards the step's anchor, if it has one."""
+    if anchor is None:
+        return mean_of
+    if parse_header(anchor.version)[0] != layout:
+        raise ValueError(f"anchor {anchor.version}: its tensors are not the base's")
+    older, share = stack.enter_context(UpdateReader(stored_model(anchor.version))), anchor.share
+    return lambda tensor, total, carrying: drawn(mean_of(tensor, total, carrying), tensor, masters, older, share)
 
 
 def check_updates(layout: Layout, updates: Sequence[Weighted], base: Path) -> None:

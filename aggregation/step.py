@@ -24,6 +24,16 @@ AGGREGATE = "aggregate"
 
 
 @dataclass(frozen=True, slots=True)
+class Anchor:
+    """An older version that the model is drawn towards (`anchor.drawn`); integers follow their mean."""
+
+    version: Path
+    """x_old: a file with the base's layout, or the same shard of it."""
+    share: float
+    """a, in (0, 1]."""
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """How the updates become one, how that moves the model, and where the slots lie.
 
@@ -41,6 +51,7 @@ class Step:
     """SCAFFOLD's N: tensors named `control/...` move by the sum of their updates over N. None: there are none."""
     before: Mapping[str, Path] = field(default_factory=dict)
     after: Mapping[str, Path] = field(default_factory=dict)
+    anchor: "Anchor | None" = None
 
     @property
     def slots(self) -> tuple[str, ...]:

@@ -119,3 +119,29 @@ def staleness_discount(staleness: int, *, exponent: float) -> float:
     if not exponent >= 0.0:
         raise ValueError(f"exponent {exponent} is not at least 0")
     return float((1.0 + staleness) ** -exponent)
+
+
+def hinge_discount(staleness: int, *, slope: float, delay: int) -> float:
+    """The scale of a stale update that counts in full for a while.
+
+        s(t) = 1 when t <= b, else 1 / (1 + a (t - b))
+
+    Args:
+        staleness: t >= 0, as in `staleness_discount`.
+        slope: a > 0.
+        delay: b >= 0.
+
+    Returns:
+        In (0, 1].
+
+    Raises:
+        ValueError: `staleness` or `delay` is negative, or `slope` not positive.
+
+    Source:
+        Xie et al., arXiv:1903.03934v5, section 5.2 (hinge); the paper's (a, b) are of {4, 10} x {2, 4}.
+    """
+    if staleness < 0 or delay < 0:
+        raise ValueError(f"staleness {staleness} and delay {delay} are not both at least 0")
+    if not slope > 0.0:
+        raise ValueError(f"slope {slope} is not positive")
+    return 1.0 if staleness <= delay else 1.0 / (1.0 + slope * (staleness - delay))

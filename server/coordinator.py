@@ -428,4 +428,4 @@ def _where(machine: RunMachine) -> str:
     if machine.round is None:
         return f"version {machine.ledger.version}"
     record = machine.round.record
-    return f"round {record.round_id} ({record.phase}, {record.num_reported} updates kept)"
+    return f"round {record.round_id} ({record.phase}, {record.num_in} updates kept)"

@@ -155,6 +155,8 @@ class Rank:
             plan = FoldPlan.decode(order.plan)
             run = self.run(run_id)
             base = await run.version(self.coordinator, plan.base_digest)
+            if plan.anchor is not None:
+                await run.version(self.coordinator, plan.anchor.digest)
             metas = await self._metas(run_id, [p.digest for p in plan.updates if p.rank == self.place.rank])
             fold = _Fold(self.place, run, plan, base, metas, order, self._stop_fold)
             folded, exchanged = await on_thread(self._folding, fold)

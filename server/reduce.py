@@ -17,7 +17,7 @@ from atoll.aggregation.fold import fold
 from atoll.aggregation.inspection import inspect
 from atoll.aggregation.layout import Layout, Piece
 from atoll.aggregation.means import Weighted
-from atoll.aggregation.step import Step
+from atoll.aggregation.step import Anchor, Step
 from atoll.aggregation.tensorfile import parse_header, read_buffers
 from atoll.protocol import steps
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
@@ -112,7 +112,7 @@ class Reducer(Versions):
             base.manifest,
             metas,
             method=self.method,
-            base_digest=base.digest,
+            digest_of_version=lambda version: self.version(version).digest,
             buffers=read_buffers(self.store.version_path(Version(0))),
             settings=self._settings,
         )
@@ -190,6 +190,9 @@ def step_of(plan: FoldPlan, layout: Layout, method: Method, store: RunStore) -> 
     base, version = plan.base_version, Version(plan.base_version + 1)
     before = {slot: store.version_path(base, slot) for slot in method.slots if base}
     after = {slot: store.version_path(version, slot) for slot in method.slots}
+    anchor = None
+    if plan.anchor is not None:
+        anchor = Anchor(store.version_path(plan.anchor.version), plan.anchor.share)
     return Step(
         method.optimizer,
         plan.trained(layout),
@@ -198,4 +201,5 @@ def step_of(plan: FoldPlan, layout: Layout, method: Method, store: RunStore) -> 
         num_clients=method.num_clients,
         before=before,
         after=after,
+        anchor=anchor,
     )

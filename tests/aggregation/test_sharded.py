@@ -20,7 +20,7 @@ from atoll.aggregation.optimizers import DiLoCo, FedAdam, FedAvg
 from atoll.aggregation.robust import Median, TrimmedMean
 from atoll.aggregation.segments import SEGMENTS, owned_pieces, owned_segments, segments_of
 from atoll.aggregation.sharded import fold_shard
-from atoll.aggregation.step import Step
+from atoll.aggregation.step import Anchor, Step
 from tests.aggregation.models import store
 from tests.aggregation.ranks import Threads, cohort_of, fold_on_ranks, on_ranks, write_shards
 
@@ -76,23 +76,26 @@ def stored_round(folder: Path, rng, num_updates, omits=()):
     ]
 
 
-def steps_of(folder: Path, step, rank=None, turn=0):
-    """The step of a turn: it reads the slots that the turn before wrote."""
+def steps_of(folder: Path, step, rank=None, turn=0, share=None):
+    """The step of a turn: it reads the slots that the turn before wrote, and may be drawn towards the first model."""
+    anchor = None
+    if turn and share is not None:
+        anchor = Anchor(folder / ("base" if rank is None else f"rank{rank}.base"), share)
     name = "whole" if rank is None else f"rank{rank}"
 
     def paths(turn):
         return {slot: folder / f"{name}.{turn}.{slot}" for slot in step.slots}
 
-    return replace(step, trained=TRAINED, before=paths(turn - 1) if turn else {}, after=paths(turn))
+    return replace(step, trained=TRAINED, before=paths(turn - 1) if turn else {}, after=paths(turn), anchor=anchor)
 
 
-def compare(folder: Path, rng, step, size, num_updates, omits=(), **options):
+def compare(folder: Path, rng, step, size, num_updates, omits=(), share=None, **options):
     """Two rounds, the second on top of the first: whole, and on ranks."""
     updates = stored_round(folder, rng, num_updates, omits)
     whole_base = folder / "base"
     write_shards(whole_base, LAYOUT, size, lambda rank: folder / f"rank{rank}.base")
     for turn, before in enumerate(("base", 0)):
-        whole = fold(whole_base, updates, folder / f"whole.{turn}", step=steps_of(folder, step, turn=turn))
+        whole = fold(whole_base, updates, folder / f"whole.{turn}", step=steps_of(folder, step, None, turn, share))
         parts = fold_on_ranks(
             LAYOUT,
             lambda rank, before=before: folder / f"rank{rank}.{before}",
@@ -100,7 +103,7 @@ def compare(folder: Path, rng, step, size, num_updates, omits=(), **options):
             rng.integers(0, size, num_updates).tolist(),
             size,
             out=lambda rank, turn=turn: folder / f"rank{rank}.{turn}",
-            step=lambda rank, turn=turn: steps_of(folder, step, rank, turn),
+            step=lambda rank, turn=turn: steps_of(folder, step, rank, turn, share),
             **options,
         )
         assert sum((part.pieces for part in parts), ()) == whole.pieces
@@ -113,6 +116,11 @@ def compare(folder: Path, rng, step, size, num_updates, omits=(), **options):
 @pytest.mark.parametrize("rule", RULES)
 def test_ranks_make_the_bits_of_one(tmp_path, rule, size):
     compare(tmp_path, np.random.default_rng(size), Step(FedAdam(lr=0.1), rule=RULES[rule]), size, num_updates=7)
+
+
+@pytest.mark.parametrize("rule", ["mean", "median"])
+def test_ranks_draw_the_model_towards_an_older_version_as_one_does(tmp_path, rule):
+    compare(tmp_path, np.random.default_rng(7), Step(rule=RULES[rule]), 3, num_updates=5, share=0.3)
 
 
 @settings(max_examples=25, deadline=None)

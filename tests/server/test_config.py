@@ -113,6 +113,8 @@ def test_scaffold_is_told_everything_that_its_rounds_do_not_allow_at_once() -> N
         "run.toml: round: late 'next_round' does not go with scaffold, whose control variates must count whole and at "
         'once: only "discard" does',
     )
+    with pytest.raises(ConfigError, match="mode 'fedbuff' does not go with scaffold, whose control variates must"):
+        load_text(RunFile, "task = 'm:t'", [*scaffold, "round.mode=fedbuff"], name="run.toml")
     method = Method.of(AggregationConfig(algorithm="scaffold", num_clients=6), OptimizerConfig())
     assert (method.algorithm, method.num_clients) == ("scaffold", 6)
 
@@ -295,3 +297,28 @@ def test_every_setting_has_a_type_and_a_documentation(model_type: type[BaseModel
         assert setting.doc.endswith("."), setting
         assert setting.type, setting
         assert setting.default or setting.is_required or "absent:" in setting.doc, setting
+
+
+def test_fedasync_has_one_step_and_every_table_that_says_otherwise_is_named() -> None:
+    text = """
+    task = "digits:task"
+    [round]
+    mode = "fedasync"
+    [optimizer]
+    name = "fedadam"
+    [aggregation]
+    rule = "median"
+    """
+    with pytest.raises(ConfigError) as caught:
+        load_text(RunFile, text, name="run.toml")
+    assert caught.value.faults == (
+        "run.toml: optimizer: mode fedasync has none but its alpha, which is round.alpha",
+        "run.toml: aggregation: median is a rule for several updates, mode fedasync takes one by one",
+    )
+
+
+def test_the_effective_settings_of_an_asynchronous_run_load_to_the_same() -> None:
+    for mode in ("fedbuff", "fedasync"):
+        file = load_text(RunFile, f'task = "digits:task"\n[round]\nmode = "{mode}"', name="run.toml")
+        assert load_text(RunFile, effective(file), name="") == file
+        assert file.round.max_staleness == 20

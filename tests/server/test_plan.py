@@ -1,7 +1,12 @@
-"""The plan of a fold: what is computed once, at the coordinator, is what each who folds would find by itself."""
+"""The plan of a fold: what is computed once, at the coordinator, is what each who folds would find by itself.
 
+Synchronous rounds weigh, asynchronous ones scale.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -10,12 +15,14 @@ import pytest
 from atoll.aggregation import tensorfile
 from atoll.aggregation.fold import fold
 from atoll.aggregation.means import Weighted, totals_of
+from atoll.aggregation.weights import FIXED_POINT_ONE
 from atoll.protocol.manifest import UpdateManifest, VersionManifest
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 from atoll.server.codec import StoredUpdateMeta
 from atoll.server.events import Aggregate, Contribution
 from atoll.server.method import AggregationConfig, Method, OptimizerConfig
-from atoll.server.plan import FoldPlan, plan_of
+from atoll.server.plan import FoldPlan, plan_of, weights_and_factors
+from atoll.server.policy import Mode
 from atoll.server.reduce import step_of
 from atoll.server.store import RunStore
 from tests.aggregation.models import store
@@ -35,7 +42,14 @@ class Planning:
     method: Method
 
 
-def planned(folder: Path, optimizer: OptimizerConfig = OptimizerConfig(), **aggregation: Any) -> Planning:  # noqa: B008
+def planned(
+    folder: Path,
+    optimizer: OptimizerConfig = OptimizerConfig(),  # noqa: B008 - a value
+    *,
+    mode: Mode = "sync",
+    scales: Mapping[str, float] = MappingProxyType({}),
+    **aggregation: Any,
+) -> Planning:
     """Three updates of a model with a trained tensor, its variate, a buffer and a counter; "b" has no buffer."""
     rng = np.random.default_rng(3)
     settings = (AggregationConfig(**aggregation), optimizer)
@@ -64,13 +78,13 @@ def planned(folder: Path, optimizer: OptimizerConfig = OptimizerConfig(), **aggr
         )
         squares = {name: float(np.sum(array.astype(np.float64) ** 2)) for name, array in update.items()}
         metas[manifest.digest] = StoredUpdateMeta(manifest.encode(), stored[client].magnitudes, squares, rank=1)
-        contributions.append(Contribution(ClientId(client), manifest.digest, WEIGHTS[client], 1.0))
+        contributions.append(Contribution(ClientId(client), manifest.digest, WEIGHTS[client], scales.get(client, 1.0)))
     plan = plan_of(
-        Aggregate(RoundId(1), Version(0), tuple(contributions)),
+        Aggregate(RoundId(1), Version(0), tuple(contributions), mode),
         base,
         metas,
         method=method,
-        base_digest=Digest("0" * 64),
+        digest_of_version=lambda _: Digest("0" * 64),
         buffers=frozenset({"mean"}),
         settings=settings,
     )
@@ -128,3 +142,49 @@ def test_a_rank_builds_the_step_from_the_plan_alone(tmp_path: Path) -> None:
     assert [tensor.name for tensor in it.base.layout if step.is_control(tensor)] == ["control/w"]
     assert not step.before
     assert step.after.keys() == {"first_moment", "second_moment"}
+
+
+METHOD = Method.of(AggregationConfig(), OptimizerConfig())
+
+
+def aggregate(mode: Mode, *rows: tuple[int, float]) -> Aggregate:
+    contributions = tuple(
+        Contribution(ClientId(f"c{k}"), Digest(f"d{k}"), num_examples, scale, Version(0))
+        for k, (num_examples, scale) in enumerate(rows)
+    )
+    return Aggregate(RoundId(1), Version(0), contributions, mode)
+
+
+def mean(weights: object, factors: object, updates: list[float]) -> float:
+    """As the fold has it."""
+    terms = list(zip(weights, factors, updates, strict=True))  # type: ignore[call-overload]
+    return sum(w * f * u for w, f, u in terms) / sum(w for w, _, _ in terms)
+
+
+def test_a_synchronous_round_discounts_numerator_and_denominator() -> None:
+    weights, factors = weights_and_factors(aggregate("sync", (10, 1.0), (10, 0.5)), METHOD, [1.0, 1.0])
+    assert (weights, factors) == ((FIXED_POINT_ONE, FIXED_POINT_ONE // 2), [1.0, 1.0])
+    assert mean(weights, factors, [3.0, 6.0]) == pytest.approx((3 + 0.5 * 6) / 1.5)
+
+
+def test_fedbuff_divides_by_the_number_of_updates() -> None:
+    weights, factors = weights_and_factors(aggregate("fedbuff", (1000, 1.0), (1, 0.5)), METHOD, [1.0, 1.0])
+    assert mean(weights, factors, [3.0, 6.0]) == (3 + 0.5 * 6) / 2
+
+
+def test_fedasync_takes_its_share_of_the_one_update() -> None:
+    weights, factors = weights_and_factors(aggregate("fedasync", (1000, 0.3)), METHOD, [1.0])
+    assert mean(weights, factors, [10.0]) == pytest.approx(3.0)
+
+
+def test_the_norm_bound_holds_for_what_is_scaled() -> None:
+    _, factors = weights_and_factors(aggregate("fedbuff", (1, 0.5), (1, 1.0)), METHOD, [0.5, 1.0])
+    assert factors == [0.25, 1.0]
+
+
+def test_fedbuff_s_discounts_size_the_grid(tmp_path: Path) -> None:
+    contributions = [("a", 1.0), ("b", 1.0), ("c", 1e-25)]
+    plain, buffered = (planned(tmp_path, mode=mode, scales=dict(contributions)) for mode in ("sync", "fedbuff"))
+    assert plain.plan.totals["w"].magnitude > 1e29
+    assert buffered.plan.totals["w"].magnitude < 1e6
+    assert buffered.plan.totals["w"].weight == 3
