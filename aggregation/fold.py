@@ -158,7 +158,7 @@ def _mean_by(
 ) -> _MeanOf:
     """The exact weighted mean, or a rule, which may first look at how the updates lie to each other."""
     if step.rule is None:
-        return lambda tensor, total, carrying: ExactMean(step, tensor, total, carrying, device)
+        return partial(ExactMean, step, device=device)
     rule = step.rule
     centre = next((slot for slot in slots if slot.name == AGGREGATE), None)
     by_name: dict[str, Source] = {str(term.item.update.path): Scaled(term, term.item.factor) for term in terms}

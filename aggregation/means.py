@@ -133,8 +133,8 @@ def totals_of(
 class ExactMean:
     """The exact weighted mean of a float tensor: sums on the grid, which add without rounding in any order.
 
-    Of a control variate the sum of the updates, all of weight 1, over the number of all clients. Sums are made on the
-    device, when there is one, with the same bits.
+    They are made on the device, when there is one, with the same bits. Of a control variate: the sum of the updates,
+    all of weight 1, over the number of all clients.
     """
 
     def __init__(

@@ -25,6 +25,7 @@ from atoll.aggregation.ahead import computed_ahead
 from atoll.aggregation.anchor import drawn
 from atoll.aggregation.blocks import UpdateReader, stored_shard
 from atoll.aggregation.cuts import first_element
+from atoll.aggregation.device import Device
 from atoll.aggregation.exchange import NOTHING, Bytes, Exchange, swapped
 from atoll.aggregation.fold import FILES_OPEN_MAX, Folded, check_updates
 from atoll.aggregation.gathered import Gathered, mixing_of_ranks
@@ -63,6 +64,7 @@ def fold_shard(
     tile_elements: int = TILE_ELEMENTS,
     threads: int = 1,
     between: Callable[[], None] | None = None,
+    device: Device | None = None,
 ) -> Folded:
     """Write this rank's shard of the next version to `out`, atomically and durably, together with all other ranks.
 
@@ -77,6 +79,7 @@ def fold_shard(
         tile_elements: the same at each rank.
         threads: how many tiles are computed at the same time; this thread exchanges and writes meanwhile.
         between: called before each tile is written; what it raises ends the fold, and `out` does not appear.
+        device: where this rank sums its own float updates, as in `fold.fold`.
 
     Returns:
         The pieces of the shards.
@@ -99,7 +102,7 @@ def fold_shard(
         older = None
         if step.anchor is not None:
             older = stack.enter_context(UpdateReader(stored_shard(step.anchor.version, own)))
-        sums = _Sums(layout, cohort, step, terms, slots, masters, older, exchange, threads)
+        sums = _Sums(layout, cohort, step, terms, slots, masters, older, exchange, threads, device)
         tiles = [list(_tiles(layout, of_rank, sums.tile_elements(tile_elements))) for of_rank in parts]
         ready = stack.enter_context(closing(swapped(tiles, sums.share, exchange, threads=threads)))
         jobs = ((sums.moved(tile.tensor), partial(sums.finish, tile, shares)) for tile, shares in ready)
@@ -145,9 +148,10 @@ class _Sums:
         older: UpdateReader | None,
         exchange: Exchange,
         threads: int,
+        device: Device | None,
     ) -> None:
         self._cohort, self._step, self._terms, self._slots, self._masters = cohort, step, terms, slots, masters
-        self._older, self._rule = older, step.rule
+        self._older, self._rule, self._device = older, step.rule, device
         self._centre = next((slot for slot in slots if slot.name == AGGREGATE), None)
         self._mixing = None
         if step.rule is not None:
@@ -163,7 +167,7 @@ class _Sums:
         if tensor.dtype not in FLOATS:
             return IntegerMean(tensor, total, carrying)
         if self._rule is None:
-            return ExactMean(self._step, tensor, total, carrying)
+            return ExactMean(self._step, tensor, total, carrying, self._device)
         places = self._cohort.places, self._cohort.omitted
         return Gathered(self._rule, tensor, carrying, places, self._centre, self._mixing)
 

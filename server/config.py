@@ -98,14 +98,7 @@ class RunConfig(BaseModel):
     @model_validator(mode="after")
     def _tables_fit_together(self) -> "RunConfig":
         faults = [*self._faults_of_fedasync()] if self.round.mode == "fedasync" else []
-        try:
-            self.aggregation.check_quorum(self.round.quorum_count)
-        except ValueError as fault:
-            faults.append(str(fault))
-        try:
-            self.aggregation.check_round(self.round)
-        except ValueError as fault:
-            faults.append(str(fault))
+        faults += self.aggregation.faults_of_rounds(self.round)
         if faults:
             raise ValueError("; ".join(faults))
         return self

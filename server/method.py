@@ -1,6 +1,6 @@
 """The settings of a run that say how its updates become the next model: the rule, the norm bound, the optimizer."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -107,7 +107,8 @@ class AggregationConfig(BaseModel):
     bound. With any rule."""
 
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]+)?)$")] = "cpu"
-    """Where "mean" adds the updates' floats: "cpu", or a GPU, "cuda" or "cuda:1", with the same bits."""
+    """Where "mean" adds the updates' floats: "cpu", or a GPU, "cuda" or "cuda:1", with the same bits. With aggregation
+    ranks: of each of them, on its machine."""
 
     codec: Literal["none", "bf16", "fp16", "qsgd8", "topk", "sign"] = "none"
     """What updates are encoded with on their way, by every client that can; the others send them plain. Of float32's
@@ -172,32 +173,23 @@ class AggregationConfig(BaseModel):
         names = ("malicious", "num_selected", "num_steps", "radius")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
-    def check_quorum(self, quorum: int) -> None:
-        """Raise ValueError when the smallest round that may commit is too small for the rule. Loads no user code."""
+    def faults_of_rounds(self, policy: StragglerPolicy) -> Iterator[str]:
+        """Why these rounds do not suit the rule or the algorithm. Loads no user code."""
         if self.rule in RULES:
             try:
-                check_count(self._mixed(self._built_in()), quorum)
+                check_count(self._mixed(self._built_in()), policy.quorum_count)
             except ValueError as fault:
-                raise ValueError(f"aggregation: a round of the quorum has {fault}") from None
-
-    def check_round(self, policy: StragglerPolicy) -> None:
-        """Raise ValueError when the rounds are not such that the algorithm is right; all faults at once."""
+                yield f"aggregation: a round of the quorum has {fault}"
         if self.num_clients is None:
             return
-        faults = []
-        if policy.cohort_size > self.num_clients:
-            faults.append(
-                f"round: cohort_size {policy.cohort_size} is more than aggregation.num_clients ({self.num_clients})"
-            )
+        whole = "does not go with scaffold, whose control variates must count whole and at once"
         if policy.is_asynchronous:
-            faults.append(f"round: mode {policy.mode!r} does not go with scaffold, whose rounds have one base version")
+            yield f'round: mode {policy.mode!r} {whole}: only "sync" does'
+        elif policy.cohort_size > self.num_clients:
+            most = f"aggregation.num_clients ({self.num_clients})"
+            yield f"round: cohort_size {policy.cohort_size} is more than {most}"
         if policy.late != "discard":
-            faults.append(
-                f"round: late {policy.late!r} does not go with scaffold, whose control variates must count whole and "
-                'at once: only "discard" does'
-            )
-        if faults:
-            raise ValueError("; ".join(faults))
+            yield f'round: late {policy.late!r} {whole}: only "discard" does'
 
     def build(self) -> Rule | None:
         """The rule that was asked for; None: the exact weighted mean.
@@ -307,20 +299,27 @@ class Method:
     norm_bound: float | Literal["median"] | None = None
     algorithm: str = "fedavg"
     weighting: Literal["examples", "uniform"] = "examples"
-    device: Device | None = None
     num_clients: int | None = None
+    device: Device | None = None
 
     @classmethod
-    def of(cls, aggregation: AggregationConfig, optimizer: OptimizerConfig, *, is_over: bool = False) -> "Method":
+    def of(
+        cls,
+        aggregation: AggregationConfig,
+        optimizer: OptimizerConfig,
+        *,
+        is_over: bool = False,
+        sums_here: bool = True,
+    ) -> "Method":
         """As the settings say; raises as `AggregationConfig.build`.
 
         A run that has ended needs neither rule nor device: that its code or its GPU is gone concerns only who resumes
-        it.
+        it. Nor is a device needed where others sum (`sums_here`).
         """
         rule: Rule | None
         device: Device | None = None
         try:
-            rule, device = aggregation.build(), aggregation.open_device()
+            rule, device = aggregation.build(), aggregation.open_device() if sums_here else None
         except ConfigError as error:
             if not is_over:
                 raise
@@ -331,8 +330,8 @@ class Method:
             aggregation.norm_bound,
             aggregation.algorithm,
             aggregation.weighting,
-            device,
             aggregation.num_clients,
+            device,
         )
 
     @property

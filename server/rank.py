@@ -315,6 +315,7 @@ class _Fold:
                 step=step,
                 threads=os.cpu_count() or 1,
                 between=self._between_tiles,
+                device=method.device,
             )
             self._run.made(version, folded.pieces, dict(folded.slots))
             return folded, exchange.sent_bytes

@@ -46,11 +46,12 @@ class Reducer(Versions):
         settings: tuple[AggregationConfig, OptimizerConfig],
         is_over: bool,
         keep_versions: int,
+        sums_here: bool = True,
     ) -> None:
         super().__init__(RunStore(folder))
         self._accepted = accepted  # asked on a thread
         self._folding, self._is_stopping = folding, False
-        self.method, self._settings = Method.of(*settings, is_over=is_over), settings
+        self.method, self._settings = Method.of(*settings, is_over=is_over, sums_here=sums_here), settings
         self._keep_versions = keep_versions
 
     async def write_initial(self, evaluator: Evaluator, seed: int) -> None:

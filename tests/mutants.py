@@ -37,7 +37,7 @@ SEEDS = 400
 PURE_TESTS = (
     "tests/server/test_rounds.py",
     "tests/server/test_buffer.py",
-    "tests/server/test_reduce.py",
+    "tests/server/test_plan.py",
     "tests/server/test_run.py",
     "tests/server/test_membership.py",
     "tests/server/test_policy.py",
@@ -67,7 +67,7 @@ class Outcome:
 
 ROUNDS, RUN, LEDGER = "server/rounds.py", "server/run.py", "server/ledger.py"
 OPEN_ROUND, ADMISSION, INTAKE = "server/open_round.py", "server/admission.py", "server/intake.py"
-BUFFER, INVITATIONS, REDUCE = "server/buffer.py", "server/invitations.py", "server/reduce.py"
+BUFFER, INVITATIONS, PLAN = "server/buffer.py", "server/invitations.py", "server/plan.py"
 MEMBERSHIP, SESSION, EVALUATION = "server/membership.py", "client/session.py", "server/evaluation.py"
 
 PLANTED = (
@@ -453,7 +453,7 @@ PLANTED = (
     ),
     Mutant(
         "divided by the sum of the discounts",
-        REDUCE,
+        PLAN,
         '    if effect.mode == "sync":\n',
         '    if effect.mode != "fedasync":\n',
         "FedBuff's buffer is a weighted mean: stale updates do not make its step shorter",

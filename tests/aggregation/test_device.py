@@ -1,6 +1,7 @@
 """The sum that torch makes on a device has the bits of numpy's: on the CPU always, and on a GPU where there is one."""
 
 import dataclasses
+import hashlib
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from atoll.aggregation.optimizers import FedAdam
 from atoll.aggregation.step import Step
 from tests.aggregation.encoded import store_encoded
 from tests.aggregation.models import DTYPES, fold_in, random_cuts, store, widened
+from tests.aggregation.ranks import fold_on_ranks, write_shards
 
 DEVICES = [
     "cpu",
@@ -124,6 +126,34 @@ def test_a_fold_on_the_device_moves_an_optimizer_as_one_without(tmp_path, device
         fold_in(folder, base, updates, step=Step(FedAdam(), frozenset(base), after=after), **options)
         written.append([(folder / file).read_bytes() for file in ("out", *after)])
     assert written[0] == written[1]
+
+
+def test_ranks_that_sum_on_a_device_write_the_bits_of_those_without(tmp_path, device):
+    rng = np.random.default_rng(4)
+    base = {"w": rng.standard_normal((40, 30)).astype(np.float32), "steps": np.array([3, 4])}
+    tensorfile.write(tmp_path / "base", base)
+    layout = (Tensor("steps", "I64", (2,)), Tensor("w", "F32", (40, 30)))
+    updates = [
+        Weighted(
+            store(tmp_path / f"u{k}", {"w": arrays_of(rng, "<f2", (40, 30)), "steps": np.array([k, 1])}), k + 1, 0.7
+        )
+        for k in range(5)
+    ]
+    fold(tmp_path / "base", updates, tmp_path / "whole")
+    write_shards(tmp_path / "base", layout, 2, lambda rank: tmp_path / f"b{rank}")
+    folded = fold_on_ranks(
+        layout,
+        lambda rank: tmp_path / f"b{rank}",
+        updates,
+        [0, 1, 1, 1, 1],
+        2,
+        out=lambda rank: tmp_path / f"o{rank}",
+        step=lambda rank: Step(),
+        device=device,
+    )
+    whole = tensorfile.read(tmp_path / "whole")
+    digests = {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in whole.items()}
+    assert {piece.tensor: piece.sha256 for part in folded for piece in part.pieces} == digests
 
 
 @pytest.mark.parametrize("name", ["cuda:99", "gpu", "meta"])

@@ -95,8 +95,7 @@ def compare(folder: Path, rng, step, size, num_updates, omits=(), share=None, **
     whole_base = folder / "base"
     write_shards(whole_base, LAYOUT, size, lambda rank: folder / f"rank{rank}.base")
     for turn, before in enumerate(("base", 0)):
-        own = steps_of(folder, step, None, turn, share)
-        whole = fold(whole_base, updates, folder / f"whole.{turn}", step=own)
+        whole = fold(whole_base, updates, folder / f"whole.{turn}", step=steps_of(folder, step, None, turn, share))
         parts = fold_on_ranks(
             LAYOUT,
             lambda rank, before=before: folder / f"rank{rank}.{before}",
@@ -121,7 +120,7 @@ def test_ranks_make_the_bits_of_one(tmp_path, rule, size):
 
 @pytest.mark.parametrize("rule", ["mean", "median"])
 def test_ranks_draw_the_model_towards_an_older_version_as_one_does(tmp_path, rule):
-    compare(tmp_path, np.random.default_rng(7), Step(FedAvg(), rule=RULES[rule]), 3, num_updates=5, share=0.3)
+    compare(tmp_path, np.random.default_rng(7), Step(rule=RULES[rule]), 3, num_updates=5, share=0.3)
 
 
 @settings(max_examples=25, deadline=None)

@@ -113,6 +113,8 @@ def test_scaffold_is_told_everything_that_its_rounds_do_not_allow_at_once() -> N
         "run.toml: round: late 'next_round' does not go with scaffold, whose control variates must count whole and at "
         'once: only "discard" does',
     )
+    with pytest.raises(ConfigError, match="mode 'fedbuff' does not go with scaffold, whose control variates must"):
+        load_text(RunFile, "task = 'm:t'", [*scaffold, "round.mode=fedbuff"], name="run.toml")
     method = Method.of(AggregationConfig(algorithm="scaffold", num_clients=6), OptimizerConfig())
     assert (method.algorithm, method.num_clients) == ("scaffold", 6)
 
@@ -280,6 +282,7 @@ def test_a_device_that_is_not_there_hinders_a_run_at_once_and_only_who_goes_on_w
     with pytest.raises(ConfigError, match=r"aggregation: device 'cuda:99' is not there: torch .* allowed here: cpu"):
         Method.of(elsewhere, OptimizerConfig())
     assert Method.of(elsewhere, OptimizerConfig(), is_over=True).device is None
+    assert Method.of(elsewhere, OptimizerConfig(), sums_here=False).device is None, "of ranks on other machines"
     assert Method.of(AggregationConfig(), OptimizerConfig()).device is None
     with pytest.raises(ValueError, match="device cuda is for the rule mean, and rule is median: allowed is cpu"):
         AggregationConfig(rule="median", device="cuda")

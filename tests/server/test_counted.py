@@ -5,6 +5,7 @@ from typing import Any
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.codec import decode_ledger, encode_ledger
 from atoll.server.events import AskEvaluation, CoordinatorStarted, Effect, Invite, RoundDue
+from tests.server.test_buffer import Flow
 from tests.server.test_rounds import Drive, late_in_next_round
 
 
@@ -92,3 +93,15 @@ def test_an_evaluation_asks_with_what_the_version_holds() -> None:
     drive.begin("a", cohort="a")
     drive.update("a")
     assert counted(drive.fold()) == {"a": 1, "b": 0}
+
+
+def test_in_an_asynchronous_run_it_is_the_round_of_the_invitation_whichever_buffer_has_the_update() -> None:
+    flow = Flow(concurrency=3, buffer_size=2)
+    assert counted(flow.join("abc")) == {"a": 0, "b": 0, "c": 0}
+    flow.update("a")
+    assert counted(flow.update("b")) == {}, "nothing counts before it is in a model"
+    assert counted(flow.commit()) == {"a": 1, "b": 1}
+    flow.update("a")
+    flow.update("c", round_id=1)
+    assert counted(flow.commit()) == {"a": 2, "c": 1}
+    assert counted(flow.join("b")) == {"b": 1}, "who comes back is told the same"

@@ -1,7 +1,12 @@
-"""The plan of a fold: what is computed once, at the coordinator, is what each who folds would find by itself."""
+"""The plan of a fold: what is computed once, at the coordinator, is what each who folds would find by itself.
 
+Synchronous rounds weigh, asynchronous ones scale.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -37,7 +42,14 @@ class Planning:
     method: Method
 
 
-def planned(folder: Path, optimizer: OptimizerConfig = OptimizerConfig(), **aggregation: Any) -> Planning:  # noqa: B008
+def planned(
+    folder: Path,
+    optimizer: OptimizerConfig = OptimizerConfig(),  # noqa: B008 - a value
+    *,
+    mode: Mode = "sync",
+    scales: Mapping[str, float] = MappingProxyType({}),
+    **aggregation: Any,
+) -> Planning:
     """Three updates of a model with a trained tensor, its variate, a buffer and a counter; "b" has no buffer."""
     rng = np.random.default_rng(3)
     settings = (AggregationConfig(**aggregation), optimizer)
@@ -66,13 +78,13 @@ def planned(folder: Path, optimizer: OptimizerConfig = OptimizerConfig(), **aggr
         )
         squares = {name: float(np.sum(array.astype(np.float64) ** 2)) for name, array in update.items()}
         metas[manifest.digest] = StoredUpdateMeta(manifest.encode(), stored[client].magnitudes, squares, rank=1)
-        contributions.append(Contribution(ClientId(client), manifest.digest, WEIGHTS[client], 1.0))
+        contributions.append(Contribution(ClientId(client), manifest.digest, WEIGHTS[client], scales.get(client, 1.0)))
     plan = plan_of(
-        Aggregate(RoundId(1), Version(0), tuple(contributions)),
+        Aggregate(RoundId(1), Version(0), tuple(contributions), mode),
         base,
         metas,
         method=method,
-        digest_of_version=lambda version: Digest("0" * 64),
+        digest_of_version=lambda _: Digest("0" * 64),
         buffers=frozenset({"mean"}),
         settings=settings,
     )
@@ -132,8 +144,6 @@ def test_a_rank_builds_the_step_from_the_plan_alone(tmp_path: Path) -> None:
     assert step.after.keys() == {"first_moment", "second_moment"}
 
 
-# ---------------------------------------------------------------- weights and factors
-
 METHOD = Method.of(AggregationConfig(), OptimizerConfig())
 
 
@@ -170,3 +180,11 @@ def test_fedasync_takes_its_share_of_the_one_update() -> None:
 def test_the_norm_bound_holds_for_what_is_scaled() -> None:
     _, factors = weights_and_factors(aggregate("fedbuff", (1, 0.5), (1, 1.0)), METHOD, [0.5, 1.0])
     assert factors == [0.25, 1.0]
+
+
+def test_fedbuff_s_discounts_size_the_grid(tmp_path: Path) -> None:
+    contributions = [("a", 1.0), ("b", 1.0), ("c", 1e-25)]
+    plain, buffered = (planned(tmp_path, mode=mode, scales=dict(contributions)) for mode in ("sync", "fedbuff"))
+    assert plain.plan.totals["w"].magnitude > 1e29
+    assert buffered.plan.totals["w"].magnitude < 1e6
+    assert buffered.plan.totals["w"].weight == 3
