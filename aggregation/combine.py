@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from atoll.aggregation.gram import gram_matrix
 from atoll.aggregation.layout import Layout, Tensor
-from atoll.aggregation.rules import GeometricRule, Rule, check_count, takes_centre
+from atoll.aggregation.rules import GeometricRule, Rule, asked, check_count, takes_centre
 from atoll.aggregation.sources import Source
 
 TILE_VALUES = 1 << 23
@@ -66,7 +66,7 @@ def checked_mixing(rule: GeometricRule, gram: Array) -> Array:
         ValueError: too few updates for the rule, or a user's rule that gives a matrix of another shape or with numbers
             that are not finite.
     """
-    mixing = np.ascontiguousarray(rule.mixing(gram), np.float64)
+    mixing = np.ascontiguousarray(asked(rule, rule.mixing, gram), np.float64)
     if mixing.ndim != 2 or mixing.shape[1] != len(gram) or len(mixing) < 1 or not np.isfinite(mixing).all():
         raise ValueError(
             f"{type(rule).__name__} mixes {len(gram)} updates with a {mixing.shape} matrix, "
@@ -114,7 +114,7 @@ def combine(
             source.read(tensor, begin, end, row)
         if mixing is not None:
             rows = _mix(rows, mixing)
-        values = np.asarray(rule.reduce(rows))
+        values = np.asarray(asked(rule, rule.reduce, rows))
         if values.shape != (end - begin,):
             raise ValueError(
                 f"tensor {tensor.name!r}: {type(rule).__name__} makes {values.shape} of {len(rows)} rows, "

@@ -15,6 +15,7 @@ from atoll.aggregation.combine import combine, mixing_for
 from atoll.aggregation.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
 from atoll.aggregation.layout import Tensor
 from atoll.aggregation.robust import Median, TrimmedMean
+from atoll.aggregation.rules import RuleFailed
 from atoll.aggregation.sources import Scaled, Zeros
 from tests.aggregation.models import random_cuts, store
 from tests.aggregation.twins import applied
@@ -198,3 +199,18 @@ def test_a_norm_bound_holds_for_what_the_rule_sees(tmp_path):
         bounded = {name: Scaled(reader, 0.25) for name, reader in readers.items()}
         whole, quarter = combined(GeometricMedian(), readers), combined(GeometricMedian(), bounded)
     np.testing.assert_allclose(quarter, whole / 4, rtol=1e-6)
+
+
+def test_what_a_users_rule_raises_is_a_fault_of_the_rule(tmp_path):
+    class Mine:
+        def reduce(self, rows):
+            raise ZeroDivisionError("by nothing")
+
+        def mixing(self, gram):
+            raise LookupError("no neighbours")
+
+    with opened(tmp_path, cohort(1)) as readers:
+        with pytest.raises(RuleFailed, match="Mine raised ZeroDivisionError: by nothing"):
+            combine(TENSOR, 0, SIZE, list(readers.values()), Mine())
+        with pytest.raises(RuleFailed, match="Mine raised LookupError: no neighbours"):
+            mixing_for(Mine(), (TENSOR,), readers)

@@ -53,3 +53,20 @@ async def test_centred_clipping_goes_on_from_its_last_aggregate(tmp_path):
     # each of four ones, of length 2, counts in full; the fifth moves by 2 along (1, 1, 1, 1) / 2
     assert first == pytest.approx([(4 * 1 + 1) / 5] * 4)
     assert second == pytest.approx([1 + 1 + (4 * 0 + 1) / 5] * 4)
+
+
+@live
+async def test_a_rule_of_one_s_own_that_fails_costs_its_rounds_and_not_the_coordinator(tmp_path):
+    rule = tmp_path / "mine.py"
+    rule.write_text("class Mine:\n    def reduce(self, rows):\n        return {}['no such key']\n\nmine = Mine()\n")
+    settings = {"round__cohort_size": 1, "round__retry": 1, "aggregation__rule": f"{rule}:mine"}
+    async with running(tmp_path / "state", **settings) as it, it.client("a") as client:
+        for _ in range(2):
+            _, verdict = await report(client, 1.0)
+            assert verdict.accepted
+        async with asyncio.timeout(20):
+            await it.run.ended.wait()
+        assert not it.coordinator.crashed.done()
+        records = list(it.run.machine.ledger.past.values())
+        assert [record.abandon_reason for record in records] == ["aggregation_failed"] * 2
+        assert records[0].detail == "RuleFailed: Mine raised KeyError: 'no such key'"
