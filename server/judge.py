@@ -6,6 +6,7 @@ receives the bytes asks here before and after; it may be this process or an aggr
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 from atoll.aggregation.layout import CONTROL
 from atoll.protocol import atoll_pb2 as pb
@@ -49,7 +50,9 @@ class Judge:
                 RejectReason.WRONG_BASE, f"this run has no version {update.base_version} {self.manifest.base_digest}"
             )
         layout, num_pieces = base.manifest.layout, len(self.manifest.pieces)
-        if faults := await off_loop(100 * num_pieces, check_against, layout, self.manifest):
+        may_omit = run.config.aggregation.partial and num_pieces > 0
+        check = partial(check_against, layout, self.manifest, may_omit=may_omit)
+        if faults := await off_loop(100 * num_pieces, check):
             return await self.refuse(RejectReason.WRONG_LAYOUT, "; ".join(faults)[:2000])
         if fault := codec_fault(self.manifest, run.config.aggregation.codec_name):
             return await self.refuse(RejectReason.WRONG_CODEC, fault)

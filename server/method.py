@@ -106,6 +106,10 @@ class AggregationConfig(BaseModel):
     """No update counts as longer than this: a number, or "median", the median length of the round's updates; absent: no
     bound. With any rule."""
 
+    partial: bool = False
+    """Whether an update may leave tensors out, such as that of a client that trains a part of the model: each tensor is
+    averaged over the updates that have it, and stays where none has it."""
+
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]+)?)$")] = "cpu"
     """Where "mean" adds the updates' floats: "cpu", or a GPU, "cuda" or "cuda:1", with the same bits. With aggregation
     ranks: of each of them, on its machine."""
@@ -131,6 +135,12 @@ class AggregationConfig(BaseModel):
         if self.algorithm != "fedavg" and (self.rule != "mean" or self.norm_bound is not None):
             what = "norm_bound" if self.rule == "mean" else f"rule {self.rule!r}"
             faults.append(f"{self.algorithm} needs the exact mean, and does not go with {what}")
+        if self.partial and self.algorithm != "fedavg":
+            faults.append(f"{self.algorithm} needs whole updates, and does not go with partial")
+        if self.partial and (
+            self.mix_neighbours or self.rule in ("multi_krum", "geometric_median", "centered_clipping")
+        ):
+            faults.append(f"rule {self.rule!r} compares whole updates, and does not go with partial")
         if self.algorithm == "scaffold" and self.num_clients is None:
             faults.append("scaffold needs num_clients")
         if self.algorithm != "scaffold" and self.num_clients is not None:
