@@ -76,13 +76,8 @@ class Invitations:
                 row.fate, row.fate_at, row.reason = Fate.LOST, now, reason
             else:
                 self._ledger.training[client_id] = record.round_id
-                invited.append(self._invitation(client_id, record))
+                invited.append(self._invite(client_id, record))
         return tuple(invited)
-
-    def _invitation(self, client_id: ClientId, record: RoundRecord) -> Invite:
-        deadline, counted = record.clients[client_id].deadline, self._ledger.membership.counted_round(client_id)
-        assert deadline is not None
-        return Invite(client_id, record.round_id, record.base_version, deadline, counted)
 
     def _seconds(self, client_id: ClientId) -> float:
         """To the client's own deadline: fixed, or `adaptive_margin` times what it is expected to take."""
@@ -106,7 +101,7 @@ class Invitations:
             return ()
         row.num_reconnects += row.disconnected_at is not None
         row.disconnected_at = None
-        return (self._invitation(client_id, record),)
+        return (self._invite(client_id, record),)
 
     def disconnected(self, client_id: ClientId, now: float) -> None:
         """Noted; the client has its lease to come back."""
@@ -198,6 +193,11 @@ class Invitations:
         record = self._records.record_of(round_id)
         assert record is not None
         return record
+
+    def _invite(self, client_id: ClientId, record: RoundRecord) -> Invite:
+        deadline, counted = record.clients[client_id].deadline, self._ledger.membership.counted_round(client_id)
+        assert deadline is not None
+        return Invite(client_id, record.round_id, record.base_version, deadline, counted)
 
     def _row(self, client_id: ClientId) -> ClientRecord:
         return self._record(self._ledger.training[client_id]).clients[client_id]

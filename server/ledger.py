@@ -74,7 +74,6 @@ class Ledger:
         self.past[record.round_id] = record
         for row in record.buffer:
             self.past[row.round_id].clients[row.client_id].used_in = record.round_id
-            self.membership.counted(row.client_id, row.round_id)
         return [
             AmendRecord(round_id) for round_id in sorted({row.round_id for row in record.buffer} - {record.round_id})
         ]
@@ -91,13 +90,8 @@ class Ledger:
         return [effect for update in updates for effect in self.leave_unused(update, why)]
 
     def settle_committed(self, record: RoundRecord, late: Mapping[ClientId, Update]) -> list[Effect]:
-        """A commit has used its round's updates, and the late ones that it had, or found them superseded."""
+        """A commit has used the late updates that its round had, or found them superseded."""
         effects: list[Effect] = []
-        for client_id, row in record.clients.items():
-            if row.used_in == record.round_id:
-                self.membership.counted(client_id, record.round_id)
-        for carried in record.carried:
-            self.membership.counted(carried.client_id, carried.round_id)
         for client_id, update in sorted(late.items()):
             if update.digest in record.superseded:
                 effects += self.leave_unused(update, f"superseded by the update of round {record.round_id}")

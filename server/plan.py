@@ -121,11 +121,6 @@ def plan_of(
     )
 
 
-def trained_of(layout: Layout, buffers: Iterable[str]) -> frozenset[str]:
-    """Names of what the optimizer moves: all but buffers and control variates; integers do not matter."""
-    return frozenset(tensor.name for tensor in layout if not tensor.name.startswith(CONTROL)).difference(buffers)
-
-
 def weights_and_factors(
     effect: Aggregate, method: Method, factors: Sequence[float]
 ) -> tuple[Sequence[int], Sequence[float]]:
@@ -153,6 +148,11 @@ def _anchor(effect: Aggregate, digest_of_version: Callable[[Version], Digest]) -
         return None
     assert only.base_version is not None
     return PlannedAnchor(only.base_version, digest_of_version(only.base_version), only.scale)
+
+
+def trained_of(layout: Layout, buffers: Iterable[str]) -> frozenset[str]:
+    """Names of what the optimizer moves: all but buffers and control variates; integers do not matter."""
+    return frozenset(tensor.name for tensor in layout if not tensor.name.startswith(CONTROL)).difference(buffers)
 
 
 def _omitted(layout: Layout, metas: list[StoredUpdateMeta]) -> dict[str, tuple[int, ...]]:
