@@ -15,8 +15,8 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
 from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.server.events import Aggregate
-from atoll.server.gather import gather
-from atoll.server.ranks import Ranks
+from atoll.server.gather import NotFetched, gather
+from atoll.server.ranks import AGAIN_S, Ranks
 from atoll.server.reduce import Reducer
 
 
@@ -60,12 +60,23 @@ class ShardedReducer(Reducer):
         return self._write_manifest(Version(effect.base_version + 1), pieces, base)
 
     async def whole(self, version: Version) -> Path:
-        """The file of a whole version, gathered from the ranks when it is not here."""
-        file = self.version(version)
-        if not file.path.exists():
+        """The file of a whole version, gathered from the ranks when it is not here.
+
+        Raises:
+            RanksAway, NotFetched: it could not be had in `patience`.
+            OSError: the disk.
+        """
+        file, until = self.version(version), asyncio.get_running_loop().time() + self._patience
+        while not file.path.exists():
+            await self._ranks.all_here(self._patience)  # just after a start they are not
             note = read_metadata(self.store.version_path(Version(0)))
             addresses = list(self._ranks.addresses().addresses)
-            await gather(addresses, self._run_id, file.digest, file.manifest, file.path, note)
+            try:
+                await gather(addresses, self._run_id, file.digest, file.manifest, file.path, note)
+            except NotFetched:
+                if asyncio.get_running_loop().time() > until:
+                    raise
+                await asyncio.sleep(AGAIN_S)
         return file.path
 
     def recover(self, version: Version) -> None:

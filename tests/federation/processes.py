@@ -68,7 +68,7 @@ class Federation:
         except (OSError, LookupError):
             return []
 
-    def wait_for(self, condition, timeout=40.0):
+    def wait_for(self, condition, timeout=40.0, every=0.02):
         """Poll what is on disk; a process that ended with an error ends the wait."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
@@ -76,7 +76,7 @@ class Federation:
                 return found
             for name, process in self.running.items():
                 assert process.poll() in (None, 0, -signal.SIGKILL), f"{name}: {self.log(name)[-3000:]}"
-            time.sleep(0.02)
+            time.sleep(every)
         raise AssertionError("timed out:\n" + "\n".join(f"{n}: {self.log(n)[-1500:]}" for n in self.running))
 
     def wait_for_end(self, name="coordinator", timeout=60.0):
