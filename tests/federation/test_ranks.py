@@ -239,3 +239,57 @@ def test_any_process_may_die_at_any_time_and_the_models_are_those_of_the_undistu
         assert digests(it) == undisturbed
         assert all(len(record.clients) == 3 for record in it.rounds())
         assert it.log("c").count("trained ") == 3, "no update is trained twice"
+
+
+def test_a_rank_that_stays_away_costs_the_round_and_another_number_of_ranks_is_refused(tmp_path):
+    with ended_after(Ranked(tmp_path)) as it:
+        it.host(rounds=1, round__retry=100, coordinator__aggregator_patience=1)
+        it.rank(0)
+        it.rank(1, ATOLL_CRASH_AT="rank.mid_fold")
+        for site in SITES:
+            it.agent(site)
+        it.wait_for_death("rank1")
+        first = it.wait_for(lambda: next((r for r in it.rounds() if r.abandon_reason), None))
+        assert first.abandon_reason == "aggregation_failed"
+        assert "aggregation rank 1 of 2 has been away for 1 s" in first.detail
+        it.kill("coordinator")
+        assert_refused(
+            ("coordinator", TASK, "--state", it.state, "--aggregators", 3, "--set", "name=trouble"),
+            "run trouble-1 was begun with 2 aggregation ranks, where its versions lie; this coordinator has 3: start "
+            "it with --aggregators 2",
+        )
+        it.host(rounds=1, round__retry=100, coordinator__aggregator_patience=1)
+        it.rank(1)
+        assert it.wait_for_end() == 0
+        committed = it.rounds()[-1]
+        assert committed.phase == "committed"
+        assert {client.used_in for client in committed.clients.values()} == {committed.round_id}
+        it.running["rank0"].terminate()
+        it.wait_for_end("rank0")
+        place = ("--state", tmp_path / "rank0", "--coordinator", it.address)
+        assert_refused(
+            ("aggregator", *place, "--rank", 1, "--of", 2),
+            f"{tmp_path / 'rank0'} belongs to rank 0 of 2, and cannot be that of rank 1 of 2: name another",
+        )
+        assert_refused(("aggregator", *place, "--rank", 0, "--of", 4), "belongs to rank 0 of 2")
+        it.start("late", "aggregator", *place, "--rank", 0, "--of", 2)
+        it.wait_for(lambda: f"no connection to the coordinator on {it.address}: UNAVAILABLE" in it.log("late") or None)
+        assert it.running["late"].poll() is None, "it waits for the coordinator"
+
+
+def assert_refused(command, fault):
+    """One line, exit code 2."""
+    done = subprocess.run([ATOLL, *map(str, command)], capture_output=True, text=True, check=False, timeout=30)
+    assert done.returncode == 2, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("atoll: ")]
+    assert fault in line
+    assert "Traceback" not in done.stderr
+
+
+def test_what_cannot_be_is_said_in_one_line(tmp_path):
+    assert_refused(
+        ("coordinator", TASK, "--state", tmp_path / "s", "--aggregators", 65), "got 65; allowed: integer >= 0, <= 64"
+    )
+    rank = ("aggregator", "--coordinator", "127.0.0.1:1", "--rank", 0, "--of", 1, "--state", tmp_path / "r")
+    assert_refused((*rank, "--set", "interface=atoll0"), "interface 'atoll0': No such device (there are: lo")
+    assert_refused(("aggregator", *rank[1:3], "--rank", 2, "--of", 2, "--state", tmp_path), "rank 2 is not in 0..1")
