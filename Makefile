@@ -4,8 +4,9 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 PEERS := .venv-peers/.installed
+BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs
 
-.PHONY: setup peers demo test check format proto docs bench soak mutants clean
+.PHONY: setup peers demo test test-cuda check format proto docs bench soak mutants clean
 
 setup: $(STAMP)
 
@@ -29,6 +30,9 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest -q
 
+test-cuda: setup # what needs a GPU
+	$(BIN)/python -m pytest -q tests/aggregation/test_device.py
+
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -45,7 +49,7 @@ docs: setup
 	$(BIN)/python -m atoll.cli.docs
 
 bench: setup
-	@for name in $(or $(NAME),crash_matrix round_latency resume_transfer); do $(BIN)/python -m benchmarks.$$name || exit 1; done
+	@for name in $(or $(NAME),$(BENCHMARKS)); do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 soak: setup
 	$(BIN)/python -m atoll.simulations.histories --seeds 20000

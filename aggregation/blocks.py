@@ -56,6 +56,9 @@ def stored_shard(path: Path, pieces: Iterable[Piece]) -> StoredUpdate:
 class UpdateReader:
     """An open stored update. Threads may share one: it has no position of its own.
 
+    A file that is no longer in memory when it is opened does not fit there beside the others: what is read of it is
+    dropped behind the reader, and pushes nothing out. One that is in memory stays.
+
     Args:
         update: what to read.
         keep_open: hold one file descriptor from entry to exit; otherwise open the file at each read.
@@ -66,6 +69,7 @@ class UpdateReader:
         self._path, self._data = update.path, update.data
         self._keep_open = keep_open and update.data is None
         self._fd: int | None = None
+        self._drops = False
         self._pieces: dict[str, list[tuple[Piece, int]]] = {}
         self._boxes: dict[str, list[_Box]] = {}
         position = update.data_start
@@ -76,6 +80,7 @@ class UpdateReader:
     def __enter__(self) -> Self:
         if self._keep_open:
             self._fd = os.open(self._path, os.O_RDONLY)
+            self._drops = not _begins_in_memory(self._fd)
         return self
 
     def __exit__(
@@ -89,10 +94,22 @@ class UpdateReader:
         """Whether the update has this tensor."""
         return tensor in self._pieces
 
-    def read(self, tensor: Tensor, start: int, stop: int) -> NDArray[Any]:
+    def stored_dtype(self, tensor: str) -> str:
+        """What a float tensor's elements are stored as: F32, F16 or BF16; F32 when its boxes differ or are encoded."""
+        dtypes = {"F32" if piece.codec else piece.dtype for piece, _ in self._pieces[tensor]}
+        return dtypes.pop() if len(dtypes) == 1 else "F32"
+
+    def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """The elements [start, stop) of a tensor in flat C order: float32 for floats (exact), int64 for integers.
 
         Memory is a small multiple of the block. A box is read with one call for each block that it meets.
+
+        Args:
+            tensor: where the elements are.
+            start: the first of them.
+            stop: behind the last of them.
+            out: (stop - start) contiguous, of the dtype that is given, or of `stored_dtype`: the block goes there, and
+                is returned. Into memory that was used before, a read takes a third less than into new.
 
         Raises:
             KeyError: the update does not carry the tensor.
@@ -104,11 +121,12 @@ class UpdateReader:
             raise IndexError(f"elements {start}..{stop} of tensor {tensor.name!r} are not in 0..{tensor.num_elements}")
         pieces = self._pieces[tensor.name]
         piece, position = pieces[0]
+        block = np.empty(stop - start, np.float32 if piece.dtype in FLOATS else np.int64) if out is None else out
         if piece.lengths == tensor.shape:
-            return self._values(piece, position, start, stop)
+            self._read_piece(piece, position, start, block)
+            return block
         if tensor.name not in self._boxes:
             self._boxes[tensor.name] = [_box_of(piece, position, tensor.shape) for piece, position in pieces]
-        block = np.empty(stop - start, np.float32 if piece.dtype in FLOATS else np.int64)
         for box in self._boxes[tensor.name]:
             if box.start < stop and start < box.stop:
                 self._gather(box, start, stop, block)
@@ -122,7 +140,8 @@ class UpdateReader:
         begins = box.begins(first, last) - start
         head = max(0, -int(begins[0]))
         tail = max(0, int(begins[-1]) + box.run - (stop - start))
-        values = self._values(box.piece, box.position, first * box.run + head, last * box.run - tail)
+        values = np.empty((last - first) * box.run - head - tail, block.dtype)
+        self._read_piece(box.piece, box.position, first * box.run + head, values)
         if box.run < SHORT_RUN:
             index = (begins[:, np.newaxis] + np.arange(box.run)).reshape(-1)
             block[index[head : index.size - tail]] = values
@@ -133,14 +152,17 @@ class UpdateReader:
             block[low:high] = values[done : done + high - low]
             done += high - low
 
-    def _values(self, piece: Piece, position: int, start: int, stop: int) -> NDArray[Any]:
-        """Elements [start, stop) of the piece that begins at `position`, in the order of its bytes."""
+    def _read_piece(self, piece: Piece, position: int, start: int, values: NDArray[Any]) -> None:
+        """Elements from `start` on of the piece that begins at `position`, in the order of its bytes, to `values`."""
         if piece.codec:
-            return self._decoded(piece, position, start, stop)
+            values[:] = self._decoded(piece, position, start, start + values.size)
+            return
         dtype = piece.dtype
-        raw = np.empty(stop - start, NUMPY_DTYPES[dtype])
+        as_stored = NUMPY_DTYPES[dtype] == values.dtype
+        raw = values if as_stored else np.empty(values.size, NUMPY_DTYPES[dtype])
         self._fill(raw, position + start * ITEM_BYTES[dtype])
-        return to_float32(raw, dtype) if dtype in FLOATS else raw.astype(np.int64, copy=False)
+        if not as_stored:
+            values[:] = to_float32(raw, dtype) if dtype in FLOATS else raw
 
     def _decoded(self, piece: Piece, position: int, start: int, stop: int) -> NDArray[np.float32]:
         def read(begin: int, num_bytes: int) -> memoryview:
@@ -154,14 +176,31 @@ class UpdateReader:
             raise ValueError(f"update {self._path}: tensor {piece.tensor!r}: {fault}") from fault
 
     def _fill(self, raw: NDArray[Any], position: int) -> None:
-        source = self._data if self._data is not None else self._fd
-        if source is not None:
-            return read_into(raw, source, position, path=self._path)
-        fd = os.open(self._path, os.O_RDONLY)
-        try:
-            read_into(raw, fd, position, path=self._path)
-        finally:
-            os.close(fd)
+        if self._data is not None:
+            read_into(raw, self._data, position, path=self._path)
+        elif self._fd is not None:
+            read_into(raw, self._fd, position, path=self._path)
+            if self._drops:
+                os.posix_fadvise(self._fd, position, raw.nbytes, os.POSIX_FADV_DONTNEED)
+        else:
+            fd = os.open(self._path, os.O_RDONLY)
+            try:
+                read_into(raw, fd, position, path=self._path)
+            finally:
+                os.close(fd)
+
+
+def _begins_in_memory(fd: int) -> bool:
+    """Whether a file's first byte is in the page cache: those that came first go first."""
+    if not hasattr(os, "RWF_NOWAIT"):
+        return True  # a system that is not Linux
+    try:
+        os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system that cannot tell
+        return True
+    return True
 
 
 def read_block(update: StoredUpdate, tensor: Tensor, start: int, stop: int) -> NDArray[Any]:

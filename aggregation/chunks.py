@@ -68,10 +68,13 @@ def decode_range(codec: Codec, num_elements: int, start: int, stop: int, read: R
         begin = chunk * CHUNK_ELEMENTS
         end = min(begin + CHUNK_ELEMENTS, num_elements)
         data = read(chunk * codec.num_bytes(CHUNK_ELEMENTS), codec.num_bytes(end - begin))
+        low, high = max(begin, start), min(end, stop)
+        part = values[low - start : high - start]
         try:
-            decoded = codec.decode(data, end - begin)
+            if part.size == end - begin:
+                codec.decode(data, end - begin, part)
+            else:
+                part[:] = codec.decode(data, end - begin)[low - begin : high - begin]
         except ValueError as fault:
             raise ValueError(f"elements {begin}..{end}: {fault}") from fault
-        low, high = max(begin, start), min(end, stop)
-        values[low - start : high - start] = decoded[low - begin : high - begin]
     return values

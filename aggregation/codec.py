@@ -47,8 +47,13 @@ class Codec(Protocol):
         """
         ...
 
-    def decode(self, data: bytes | memoryview, num_elements: int) -> Values:
+    def decode(self, data: bytes | memoryview, num_elements: int, out: Values | None = None) -> Values:
         """The n finite values of a chunk. The bytes are a stranger's: nothing about them is trusted.
+
+        Args:
+            data: the chunk.
+            num_elements: n.
+            out: (n) contiguous, where the values are put; left out: in a new array. Spoilt when ValueError is raised.
 
         Raises:
             ValueError: `data` has another size, or holds what no encoder writes and no sum can take.
@@ -56,9 +61,14 @@ class Codec(Protocol):
         ...
 
 
+def is_chunk(values: Values) -> bool:
+    """Whether the array is of the kind that codecs take."""
+    return values.dtype == np.float32 and values.ndim == 1 and 1 <= values.size <= CHUNK_ELEMENTS
+
+
 def check_values(name: str, values: Values, largest: float) -> None:
     """Raise ValueError unless this is a chunk of finite values within `largest`, before it is encoded."""
-    if values.dtype != np.float32 or values.ndim != 1 or not 1 <= values.size <= CHUNK_ELEMENTS:
+    if not is_chunk(values):
         raise ValueError(f"{name}: {values.dtype} array {values.shape} is not a chunk of 1..{CHUNK_ELEMENTS} float32")
     low, high = values.min().item(), values.max().item()
     if not -largest <= low <= high <= largest:
@@ -81,8 +91,12 @@ def check_scales(name: str, scales: Values, largest: float) -> None:
         raise ValueError(f"{name}: a scale is not in 0..{largest}")
 
 
-def finite(name: str, values: Values) -> Values:
-    """The decoded values. Raises ValueError when one is not finite."""
+def check_finite(name: str, values: Values) -> None:
+    """Raise ValueError unless all decoded values are finite."""
     if not -FLOAT32_MAX <= values.min().item() <= values.max().item() <= FLOAT32_MAX:
         raise ValueError(f"{name}: a value is not finite")
-    return values
+
+
+def room_for(num_elements: int, out: Values | None) -> Values:
+    """Where a chunk of so many elements is decoded to."""
+    return np.empty(num_elements, np.float32) if out is None else out

@@ -9,21 +9,22 @@
 No element sees another one, so the bits depend neither on tiles nor on threads nor on how the caller cuts.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.gram import gram_matrix
 from atoll.aggregation.layout import Layout, Tensor
-from atoll.aggregation.rules import GeometricRule, Rule, check_count, takes_centre
+from atoll.aggregation.rules import GeometricRule, Rule, asked, check_count, takes_centre
 from atoll.aggregation.sources import Source
 
-TILE_VALUES = 1 << 18
-"""Values of one tile, in float32 of all its arrays: 1 MiB stays in a thread's cache."""
+TILE_VALUES = 1 << 23
+"""Values that are read at once, of all sources: 32 MiB for each thread. See `fold.TILE_ELEMENTS`."""
 
-TILES_READ = 4
-"""Tiles that are read at once, 4 MiB: threads wait for each other at every read, so they are few and long."""
+MIXED_VALUES = 1 << 18
+"""Values that are mixed at once, in float32 of all its arrays: 1 MiB stays in a thread's cache."""
 
 Array = NDArray[np.float64]
 
@@ -65,7 +66,7 @@ def checked_mixing(rule: GeometricRule, gram: Array) -> Array:
         ValueError: too few updates for the rule, or a user's rule that gives a matrix of another shape or with numbers
             that are not finite.
     """
-    mixing = np.ascontiguousarray(rule.mixing(gram), np.float64)
+    mixing = np.ascontiguousarray(asked(rule, rule.mixing, gram), np.float64)
     if mixing.ndim != 2 or mixing.shape[1] != len(gram) or len(mixing) < 1 or not np.isfinite(mixing).all():
         raise ValueError(
             f"{type(rule).__name__} mixes {len(gram)} updates with a {mixing.shape} matrix, "
@@ -75,7 +76,14 @@ def checked_mixing(rule: GeometricRule, gram: Array) -> Array:
 
 
 def combine(
-    tensor: Tensor, start: int, stop: int, sources: Sequence[Source], rule: Rule, mixing: Array | None = None
+    tensor: Tensor,
+    start: int,
+    stop: int,
+    sources: Sequence[Source],
+    rule: Rule,
+    mixing: Array | None = None,
+    *,
+    rooms: "Rooms | None" = None,
 ) -> Array:
     """What a rule makes of the elements [start, stop) of one float tensor. Threads may share all arguments.
 
@@ -86,6 +94,7 @@ def combine(
         sources: those that carry the tensor, in the order of their client ids; with the centre last, when mixed so.
         rule: see `rules`.
         mixing: of `mixing_for`, a column for each source.
+        rooms: of the calls before this one; without, the memory to read into is new.
 
     Returns:
         (stop - start): the update that the rule gives.
@@ -95,51 +104,53 @@ def combine(
         TensorFileCorrupted: a file ends too early.
     """
     check_count(rule, len(sources) - takes_centre(rule))
-    num_rows = len(sources) if mixing is None else len(mixing)
-    num_values = num_rows if mixing is None else 2 * len(sources) + 3 * num_rows
-    step = 1 << max(0, (TILE_VALUES // num_values).bit_length() - 1)  # callers cut at powers of two
-    scratch = np.empty((step, num_rows), np.float32).T
-    combined, done = np.empty(stop - start), 0
-    for blocks in _tiles(tensor, start, stop, sources, step=step):
-        rows = scratch[:, : blocks[0].size]
-        if mixing is None:
-            _stack(blocks, rows)
-        else:
-            _mix(blocks, mixing, rows)
-        values = np.asarray(rule.reduce(rows))
-        if values.shape != blocks[0].shape:
+    combined = np.empty(stop - start)
+    step = _power_of_two(TILE_VALUES // len(sources))
+    scratch = (rooms or Rooms()).rows(len(sources), min(step, stop - start))
+    for begin in range(start, stop, step):
+        end = min(begin + step, stop)
+        rows = scratch[:, : end - begin]
+        for row, source in zip(rows, sources, strict=True):
+            source.read(tensor, begin, end, row)
+        if mixing is not None:
+            rows = _mix(rows, mixing)
+        values = np.asarray(asked(rule, rule.reduce, rows))
+        if values.shape != (end - begin,):
             raise ValueError(
-                f"tensor {tensor.name!r}: {type(rule).__name__} makes {values.shape} of {num_rows} rows, "
-                f"expected is {blocks[0].shape}"
+                f"tensor {tensor.name!r}: {type(rule).__name__} makes {values.shape} of {len(rows)} rows, "
+                f"expected is {(end - begin,)}"
             )
-        combined[done : done + values.size] = values
-        done += values.size
+        combined[begin - start : end - start] = values
     return combined
 
 
-def _tiles(
-    tensor: Tensor, start: int, stop: int, sources: Sequence[Source], *, step: int
-) -> Iterator[list[NDArray[np.float32]]]:
-    """The same `step` elements of all sources, tile after tile: K arrays (n)."""
-    for begin in range(start, stop, TILES_READ * step):
-        end = min(begin + TILES_READ * step, stop)
-        blocks = [source.read(tensor, begin, end) for source in sources]
-        for low in range(0, end - begin, step):
-            yield [block[low : low + step] for block in blocks]
+class Rooms(threading.local):
+    """For each thread the memory into which it reads, tile after tile: new memory costs as much as the read."""
+
+    def __init__(self) -> None:
+        self._values = np.empty(0, np.float32)
+
+    def rows(self, num_rows: int, num_elements: int) -> NDArray[np.float32]:
+        """(R, n), with anything in it, until this thread asks again."""
+        if self._values.size < num_rows * num_elements:
+            self._values = np.empty(num_rows * num_elements, np.float32)
+        return self._values[: num_rows * num_elements].reshape(num_rows, num_elements)
 
 
-def _stack(blocks: Sequence[NDArray[np.float32]], rows: NDArray[np.float32]) -> None:
-    """The blocks as they are, to rows (K, n)."""
-    for row, block in zip(rows, blocks, strict=True):
-        row[:] = block
+def _mix(blocks: NDArray[np.float32], mixing: Array) -> NDArray[np.float32]:
+    """The combinations (R, n) of the blocks (K, n)."""
+    num_elements = blocks.shape[1]
+    step = _power_of_two(MIXED_VALUES // (2 * len(blocks) + 3 * len(mixing)))
+    rows = np.empty((len(mixing), num_elements), np.float32)
+    exact = np.zeros((len(blocks), step + 1))  # einsum adds in another order where an element is alone
+    for begin in range(0, num_elements, step):
+        end = min(begin + step, num_elements)
+        exact[:, : end - begin] = blocks[:, begin:end]
+        total = np.einsum("rk,kn->rn", mixing, exact[:, : end - begin + 1], optimize=False)
+        with np.errstate(over="ignore"):  # whoever applies the update looks at its size
+            rows[:, begin:end] = total[:, : end - begin]
+    return rows
 
 
-def _mix(blocks: Sequence[NDArray[np.float32]], mixing: Array, rows: NDArray[np.float32]) -> None:
-    """The combinations of the blocks, to rows (R, n)."""
-    num_elements = blocks[0].size
-    exact = np.zeros((len(blocks), num_elements + 1))  # einsum adds in another order where an element is alone
-    for row, block in zip(exact, blocks, strict=True):
-        row[:num_elements] = block
-    total = np.einsum("rk,kn->rn", mixing, exact, optimize=False)
-    with np.errstate(over="ignore"):  # whoever applies the update looks at its size
-        rows[:] = total[:, :num_elements]
+def _power_of_two(at_most: int) -> int:
+    return 1 << max(0, at_most.bit_length() - 1)  # callers cut at powers of two

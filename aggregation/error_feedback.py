@@ -8,8 +8,8 @@ The residual e is the client's own, in the units of the parameters (updates are 
 changes does no harm), one float32 tensor beside each float tensor of the model; it begins at 0. Over the accepted
 updates the sum telescopes: sum C(p) = sum u - (last e - first e), so nothing is lost, only late.
 
-*The residual moves with acceptance alone* (`settled`). An update is encoded once, into the spool; e' is stored beside
-it under a name of its own, and e is kept until the outcome is known:
+*The residual moves with acceptance alone* (in `client/kept.py`). An update is encoded once, into the spool; e' is
+stored beside it under a name of its own, and e is kept until the outcome is known:
 
     accepted         e' takes the place of e     an atomic rename
     anything else    e stays, e' is thrown away
@@ -32,7 +32,6 @@ Schemes", ICML 2019, Algorithm 2. When to commit is ours.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 
@@ -42,8 +41,6 @@ from atoll.aggregation.layout import FLOATS, Tensor
 
 ReadTensor = Callable[[Tensor, int, int], Values]
 """(tensor, start, stop) -> float32 elements [start, stop) in flat C order: `UpdateReader.read`."""
-
-State = TypeVar("State")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +107,3 @@ def feed(
             except ValueError as fault:
                 raise ValueError(f"tensor {tensor.name!r}, elements {start}..{stop}: {fault}") from fault
             yield FedChunk(tensor, data, left)
-
-
-def settled(residual: State, if_accepted: State, *, is_accepted: bool) -> State:
-    """What is owed from now on: `if_accepted` (e') of an accepted update, otherwise `residual` (e), untouched.
-
-    Either may be the arrays, or the paths of their files.
-    """
-    return if_accepted if is_accepted else residual

@@ -10,9 +10,12 @@ the model or of the cohort.
 
     mean = sum_k w_k u_k / sum_k w_k                        over the updates that carry the tensor, or a rule (`rules`)
     mean = scale sum_k w_k f_k u_k / sum_k w_k              of trained floats under FedNova (`weights.normalized`)
+    mean = sum_k u_k / N                                    of SCAFFOLD's control variates, N clients in all
     new  = float32(apply(float64(base), mean))              floats that are trained (`optimizers`)
     new  = float32(float64(base) + mean)                    other floats; the base holds all floats as F32
     new  = base + round_half_even(mean)                     integers, exactly (`integers`)
+
+With an anchor (`step`) the mean of floats is first moved by its share of the way from the base to an older version.
 
 A tensor that no update carries stays. Float sums are exact on a grid that depends on the set of updates alone
 (`grid`), hence the bits of the result depend neither on the order of the updates nor on blocks, threads, or the boxes
@@ -29,18 +32,22 @@ from functools import partial
 from pathlib import Path
 
 from atoll.aggregation.ahead import computed_ahead
+from atoll.aggregation.anchor import drawn
 from atoll.aggregation.blocks import UpdateReader, stored_model
-from atoll.aggregation.combine import combine, mixing_for
+from atoll.aggregation.combine import Rooms, combine, mixing_for
 from atoll.aggregation.cuts import cut_layout, piece_bytes_of
+from atoll.aggregation.device import Device
 from atoll.aggregation.layout import FLOATS, Layout, Piece, Tensor, in_order
-from atoll.aggregation.means import ExactMean, IntegerMean, Term, Weighted, totals_of
+from atoll.aggregation.means import ExactMean, IntegerMean, Term, Total, Weighted, totals_of
 from atoll.aggregation.sources import Scaled, Source
-from atoll.aggregation.step import AGGREGATE, Slot, Step
+from atoll.aggregation.step import AGGREGATE, Anchor, Slot, Step
 from atoll.aggregation.tensorfile import TensorFileWriter, parse_header, read_metadata
 from atoll.aggregation.tiles import Mean, Parts, float_rule, integer_rule, staying_rule
 
-TILE_ELEMENTS = 1 << 17
-"""Elements that one thread folds at once: a tile's sum and scratch stay in its cache, 2.5 MiB with the block read."""
+TILE_ELEMENTS = 1 << 19
+"""Elements that one thread folds at once, 10 MiB with sum and base. Each update gives 2 MiB of it in one read: of what
+is read in shorter ones Linux thinks that it is used again and again, keeps it, and where memory is scarce gives up what
+it has read ahead, and must read that once more."""
 
 FILES_OPEN_MAX = 256
 """Updates whose files stay open; those of the others are opened at each read."""
@@ -68,6 +75,7 @@ def fold(
     tile_elements: int = TILE_ELEMENTS,
     threads: int = 1,
     between: Callable[[], None] | None = None,
+    device: Device | None = None,
 ) -> Folded:
     """Write the version that follows `base` to `out`, atomically and durably.
 
@@ -80,6 +88,7 @@ def fold(
         tile_elements: elements that one thread finishes at once.
         threads: how many tiles are folded at the same time; this thread writes the finished ones meanwhile.
         between: called before each tile is written; what it raises ends the fold, and `out` does not appear.
+        device: where float updates are summed, with the same bits; left out: here, by numpy or numba. Not for rules.
 
     Returns:
         The manifests of the new version and of the slots.
@@ -103,7 +112,7 @@ def fold(
             for k, item in enumerate(updates)
         ]
         writer = stack.enter_context(TensorFileWriter(out, layout, metadata=read_metadata(base), pieces=pieces))
-        mean_of = _mean_by(step, layout, terms, slots, threads)
+        mean_of = _drawn(step.anchor, _mean_by(step, layout, terms, slots, threads, device), layout, masters, stack)
         tiles = _tiles(layout, masters, terms, slots, mean_of, step, tile_elements)
         finished = stack.enter_context(closing(computed_ahead(tiles, threads=threads)))  # before a file is closed
         for moved, parts in finished:
@@ -125,7 +134,7 @@ def _tiles(
     tile_elements: int,
 ) -> "Iterator[tuple[list[Slot], Callable[[], Parts]]]":
     """Every tile of the new version, in canonical order: the slots that move with it, and the work."""
-    totals = totals_of(term.item.carried for term in terms)
+    totals = totals_of(layout, ((term.item, term.item.carried) for term in terms), step.trained)
     for tensor in in_order(layout):
         carrying = [term for term in terms if term.carries(tensor.name)]
         moved = [slot for slot in slots if slot.carries(tensor.name)]
@@ -133,34 +142,45 @@ def _tiles(
             rule = staying_rule(tensor, [masters, *moved])
         elif tensor.dtype in FLOATS:
             optimizer = step.optimizer if step.is_trained(tensor) else None
-            rule = float_rule(tensor, masters, mean_of(tensor, carrying), moved, optimizer)
+            rule = float_rule(tensor, masters, mean_of(tensor, totals[tensor.name], carrying), moved, optimizer)
         else:
             rule = integer_rule(tensor, masters, IntegerMean(tensor, totals[tensor.name], carrying))
         for start in range(0, tensor.num_elements, tile_elements):
             yield moved, partial(rule, start, min(start + tile_elements, tensor.num_elements))
 
 
-_MeanOf = Callable[[Tensor, list[Term]], Mean]
-"""(a float tensor, the updates that carry it) -> their mean."""
+_MeanOf = Callable[[Tensor, Total, list[Term]], Mean]
+"""(a float tensor, what all updates bring to it, those that carry it) -> their mean."""
 
 
-def _mean_by(step: Step, layout: Layout, terms: list[Term], slots: list[Slot], threads: int) -> _MeanOf:
+def _mean_by(
+    step: Step, layout: Layout, terms: list[Term], slots: list[Slot], threads: int, device: Device | None
+) -> _MeanOf:
     """The exact weighted mean, or a rule, which may first look at how the updates lie to each other."""
     if step.rule is None:
-        totals = totals_of(term.item.carried for term in terms)
-        return lambda tensor, carrying: ExactMean(step, tensor, totals[tensor.name], carrying)
+        return partial(ExactMean, step, device=device)
     rule = step.rule
     centre = next((slot for slot in slots if slot.name == AGGREGATE), None)
     by_name: dict[str, Source] = {str(term.item.update.path): Scaled(term, term.item.factor) for term in terms}
-    mixing = mixing_for(rule, layout, by_name, centre=centre, threads=threads)
+    mixing, rooms = mixing_for(rule, layout, by_name, centre=centre, threads=threads), Rooms()
 
-    def mean_of(tensor: Tensor, carrying: list[Term]) -> Mean:
+    def mean_of(tensor: Tensor, _: Total, carrying: list[Term]) -> Mean:
         sources: list[Source] = [Scaled(term, term.item.factor) for term in carrying]
         if centre is not None:
             sources.append(centre)
-        return lambda start, stop: combine(tensor, start, stop, sources, rule, mixing)
+        return lambda start, stop: combine(tensor, start, stop, sources, rule, mixing, rooms=rooms)
 
     return mean_of
+
+
+def _drawn(anchor: Anchor | None, mean_of: _MeanOf, layout: Layout, masters: UpdateReader, stack: ExitStack) -> _MeanOf:
+    """The same means, drawn towards the step's anchor, if it has one."""
+    if anchor is None:
+        return mean_of
+    if parse_header(anchor.version)[0] != layout:
+        raise ValueError(f"anchor {anchor.version}: its tensors are not the base's")
+    older, share = stack.enter_context(UpdateReader(stored_model(anchor.version))), anchor.share
+    return lambda tensor, total, carrying: drawn(mean_of(tensor, total, carrying), tensor, masters, older, share)
 
 
 def check_updates(layout: Layout, updates: Sequence[Weighted], base: Path) -> None:

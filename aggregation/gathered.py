@@ -52,7 +52,7 @@ class Gathered:
 def _rows(sources: Sequence[Source], tensor: Tensor, start: int, stop: int) -> NDArray[np.float32]:
     rows = np.empty((len(sources), stop - start), np.float32)
     for row, source in zip(rows, sources, strict=True):
-        row[:] = source.read(tensor, start, stop)
+        source.read(tensor, start, stop, row)
     return rows
 
 
@@ -78,8 +78,10 @@ class _Block:
     def carries(self, tensor: str) -> bool:
         return True
 
-    def read(self, tensor: Tensor, start: int, stop: int) -> NDArray[Any]:
-        return self.values[start - self.begin : stop - self.begin].copy()
+    def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        block = np.empty(stop - start, np.float32) if out is None else out
+        block[:] = self.values[start - self.begin : stop - self.begin]
+        return block
 
 
 def mixing_of_ranks(

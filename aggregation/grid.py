@@ -1,7 +1,7 @@
 """The grid on which float updates are summed: one power of two per tensor, so that addition is associative.
 
-Legend: K updates u_k with integer weights w_k, W = sum_k w_k, M = the largest |element| of any of them,
-q = 2^e the quantum.
+Legend: K updates u_k with integer weights w_k and factors f_k in [0, 1], W = sum_k w_k, M = the largest of all
+f_k |u_k|, q = 2^e the quantum.
 """
 
 import math
@@ -16,26 +16,29 @@ SUM_BITS = 52
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
+EXPONENT_MIN = -300
+"""The finest grid, far below what float32 can tell from 0: where factors leave less, w / q would leave float64."""
+
 
 def grid_exponent(magnitude: float, *, total_weight: int, count: int) -> int:
     """The exponent e of the finest grid on which no sum of these updates can lose a bit.
 
-        q = 2^e,  e = ceil(log2(W M / 2^52));  0 when M = 0
-        r_k = rint(w_k u_k / q),  sum_k w_k u_k ~ q sum_k r_k
+        q = 2^e,  e = ceil(log2(W M / 2^52)), at least -300;  0 when M = 0
+        r_k = rint(w_k f_k u_k / q),  sum_k w_k f_k u_k ~ q sum_k r_k
 
     e depends on the set of updates alone (M, W, K), never on an order.
 
-    Proof that every partial sum is exact. 2^52 q >= W M, so sum_k w_k |u_k| / q <= W M / q <= 2^52. float64 rounds
-    each w_k u_k / q by at most 2^-53 of itself: together at most 1/2. rint moves each by at most 1/2. Hence
-    sum_k |r_k| <= 2^52 + 1/2 + K/2, which is below 2^53 for K < 2^52. The r_k and all their partial sums, in any
-    order, are integers of at most 53 bits: float64 adds them without rounding, int64 could hold them. No factor
-    leaves float64's range: 2^-149 <= M < 2^128 and W < 2^105 give -201 <= e <= 181.
+    Proof that every partial sum is exact. 2^52 q >= W M, so sum_k w_k f_k |u_k| / q <= W M / q <= 2^52. float64 rounds
+    M, w_k f_k / q and its product with u_k, each by at most 2^-53 of itself: together less than 2. rint moves each by
+    at most 1/2. Hence sum_k |r_k| < 2^52 + 2 + K/2, which is below 2^53 for K < 2^52. The r_k and all their partial
+    sums, in any order, are integers of at most 53 bits: float64 adds them without rounding, int64 could hold them.
+    Nothing leaves float64's range: M < 2^128 and W < 2^105 give -300 <= e <= 181, and w_k <= 2^53.
 
-    Error of the mean. q < 2 W M / 2^52, so |sum_k (w_k u_k - q r_k)| / W <= (K + 1) q / 2W < (K + 1) M 2^-52: 2^-42 of
-    the largest element for a thousand updates. The weights' size does not matter.
+    Error of the mean. q < 2 W M / 2^52 (with e above its least), so |sum_k (w_k f_k u_k - q r_k)| / W < (K + 4) q / 2W
+    < (K + 4) M 2^-52: 2^-41 of the largest element for a thousand updates. The weights' size does not matter.
 
     Args:
-        magnitude: M >= 0, at most the largest float32.
+        magnitude: M >= 0, at most the largest float32, as float64 rounds it.
         total_weight: W >= K.
         count: K >= 1.
 
@@ -50,7 +53,7 @@ def grid_exponent(magnitude: float, *, total_weight: int, count: int) -> int:
         return 0
     least = total_weight * Fraction(magnitude) / (1 << SUM_BITS)
     exponent = least.numerator.bit_length() - least.denominator.bit_length()
-    return exponent if least <= Fraction(2) ** exponent else exponent + 1
+    return max(EXPONENT_MIN, exponent if least <= Fraction(2) ** exponent else exponent + 1)
 
 
 def grid_scale(weight: int, exponent: int) -> np.float64:

@@ -16,6 +16,10 @@ ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8":
 
 FLOATS = frozenset({"F32", "F16", "BF16"})
 
+CONTROL = "control/"
+"""Before a parameter's name: SCAFFOLD's control variate of it, a tensor beside the model's. No model's own tensor is
+named so."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tensor:

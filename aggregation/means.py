@@ -4,19 +4,20 @@ A `Term` is an update that is being folded. What must be known of all updates, a
 a `Total`: the grid depends on it alone.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.blocks import StoredUpdate, UpdateReader
+from atoll.aggregation.device import Device, Summand
 from atoll.aggregation.exchange import Bytes
 from atoll.aggregation.grid import grid_exponent, grid_scale, mean_from_grid
 from atoll.aggregation.integers import from_words, rounded_mean, sum_dtype, to_words, weighted_sum
 from atoll.aggregation.kernel import add_within_for
-from atoll.aggregation.layout import Tensor
+from atoll.aggregation.layout import FLOATS, Layout, Tensor
 from atoll.aggregation.step import Step
 
 
@@ -35,9 +36,30 @@ class Weighted:
     trained_factor: float = 1.0
 
     @property
-    def carried(self) -> tuple[int, dict[str, float | int]]:
-        """The weight, and the magnitudes of the tensors that the update carries, for `totals_of`."""
-        return self.weight, {piece.tensor: self.update.magnitudes[piece.tensor] for piece in self.update.pieces}
+    def carried(self) -> dict[str, float | int]:
+        """The magnitudes of the tensors that the update carries."""
+        return {piece.tensor: self.update.magnitudes[piece.tensor] for piece in self.update.pieces}
+
+
+class Counted(Protocol):
+    """How an update counts, wherever its bytes are; see `Weighted`."""
+
+    @property
+    def weight(self) -> int:
+        """In the mean."""
+
+    @property
+    def factor(self) -> float:
+        """Of its floats."""
+
+    @property
+    def trained_factor(self) -> float:
+        """Of those that are trained, besides."""
+
+
+def factor_of(item: Counted, tensor: Tensor, trained: Container[str]) -> float:
+    """What the values of a float tensor are multiplied with before they are added."""
+    return item.factor * item.trained_factor if tensor.name in trained else item.factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +69,8 @@ class Total:
     weight: int
     """The sum of their weights."""
     magnitude: float | int
-    """Largest |element| of any of them."""
+    """Largest |element| that any of them adds: a float's times its factor, so that an update which is scaled down to
+    nothing takes no bits from the others."""
     count: int
     """How many they are, at least 1."""
 
@@ -64,12 +87,12 @@ class Term:
         return self.reader.carries(tensor)
 
     def magnitude(self, tensor: Tensor) -> float | int:
-        """What the proof of `grid` rests on. NaN is within nothing."""
+        """Largest |element| as it lies, which the proof of `grid` rests on. NaN is within nothing."""
         return self.item.update.magnitudes[tensor.name]
 
-    def read(self, tensor: Tensor, start: int, stop: int) -> NDArray[Any]:
-        """A block within the recorded magnitude."""
-        block = self.reader.read(tensor, start, stop)
+    def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """A block within the recorded magnitude; see `sources.Source.read`."""
+        block = self.reader.read(tensor, start, stop, out)
         low, high = block.min().item(), block.max().item()
         if not -self.magnitude(tensor) <= low <= high <= self.magnitude(tensor):
             raise self.beyond(tensor, block)
@@ -83,42 +106,69 @@ class Term:
         )
 
 
-def totals_of(carried: Iterable[tuple[int, Mapping[str, float | int]]]) -> dict[str, Total]:
+def totals_of(
+    layout: Layout, updates: Iterable[tuple[Counted, Mapping[str, float | int]]], trained: Container[str]
+) -> dict[str, Total]:
     """The totals by tensor.
 
     Args:
-        carried: of each update its weight, and the magnitudes of the tensors that it carries.
+        layout: the model's tensors.
+        updates: how each counts, and the magnitudes of the tensors that it carries.
+        trained: names of the float tensors that are trained (`step.Step`).
 
     Returns:
         Nothing for a tensor that no update carries.
     """
     totals: dict[str, Total] = {}
-    for weight, magnitudes in carried:
-        for name, magnitude in magnitudes.items():
-            known = totals.get(name, Total(0, 0, 0))
-            totals[name] = Total(known.weight + weight, max(magnitude, known.magnitude), known.count + 1)
+    for item, magnitudes in updates:
+        for tensor in layout:
+            if (magnitude := magnitudes.get(tensor.name)) is None:
+                continue
+            added = magnitude * factor_of(item, tensor, trained) if tensor.dtype in FLOATS else magnitude
+            known = totals.get(tensor.name, Total(0, 0, 0))
+            totals[tensor.name] = Total(known.weight + item.weight, max(added, known.magnitude), known.count + 1)
     return totals
 
 
 class ExactMean:
-    """The exact weighted mean of a float tensor: sums on the grid, which add without rounding in any order."""
+    """The exact weighted mean of a float tensor: sums on the grid, which add without rounding in any order.
 
-    def __init__(self, step: Step, tensor: Tensor, total: Total, terms: Sequence[Term]) -> None:
-        self._tensor, self._total, self._terms = tensor, total, terms
-        self._exponent = grid_exponent(total.magnitude, total_weight=total.weight, count=total.count)
-        is_trained = step.is_trained(tensor)
-        factors = [term.item.factor * (term.item.trained_factor if is_trained else 1.0) for term in terms]
-        self._scales = [grid_scale(t.item.weight, self._exponent) * f for t, f in zip(terms, factors, strict=True)]
-        self._scale = step.scale if is_trained else 1.0
+    They are made on the device, when there is one, with the same bits. Of a control variate: the sum of the updates,
+    all of weight 1, over the number of all clients.
+    """
+
+    def __init__(
+        self, step: Step, tensor: Tensor, total: Total, terms: Sequence[Term], device: Device | None = None
+    ) -> None:
+        self._tensor, self._terms, self._device = tensor, terms, device
+        total_weight, weights = total.weight, [term.item.weight for term in terms]
+        self._divisor, self._scale = total_weight, step.scale if step.is_trained(tensor) else 1.0
+        if step.is_control(tensor):
+            assert step.num_clients is not None
+            total_weight, weights, self._divisor = total.count, [1] * len(terms), step.num_clients
+        self._exponent = grid_exponent(total.magnitude, total_weight=total_weight, count=total.count)
+        factors = [factor_of(term.item, tensor, step.trained) for term in terms]
+        self._scales = [grid_scale(weight, self._exponent) * f for weight, f in zip(weights, factors, strict=True)]
         self._add_within = add_within_for(tensor.num_elements * len(terms))
 
     def sum(self, start: int, stop: int) -> NDArray[np.float64]:
         """sum_k w_k u_k / q of this rank's updates: integers below 2^53."""
-        total = np.zeros(stop - start)
+        if self._device is not None:
+            return self._sum_there(self._device, start, stop)
+        total, room = np.zeros(stop - start), np.empty(stop - start, np.float32)
         for term, scale in zip(self._terms, self._scales, strict=True):
-            block = term.reader.read(self._tensor, start, stop)
+            block = term.reader.read(self._tensor, start, stop, room)
             if not self._add_within(total, block, scale, term.magnitude(self._tensor)):
                 raise term.beyond(self._tensor, block)
+        return total
+
+    def _sum_there(self, device: Device, start: int, stop: int) -> NDArray[np.float64]:
+        pairs = zip(self._terms, self._scales, strict=True)
+        summands = [Summand(term.reader, float(scale), term.magnitude(self._tensor)) for term, scale in pairs]
+        total, is_within = device.weighted_sum(self._tensor, start, stop, summands)
+        if not is_within.all():
+            first = self._terms[int(np.argmin(is_within))]
+            raise first.beyond(self._tensor, first.reader.read(self._tensor, start, stop))
         return total
 
     def share(self, start: int, stop: int) -> NDArray[np.float64]:
@@ -134,7 +184,7 @@ class ExactMean:
         return self._mean(total)
 
     def _mean(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
-        mean: NDArray[np.float64] = mean_from_grid(total, self._exponent, total_weight=self._total.weight)
+        mean: NDArray[np.float64] = mean_from_grid(total, self._exponent, total_weight=self._divisor)
         return mean if self._scale == 1.0 else np.multiply(mean, self._scale, out=mean)
 
     def __call__(self, start: int, stop: int) -> NDArray[np.float64]:

@@ -7,10 +7,20 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.codec import FLOAT32_MAX, Values, check_scales, check_size, check_values, finite
+from atoll.aggregation.codec import (
+    FLOAT32_MAX,
+    Values,
+    check_finite,
+    check_scales,
+    check_size,
+    check_values,
+    is_chunk,
+    room_for,
+)
+from atoll.aggregation.codec_loops import loops_for
 from atoll.aggregation.tensorfile import to_float32
 
-BUCKET_ELEMENTS = 512
+BUCKET_ELEMENTS = 512  # the loops know it, too
 """Elements that share a norm in `Qsgd`: as in the paper's experiments."""
 
 
@@ -23,7 +33,8 @@ class BFloat16:
 
     name: ClassVar[str] = "bf16"
     is_biased: ClassVar[bool] = False
-    largest: ClassVar[float] = float(np.uint32(0x7F7F7FFF).view(np.float32))
+    largest_bits: ClassVar[int] = 0x7F7F7FFF
+    largest: ClassVar[float] = float(np.uint32(largest_bits).view(np.float32))
 
     def num_bytes(self, num_elements: int) -> int:
         """2 n."""
@@ -31,6 +42,10 @@ class BFloat16:
 
     def encode(self, values: Values, rng: np.random.Generator) -> bytes:
         """See `Codec`."""
+        if is_chunk(values) and (loops := loops_for(values.size)) is not None:
+            values, halves = np.ascontiguousarray(values), np.empty(values.size, np.uint16)
+            if loops.encode_bf16(values.view(np.uint32), halves) <= self.largest_bits:
+                return halves.tobytes()
         check_values(self.name, values, self.largest)
         bits = values.view(np.uint32)
         rounded = bits >> np.uint32(16)
@@ -40,10 +55,17 @@ class BFloat16:
         rounded >>= np.uint32(16)
         return rounded.astype("<u2").tobytes()
 
-    def decode(self, data: bytes | memoryview, num_elements: int) -> Values:
+    def decode(self, data: bytes | memoryview, num_elements: int, out: Values | None = None) -> Values:
         """See `Codec`."""
         check_size(self, data, num_elements)
-        return finite(self.name, to_float32(np.frombuffer(data, "<u2"), "BF16"))
+        raw, values = _aligned(np.frombuffer(data, "<u2")), room_for(num_elements, out)
+        if (loops := loops_for(num_elements)) is not None:
+            if loops.decode_bf16(raw, values.view(np.uint32)) < 0x7F80:
+                return values
+        else:
+            values[:] = to_float32(raw, "BF16")
+        check_finite(self.name, values)
+        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +80,7 @@ class Float16:
     name: ClassVar[str] = "fp16"
     is_biased: ClassVar[bool] = False
     largest: ClassVar[float] = float(np.nextafter(np.float32(65520), np.float32(0)))
+    largest_bits: ClassVar[int] = int(np.float32(largest).view(np.uint32))
 
     def num_bytes(self, num_elements: int) -> int:
         """2 n."""
@@ -65,13 +88,22 @@ class Float16:
 
     def encode(self, values: Values, rng: np.random.Generator) -> bytes:
         """See `Codec`."""
+        if is_chunk(values) and (loops := loops_for(values.size)) is not None:
+            values, halves = np.ascontiguousarray(values), np.empty(values.size, np.uint16)
+            if loops.encode_fp16(values.view(np.uint32), values, halves) <= self.largest_bits:
+                return halves.tobytes()
         check_values(self.name, values, self.largest)
         return half_bits(values).tobytes()
 
-    def decode(self, data: bytes | memoryview, num_elements: int) -> Values:
+    def decode(self, data: bytes | memoryview, num_elements: int, out: Values | None = None) -> Values:
         """See `Codec`."""
         check_size(self, data, num_elements)
-        return finite(self.name, to_float32(np.frombuffer(data, "<f2"), "F16"))
+        raw, values = _aligned(np.frombuffer(data, "<u2")), room_for(num_elements, out)
+        if (loops := loops_for(num_elements)) is not None and loops.decode_fp16(raw, values) < 0x7C00:
+            return values
+        values[:] = to_float32(raw.view("<f2"), "F16")
+        check_finite(self.name, values)
+        return values
 
 
 def half_bits(values: Values) -> NDArray[np.uint16]:
@@ -136,18 +168,24 @@ class Qsgd:
         levels = stochastic_levels(rows, norms, count=self.levels, rng=rng)
         return norms.tobytes() + levels.reshape(-1)[: values.size].tobytes()
 
-    def decode(self, data: bytes | memoryview, num_elements: int) -> Values:
+    def decode(self, data: bytes | memoryview, num_elements: int, out: Values | None = None) -> Values:
         """See `Codec`."""
         check_size(self, data, num_elements)
         num_buckets = _num_buckets(num_elements)
         norms = np.frombuffer(data, "<f4", count=num_buckets)
         levels = np.frombuffer(data, np.int8, offset=4 * num_buckets)
         check_scales(self.name, norms, self.largest_norm)
+        scales, values = norms / np.float32(self.levels), room_for(num_elements, out)
+        loops = loops_for(num_elements)
+        if loops is not None and loops.scale_levels(levels, scales, values) >= -self.levels:
+            return values
         if levels.min() < -self.levels:
             raise ValueError(f"qsgd8: level {levels.min()} is not in {-self.levels}..{self.levels}")
-        rows = _in_buckets(levels.astype(np.float32))
-        rows *= (norms / np.float32(self.levels))[:, np.newaxis]
-        return rows.reshape(-1)[:num_elements]
+        values[:] = levels
+        whole = num_elements // BUCKET_ELEMENTS * BUCKET_ELEMENTS
+        values[:whole].reshape(-1, BUCKET_ELEMENTS)[:] *= scales[: whole // BUCKET_ELEMENTS, np.newaxis]
+        values[whole:] *= scales[-1]
+        return values
 
 
 def stochastic_levels(rows: Values, norms: Values, *, count: int, rng: np.random.Generator) -> NDArray[np.int8]:
@@ -163,11 +201,15 @@ def stochastic_levels(rows: Values, norms: Values, *, count: int, rng: np.random
         count: s, in 1..127.
         rng: draws b d / 4 words of 64 bits.
     """
+    dither = rng.integers(0, 1 << 64, size=rows.size // 4, dtype=np.uint64).view(np.uint16)
+    if rows.shape[1] == BUCKET_ELEMENTS and (loops := loops_for(rows.size)) is not None:
+        found = np.empty(rows.shape, np.int8)
+        loops.stochastic_levels(rows.reshape(-1), norms, np.float32(count << 16), dither, found.reshape(-1))
+        return found
     ratios = rows / np.where(norms > 0, norms, np.float32(1))[:, np.newaxis]
     ratios *= np.float32(count << 16)
     levels = np.rint(ratios, out=ratios).astype(np.int32)
-    dither = rng.integers(0, 1 << 64, size=rows.size // 4, dtype=np.uint64)
-    levels += dither.view(np.uint16).reshape(rows.shape)
+    levels += dither.reshape(rows.shape)
     levels >>= 16
     return levels.astype(np.int8)
 
@@ -196,7 +238,7 @@ class Sign:
         scale = np.abs(values).sum(dtype=np.float64) / values.size
         return struct.pack("<f", scale) + np.packbits(values < 0, bitorder="little").tobytes()
 
-    def decode(self, data: bytes | memoryview, num_elements: int) -> Values:
+    def decode(self, data: bytes | memoryview, num_elements: int, out: Values | None = None) -> Values:
         """See `Codec`."""
         check_size(self, data, num_elements)
         scale = np.frombuffer(data, "<f4", count=1)
@@ -205,12 +247,20 @@ class Sign:
         padding = -num_elements % 8
         if int(packed[-1]) >> (8 - padding):
             raise ValueError(f"sign: padding behind element {num_elements - 1} is not 0")
-        signed: Values = (_SIGNS * scale).take(packed, axis=0)
-        return signed.reshape(-1)[:num_elements]
+        values = room_for(num_elements, out)
+        if padding:
+            values[:] = (_SIGNS * scale).take(packed, axis=0).reshape(-1)[:num_elements]
+        else:  # `clip` takes no second look at an index that cannot be out of range
+            (_SIGNS * scale).take(packed, axis=0, out=values.reshape(-1, 8), mode="clip")
+        return values
 
 
 _BYTES = np.arange(256, dtype=np.uint8)[:, np.newaxis]
 _SIGNS = 1 - 2 * np.unpackbits(_BYTES, axis=1, bitorder="little").astype(np.float32)  # (256, 8): of each byte's bits
+
+
+def _aligned(raw: NDArray[np.uint16]) -> NDArray[np.uint16]:
+    return raw if raw.flags.aligned else raw.copy()
 
 
 def _num_buckets(num_elements: int) -> int:

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.middle import middle_mean
 from atoll.aggregation.rules import num_malicious
 
 
@@ -23,12 +24,7 @@ class Median:
 
     def reduce(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:
         """See `rules.Rule.reduce`; any R >= 1."""
-        num_rows = len(rows)
-        rows.sort(axis=0)
-        median: NDArray[np.float64] = rows[(num_rows - 1) // 2].astype(np.float64)
-        median += rows[num_rows // 2]
-        median *= 0.5
-        return median
+        return middle_mean(rows, (len(rows) - 1) // 2, len(rows) // 2 + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +52,10 @@ class TrimmedMean:
             raise ValueError(f"{num_updates} updates are too few: a trimmed mean with f={f} needs at least {2 * f + 1}")
 
     def reduce(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:
-        """See `rules.Rule.reduce`. Each element's values are added by themselves, so that no tile shows."""
-        num_rows = len(rows)
-        self.check(num_rows)
-        f = num_malicious(self.malicious, num_rows)
-        rows.sort(axis=0)
-        middle = np.ascontiguousarray(rows[f : num_rows - f].T, np.float64)
-        total: NDArray[np.float64] = np.einsum("nk->n", middle)
-        total /= num_rows - 2 * f
-        return total
+        """See `rules.Rule.reduce`."""
+        self.check(len(rows))
+        f = num_malicious(self.malicious, len(rows))
+        return middle_mean(rows, f, len(rows) - f)
 
 
 def clip_factors(norms: Sequence[float], bound: float | Literal["median"]) -> tuple[float, ...]:

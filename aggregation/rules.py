@@ -17,8 +17,9 @@ What holds of all rules:
 """
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +32,7 @@ class Rule(Protocol):
         """One value of each element's R.
 
         Args:
-            rows: (R, n) finite, one row for each update. Each element's R values lie side by side (rows.T is
-                contiguous), so sorting along axis 0 is fast. May be overwritten.
+            rows: (R, n) finite, one contiguous row for each update. May be overwritten.
 
         Returns:
             (n). Value i depends on column i alone: where a tile begins must not show.
@@ -78,6 +78,25 @@ def check_count(rule: Rule, num_updates: int) -> None:
         raise ValueError(f"{num_updates} updates are too few for a rule: it needs at least 1")
     if isinstance(rule, Checked):
         rule.check(num_updates)
+
+
+class RuleFailed(ValueError):
+    """A rule, most likely the user's own, raised what no rule may: it costs the round, and not the process."""
+
+
+def asked(rule: Rule, method: Callable[[Any], Any], argument: NDArray[Any]) -> Any:
+    """What a rule's method says.
+
+    Raises:
+        ValueError, OSError: as the rule does.
+        RuleFailed: it raised anything else.
+    """
+    try:
+        return method(argument)
+    except (ValueError, OSError):
+        raise
+    except Exception as error:
+        raise RuleFailed(f"{type(rule).__name__} raised {type(error).__name__}: {error}") from error
 
 
 def takes_centre(rule: Rule) -> bool:

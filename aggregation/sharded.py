@@ -22,8 +22,10 @@ from typing import Any
 from numpy.typing import NDArray
 
 from atoll.aggregation.ahead import computed_ahead
+from atoll.aggregation.anchor import drawn
 from atoll.aggregation.blocks import UpdateReader, stored_shard
 from atoll.aggregation.cuts import first_element
+from atoll.aggregation.device import Device
 from atoll.aggregation.exchange import NOTHING, Bytes, Exchange, swapped
 from atoll.aggregation.fold import FILES_OPEN_MAX, Folded, check_updates
 from atoll.aggregation.gathered import Gathered, mixing_of_ranks
@@ -32,7 +34,7 @@ from atoll.aggregation.means import ExactMean, IntegerMean, Term, Total, Weighte
 from atoll.aggregation.segments import owned_pieces
 from atoll.aggregation.step import AGGREGATE, Slot, Step
 from atoll.aggregation.tensorfile import TensorFileWriter, read_metadata
-from atoll.aggregation.tiles import Parts, float_rule, integer_rule, staying_rule
+from atoll.aggregation.tiles import Mean, Parts, float_rule, integer_rule, staying_rule
 
 TILE_ELEMENTS = 1 << 18
 """Elements of every rank's part that are exchanged at once: 2 MiB to each."""
@@ -62,6 +64,7 @@ def fold_shard(
     tile_elements: int = TILE_ELEMENTS,
     threads: int = 1,
     between: Callable[[], None] | None = None,
+    device: Device | None = None,
 ) -> Folded:
     """Write this rank's shard of the next version to `out`, atomically and durably, together with all other ranks.
 
@@ -76,6 +79,7 @@ def fold_shard(
         tile_elements: the same at each rank.
         threads: how many tiles are computed at the same time; this thread exchanges and writes meanwhile.
         between: called before each tile is written; what it raises ends the fold, and `out` does not appear.
+        device: where this rank sums its own float updates, as in `fold.fold`.
 
     Returns:
         The pieces of the shards.
@@ -95,7 +99,10 @@ def fold_shard(
             for k, item in enumerate(updates)
         ]
         writer = stack.enter_context(TensorFileWriter(out, layout, metadata=read_metadata(base), pieces=own))
-        sums = _Sums(layout, cohort, step, terms, slots, masters, exchange, threads)
+        older = None
+        if step.anchor is not None:
+            older = stack.enter_context(UpdateReader(stored_shard(step.anchor.version, own)))
+        sums = _Sums(layout, cohort, step, terms, slots, masters, older, exchange, threads, device)
         tiles = [list(_tiles(layout, of_rank, sums.tile_elements(tile_elements))) for of_rank in parts]
         ready = stack.enter_context(closing(swapped(tiles, sums.share, exchange, threads=threads)))
         jobs = ((sums.moved(tile.tensor), partial(sums.finish, tile, shares)) for tile, shares in ready)
@@ -138,11 +145,13 @@ class _Sums:
         terms: Sequence[Term],
         slots: list[Slot],
         masters: UpdateReader,
+        older: UpdateReader | None,
         exchange: Exchange,
         threads: int,
+        device: Device | None,
     ) -> None:
         self._cohort, self._step, self._terms, self._slots, self._masters = cohort, step, terms, slots, masters
-        self._rule = step.rule
+        self._older, self._rule, self._device = older, step.rule, device
         self._centre = next((slot for slot in slots if slot.name == AGGREGATE), None)
         self._mixing = None
         if step.rule is not None:
@@ -158,7 +167,7 @@ class _Sums:
         if tensor.dtype not in FLOATS:
             return IntegerMean(tensor, total, carrying)
         if self._rule is None:
-            return ExactMean(self._step, tensor, total, carrying)
+            return ExactMean(self._step, tensor, total, carrying, self._device)
         places = self._cohort.places, self._cohort.omitted
         return Gathered(self._rule, tensor, carrying, places, self._centre, self._mixing)
 
@@ -187,5 +196,8 @@ class _Sums:
             rule = integer_rule(tensor, self._masters, partial(mean.joined, shares))
         else:
             optimizer = self._step.optimizer if self._step.is_trained(tensor) else None
-            rule = float_rule(tensor, self._masters, partial(mean.joined, shares), moved, optimizer)
+            mean_of: Mean = partial(mean.joined, shares)
+            if self._older is not None and self._step.anchor is not None:
+                mean_of = drawn(mean_of, tensor, self._masters, self._older, self._step.anchor.share)
+            rule = float_rule(tensor, self._masters, mean_of, moved, optimizer)
         return rule(tile.start, tile.stop)

@@ -15,8 +15,11 @@ class Source(Protocol):
     def carries(self, tensor: str) -> bool:
         """Whether the update has this tensor."""
 
-    def read(self, tensor: Tensor, start: int, stop: int) -> NDArray[Any]:
-        """The elements [start, stop) of a tensor in flat C order, float32 for floats; the caller may overwrite them."""
+    def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """The elements [start, stop) of a tensor in flat C order, float32 for floats; the caller may overwrite them.
+
+        They go to `out` (stop - start), contiguous and of their dtype, when it is given.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +33,9 @@ class Scaled:
         """Whether the update has this tensor."""
         return self.source.carries(tensor)
 
-    def read(self, tensor: Tensor, start: int, stop: int) -> NDArray[Any]:
+    def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """See `Source.read`."""
-        block = self.source.read(tensor, start, stop)
+        block = self.source.read(tensor, start, stop, out)
         if block.dtype == np.float32 and self.factor != 1.0:
             np.multiply(block, np.float32(self.factor), out=block)
         return block
@@ -45,6 +48,8 @@ class Zeros:
         """Every tensor."""
         return True
 
-    def read(self, tensor: Tensor, start: int, stop: int) -> NDArray[Any]:
+    def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """See `Source.read`."""
-        return np.zeros(stop - start, np.float32)
+        block = np.empty(stop - start, np.float32) if out is None else out
+        block[:] = 0.0
+        return block

@@ -6,7 +6,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.codec import FLOAT32_MAX, Values, check_size, check_values, finite
+from atoll.aggregation.codec import FLOAT32_MAX, Values, check_finite, check_size, check_values, room_for
+from atoll.aggregation.codec_loops import loops_for
 
 MILLION = 1_000_000
 
@@ -51,16 +52,21 @@ class TopK:
         kept = _largest(np.abs(values), self.num_kept(values.size))
         return values[kept].astype("<f4").tobytes() + kept.astype("<u2").tobytes()
 
-    def decode(self, data: bytes | memoryview, num_elements: int) -> Values:
+    def decode(self, data: bytes | memoryview, num_elements: int, out: Values | None = None) -> Values:
         """See `Codec`."""
         check_size(self, data, num_elements)
         num_kept = self.num_kept(num_elements)
         kept = np.frombuffer(data, "<f4", count=num_kept)
         indices = np.frombuffer(data, "<u2", offset=4 * num_kept)
+        values = room_for(num_elements, out)
+        loops = loops_for(num_elements) if kept.flags.aligned and indices.flags.aligned else None
+        if loops is not None and loops.scatter(kept, indices, values) == num_kept:
+            return values
         if not (indices[1:] > indices[:-1]).all() or indices[-1] >= num_elements:
             raise ValueError(f"{self.name}: indices are not strictly ascending in 0..{num_elements - 1}")
-        values = np.zeros(num_elements, np.float32)
-        values[indices] = finite(self.name, kept)
+        check_finite(self.name, kept)
+        values.fill(0)
+        values[indices] = kept
         return values
 
 

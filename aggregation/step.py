@@ -8,19 +8,29 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.blocks import UpdateReader, stored_shard
-from atoll.aggregation.layout import FLOATS, Layout, Piece, Tensor
+from atoll.aggregation.layout import CONTROL, FLOATS, Layout, Piece, Tensor
 from atoll.aggregation.optimizers import FedAvg, Optimizer
 from atoll.aggregation.rules import Rule, takes_centre
 from atoll.aggregation.tensorfile import TensorFileWriter
 
 AGGREGATE = "aggregate"
 """The slot of the last aggregate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """An older version that the model is drawn towards (`anchor.drawn`); integers follow their mean."""
+
+    version: Path
+    """x_old: a file with the base's layout, or the same shard of it."""
+    share: float
+    """a, in (0, 1]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +47,20 @@ class Step:
     """In place of the exact weighted mean of floats; integers follow their mean."""
     scale: float = 1.0
     """What the exact mean of the trained floats is multiplied with before the optimizer (`weights.normalized`)."""
+    num_clients: int | None = None
+    """SCAFFOLD's N: tensors named `control/...` move by the sum of their updates over N. None: there are none."""
     before: Mapping[str, Path] = field(default_factory=dict)
     after: Mapping[str, Path] = field(default_factory=dict)
+    anchor: "Anchor | None" = None
 
     @property
     def slots(self) -> tuple[str, ...]:
         """Names of what is kept."""
         return slots_of(self.optimizer, self.rule)
+
+    def is_control(self, tensor: Tensor) -> bool:
+        """Whether it is a control variate."""
+        return self.num_clients is not None and tensor.name.startswith(CONTROL)
 
     def is_trained(self, tensor: Tensor) -> bool:
         """Whether the optimizer moves it."""
@@ -83,11 +100,13 @@ class Slot:
         """Whether the slot keeps something for this tensor."""
         return tensor in self._names
 
-    def read(self, tensor: Tensor, start: int, stop: int) -> NDArray[np.float32]:
-        """What the base's version has of it."""
-        if self._reader is None:
-            return np.full(stop - start, self._init, np.float32)
-        return self._reader.read(tensor, start, stop)
+    def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """What the base's version has of it, float32; see `sources.Source.read`."""
+        if self._reader is not None:
+            return self._reader.read(tensor, start, stop, out)
+        block = np.empty(stop - start, np.float32) if out is None else out
+        block[:] = self._init
+        return block
 
     def __enter__(self) -> Self:
         self.writer.__enter__()

@@ -72,8 +72,7 @@ def normalized(weights: Sequence[int], normalizers: Sequence[float], effective_s
         f_k = min_j a_j / a_k,   scale = tau_eff / min_j a_j
 
     With equal a_k = e_k every factor and the scale are 1: FedAvg, to the bit. The scale is computed in rationals and
-    rounded once, so it depends on no order. The grid is sized for a factor of 1: the error of the mean (`grid`) is that
-    of the update with the fewest steps, times max a / min a of the others.
+    rounded once, so it depends on no order.
 
     Args:
         weights: w_k >= 1 (`integer_weights`).
@@ -120,3 +119,29 @@ def staleness_discount(staleness: int, *, exponent: float) -> float:
     if not exponent >= 0.0:
         raise ValueError(f"exponent {exponent} is not at least 0")
     return float((1.0 + staleness) ** -exponent)
+
+
+def hinge_discount(staleness: int, *, slope: float, delay: int) -> float:
+    """The scale of a stale update that counts in full for a while.
+
+        s(t) = 1 when t <= b, else 1 / (1 + a (t - b))
+
+    Args:
+        staleness: t >= 0, as in `staleness_discount`.
+        slope: a > 0.
+        delay: b >= 0.
+
+    Returns:
+        In (0, 1].
+
+    Raises:
+        ValueError: `staleness` or `delay` is negative, or `slope` not positive.
+
+    Source:
+        Xie et al., arXiv:1903.03934v5, section 5.2 (hinge); the paper's (a, b) are of {4, 10} x {2, 4}.
+    """
+    if staleness < 0 or delay < 0:
+        raise ValueError(f"staleness {staleness} and delay {delay} are not both at least 0")
+    if not slope > 0.0:
+        raise ValueError(f"slope {slope} is not positive")
+    return 1.0 if staleness <= delay else 1.0 / (1.0 + slope * (staleness - delay))

@@ -33,7 +33,7 @@ from benchmarks.report import Bar, conclude, say, spread
 NUM_PARAMETERS = 25_000_000
 ROOT = Path(__file__).parents[1]
 PEER = ROOT / ".venv-peers" / "bin" / "python"
-TILES = (1 << 15, 1 << 16, 1 << 17, 1 << 18)
+TILES = (1 << 17, 1 << 18, 1 << 19, 1 << 20)
 SPEEDUP = 1.5
 
 

@@ -44,6 +44,7 @@ from atoll.client.kept import Kept
 from atoll.client.line import Line
 from atoll.client.messages import BadMessage
 from atoll.client.models import ModelCache
+from atoll.client.personal import PersonalState
 from atoll.client.runner import Runner
 from atoll.client.session import Session, SessionRules
 from atoll.client.spool import Spool
@@ -105,6 +106,7 @@ class Agent:
             cache=ModelCache(state.models),
             spool=self._spool,
             kept=self._kept,
+            personal=PersonalState(state.personal),
             runner=runner,
             link=self._line.link,
             ranks=self._line.ranks,

@@ -28,6 +28,8 @@ class Invitation:
     manifest: bytes = b""
     data: bytes = b""  # of all pieces, when they are small
     algorithm: str = "fedavg"  # what training has to do for the run
+    counted_round: RoundId = RoundId(0)  # noqa: RUF009 - the newest whose model has an update of this client; 0: none
+    model_seed: int = 0  # of the task's initial model
 
     @property
     def key(self) -> tuple[str, RunId, int]:
@@ -46,6 +48,9 @@ class EvaluationRequest:
     time_left: float
     manifest: bytes = b""
     data: bytes = b""
+    local: str = "{}"
+    counted_round: RoundId = RoundId(0)  # noqa: RUF009
+    model_seed: int = 0
 
     @property
     def key(self) -> tuple[str, RunId, int]:

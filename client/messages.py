@@ -105,6 +105,8 @@ def _invitation(invite: pb.Invite) -> Invitation:
         algorithm=invite.algorithm or "fedavg",
         codec=_codec(invite.codec),
         rank=invite.rank,
+        counted_round=RoundId(strict.integer(invite.counted_round, "counted_round", low=0, high=strict.INT64_MAX)),
+        model_seed=invite.model_seed,
     )
 
 
@@ -116,6 +118,9 @@ def _evaluation_request(evaluate: pb.Evaluate) -> EvaluationRequest:
         model_digest=Digest(strict.sha256_hex(evaluate.model_digest, "model_digest")),
         time_left=_seconds(evaluate.time_left_s),
         manifest=evaluate.manifest,
+        local=evaluate.local or "{}",
+        counted_round=RoundId(strict.integer(evaluate.counted_round, "counted_round", low=0, high=strict.INT64_MAX)),
+        model_seed=evaluate.model_seed,
     )
 
 

@@ -20,7 +20,10 @@ class RunnerFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOrder:
-    """Train the model in one file and write the update, a safetensors file, into another."""
+    """Train the model in one file and write the update, a safetensors file, into another.
+
+    `own` is what this site has kept for itself; what it is to keep comes into `own_out`, when there is anything.
+    """
 
     task: str
     model: Path
@@ -29,6 +32,9 @@ class TrainOrder:
     seed: int
     local: Mapping[str, Any]
     algorithm: str = "fedavg"
+    own: Path | None = None
+    own_out: Path
+    model_seed: int = 0
     budget: float  # seconds from now; whoever trains stops by itself when they are over
     codec: str = ""  # of the update; empty: plain. Who cannot encode may write it plain
     owed: tuple[Path, ...] = ()  # what biased codecs left out before: is added
@@ -41,6 +47,9 @@ class EvaluateOrder:
 
     task: str
     model: Path
+    local: Mapping[str, Any]
+    own: Path | None = None
+    model_seed: int = 0
     budget: float
 
 
@@ -55,6 +64,7 @@ class Training:
     seconds: float
     normalizer: float = 1.0  # FedNova's; `UpdateManifest` has both
     effective_steps: float = 1.0
+    has_own: bool = False
 
 
 class Runner(Protocol):

@@ -22,7 +22,7 @@ from typing import Any
 from atoll.aggregation.tensorfile import parse_header
 from atoll.client.events import Key, Sums
 from atoll.protocol.manifest import UpdateManifest, parse_update
-from atoll.protocol.vocabulary import Digest
+from atoll.protocol.vocabulary import Digest, RunId
 
 logger = logging.getLogger(__name__)
 
@@ -152,12 +152,15 @@ def _key(manifest: UpdateManifest) -> Key:
     return ("round", manifest.run_id, manifest.round_id)
 
 
+def plain_name(run_id: RunId) -> str:
+    """The beginning of a file name that no run id, which comes over the wire, can lead out of its folder."""
+    if _PLAIN.fullmatch(run_id) is None:
+        return "run." + hashlib.sha256(run_id.encode()).hexdigest()[:32]
+    return run_id
+
+
 def _name(manifest: UpdateManifest) -> str:
-    """A file name that no run id, which comes over the wire, can lead out of the folder."""
-    run = str(manifest.run_id)
-    if _PLAIN.fullmatch(run) is None:
-        run = "run." + hashlib.sha256(run.encode()).hexdigest()[:32]
-    return f"{run}.{manifest.round_id}{SUFFIX}"
+    return f"{plain_name(manifest.run_id)}.{manifest.round_id}{SUFFIX}"
 
 
 def _trailer(entry: Entry) -> bytes:

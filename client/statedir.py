@@ -4,6 +4,7 @@ lock          held by flock; says the process id of its owner
 spool/        finished updates that the coordinator has not answered for (spool)
 models/       versions of the global model (models)
 kept/         what one update leaves for the next (kept)
+personal/     what this site keeps for itself between the rounds of a run (personal)
 work/         what the worker is writing; emptied when an agent starts
 worker.*.log  what the user's code prints, one for each task
 """
@@ -25,9 +26,9 @@ class StateDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.spool, self.models, self.work = path / "spool", path / "models", path / "work"
-        self.kept = path / "kept"
+        self.kept, self.personal = path / "kept", path / "personal"
         try:
-            for folder in (self.spool, self.models, self.work, self.kept):
+            for folder in (self.spool, self.models, self.work, self.kept, self.personal):
                 folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:

@@ -77,6 +77,9 @@ class WorkerRunner:
             "round_id": order.round_id,
             "local": dict(order.local),
             "algorithm": order.algorithm,
+            "own": str(order.own.absolute()) if order.own else None,
+            "own_out": str(order.own_out.absolute()),
+            "model_seed": order.model_seed,
         }
         if order.codec:
             request |= {"codec": order.codec, "owed": [str(path.absolute()) for path in order.owed]}
@@ -93,11 +96,18 @@ class WorkerRunner:
             seconds=answer["seconds"],
             normalizer=float(answer.get("normalizer", 1.0)),
             effective_steps=float(answer.get("effective_steps", 1.0)),
+            has_own=answer["has_own"],
         )
 
     async def evaluate(self, order: EvaluateOrder) -> Sums | None:
         """See `Runner`."""
-        request = {"model": str(order.model.absolute()), "split": "test"}
+        request = {
+            "model": str(order.model.absolute()),
+            "split": "test",
+            "local": dict(order.local),
+            "own": str(order.own.absolute()) if order.own else None,
+            "model_seed": order.model_seed,
+        }
         answer = await self._run(order.task, "evaluate", order.budget, request)
         return None if answer["statistics"] is None else _sums(answer["statistics"])
 

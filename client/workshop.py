@@ -25,6 +25,7 @@ from atoll.client.events import (
 )
 from atoll.client.kept import Kept, Owner
 from atoll.client.models import ModelCache, PartialVersion, PieceDamaged
+from atoll.client.personal import PersonalState
 from atoll.client.ranks import Ranks
 from atoll.client.runner import EvaluateOrder, Runner, RunnerFailed, Training, TrainOrder
 from atoll.client.spool import Entry, Spool
@@ -58,6 +59,7 @@ class Workshop:
         cache: of versions.
         spool: of updates.
         kept: what an update leaves for the next.
+        personal: what this site keeps for itself.
         runner: trains and evaluates.
         link: waits until there is a connection, and returns it.
         ranks: of the aggregation, if there are any.
@@ -72,13 +74,15 @@ class Workshop:
         cache: ModelCache,
         spool: Spool,
         kept: Kept,
+        personal: PersonalState,
         runner: Runner,
         link: Callable[[], Awaitable[Link]],
         ranks: Ranks,
         wait: Callable[[int], float],
     ) -> None:
-        self._site, self._out, self._residual = ClientId(site), work / "update.safetensors", work / "residual"
-        self._cache, self._spool, self._kept, self._runner = cache, spool, kept, runner
+        self._site, self._cache, self._spool = ClientId(site), cache, spool
+        self._out, self._residual, self._own_out = (work / name for name in ("update.safetensors", "residual", "own"))
+        self._kept, self._personal, self._runner = kept, personal, runner
         self._link, self._ranks, self._wait = link, ranks, wait
         self._download_seconds = 0.0
 
@@ -182,6 +186,9 @@ class Workshop:
                 seed=invitation.seed,
                 local=_overrides(invitation.local),
                 algorithm=invitation.algorithm,
+                own=self._own(invitation),
+                own_out=self._own_out,
+                model_seed=invitation.model_seed,
                 budget=budget,
                 codec=invitation.codec,
                 owed=self._kept.current(_residual_of(invitation)) if invitation.codec else (),
@@ -199,6 +206,19 @@ class Workshop:
             return JobFailed(key, _disk_reason(error, FailureReason.TRAINING_FAILED), _text(error))
         steps.reached("agent.spooled")
         return Trained(key, entry.digest)
+
+    def _own(self, invitation: Invitation) -> Path | None:
+        """What this site has kept of the training that counted last.
+
+        Raises:
+            RunnerFailed: it is gone, and the algorithm cannot do without it.
+        """
+        counted = invitation.counted_round
+        own = self._personal.find(invitation.run_id, counted)
+        if own is None and counted and invitation.algorithm == "scaffold":
+            detail = f"the control variate of round {counted} is no longer in this agent's state directory (personal/)"
+            raise RunnerFailed(FailureReason.TRAINING_FAILED, f"{detail}: put it back, or start a new run")
+        return own
 
     async def _spool_update(self, invitation: Invitation, trained: Training) -> Entry:
         logger.info(
@@ -225,6 +245,8 @@ class Workshop:
         def add() -> Entry:
             if self._residual.exists():
                 self._kept.stage(_residual_of(invitation), manifest.digest, self._residual)
+            if trained.has_own:
+                self._personal.stage(invitation.run_id, invitation.round_id, invitation.counted_round, self._own_out)
             return self._spool.add(
                 self._out,
                 manifest,
@@ -242,8 +264,15 @@ class Workshop:
 
     async def evaluate(self, request: EvaluationRequest, budget: float) -> Event:
         """Evaluated, with the sums or without."""
-        order = EvaluateOrder(task=request.task, model=self._cache.path(request.model_digest), budget=budget)
         try:
+            order = EvaluateOrder(
+                task=request.task,
+                model=self._cache.path(request.model_digest),
+                local=_overrides(request.local),
+                own=self._personal.find(request.run_id, request.counted_round),
+                model_seed=request.model_seed,
+                budget=budget,
+            )
             sums = await self._runner.evaluate(order)
         except RunnerFailed as error:
             return Evaluated(request.key, None, f"{error.reason}: {error.detail}")

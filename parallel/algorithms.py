@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from atoll.parallel.errors import TaskBroken
 from atoll.parallel.local import Local
 
-ALGORITHMS = ("fedavg", "fednova")
+ALGORITHMS = ("fedavg", "fednova", "scaffold")
 """By the name that an invitation uses. Of "fedavg" the client need not know; FedSGD and FedProx are settings of
 `Local`."""
 
@@ -41,7 +41,16 @@ def _faults(algorithm: str, local: Local | None, has_fit: bool) -> Iterator[str]
             )
 
 
+_PLAIN = "the control variate is what all steps moved over their number: each must be lr times the gradient"
+
 _NEEDED: dict[str, list[tuple[str, object, str]]] = {
     "fednova": [("optimizer", "sgd", "the normalizer counts its steps")],
+    "scaffold": [
+        ("optimizer", "sgd", _PLAIN),
+        ("momentum", 0.0, _PLAIN),
+        ("weight_decay", 0.0, _PLAIN),
+        ("clip_norm", None, _PLAIN),
+        ("prox_mu", 0.0, _PLAIN),
+    ],
 }
 """Of each algorithm: the field of `Local`, its only value, and why."""

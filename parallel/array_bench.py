@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+from atoll.aggregation.layout import CONTROL
 from atoll.parallel.algorithms import check_algorithm
-from atoll.parallel.array_task import ArrayTask, Instructions, Trained, checked
+from atoll.parallel.array_task import ArrayTask, Instructions, checked
 from atoll.parallel.arrays import Arrays, check_finite, check_like, layout_of
+from atoll.parallel.bench import Outcome, Received
 from atoll.parallel.deadline import Deadline
 from atoll.parallel.errors import OutOfTime, TaskBroken
 from atoll.parallel.metrics import Metrics, Statistics, as_statistics
@@ -25,6 +27,8 @@ class ArrayBench:
         """As the task gives them."""
         arrays = self._task.initial(seed)
         layout_of(arrays)
+        if reserved := [name for name in arrays if name.startswith(CONTROL)]:
+            raise TaskBroken(f"names that begin with {CONTROL} are kept for control variates: {', '.join(reserved)}")
         check_finite(arrays, "initial model")
         return arrays
 
@@ -37,7 +41,7 @@ class ArrayBench:
         count = getattr(self._task, "num_examples", None)
         return int(count(self._site)) if count is not None and self._site is not None else None
 
-    def train(self, parameters: Arrays, request: dict[str, Any], deadline: Deadline) -> tuple[Trained, dict[str, Any]]:
+    def train(self, arrays: Received, request: dict[str, Any], deadline: Deadline) -> Outcome:
         """Let the task train; the deadline is its own to keep."""
         if self._site is None:
             raise TaskBroken("this worker was started without a site, so it has no data to train on")
@@ -45,18 +49,19 @@ class ArrayBench:
         if deadline.passed():
             raise OutOfTime("no time to begin")
         local = self._local | (request.get("local") or {})
+        parameters = arrays.version
         layout = layout_of(parameters)
         instructions = Instructions(self._site, request["seed"], request.get("round_id", 0), deadline, local)
         trained = checked(self._task.train(parameters, instructions))
-        check_like(trained.update, layout)
+        check_like(trained.update, layout, may_omit=True)  # whether the run takes a part is the coordinator's to say
         check_finite(trained.update, "update")
-        return trained, {"steps": 0}
+        return Outcome(trained, {"steps": 0})
 
-    def evaluate(self, parameters: Arrays, split: str) -> Statistics | None:
-        """As the task measures; None when it cannot."""
-        evaluate = getattr(self._task, "evaluate", None)
+    def evaluate(self, arrays: Received, request: dict[str, Any]) -> Statistics | str:
+        """As the task measures."""
+        evaluate, split = getattr(self._task, "evaluate", None), request["split"]
         site = None if split == "server" else self._site
         if evaluate is None or (split != "server" and site is None):
-            return None
-        statistics: Mapping[str, Any] | None = evaluate(parameters, split=split, site=site)
-        return None if statistics is None else as_statistics(statistics)
+            return "the task has no `evaluate`, or there is no site"
+        statistics: Mapping[str, Any] | None = evaluate(arrays.version, split=split, site=site)
+        return f"the task has no data for {split!r} here" if statistics is None else as_statistics(statistics)

@@ -38,7 +38,8 @@ class Trained:
     """The outcome of one local training."""
 
     update: "Arrays"
-    """local - global, by name (Reddi et al. 2021, Algorithm 2): float32 or integers, the global model's shapes."""
+    """local - global, by name (Reddi et al. 2021, Algorithm 2): float32 or integers, the global model's shapes. All
+    tensors of the model, or some, when the run takes updates in part (`aggregation.partial`)."""
 
     num_examples: int
     """Size of the site's data (n_k >= 1), the weight in FedAvg."""

@@ -38,15 +38,16 @@ def layout_of(arrays: Mapping[str, np.ndarray[Any, Any]]) -> Layout:
     return in_order(Tensor(name, ALLOWED[array.dtype], array.shape) for name, array in arrays.items())
 
 
-def check_like(arrays: Mapping[str, np.ndarray[Any, Any]], expected: Layout) -> None:
-    """Insist on the expected names, shapes and dtypes.
+def check_like(arrays: Mapping[str, np.ndarray[Any, Any]], expected: Layout, *, may_omit: bool = False) -> None:
+    """Insist on the expected names, shapes and dtypes; `may_omit`: on some of them at least.
 
     Raises:
         TaskMismatch: with every difference.
     """
     given = {name: Tensor(name, ALLOWED.get(a.dtype, str(a.dtype)), a.shape) for name, a in arrays.items()}
     wanted = {tensor.name: tensor for tensor in expected}
-    faults = [f"{name} is missing" for name in wanted if name not in given]
+    is_whole = not may_omit or not given
+    faults = [f"{name} is missing" for name in wanted if name not in given and is_whole]
     faults += [f"{name} is unknown" for name in given if name not in wanted]
     faults += [
         f"{name} is {given[name].dtype} {given[name].shape}, expected {tensor.dtype} {tensor.shape}"

@@ -43,6 +43,10 @@ class Local:
     prox_mu: float = 0.0
     """Weight of FedProx's proximal term μ/2 |w - w_global|² (>= 0; Li et al. 2020, Algorithm 2)."""
 
+    keep: str | None = None
+    """Layers that stay at the site and are its own: "batchnorm" (FedBN; Li et al. 2021), names of tensors such as
+    "head.*", or several with commas; None: all travel."""
+
     def __post_init__(self) -> None:
         faults = [
             f"local.{name}: expected {_words(hint)}, got {getattr(self, name)!r}"
@@ -128,5 +132,6 @@ def _range_faults(local: Local) -> list[str]:
             "must be positive and finite, or none",
         ),
         (0 <= local.prox_mu < math.inf, "prox_mu", "must be finite and not negative"),
+        (local.keep is None or all(map(str.strip, local.keep.split(","))), "keep", "must be words, or none"),
     ]
     return [f"local.{name}: {rule}, got {getattr(local, name)!r}" for is_met, name, rule in rules if not is_met]

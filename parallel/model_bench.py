@@ -2,15 +2,29 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 
+from atoll.aggregation.layout import CONTROL, Tensor, in_order
 from atoll.parallel.algorithms import check_algorithm
 from atoll.parallel.array_task import Trained
-from atoll.parallel.arrays import Arrays
+from atoll.parallel.arrays import Arrays, check_like
+from atoll.parallel.bench import Json, Outcome, Received
 from atoll.parallel.deadline import Deadline
-from atoll.parallel.errors import TaskBroken
+from atoll.parallel.errors import TaskBroken, TaskMismatch
+from atoll.parallel.local import Local
+from atoll.parallel.local_layers import names_that_stay
 from atoll.parallel.metrics import Statistics
-from atoll.parallel.parameters import buffers_of, build_model, initial_parameters, load_parameters, update_of
+from atoll.parallel.parameters import (
+    buffers_of,
+    build_model,
+    initial_parameters,
+    load_parameters,
+    parameters_of,
+    trained_by_name,
+    update_of,
+)
+from atoll.parallel.scaffold import ControlVariates, split
 from atoll.parallel.task import Task
 from atoll.parallel.training import evaluate, make_optimizer, train_locally
 
@@ -26,48 +40,85 @@ class ModelBench:
         self._site: str | None = request.get("site")
         self._device = _device(request.get("device") or "cpu")
         self._local = task.local.with_overrides(request.get("local") or {})
-        check_algorithm(request.get("algorithm") or "fedavg", self._local, has_fit=task.fit is not None)
+        self._algorithm: str = request.get("algorithm") or "fedavg"
+        check_algorithm(self._algorithm, self._local, has_fit=task.fit is not None)
         self._model: torch.nn.Module | None = None
         if self._site is not None:  # torch imports a third of itself with the first optimizer: not on a round's time
             make_optimizer(self._local, [torch.nn.Parameter(torch.zeros(1))])
         self._datasets: dict[str, Any] = {}
 
     def initial(self, seed: int) -> Arrays:
-        """Of a newly built model."""
-        return initial_parameters(self._task, seed)
+        """Of a newly built model, without what stays at the sites; for SCAFFOLD with the server's variate, zeros."""
+        model = build_model(self._task)
+        stays = names_that_stay(model, self._local.keep)
+        arrays = {name: array for name, array in initial_parameters(self._task, seed).items() if name not in stays}
+        if self._algorithm == "scaffold":
+            arrays |= {CONTROL + name: np.zeros_like(arrays[name]) for name in trained_by_name(model) if name in arrays}
+        return arrays
 
     def buffers(self) -> list[str]:
-        """Of the task's model."""
-        return buffers_of(self._model if self._model is not None else build_model(self._task))
+        """Of the task's model, without what stays at the sites."""
+        model = self._model if self._model is not None else build_model(self._task)
+        stays = names_that_stay(model, self._local.keep)
+        return [name for name in buffers_of(model) if name not in stays]
 
     def num_examples(self) -> int | None:
         """Of the training split; None without a site."""
         return None if self._site is None else len(self._training_data())
 
-    def train(self, parameters: Arrays, request: dict[str, Any], deadline: Deadline) -> tuple[Trained, dict[str, Any]]:
+    def train(self, arrays: Received, request: Json, deadline: Deadline) -> Outcome:
         """Train with the built-in loop, or with the task's `fit`."""
         local, algorithm = self._local.with_overrides(request.get("local") or {}), request.get("algorithm") or "fedavg"
         check_algorithm(algorithm, local, has_fit=self._task.fit is not None)
-        model, dataset = self._with_parameters(parameters), self._training_data()
-        seed = request["seed"]
-        work = train_locally(self._task, model, dataset, local, seed=seed, deadline=deadline, device=self._device)
-        more: dict[str, Any] = {"steps": work.steps}
+        dataset, model, (before, stays) = self._training_data(), self._the_model(), self._merged(arrays, local, request)
+        load_parameters(model, before)
+        control = _control_variates(model, arrays, stays) if algorithm == "scaffold" else None
+        work = train_locally(
+            self._task,
+            model,
+            dataset,
+            local,
+            seed=request["seed"],
+            deadline=deadline,
+            device=self._device,
+            corrections=control.corrections if control else None,
+        )
+        update, report = update_of(before, model), Json(steps=work.steps)
+        own = {name: array for name, array in parameters_of(model).items() if name in stays} if stays else {}
+        update = {name: array for name, array in update.items() if name not in stays}
+        if control:
+            sent, kept = control.after(update, num_steps=work.steps, lr=local.lr)
+            update, own = update | sent, own | kept
         if algorithm == "fednova" and (counted := work.normalizer):
-            more |= {"normalizer": counted.normalizer, "effective_steps": counted.effective_steps}
-        return Trained(update_of(parameters, model), work.num_examples, work.statistics, work.work), more
+            report |= {"normalizer": counted.normalizer, "effective_steps": counted.effective_steps}
+        return Outcome(Trained(update, work.num_examples, work.statistics, work.work), report, own)
 
-    def evaluate(self, parameters: Arrays, split: str) -> Statistics | None:
-        """On the site's own split, or on the server's data."""
-        dataset = self._dataset(split)
+    def evaluate(self, arrays: Received, request: Json) -> Statistics | str:
+        """On the site's own split, with its own layers; or on the server's data."""
+        local, where = self._local.with_overrides(request.get("local") or {}), request["split"]
+        dataset = self._dataset(where)
         if dataset is None:
-            return None
-        return evaluate(self._task, self._with_parameters(parameters), dataset, device=self._device)
+            return "the task has no test_data" if where == "server" else "this site has no such data"
+        if where == "server" and local.keep is not None:
+            return f"the layers of local.keep ({local.keep}) are at the sites: let clients evaluate"
+        model, (parameters, _) = self._the_model(), self._merged(arrays, local, request)
+        load_parameters(model, parameters)
+        return evaluate(self._task, model, dataset, device=self._device)
 
-    def _with_parameters(self, parameters: Arrays) -> torch.nn.Module:
+    def _the_model(self) -> torch.nn.Module:
         if self._model is None:
             self._model = build_model(self._task).to(self._device)
-        load_parameters(self._model, parameters)
         return self._model
+
+    def _merged(self, arrays: Received, local: Local, request: Json) -> tuple[Arrays, frozenset[str]]:
+        """A version's model with the layers of this site, as they begin when it has none yet; and their names."""
+        version, stays = split(arrays.version)[0], names_that_stay(self._the_model(), local.keep)
+        if travelled := sorted(stays & version.keys()):
+            raise TaskMismatch(f"local.keep lets {', '.join(travelled)} stay here, and the global model has them")
+        own = split(arrays.own or {})[0]
+        if stays and not own:
+            own = initial_parameters(self._task, request.get("model_seed") or 0)
+        return version | {name: array for name, array in own.items() if name in stays}, stays
 
     def _training_data(self) -> Any:
         if self._site is None:
@@ -84,6 +135,14 @@ class ModelBench:
             else:
                 self._datasets[split] = self._task.data(self._site, split) if self._site else None
         return self._datasets[split]
+
+
+def _control_variates(model: torch.nn.Module, arrays: Received, stays: frozenset[str]) -> ControlVariates:
+    server, client = split(arrays.version)[1], split(arrays.own or {})[1]
+    trained = {name: p for name, p in trained_by_name(model).items() if name not in stays}
+    for variates in (server, client) if client else (server,):
+        check_like(variates, in_order(Tensor(name, "F32", tuple(p.shape)) for name, p in trained.items()))
+    return ControlVariates(server, client or None)
 
 
 def _device(name: str) -> str:

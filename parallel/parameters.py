@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from atoll.aggregation.layout import Layout, Tensor, in_order
+from atoll.aggregation.layout import CONTROL, Layout, Tensor, in_order
 from atoll.parallel.arrays import ALLOWED, Arrays, check_finite, check_like
 from atoll.parallel.errors import TaskBroken
 
@@ -32,6 +32,9 @@ def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     for name, tensor in model.state_dict().items():
         if not isinstance(tensor, torch.Tensor):
             faults.append(f"{name} is a {type(tensor).__name__}, and only tensors can travel")
+            continue
+        if name.startswith(CONTROL):
+            faults.append(f"{name}: names that begin with {CONTROL} are kept for control variates")
             continue
         if tensor.dtype not in _FLOATS + _INTEGERS:
             allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _FLOATS + _INTEGERS)
@@ -68,6 +71,12 @@ def buffers_of(model: torch.nn.Module) -> list[str]:
     """Names of the travelling float tensors that no optimizer trains, such as a batch norm's running mean; sorted."""
     trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     return sorted(name for name, tensor in state_of(model).items() if tensor.dtype in _FLOATS and name not in trained)
+
+
+def trained_by_name(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """The travelling parameters that an optimizer moves."""
+    parameters = dict(model.named_parameters())
+    return {name: parameters[name] for name in state_of(model) if name in parameters and parameters[name].requires_grad}
 
 
 def build_model(task: "Task") -> torch.nn.Module:

@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -17,7 +17,7 @@ from atoll.parallel.errors import OutOfTime, TaskBroken
 from atoll.parallel.fednova import Normalizer
 from atoll.parallel.local import Local
 from atoll.parallel.metrics import Statistics, add, as_statistics, of_batch
-from atoll.parallel.parameters import initial_parameters, load_parameters, update_of
+from atoll.parallel.parameters import initial_parameters, load_parameters, trained_by_name, update_of
 from atoll.parallel.task import Task
 
 __all__ = [
@@ -64,12 +64,14 @@ def train_locally(
     seed: int,
     deadline: Deadline | None = None,
     device: torch.device | str = "cpu",
+    corrections: Mapping[str, np.ndarray[Any, Any]] | None = None,
 ) -> Work:
     """Train the model in place: E epochs of mini-batches, or as many steps as fit before the deadline.
 
     The state of Python's, numpy's and torch's random generators is set from the seed and left where the training ends:
     this process belongs to the training. The same seed, data and number of threads give the same bits. Each epoch has
     its own order; the last short batch is kept (`batches.batch_sizes` has the one exception, for BatchNorm).
+    `corrections` are SCAFFOLD's c - c_i by parameter, which are added to the gradients of the built-in loop.
 
     Raises:
         TaskBroken: the data set is empty, or `fit` gives no work in (0, 1].
@@ -90,7 +92,7 @@ def train_locally(
 
     sizes = batch_sizes(num_examples, local.batch_size, model=model)
     requested = min(local.epochs * len(sizes), local.max_steps or local.epochs * len(sizes))
-    fetch, step, normalizer = fetcher(dataset), Step(task, model, local), Normalizer(local)
+    fetch, step, normalizer = fetcher(dataset), Step(task, model, local, corrections or {}), Normalizer(local)
     statistics: Statistics = {}
     recent: deque[float] = deque([0.0], maxlen=RECENT_STEPS)
     done = 0
@@ -111,13 +113,23 @@ class Step:
     """One step of the local optimizer, whose state lasts for this training.
 
     FedProx adds the gradient μ (w - w_global) of its proximal term to that of the loss (Li et al., "Federated
-    Optimization in Heterogeneous Networks", MLSys 2020, Algorithm 2).
+    Optimization in Heterogeneous Networks", MLSys 2020, Algorithm 2). SCAFFOLD adds its corrections (`scaffold`).
     """
 
-    def __init__(self, task: Task, model: torch.nn.Module, local: Local) -> None:
+    def __init__(
+        self,
+        task: Task,
+        model: torch.nn.Module,
+        local: Local,
+        corrections: Mapping[str, np.ndarray[Any, Any]],
+    ) -> None:
         self._task, self._model, self._local = task, model, local
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._start = [p.detach().clone() for p in self._parameters] if local.prox_mu else []
+        by_name = trained_by_name(model) if corrections else {}
+        self._corrections = [
+            (by_name[name], torch.tensor(array).to(by_name[name])) for name, array in corrections.items()
+        ]
         self._optimizer = make_optimizer(local, self._parameters)
 
     def __call__(self, batch: Any, num_examples: int) -> Statistics:
@@ -131,6 +143,10 @@ class Step:
             for parameter, start in zip(self._parameters, self._start, strict=False):
                 if parameter.grad is not None:
                     parameter.grad.add_(parameter - start, alpha=self._local.prox_mu)
+            for parameter, correction in self._corrections:
+                if parameter.grad is None:  # no part of this loss: its gradient is zero
+                    parameter.grad = torch.zeros_like(parameter)
+                parameter.grad.add_(correction)
             if self._local.clip_norm is not None:
                 torch.nn.utils.clip_grad_norm_(self._parameters, self._local.clip_norm)
             self._optimizer.step()

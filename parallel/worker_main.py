@@ -11,11 +11,16 @@ Requests, and the fields of their answers (`?` may be left out):
     load      task, site?, local?, algorithm?, threads?, device?  -> (nothing)
     describe                                             -> num_examples (null when not known), layout
     initial   seed, out                                  -> pieces
-    train     model, out, seed, round_id?, local?,       -> num_examples, work, steps, statistics, stopped, pieces,
-              algorithm?, codec?, owed?, residual?          normalizer?, effective_steps? (FedNova's)
-    evaluate  model, split: train | test | server        -> statistics (null: no such data)
+    train     model, own?, out, own_out, seed, model_seed?, round_id?, local?, algorithm?, codec?, owed?, residual?
+                                                         -> num_examples, work, steps, statistics, stopped, pieces,
+                                                            has_own, normalizer?, effective_steps? (FedNova's)
+    evaluate  model, own?, model_seed?, local?, split: train | test | server
+                                                         -> statistics (null, and then a reason, when there are none)
     values    statistics                                 -> values (null: undefined), by the task's metrics
     quit                                                 -> (nothing), then the process ends
+
+`model`, `own`, `out` and `own_out` are safetensors files: the version, what the site has kept for itself, the update,
+what it is to keep (written when `has_own`).
 
 Every request may have `budget_s`, from now to its deadline, and `lease_s` beyond that. Every answer has `seconds`, and,
 when the task failed, `error` and `detail` instead of its other fields. `layout` lists [name, dtype, shape], `pieces`

@@ -5,7 +5,7 @@ import json
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -13,13 +13,13 @@ from atoll.aggregation import tensorfile
 from atoll.aggregation.codecs import parse_codec
 from atoll.aggregation.cuts import piece_bytes_of
 from atoll.aggregation.encoded import Feedback, write_encoded
-from atoll.aggregation.layout import Layout, Piece
+from atoll.aggregation.layout import CONTROL, Layout, Piece
 from atoll.parallel.array_bench import ArrayBench
-from atoll.parallel.array_task import Trained
 from atoll.parallel.arrays import Arrays, layout_of
+from atoll.parallel.bench import Bench, Received
 from atoll.parallel.deadline import Deadline
 from atoll.parallel.errors import NotFinite, OutOfTime, TaskBroken, TaskMismatch, TaskNotFound
-from atoll.parallel.metrics import Metrics, Statistics, as_statistics, values
+from atoll.parallel.metrics import as_statistics, values
 from atoll.parallel.task import Task, load_task
 
 Json = dict[str, Any]
@@ -29,35 +29,6 @@ CODEC_STREAM = 1
 
 DETAIL_LINES = 12
 DETAIL_CHARS_MAX = 2000
-
-
-class Bench(Protocol):
-    """One task and one site, ready for work."""
-
-    @property
-    def metrics(self) -> Metrics:
-        """How statistics become values."""
-        ...
-
-    def initial(self, seed: int) -> Arrays:
-        """The parameters of version 0."""
-        ...
-
-    def buffers(self) -> list[str]:
-        """Float tensors of the model that are not trained."""
-        ...
-
-    def num_examples(self) -> int | None:
-        """Size of the site's training data; None when it is not known, or there is no site."""
-        ...
-
-    def train(self, parameters: Arrays, request: Json, deadline: Deadline) -> tuple[Trained, Json]:
-        """The outcome of one training and what else to report."""
-        ...
-
-    def evaluate(self, parameters: Arrays, split: str) -> Statistics | None:
-        """Statistics of these parameters on a split; None when there is no such data."""
-        ...
 
 
 class Operations:
@@ -106,16 +77,19 @@ class Operations:
         return {"pieces": piece_fields(pieces)}
 
     def _train(self, request: Json, deadline: Deadline) -> Json:
-        bench, parameters = self._loaded(), tensorfile.read(Path(request["model"]))
-        trained, more = bench.train(parameters, request, deadline)
+        outcome = self._loaded().train(_received(request), request, deadline)
+        trained = outcome.trained
         pieces = self._write(trained.update, request)
+        if outcome.own:
+            tensorfile.write(Path(request["own_out"]), outcome.own, durable=False)
         return {
             "num_examples": trained.num_examples,
             "work": trained.work,
             "statistics": trained.statistics,
             "stopped": deadline.is_stopped,
             "pieces": piece_fields(pieces),
-            **more,
+            "has_own": bool(outcome.own),
+            **outcome.report,
         }
 
     def _write(self, update: Arrays, request: Json) -> tuple[Piece, ...]:
@@ -127,8 +101,8 @@ class Operations:
         if codec.is_biased and "residual" in request:
             feedback = Feedback([Path(path) for path in request.get("owed", ())], Path(request["residual"]))
         rng = np.random.default_rng([request["seed"], CODEC_STREAM])
+        plain = [*self._loaded().buffers(), *(name for name in update if name.startswith(CONTROL))]
         try:
-            plain = self._loaded().buffers()
             return write_encoded(out, update, codec, rng=rng, plain=plain, feedback=feedback)
         except ValueError as error:
             raise NotFinite(f"the update cannot be encoded: {error}") from error
@@ -137,7 +111,8 @@ class Operations:
         split = request["split"]
         if split not in ("train", "test", "server"):
             raise ValueError(f"split {split!r} is none of train, test, server")
-        return {"statistics": self._loaded().evaluate(tensorfile.read(Path(request["model"])), split)}
+        found = self._loaded().evaluate(_received(request), request)
+        return {"statistics": None, "reason": found} if isinstance(found, str) else {"statistics": found}
 
     def _values(self, request: Json, deadline: Deadline) -> Json:
         return {"values": values(self._loaded().metrics, as_statistics(request["statistics"]))}
@@ -145,6 +120,11 @@ class Operations:
     def _loaded(self) -> Bench:
         assert self._bench is not None, "load comes first"
         return self._bench
+
+
+def _received(request: Json) -> Received:
+    own = tensorfile.read(Path(request["own"])) if request.get("own") else None
+    return Received(tensorfile.read(Path(request["model"])), own)
 
 
 def layout_fields(layout: Layout) -> list[tuple[Any, ...]]:

@@ -130,7 +130,7 @@ class Ranks(_message.Message):
     def __init__(self, addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Invite(_message.Message):
-    __slots__ = ("run_id", "round_id", "task", "base_version", "model_digest", "time_left_s", "seed", "local", "grace_s", "manifest", "data", "algorithm", "codec", "rank")
+    __slots__ = ("run_id", "round_id", "task", "base_version", "model_digest", "time_left_s", "seed", "local", "grace_s", "manifest", "data", "algorithm", "codec", "counted_round", "model_seed", "rank")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ROUND_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +144,8 @@ class Invite(_message.Message):
     DATA_FIELD_NUMBER: _ClassVar[int]
     ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_ROUND_FIELD_NUMBER: _ClassVar[int]
+    MODEL_SEED_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     round_id: int
@@ -158,8 +160,10 @@ class Invite(_message.Message):
     data: bytes
     algorithm: str
     codec: str
+    counted_round: int
+    model_seed: int
     rank: int
-    def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., task: _Optional[str] = ..., base_version: _Optional[int] = ..., model_digest: _Optional[str] = ..., time_left_s: _Optional[float] = ..., seed: _Optional[int] = ..., local: _Optional[str] = ..., grace_s: _Optional[float] = ..., manifest: _Optional[bytes] = ..., data: _Optional[bytes] = ..., algorithm: _Optional[str] = ..., codec: _Optional[str] = ..., rank: _Optional[int] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., task: _Optional[str] = ..., base_version: _Optional[int] = ..., model_digest: _Optional[str] = ..., time_left_s: _Optional[float] = ..., seed: _Optional[int] = ..., local: _Optional[str] = ..., grace_s: _Optional[float] = ..., manifest: _Optional[bytes] = ..., data: _Optional[bytes] = ..., algorithm: _Optional[str] = ..., codec: _Optional[str] = ..., counted_round: _Optional[int] = ..., model_seed: _Optional[int] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("run_id", "round_id", "reason", "submit")
@@ -174,20 +178,26 @@ class Release(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., round_id: _Optional[int] = ..., reason: _Optional[str] = ..., submit: bool = ...) -> None: ...
 
 class Evaluate(_message.Message):
-    __slots__ = ("run_id", "task", "version", "model_digest", "time_left_s", "manifest")
+    __slots__ = ("run_id", "task", "version", "model_digest", "time_left_s", "manifest", "local", "counted_round", "model_seed")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     TIME_LEFT_S_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FIELD_NUMBER: _ClassVar[int]
+    COUNTED_ROUND_FIELD_NUMBER: _ClassVar[int]
+    MODEL_SEED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     task: str
     version: int
     model_digest: str
     time_left_s: float
     manifest: bytes
-    def __init__(self, run_id: _Optional[str] = ..., task: _Optional[str] = ..., version: _Optional[int] = ..., model_digest: _Optional[str] = ..., time_left_s: _Optional[float] = ..., manifest: _Optional[bytes] = ...) -> None: ...
+    local: str
+    counted_round: int
+    model_seed: int
+    def __init__(self, run_id: _Optional[str] = ..., task: _Optional[str] = ..., version: _Optional[int] = ..., model_digest: _Optional[str] = ..., time_left_s: _Optional[float] = ..., manifest: _Optional[bytes] = ..., local: _Optional[str] = ..., counted_round: _Optional[int] = ..., model_seed: _Optional[int] = ...) -> None: ...
 
 class RunEnded(_message.Message):
     __slots__ = ("run_id", "state", "cause")

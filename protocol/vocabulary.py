@@ -102,6 +102,7 @@ class CloseReason(StrEnum):
     LINGER_OVER = "linger_over"
     DEADLINE = "deadline"
     GRACE_OVER = "grace_over"
+    FLUSHED = "flushed"
 
 
 class AbandonReason(StrEnum):
@@ -120,5 +121,7 @@ class ReleaseReason(StrEnum):
 
     ROUND_CLOSED = "round_closed"
     ROUND_ABANDONED = "round_abandoned"
+    OUT_OF_TIME = "out_of_time"
+    TOO_STALE = "too_stale"
     RUN_ENDED = "run_ended"
     NOT_INVITED = "not_invited"

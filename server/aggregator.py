@@ -150,6 +150,7 @@ class _Orders:
     def __init__(self, rank: Rank, call: "grpc.aio.StreamStreamCall[pb.RankMessage, pb.RankOrder]") -> None:
         self._rank, self._call = rank, call
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writing = asyncio.Lock()  # grpc loses what is written while another write is under way
         self._plan = bytearray()
 
     def begin(self, order: pb.RankOrder) -> None:
@@ -188,7 +189,8 @@ class _Orders:
 
     async def _say(self, message: pb.RankMessage) -> None:
         with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            await self._call.write(message)
+            async with self._writing:
+                await self._call.write(message)
 
     async def _report(self, every: float) -> None:
         while True:

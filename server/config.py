@@ -4,6 +4,7 @@ The string under a field is its documentation; `docs/configuration.md` is held a
 """
 
 import re
+from collections.abc import Iterator
 from typing import Annotated
 
 from pydantic import BaseModel, Field, field_validator, model_validator
@@ -95,9 +96,19 @@ class RunConfig(BaseModel):
     """Which versions are measured, and on whose data."""
 
     @model_validator(mode="after")
-    def _quorum_is_enough_for_the_rule(self) -> "RunConfig":
-        self.aggregation.check_quorum(self.round.quorum_count)
+    def _tables_fit_together(self) -> "RunConfig":
+        faults = [*self._faults_of_fedasync()] if self.round.mode == "fedasync" else []
+        faults += self.aggregation.faults_of_rounds(self.round)
+        if faults:
+            raise ValueError("; ".join(faults))
         return self
+
+    def _faults_of_fedasync(self) -> Iterator[str]:
+        """Its step is defined: one update, mixed in by alpha."""
+        if self.optimizer != OptimizerConfig():
+            yield "optimizer: mode fedasync has none but its alpha, which is round.alpha"
+        if self.aggregation.rule != "mean":
+            yield f"aggregation: {self.aggregation.rule} is a rule for several updates, mode fedasync takes one by one"
 
     @field_validator("name")
     @classmethod

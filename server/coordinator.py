@@ -285,6 +285,7 @@ class Coordinator:
             settings=(config.aggregation, config.optimizer),
             is_over=is_over,
             keep_versions=self.config.keep_versions,
+            sums_here=self.ranks is None or self.config.start_aggregators,  # on this machine at least
         )
 
     def judge(self, manifest: UpdateManifest, opened: pb.UploadOpen) -> Judge | pb.Verdict:
@@ -437,4 +438,4 @@ def _where(machine: RunMachine) -> str:
     if machine.round is None:
         return f"version {machine.ledger.version}"
     record = machine.round.record
-    return f"round {record.round_id} ({record.phase}, {record.num_reported} updates kept)"
+    return f"round {record.round_id} ({record.phase}, {record.num_in} updates kept)"

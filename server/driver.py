@@ -52,9 +52,9 @@ from atoll.server.journal import (
     Journal,
 )
 from atoll.server.narration import narrate
+from atoll.server.open_round import Effects
 from atoll.server.reduce import Reducer
 from atoll.server.retention import Keep, Retention
-from atoll.server.rounds import Effects
 from atoll.server.rows import Decided, rows_of
 from atoll.server.run import RunMachine
 from atoll.server.sampling import SAMPLERS, Sampler, draw
@@ -186,15 +186,17 @@ class RunDriver:
             return False
         if open_round is not None and open_round.record is record:
             return client.fate is Fate.WAITING
-        return client.fate in (Fate.STRAGGLER, Fate.RELEASED)
+        return client.fate in (Fate.WAITING, Fate.STRAGGLER, Fate.RELEASED)
 
     def is_first_upload(self, update: Update) -> bool:
-        """Whether the machine does not know yet that an update for the open round is on its way."""
-        open_round = self.machine.round
-        if open_round is None or open_round.record.round_id != update.round_id:
+        """Whether the machine does not know yet that an update that it waits for is on its way."""
+        machine, record = self.machine, self.machine.record_of(update.round_id)
+        client = record.clients.get(update.client_id) if record is not None else None
+        if client is None or client.upload_begun_at is not None:
             return False
-        client = open_round.record.clients.get(update.client_id)
-        return client is not None and client.upload_begun_at is None
+        if self.config.round.is_asynchronous:
+            return machine.invitations.is_training(update.client_id, update.round_id)
+        return machine.round is not None and machine.round.record is record
 
     def is_asking(self, client_id: ClientId, version: Version) -> bool:
         """Whether a client's measure of a version is waited for."""
@@ -322,6 +324,7 @@ class RunDriver:
             algorithm=self.config.aggregation.algorithm,
             codec=self._codec_for(effect.client_id),
             rank=self._assign(),
+            model_seed=self.config.seed,
             grace=self.config.round.grace,
             now=self._clock.now(),
         )
@@ -339,6 +342,8 @@ class RunDriver:
             task=self.task,
             digest=version.digest,
             manifest=version.manifest_bytes,
+            local=self.config.local,
+            model_seed=self.config.seed,
             now=self._clock.now(),
         )
 
@@ -383,6 +388,7 @@ class RunDriver:
                 round_id=effect.round_id,
                 count=effect.count,
                 candidates=effect.candidates,
+                number=effect.number,
             )
 
         try:
@@ -422,9 +428,8 @@ class RunDriver:
                 continue
             statistics, detail = None, ""
             try:
-                if not self._evaluator.has_no_data:
-                    statistics = await self._evaluator.evaluate(await self.reducer.whole(version))
-                detail = "" if statistics is not None else "the task has no test_data"
+                found = self._evaluator.cannot or await self._evaluator.evaluate(await self.reducer.whole(version))
+                statistics, detail = (None, found) if isinstance(found, str) else (found, "")
             except (EvaluationFailed, OSError) as error:
                 detail = _detail(error)
                 logger.error("version %d could not be evaluated: %s", version, detail)

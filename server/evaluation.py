@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from atoll.protocol.vocabulary import ClientId, Version
+from atoll.protocol.vocabulary import ClientId, RoundId, Version
 from atoll.server.events import AskEvaluation, ClientEvaluated, CloseEvaluation, Sums
 
 
@@ -31,9 +31,9 @@ class ClientEvaluation:
         was_asked = at < len(self.asked) and self.asked[at] == client_id
         return was_asked and client_id not in self.answers and client_id not in self.failures
 
-    def ask(self, client_id: ClientId) -> AskEvaluation:
+    def ask(self, client_id: ClientId, counted_round: RoundId) -> AskEvaluation:
         """The question, as often as the client must be told."""
-        return AskEvaluation(client_id, self.version, self.deadline)
+        return AskEvaluation(client_id, self.version, self.deadline, counted_round)
 
     def answered(self, event: ClientEvaluated) -> None:
         """A client's sums, or why it has none."""

@@ -40,8 +40,8 @@ class Evaluator:
         self._worker = Worker(reference.task, log_path=log_path, local=reference.local, algorithm=reference.algorithm)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluator")
         self._timeout_s = timeout_s
-        self.has_no_data = False
-        """Whether the task was found to have no test data of the server's."""
+        self.cannot = ""
+        """Why the server can measure no version, once that was found; empty: it can."""
 
     async def check(self) -> None:
         """Load the task: what is wrong with it is the operator's to know at once."""
@@ -52,11 +52,13 @@ class Evaluator:
         answer = await self._ask("initial", seed=seed, out=str(out))
         return tuple(Piece(t, d, tuple(o), tuple(n), s) for t, d, o, n, s in answer["pieces"])
 
-    async def evaluate(self, model: Path) -> Sums | None:
-        """Sufficient statistics of a version on the server's data; None when the task has no such data."""
-        statistics = (await self._ask("evaluate", model=str(model), split="server"))["statistics"]
-        self.has_no_data = statistics is None
-        return None if statistics is None else {name: tuple(values) for name, values in statistics.items()}
+    async def evaluate(self, model: Path) -> Sums | str:
+        """Sufficient statistics of a version on the server's data, or why there are none."""
+        answer = await self._ask("evaluate", model=str(model), split="server")
+        if answer["statistics"] is None:
+            self.cannot = str(answer["reason"])
+            return self.cannot
+        return {name: tuple(values) for name, values in answer["statistics"].items()}
 
     async def values(self, sums: Sums) -> dict[str, float | None]:
         """What the task's own metrics make of the sums."""

@@ -20,6 +20,7 @@ from atoll.protocol.vocabulary import (
     RunState,
     Version,
 )
+from atoll.server.policy import Mode
 
 Sums = Mapping[str, tuple[float, ...]]
 """Sufficient statistics by metric; merged by addition."""
@@ -243,6 +244,7 @@ class DrawCohort:
     round_id: RoundId
     count: int
     candidates: tuple[Candidate, ...]
+    number: int = 0  # of the round's draws: an asynchronous run has many
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +255,7 @@ class Invite:
     round_id: RoundId
     base_version: Version
     deadline: float
+    counted_round: RoundId = RoundId(0)  # noqa: RUF009 - the newest whose model has an update of the client; 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,21 +291,23 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """One accepted update as the fold takes it: weight n_k * scale."""
+    """One accepted update as the fold takes it: weight n_k * scale; in an asynchronous run weight 1, update * scale."""
 
     client_id: ClientId
     digest: Digest
     num_examples: int
-    scale: float  # staleness discount times, under partial_work = "scaled", work; in (0, 1]
+    scale: float  # staleness discount times, under partial_work = "scaled", work, in "fedasync" alpha; in (0, 1]
+    base_version: Version | None = None  # that it was trained from; of an asynchronous run
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """Fold these updates (sorted by client id) into `base_version` + 1."""
+    """Fold these updates (sorted by client id) into `base_version` + 1, as `mode` has it."""
 
     round_id: RoundId
     base_version: Version
     contributions: tuple[Contribution, ...]
+    mode: Mode = "sync"
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +349,7 @@ class AskEvaluation:
     client_id: ClientId
     version: Version
     deadline: float
+    counted_round: RoundId = RoundId(0)  # noqa: RUF009 - as in Invite
 
 
 @dataclass(frozen=True, slots=True)

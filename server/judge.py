@@ -6,7 +6,9 @@ receives the bytes asks here before and after; it may be this process or an aggr
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
+from atoll.aggregation.layout import CONTROL
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.manifest import UpdateManifest, check_against, digest_of
 from atoll.protocol.vocabulary import Digest, Fate, RejectReason
@@ -48,7 +50,9 @@ class Judge:
                 RejectReason.WRONG_BASE, f"this run has no version {update.base_version} {self.manifest.base_digest}"
             )
         layout, num_pieces = base.manifest.layout, len(self.manifest.pieces)
-        if faults := await off_loop(100 * num_pieces, check_against, layout, self.manifest):
+        may_omit = run.config.aggregation.partial and num_pieces > 0
+        check = partial(check_against, layout, self.manifest, may_omit=may_omit)
+        if faults := await off_loop(100 * num_pieces, check):
             return await self.refuse(RejectReason.WRONG_LAYOUT, "; ".join(faults)[:2000])
         if fault := codec_fault(self.manifest, run.config.aggregation.codec_name):
             return await self.refuse(RejectReason.WRONG_CODEC, fault)
@@ -93,9 +97,13 @@ def _accepted(*, is_carried: bool) -> pb.Verdict:
 
 def codec_fault(manifest: UpdateManifest, allowed: str) -> str:
     """Why a run with this codec does not take an update; empty when it does: plain pieces are always taken."""
-    if not (wrong := sorted(manifest.codecs - {allowed})):
-        return ""
-    return f"the update is encoded with {', '.join(wrong)}; allowed: {f'{allowed}, or ' if allowed else ''}plain values"
+    if wrong := sorted(manifest.codecs - {allowed}):
+        also = f"{allowed}, or " if allowed else ""
+        return f"the update is encoded with {', '.join(wrong)}; allowed: {also}plain values"
+    for piece in manifest.pieces:  # what the server adds to c must be what the client adds to its own
+        if piece.codec and piece.tensor.startswith(CONTROL):
+            return f"{piece.tensor!r} is encoded with {piece.codec}; allowed of control variates: plain values"
+    return ""
 
 
 def _update(manifest: UpdateManifest, digest: Digest, opened: pb.UploadOpen) -> Update:

@@ -30,18 +30,22 @@ class Ledger:
     is_round_due: bool = False  # OpenNextRound was given out and not yet answered
     membership: Membership = field(default_factory=Membership)
     carried: dict[ClientId, Update] = field(default_factory=dict)  # accepted late, waiting for a commit
+    training: dict[ClientId, RoundId] = field(default_factory=dict)  # of an asynchronous run: who, invited by which
+    waiting: list[Update] = field(default_factory=list)  # of one: accepted while no buffer was open, as they came
     past: dict[RoundId, RoundRecord] = field(default_factory=dict)  # the last few rounds
     evaluation: ClientEvaluation | None = None
     unevaluated: list[Version] = field(default_factory=list)  # EvaluateModel was given out and not yet answered
 
-    def forget_old_rounds(self, *, most: int) -> None:
-        """Keep the records of the last `most` rounds, and of any whose updates still wait for a commit.
+    def forget_old_rounds(self, *, most: int, oldest_base: Version | None = None) -> None:
+        """Keep the records of the last `most` rounds, of any whose updates still wait for a commit, and of those that
+        began from `oldest_base` or later.
 
         Not when a round ends: what its end settles is still to be written into older records.
         """
         still_open = {update.round_id for update in self.carried.values()}
         for old in sorted(self.past)[:-most]:
-            if old not in still_open:
+            is_young = oldest_base is not None and self.past[old].base_version >= oldest_base
+            if old not in still_open and not is_young:
                 del self.past[old]
 
     def carry(self, update: Update, *, into: dict[ClientId, Update] | None = None) -> list[Effect]:
@@ -64,6 +68,26 @@ class Ledger:
             return []
         record.clients[update.client_id].unused_because = why
         return [AmendRecord(update.round_id)]
+
+    def settle_buffer_committed(self, record: RoundRecord) -> list[Effect]:
+        """A commit has used what was in the buffer, whichever rounds it came from."""
+        self.past[record.round_id] = record
+        for row in record.buffer:
+            self.past[row.round_id].clients[row.client_id].used_in = record.round_id
+        return [
+            AmendRecord(round_id) for round_id in sorted({row.round_id for row in record.buffer} - {record.round_id})
+        ]
+
+    def settle_buffer_abandoned(self, record: RoundRecord, updates: list[Update]) -> list[Effect]:
+        """What was in a buffer that came to nothing waits for the next one, or the records say why not."""
+        self.past[record.round_id] = record
+        why = f"the aggregation of round {record.round_id} failed"  # these updates together: it would fail again
+        if record.abandon_reason is AbandonReason.STOP_REQUESTED:
+            why = "the run was stopped below the quorum"
+        elif record.abandon_reason is not AbandonReason.AGGREGATION_FAILED:
+            self.waiting += updates
+            return []
+        return [effect for update in updates for effect in self.leave_unused(update, why)]
 
     def settle_committed(self, record: RoundRecord, late: Mapping[ClientId, Update]) -> list[Effect]:
         """A commit has used the late updates that its round had, or found them superseded."""
@@ -95,7 +119,8 @@ class Ledger:
     def settle_end(self, state: RunState) -> list[Effect]:
         """The run is over: what still waited for a commit will not be used."""
         effects: list[Effect] = []
-        for _, update in sorted(self.carried.items()):
+        for update in (*(update for _, update in sorted(self.carried.items())), *self.waiting):
             effects += self.leave_unused(update, f"the run ended first ({state})")
         self.carried.clear()
+        self.waiting.clear()
         return effects

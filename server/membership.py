@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from atoll.protocol.vocabulary import ClientId
+from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.events import Candidate, Profile
 
 
@@ -23,6 +23,7 @@ class Member:
     download_seconds: float | None = None  # moving averages of what was measured
     train_seconds: float | None = None
     upload_seconds: float | None = None
+    counted_round: RoundId = RoundId(0)  # noqa: RUF009 - the newest of its rounds whose update is in a model; 0: none
 
 
 def _average(old: float | None, new: float) -> float:
@@ -89,6 +90,16 @@ class Membership:
         member.download_seconds = _average(member.download_seconds, download)
         member.train_seconds = _average(member.train_seconds, train)
         member.upload_seconds = _average(member.upload_seconds, upload)
+
+    def counted(self, client_id: ClientId, round_id: RoundId) -> None:
+        """The update that a client made in a round is in the model now."""
+        member = self.members.get(client_id)
+        if member is not None:
+            member.counted_round = max(member.counted_round, round_id)
+
+    def counted_round(self, client_id: ClientId) -> RoundId:
+        """The newest of the client's rounds whose update is in a model; 0: there is none."""
+        return self.members[client_id].counted_round if client_id in self.members else RoundId(0)
 
     def expected_seconds(self, client_id: ClientId) -> float | None:
         """How long the client is expected to take for a round [s]; None when nothing was measured."""

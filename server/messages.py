@@ -36,6 +36,7 @@ def invitation(
     algorithm: str,
     codec: str,
     rank: int = 0,
+    model_seed: int,
     grace: float,
     now: float,
 ) -> pb.ServerMessage:
@@ -56,12 +57,22 @@ def invitation(
             algorithm=algorithm,
             codec=codec,
             rank=rank,
+            counted_round=effect.counted_round,
+            model_seed=model_seed,
         )
     )
 
 
 def evaluation_request(
-    effect: AskEvaluation, *, run_id: RunId, task: str, digest: Digest, manifest: bytes, now: float
+    effect: AskEvaluation,
+    *,
+    run_id: RunId,
+    task: str,
+    digest: Digest,
+    manifest: bytes,
+    local: Mapping[str, Any],
+    model_seed: int,
+    now: float,
 ) -> pb.ServerMessage:
     """Run this version on your own data."""
     return pb.ServerMessage(
@@ -72,6 +83,9 @@ def evaluation_request(
             model_digest=digest,
             time_left_s=max(0.0, effect.deadline - now),
             manifest=_inline(manifest),
+            local=json.dumps(local, sort_keys=True),
+            counted_round=effect.counted_round,
+            model_seed=model_seed,
         )
     )
 

@@ -1,6 +1,6 @@
 """The settings of a run that say how its updates become the next model: the rule, the norm bound, the optimizer."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from atoll.aggregation.codecs import FAMILIES, codec_name
+from atoll.aggregation.device import Device
 from atoll.aggregation.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
 from atoll.aggregation.optimizers import OPTIMIZERS, Optimizer
 from atoll.aggregation.robust import Median, TrimmedMean, clip_factors
@@ -19,6 +20,7 @@ from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.reference import check_known_or_reference, resolve
 from atoll.protocol.settings import STRICT, ConfigError
 from atoll.server.events import Contribution
+from atoll.server.policy import StragglerPolicy
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -64,9 +66,14 @@ class AggregationConfig(BaseModel):
 
     model_config = STRICT
 
-    algorithm: Literal["fedavg", "fednova"] = "fedavg"
+    algorithm: Literal["fedavg", "fednova", "scaffold"] = "fedavg"
     """What clients and coordinator do together: "fedavg" (and FedSGD and FedProx, by `local`); "fednova": updates are
-    divided by the steps that they took, so that sites with more work do not pull the model towards themselves."""
+    divided by the steps that they took, so that sites with more work do not pull the model towards themselves;
+    "scaffold": control variates, which travel beside the model, take the drift of each site's steps away."""
+
+    num_clients: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Of "scaffold": how many clients the federation has, also those who are never chosen; absent: there is none, and
+    the algorithm asks for it."""
 
     weighting: Literal["examples", "uniform"] = "examples"
     """How much an update counts in the mean: "examples", its `num_examples`; "uniform", all alike. The discounts of
@@ -99,6 +106,14 @@ class AggregationConfig(BaseModel):
     """No update counts as longer than this: a number, or "median", the median length of the round's updates; absent: no
     bound. With any rule."""
 
+    partial: bool = False
+    """Whether an update may leave tensors out, such as that of a client that trains a part of the model: each tensor is
+    averaged over the updates that have it, and stays where none has it."""
+
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]+)?)$")] = "cpu"
+    """Where "mean" adds the updates' floats: "cpu", or a GPU, "cuda" or "cuda:1", with the same bits. With aggregation
+    ranks: of each of them, on its machine."""
+
     codec: Literal["none", "bf16", "fp16", "qsgd8", "topk", "sign"] = "none"
     """What updates are encoded with on their way, by every client that can; the others send them plain. Of float32's
     bytes "bf16" and "fp16" leave 1/2, "qsgd8" (8 bits, rounded at random without bias) 0.252, "sign" (1 bit) 1/32,
@@ -115,14 +130,29 @@ class AggregationConfig(BaseModel):
         return check_known_or_reference(rule, RULE_OPTIONS, "object")
 
     @model_validator(mode="after")
-    def _algorithm_takes_the_mean(self) -> "AggregationConfig":
+    def _algorithm_has_what_it_needs(self) -> "AggregationConfig":
+        faults = []
         if self.algorithm != "fedavg" and (self.rule != "mean" or self.norm_bound is not None):
             what = "norm_bound" if self.rule == "mean" else f"rule {self.rule!r}"
-            raise ValueError(f"{self.algorithm} needs the exact mean, and does not go with {what}")
+            faults.append(f"{self.algorithm} needs the exact mean, and does not go with {what}")
+        if self.partial and self.algorithm != "fedavg":
+            faults.append(f"{self.algorithm} needs whole updates, and does not go with partial")
+        if self.partial and (
+            self.mix_neighbours or self.rule in ("multi_krum", "geometric_median", "centered_clipping")
+        ):
+            faults.append(f"rule {self.rule!r} compares whole updates, and does not go with partial")
+        if self.algorithm == "scaffold" and self.num_clients is None:
+            faults.append("scaffold needs num_clients")
+        if self.algorithm != "scaffold" and self.num_clients is not None:
+            faults.append(f"num_clients is no option of {self.algorithm}")
+        if faults:
+            raise ValueError("; ".join(faults))
         return self
 
     @model_validator(mode="after")
     def _only_what_the_rule_has(self) -> "AggregationConfig":
+        if self.rule != "mean" and self.device != "cpu":
+            raise ValueError(f"device {self.device} is for the rule mean, and rule is {self.rule}: allowed is cpu")
         options = dict(RULE_OPTIONS.get(self.rule, {}))
         if self.mix_neighbours:
             if self.rule == "mean":
@@ -153,13 +183,23 @@ class AggregationConfig(BaseModel):
         names = ("malicious", "num_selected", "num_steps", "radius")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
-    def check_quorum(self, quorum: int) -> None:
-        """Raise ValueError when the smallest round that may commit is too small for the rule. Loads no user code."""
+    def faults_of_rounds(self, policy: StragglerPolicy) -> Iterator[str]:
+        """Why these rounds do not suit the rule or the algorithm. Loads no user code."""
         if self.rule in RULES:
             try:
-                check_count(self._mixed(self._built_in()), quorum)
+                check_count(self._mixed(self._built_in()), policy.quorum_count)
             except ValueError as fault:
-                raise ValueError(f"aggregation: a round of the quorum has {fault}") from None
+                yield f"aggregation: a round of the quorum has {fault}"
+        if self.num_clients is None:
+            return
+        whole = "does not go with scaffold, whose control variates must count whole and at once"
+        if policy.is_asynchronous:
+            yield f'round: mode {policy.mode!r} {whole}: only "sync" does'
+        elif policy.cohort_size > self.num_clients:
+            most = f"aggregation.num_clients ({self.num_clients})"
+            yield f"round: cohort_size {policy.cohort_size} is more than {most}"
+        if policy.late != "discard":
+            yield f'round: late {policy.late!r} {whole}: only "discard" does'
 
     def build(self) -> Rule | None:
         """The rule that was asked for; None: the exact weighted mean.
@@ -170,6 +210,17 @@ class AggregationConfig(BaseModel):
         if self.rule == "mean":
             return None
         return self._mixed(self._built_in() if self.rule in RULES else load_rule(self.rule))
+
+    def open_device(self) -> Device | None:
+        """Where the sums are made; None: here.
+
+        Raises:
+            ConfigError: there is no such device.
+        """
+        try:
+            return None if self.device == "cpu" else Device(self.device)
+        except ValueError as fault:
+            raise ConfigError([f"aggregation: {fault}; allowed here: cpu"]) from None
 
     def _built_in(self) -> Rule:
         options = {name: value for name, value in self._given().items() if name in RULE_OPTIONS[self.rule]}
@@ -258,21 +309,40 @@ class Method:
     norm_bound: float | Literal["median"] | None = None
     algorithm: str = "fedavg"
     weighting: Literal["examples", "uniform"] = "examples"
+    num_clients: int | None = None
+    device: Device | None = None
 
     @classmethod
-    def of(cls, aggregation: AggregationConfig, optimizer: OptimizerConfig, *, is_over: bool = False) -> "Method":
+    def of(
+        cls,
+        aggregation: AggregationConfig,
+        optimizer: OptimizerConfig,
+        *,
+        is_over: bool = False,
+        sums_here: bool = True,
+    ) -> "Method":
         """As the settings say; raises as `AggregationConfig.build`.
 
-        A run that has ended needs no rule: that its code is gone concerns only who resumes it.
+        A run that has ended needs neither rule nor device: that its code or its GPU is gone concerns only who resumes
+        it. Nor is a device needed where others sum (`sums_here`).
         """
+        rule: Rule | None
+        device: Device | None = None
         try:
-            rule = aggregation.build()
+            rule, device = aggregation.build(), aggregation.open_device() if sums_here else None
         except ConfigError as error:
             if not is_over:
                 raise
             rule = _Gone(error)
-        algorithm, weighting = aggregation.algorithm, aggregation.weighting
-        return cls(optimizer.build(), rule, aggregation.norm_bound, algorithm, weighting)
+        return cls(
+            optimizer.build(),
+            rule,
+            aggregation.norm_bound,
+            aggregation.algorithm,
+            aggregation.weighting,
+            aggregation.num_clients,
+            device,
+        )
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -288,8 +358,8 @@ class Method:
         """What FedNova makes of the steps that the updates took; of any other algorithm nothing."""
         if self.algorithm != "fednova":
             return Normalized((1.0,) * len(weights), 1.0)
-        manifests = list(updates)
-        return normalized(weights, [m.normalizer for m in manifests], [m.effective_steps for m in manifests])
+        claims = [(update.normalizer, update.effective_steps) for update in updates]
+        return normalized(weights, [norm for norm, _ in claims], [steps for _, steps in claims])
 
     def factors(self, norms: Sequence[float]) -> Sequence[float]:
         """What each update is multiplied with so that none is longer than the bound."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from atoll.protocol.vocabulary import Fate, RoundId
+from atoll.protocol.vocabulary import Fate, ReleaseReason, RoundId
 from atoll.server.events import (
     Abandon,
     Accept,
@@ -17,6 +17,7 @@ from atoll.server.events import (
     Event,
     Invite,
     Reject,
+    Release,
     UpdateRefused,
 )
 from atoll.server.record import RoundRecord
@@ -30,7 +31,7 @@ def narrate(machine: RunMachine, event: Event, effects: tuple[Effect, ...]) -> I
     if invited:
         record = machine.record_of(invited[0].round_id)
         assert record is not None
-        yield _invited(record, invited)
+        yield _invited(record, invited, machine.ledger.now)
     for effect in effects:
         if (line := _of_effect(machine, effect)) is not None:
             yield line
@@ -56,6 +57,8 @@ def _of_effect(machine: RunMachine, effect: Effect) -> str | None:
             return f"round {round_id}: drawing {count} of {len(candidates)} available clients"
         case Accept(client_id, round_id):
             return _accepted(machine, effect)
+        case Release(client_id, round_id, ReleaseReason.OUT_OF_TIME | ReleaseReason.TOO_STALE as reason):
+            return f"round {round_id}: {client_id} is told to stop: {reason}"
         case Reject(client_id, round_id, _, reason, detail):
             return f"round {round_id}: {client_id} was refused: {reason}{_after_colon(detail)}"
         case Aggregate(round_id, _, contributions):
@@ -71,10 +74,12 @@ def _of_effect(machine: RunMachine, effect: Effect) -> str | None:
             return None
 
 
-def _invited(record: RoundRecord, invited: list[Invite]) -> str:
+def _invited(record: RoundRecord, invited: list[Invite], now: float) -> str:
     left = (record.deadline or 0.0) - (record.drawn_at or 0.0)
     names = ", ".join(e.client_id for e in invited[:8]) + (", ..." if len(invited) > 8 else "")
     again = " again" if len(invited) < len(record.clients) else ""
+    if record.mode != "sync":
+        left, again = invited[0].deadline - now, ""
     return f"round {record.round_id}: invited{again} {names} (deadline {left:.1f} s)"
 
 
@@ -86,6 +91,8 @@ def _accepted(machine: RunMachine, accept: Accept) -> str:
     work = "" if client.work >= 1 else f", {client.work:.0%} of the work"
     late = ", late: it counts in the next round" if accept.carried else ""
     count = f"{record.num_reported} of {record.cohort_size}"
+    if record.mode != "sync":
+        return f"round {record.round_id}: {accept.client_id} reported {client.num_examples} examples{work}"
     return f"round {record.round_id}: {accept.client_id} reported {client.num_examples} examples{work}{late} ({count})"
 
 

@@ -5,10 +5,10 @@ ranks) is told, and decides nothing.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from atoll.aggregation.layout import FLOATS, Layout
+from atoll.aggregation.layout import CONTROL, FLOATS, Layout
 from atoll.aggregation.means import Total, totals_of
 from atoll.protocol.manifest import VersionManifest, parse_update
 from atoll.protocol.vocabulary import Digest, Version
@@ -30,6 +30,15 @@ class Planned:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedAnchor:
+    """See `step.Anchor`."""
+
+    version: Version
+    digest: Digest
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class FoldPlan:
     """One fold, the same for all who take part in it."""
 
@@ -42,6 +51,8 @@ class FoldPlan:
     """Of tensors that some updates leave out: their places in `updates`."""
     scale: float
     """`step.Step.scale`."""
+    anchor: "PlannedAnchor | None"
+    """The version that FedAsync's client trained from, when it is not the base itself."""
     buffers: tuple[str, ...]
     """Float tensors of the model that no optimizer trains."""
     aggregation: AggregationConfig
@@ -50,6 +61,10 @@ class FoldPlan:
     def encode(self) -> bytes:
         """As it travels to a rank."""
         return encode(self).encode()
+
+    def trained(self, layout: Layout) -> frozenset[str]:
+        """What the optimizer moves of the model's tensors."""
+        return trained_of(layout, self.buffers)
 
     @classmethod
     def decode(cls, data: bytes) -> "FoldPlan":
@@ -63,7 +78,7 @@ def plan_of(
     metas: Mapping[Digest, StoredUpdateMeta],
     *,
     method: Method,
-    base_digest: Digest,
+    digest_of_version: Callable[[Version], Digest],
     buffers: frozenset[str],
     settings: tuple[AggregationConfig, OptimizerConfig],
 ) -> FoldPlan:
@@ -74,13 +89,13 @@ def plan_of(
         base: the version that the updates are added to.
         metas: what is known of each contribution.
         method: the run's, built from `settings`.
-        base_digest: of `base`.
+        digest_of_version: the identity of the base, or of an older version.
         buffers: see `FoldPlan`.
         settings: of the run.
     """
     of_updates = [metas[contribution.digest] for contribution in effect.contributions]
-    weights = method.weights(effect.contributions)
-    factors = method.factors([_float_norm(meta, base.layout) for meta in of_updates])
+    bounds = method.factors([_float_norm(meta, base.layout) for meta in of_updates])
+    weights, factors = weights_and_factors(effect, method, bounds)
     nova = method.normalized(weights, (parse_update(meta.manifest) for meta in of_updates))
     planned = tuple(
         Planned(contribution.digest, meta.rank, weight, factor, trained_factor)
@@ -90,15 +105,54 @@ def plan_of(
     )
     return FoldPlan(
         base_version=effect.base_version,
-        base_digest=base_digest,
+        base_digest=digest_of_version(effect.base_version),
         updates=planned,
-        totals=totals_of((weight, meta.magnitudes) for weight, meta in zip(weights, of_updates, strict=True)),
+        totals=totals_of(
+            base.layout,
+            ((item, meta.magnitudes) for item, meta in zip(planned, of_updates, strict=True)),
+            trained_of(base.layout, buffers),
+        ),
         omitted=_omitted(base.layout, of_updates),
         scale=nova.scale,
+        anchor=_anchor(effect, digest_of_version),
         buffers=tuple(sorted(buffers)),
         aggregation=settings[0],
         optimizer=settings[1],
     )
+
+
+def weights_and_factors(
+    effect: Aggregate, method: Method, factors: Sequence[float]
+) -> tuple[Sequence[int], Sequence[float]]:
+    """What the fold is told of each contribution besides its bytes.
+
+    With mean = sum_k w_k f_k u_k / sum_k w_k: the discount s_k is in w_k = n_k s_k, in numerator and denominator; of an
+    asynchronous run w_k = 1 and it is in f_k, so that the divisor is the number of updates K, not the sum of the s_k.
+
+    Args:
+        effect: what is to be aggregated.
+        method: the run's.
+        factors: of the norm bound, one for each contribution.
+    """
+    contributions = effect.contributions
+    if effect.mode == "sync":
+        return method.weights(contributions), factors
+    return [1] * len(contributions), [f * c.scale for f, c in zip(factors, contributions, strict=True)]
+
+
+def _anchor(effect: Aggregate, digest_of_version: Callable[[Version], Digest]) -> PlannedAnchor | None:
+    if effect.mode != "fedasync":
+        return None
+    [only] = effect.contributions
+    if only.base_version == effect.base_version:
+        return None
+    assert only.base_version is not None
+    return PlannedAnchor(only.base_version, digest_of_version(only.base_version), only.scale)
+
+
+def trained_of(layout: Layout, buffers: Iterable[str]) -> frozenset[str]:
+    """Names of what the optimizer moves: all but buffers and control variates; integers do not matter."""
+    return frozenset(tensor.name for tensor in layout if not tensor.name.startswith(CONTROL)).difference(buffers)
 
 
 def _omitted(layout: Layout, metas: list[StoredUpdateMeta]) -> dict[str, tuple[int, ...]]:

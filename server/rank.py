@@ -189,6 +189,8 @@ class Rank:
         try:
             plan = await off_loop(len(encoded_plan), FoldPlan.decode, encoded_plan)
             base = await self.version(run_id, plan.base_digest)
+            if plan.anchor is not None:
+                await self.version(run_id, plan.anchor.digest)
             metas = await self._metas(run_id, [p.digest for p in plan.updates if p.rank == self.place.rank])
             fold = _Fold(self.place, self.run(run_id), plan, base, metas, order, stop)
             folded, exchanged = await on_thread(self._folding, fold)
@@ -316,6 +318,7 @@ class _Fold:
                 step=step,
                 threads=os.cpu_count() or 1,
                 between=self._between_tiles,
+                device=method.device,
             )
             self._run.made(version, folded.pieces, dict(folded.slots))
             return folded, exchange.sent_bytes

@@ -16,6 +16,7 @@ from atoll.protocol.vocabulary import (
     RoundId,
     Version,
 )
+from atoll.server.policy import Mode
 
 
 @dataclass(slots=True)
@@ -39,11 +40,13 @@ class ClientRecord:
     used_in: RoundId | None = None  # the round whose model holds the update
     unused_because: str = ""  # why no model holds it although it was accepted
     plain_bytes: int = 0  # what `num_bytes` would be without a codec
+    deadline: float | None = None  # its own, in an asynchronous run
+    extended: float = 0.0  # by how much outages have moved it
 
 
 @dataclass(slots=True)
 class CarriedRecord:
-    """A late update of an earlier round that counts in this one."""
+    """An update that counts in this round: a late one of an earlier round, or any that an asynchronous run commits."""
 
     client_id: ClientId
     round_id: RoundId
@@ -89,11 +92,18 @@ class RoundRecord:
     clients: dict[ClientId, ClientRecord] = field(default_factory=dict)
     carried: list[CarriedRecord] = field(default_factory=list)
     superseded: list[Digest] = field(default_factory=list)  # late updates whose client sent a fresh one in this round
+    mode: Mode = "sync"
+    buffer: list[CarriedRecord] = field(default_factory=list)  # of an asynchronous run: what was in, as it came
     outages: list[Outage] = field(default_factory=list)
 
     def with_fate(self, *fates: Fate) -> Iterator[tuple[ClientId, ClientRecord]]:
         """The invitations with one of these fates, in order of client id."""
         return ((c, r) for c, r in sorted(self.clients.items()) if r.fate in fates)
+
+    @property
+    def num_in(self) -> int:
+        """Accepted updates among those that are wanted: of the cohort on time, or in the buffer."""
+        return self.num_reported if self.mode == "sync" else len(self.buffer)
 
     @property
     def num_reported(self) -> int:

@@ -17,7 +17,7 @@ from atoll.aggregation.fold import fold
 from atoll.aggregation.inspection import inspect
 from atoll.aggregation.layout import Layout, Piece
 from atoll.aggregation.means import Weighted
-from atoll.aggregation.step import Step
+from atoll.aggregation.step import Anchor, Step
 from atoll.aggregation.tensorfile import parse_header, read_buffers
 from atoll.protocol import steps
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
@@ -46,11 +46,12 @@ class Reducer(Versions):
         settings: tuple[AggregationConfig, OptimizerConfig],
         is_over: bool,
         keep_versions: int,
+        sums_here: bool = True,
     ) -> None:
         super().__init__(RunStore(folder))
         self._accepted = accepted  # asked on a thread
         self._folding, self._is_stopping = folding, False
-        self.method, self._settings = Method.of(*settings, is_over=is_over), settings
+        self.method, self._settings = Method.of(*settings, is_over=is_over, sums_here=sums_here), settings
         self._keep_versions = keep_versions
 
     async def write_initial(self, evaluator: Evaluator, seed: int) -> None:
@@ -86,7 +87,15 @@ class Reducer(Versions):
         out = self.store.version_path(version)
         with naming_full_disk(out):
             step = step_of(plan, base.manifest.layout, self.method, self.store)
-            folded = fold(base.path, updates, out, step=step, threads=os.cpu_count() or 1, between=self._between_tiles)
+            folded = fold(
+                base.path,
+                updates,
+                out,
+                step=step,
+                threads=os.cpu_count() or 1,
+                between=self._between_tiles,
+                device=self.method.device,
+            )
         steps.reached("aggregate.after_fold")
         for slot, pieces in folded.slots.items():
             of_slot = VersionManifest.of(pieces, piece_bytes=base.manifest.piece_bytes)
@@ -103,7 +112,7 @@ class Reducer(Versions):
             base.manifest,
             metas,
             method=self.method,
-            base_digest=base.digest,
+            digest_of_version=lambda version: self.version(version).digest,
             buffers=read_buffers(self.store.version_path(Version(0))),
             settings=self._settings,
         )
@@ -181,5 +190,16 @@ def step_of(plan: FoldPlan, layout: Layout, method: Method, store: RunStore) -> 
     base, version = plan.base_version, Version(plan.base_version + 1)
     before = {slot: store.version_path(base, slot) for slot in method.slots if base}
     after = {slot: store.version_path(version, slot) for slot in method.slots}
-    trained = frozenset(tensor.name for tensor in layout) - set(plan.buffers)
-    return Step(method.optimizer, trained, method.rule, scale=plan.scale, before=before, after=after)
+    anchor = None
+    if plan.anchor is not None:
+        anchor = Anchor(store.version_path(plan.anchor.version), plan.anchor.share)
+    return Step(
+        method.optimizer,
+        plan.trained(layout),
+        method.rule,
+        scale=plan.scale,
+        num_clients=method.num_clients,
+        before=before,
+        after=after,
+        anchor=anchor,
+    )

@@ -41,16 +41,15 @@ class Keep:
 
         The same event may have ended one round and opened the next.
         """
-        ledger, updates = machine.ledger, [*machine.ledger.carried.values()]
-        if machine.round is not None:
-            updates += [*machine.round.late.values(), *machine.round.reported_on_time.values()]
+        ledger = machine.ledger
+        updates = [*ledger.carried.values(), *ledger.waiting, *(machine.round.held if machine.round else ())]
         stalest = max(0, ledger.version - policy.max_staleness)
         return cls(
             seq,
             ledger.version,
             frozenset(update.digest for update in updates),
             frozenset((*ledger.unevaluated, *map(Version, range(stalest, ledger.version)))),
-            Version(stalest) if policy.late == "next_round" else ledger.version,
+            Version(stalest) if policy.takes_stale else ledger.version,
             ledger.state not in (RunState.RUNNING, RunState.QUEUED),
         )
 

@@ -16,9 +16,8 @@ Source: Bonawitz et al., "Towards Federated Learning at Scale: System Design", M
 Configuration, Reporting). The rules of lateness are DESIGN section 4.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from atoll.aggregation.weights import staleness_discount
 from atoll.protocol.vocabulary import (
     AbandonReason,
     ClientId,
@@ -26,49 +25,21 @@ from atoll.protocol.vocabulary import (
     Digest,
     Fate,
     Phase,
-    RejectReason,
     ReleaseReason,
     RoundId,
     Version,
 )
-from atoll.server.events import (
-    Abandon,
-    Accept,
-    Aggregate,
-    Commit,
-    Contribution,
-    DrawCohort,
-    Effect,
-    Invite,
-    Reject,
-    Release,
-    Update,
-)
+from atoll.server.admission import fault_of, measure, note_accepted, reject, work_scale
+from atoll.server.events import Accept, Aggregate, Contribution, DrawCohort, Invite, Release, Update
 from atoll.server.membership import Membership
+from atoll.server.open_round import Effects, OpenRound
 from atoll.server.policy import StragglerPolicy
-from atoll.server.record import CarriedRecord, ClientRecord, Outage, RoundRecord
+from atoll.server.record import ClientRecord
 
-Effects = tuple[Effect, ...]
-WORK_MIN = 1e-9  # less is no share of any work, and its weight could vanish in a product
 MAY_REPORT = (Fate.WAITING, Fate.LOST, Fate.FAILED)  # a client that was given up may still surprise us in time
 
 
-def fault_of(update: Update, *, base_version: Version, policy: StragglerPolicy) -> tuple[RejectReason, str] | None:
-    """What is wrong with an update's claims, whenever it arrives; None when nothing is."""
-    if update.base_version != base_version:
-        return RejectReason.WRONG_BASE, f"trained from version {update.base_version}, not {base_version}"
-    if update.num_examples < 1:
-        return RejectReason.NO_EXAMPLES, f"num_examples {update.num_examples} is not in 1..{policy.max_examples}"
-    if update.num_examples > policy.max_examples:
-        return RejectReason.TOO_MANY_EXAMPLES, f"num_examples {update.num_examples} is not in 1..{policy.max_examples}"
-    if not WORK_MIN <= update.work <= 1:
-        return RejectReason.BAD_WORK, f"work {update.work} is not in (0, 1] (at least {WORK_MIN})"
-    if update.work < 1 and policy.partial_work == "refuse":
-        return RejectReason.PARTIAL_WORK, f"work {update.work:.3f} is less than 1 and partial_work is refuse"
-    return None
-
-
-class Round:
+class Round(OpenRound):
     """One round, from birth to COMMITTED or ABANDONED. A new round is a new machine.
 
     `late` are the accepted updates of earlier rounds that wait for a commit, by client: they count in this round. More
@@ -84,31 +55,15 @@ class Round:
         late: dict[ClientId, Update],
         now: float,
     ) -> None:
-        self.policy = policy
+        super().__init__(round_id, base_version, policy, now)
         self.membership = membership
         self.late = late
-        self.record = RoundRecord(
-            round_id=round_id,
-            base_version=base_version,
-            opened_at=now,
-            cohort_size=policy.cohort_size,
-            quorum=policy.quorum_count,
-            num_needed_to_draw=policy.num_needed_to_draw,
-            late=policy.late,
-        )
         self._select_by = now + policy.selection_timeout
-        self._is_drawing = False
         self._waiting: set[ClientId] = set()
         self._reported: dict[ClientId, Update] = {}
         self._in_grace = False
-        self._extended = 0.0
 
     # ------------------------------------------------------------ time
-
-    @property
-    def phase(self) -> Phase:
-        """Where the round stands."""
-        return self.record.phase
 
     @property
     def deadline(self) -> float | None:
@@ -138,28 +93,19 @@ class Round:
             return self._settle(now)  # only the uploads that were begun are waited for: can they make the quorum?
         return self._close_or_abandon(CloseReason.DEADLINE, now)
 
-    def coordinator_started(self, down_since: float, now: float) -> Effects:
-        """Extend by the downtime, up to `outage_max` in all, and repeat what was under way."""
+    def _extend(self, seconds: float, now: float) -> None:
         record = self.record
-        seconds = max(0.0, now - down_since)
-        extension = min(seconds, self.policy.outage_max - self._extended)
-        self._extended += extension
-        record.outages.append(Outage(now, seconds, extension))
-        self._select_by += extension
+        self._select_by += seconds
         for instant in ("deadline", "linger_by", "grace_by"):
             if (value := getattr(record, instant)) is not None:
-                setattr(record, instant, value + extension)
+                setattr(record, instant, value + seconds)
         for client in record.clients.values():
             if client.fate is Fate.WAITING and client.disconnected_at is None:
                 client.disconnected_at = now
-        self._is_drawing = False  # nobody is connected: draw again from the same population when it is back
-        if record.phase is Phase.AGGREGATING:
-            return (self._aggregate(),)
-        return ()
 
     # ------------------------------------------------------------ selecting
 
-    def look_for_cohort(self) -> Effects:
+    def look_for_clients(self, now: float) -> Effects:
         """Someone joined, or the round opened: draw as soon as enough clients are available."""
         if self.phase is not Phase.SELECTING or self._is_drawing:
             return ()
@@ -198,14 +144,11 @@ class Round:
             if reason := self.membership.lost_because(client_id):  # while the sampler was at work
                 self._set_fate(client_id, Fate.LOST, now, reason)
         invited = sorted(self._waiting)
-        invitations = (Invite(c, record.round_id, record.base_version, deadline) for c in invited)
-        return (*invitations, *self._settle(now))
+        return (*(self._invitation(c, deadline) for c in invited), *self._settle(now))
 
-    def sampler_failed(self, detail: str, now: float) -> Effects:
-        """The user's own sampler raised."""
-        if self.phase is not Phase.SELECTING or not self._is_drawing:
-            return ()
-        return self._abandon(AbandonReason.SAMPLER_FAILED, now, detail)
+    def _invitation(self, client_id: ClientId, deadline: float) -> Invite:
+        record, counted = self.record, self.membership.counted_round(client_id)
+        return Invite(client_id, record.round_id, record.base_version, deadline, counted)
 
     def _seconds_to_deadline(self) -> float:
         """Fixed, or `margin` times the expected time of the slowest of the `cohort_size` fastest that are invited.
@@ -233,14 +176,13 @@ class Round:
         client.disconnected_at = None
         self._set_fate(client_id, Fate.WAITING, now)
         assert record.deadline is not None
-        return (Invite(client_id, record.round_id, record.base_version, record.deadline),)
+        return (self._invitation(client_id, record.deadline),)
 
-    def client_disconnected(self, client_id: ClientId, now: float) -> Effects:
+    def client_disconnected(self, client_id: ClientId, now: float) -> None:
         """Noted; the client has its lease to come back."""
         client = self.record.clients.get(client_id)
         if client is not None and client.fate is Fate.WAITING:
             client.disconnected_at = now
-        return ()
 
     def client_gave_up(self, client_id: ClientId, fate: Fate, reason: str, detail: str, now: float) -> Effects:
         """FAILED, REFUSED or LOST: nothing more is expected of this client."""
@@ -250,12 +192,11 @@ class Round:
         self._set_fate(client_id, fate, now, reason, detail)
         return self._settle(now)
 
-    def upload_begun(self, client_id: ClientId, now: float) -> Effects:
+    def upload_begun(self, client_id: ClientId, now: float) -> None:
         """Noted: an upload that was begun before the deadline has the grace period to complete."""
         client = self.record.clients.get(client_id)
         if self.phase is Phase.COLLECTING and client is not None and client.fate in MAY_REPORT:
             client.upload_begun_at = client.upload_begun_at or now
-        return ()
 
     def is_open_for(self, update: Update) -> bool:
         """Whether this update still comes in time for its round."""
@@ -274,20 +215,12 @@ class Round:
         assert client.fate in MAY_REPORT, client.fate
         if fault := fault_of(update, base_version=self.record.base_version, policy=self.policy):
             self._set_fate(update.client_id, Fate.REFUSED, now, *fault)
-            return (_reject(update, *fault), *self._settle(now))
+            return (reject(update, *fault), *self._settle(now))
         self._set_fate(update.client_id, Fate.REPORTED, now)
         self._reported[update.client_id] = update
         note_accepted(client, update)
-        self._measure(client, update, now)
+        measure(self.membership, client, update, now)
         return (Accept(update.client_id, update.round_id, update.digest), *self._settle(now))
-
-    def _measure(self, client: ClientRecord, update: Update, now: float) -> None:
-        self.membership.measured(
-            update.client_id,
-            download=max(0.0, update.download_seconds),
-            train=max(0.0, update.train_seconds) / update.work,
-            upload=now - (client.upload_begun_at or now),
-        )
 
     def _set_fate(self, client_id: ClientId, fate: Fate, now: float, reason: str = "", detail: str = "") -> None:
         client = self.record.clients[client_id]
@@ -345,53 +278,32 @@ class Round:
             if client_id in self._reported:
                 record.superseded.append(update.digest)
             else:
-                record.carried.append(self._carry(update))
+                record.carried.append(self._as_stale(update))
         return (*releases, self._aggregate())
-
-    def _carry(self, update: Update) -> CarriedRecord:
-        staleness = self.record.base_version - update.base_version
-        discount = staleness_discount(staleness, exponent=self.policy.staleness_exponent)
-        scale = discount * self._work_scale(update.work)
-        return CarriedRecord(update.client_id, update.round_id, staleness, update.digest, update.num_examples, scale)
-
-    def _work_scale(self, work: float) -> float:
-        return work if self.policy.partial_work == "scaled" else 1.0
 
     def _aggregate(self) -> Aggregate:
         """A function of the record alone, so that it can be repeated after a crash."""
         record = self.record
-        own = [Contribution(c, u.digest, u.num_examples, self._work_scale(u.work)) for c, u in self._reported.items()]
+        own = [
+            Contribution(c, u.digest, u.num_examples, work_scale(u.work, self.policy))
+            for c, u in self._reported.items()
+        ]
         late = [Contribution(c.client_id, c.digest, c.num_examples, c.scale) for c in record.carried]
         by_client = sorted(own + late, key=lambda c: c.client_id)
         return Aggregate(record.round_id, record.base_version, tuple(by_client))
 
     def aggregated(self, model_digest: Digest, now: float) -> Effects:
         """The next version lies on disk: the round is committed."""
-        assert self.phase is Phase.AGGREGATING, self.phase
-        record = self.record
-        record.phase, record.ended_at = Phase.COMMITTED, now
-        record.version, record.model_digest = Version(record.base_version + 1), model_digest
         for client_id in self._reported:
-            record.clients[client_id].used_in = record.round_id
-        used = tuple(c.digest for c in self._aggregate().contributions)
-        return (Commit(record.round_id, record.version, model_digest, used),)
+            self.record.clients[client_id].used_in = self.record.round_id
+            self.membership.counted(client_id, self.record.round_id)
+        for carried in self.record.carried:
+            self.membership.counted(carried.client_id, carried.round_id)
+        return super().aggregated(model_digest, now)
 
-    def aggregation_failed(self, detail: str, now: float) -> Effects:
-        """The fold raised."""
-        assert self.phase is Phase.AGGREGATING, self.phase
-        return self._abandon(AbandonReason.AGGREGATION_FAILED, now, detail)
-
-    def stop(self, reason: str, now: float) -> Effects:
-        """The operator ends the run; a round that aggregates is let finish by whoever calls."""
-        assert self.phase in (Phase.SELECTING, Phase.COLLECTING), self.phase
-        return self._abandon(AbandonReason.STOP_REQUESTED, now, reason)
-
-    def _abandon(self, reason: AbandonReason, now: float, detail: str) -> Effects:
-        record = self.record
+    def _released_by(self, reason: AbandonReason, now: float) -> Effects:
         why = ReleaseReason.RUN_ENDED if reason is AbandonReason.STOP_REQUESTED else ReleaseReason.ROUND_ABANDONED
-        releases = self._release(Fate.STRAGGLER, why, now)
-        record.phase, record.ended_at, record.abandon_reason, record.detail = Phase.ABANDONED, now, reason, detail
-        return (*releases, Abandon(record.round_id, reason))
+        return self._release(Fate.STRAGGLER, why, now)
 
     def _release(self, fate: Fate, reason: ReleaseReason, now: float) -> Effects:
         submit = self.policy.late == "next_round" and reason is not ReleaseReason.RUN_ENDED
@@ -401,22 +313,12 @@ class Round:
         return tuple(Release(c, self.record.round_id, reason, submit) for c in released)
 
     @property
-    def reported(self) -> Mapping[ClientId, Update]:
-        """The accepted updates that this round holds; of two by one client the one of this round."""
-        return {**self.late, **self._reported}
+    def held(self) -> Iterator[Update]:
+        """The accepted updates of this round, and the late ones of earlier rounds."""
+        yield from self.late.values()
+        yield from self._reported.values()
 
     @property
     def reported_on_time(self) -> Mapping[ClientId, Update]:
         """The accepted updates of this round's own cohort."""
         return self._reported
-
-
-def note_accepted(client: ClientRecord, update: Update) -> None:
-    """Write an accepted update's claims into the client's record."""
-    client.digest, client.num_examples, client.work = update.digest, update.num_examples, update.work
-    client.num_bytes, client.plain_bytes = update.num_bytes, update.plain_bytes
-    client.download_seconds, client.train_seconds = update.download_seconds, update.train_seconds
-
-
-def _reject(update: Update, reason: RejectReason, detail: str) -> Reject:
-    return Reject(update.client_id, update.round_id, update.digest, reason, detail)

@@ -20,7 +20,7 @@ from atoll.server.events import (
     RunStarted,
 )
 from atoll.server.journal import Batch, Entry, EvaluationRow, RecordRow, RunEnd, Snapshot, UpdateRow, VersionRow
-from atoll.server.rounds import Effects
+from atoll.server.open_round import Effects
 from atoll.server.run import RunMachine
 from atoll.server.store import KeptUpdate
 

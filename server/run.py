@@ -9,22 +9,20 @@ replays: the same events at the same times give the same effects.
     FAILED, STOPPED --ResumeRequested--> RUNNING
 """
 
-from dataclasses import dataclass
-
 from atoll.protocol.vocabulary import (
     AbandonReason,
     ClientId,
     Fate,
     Phase,
-    RejectReason,
     ReleaseReason,
     RoundId,
     RunState,
+    Version,
 )
+from atoll.server.buffer import Buffer
 from atoll.server.evaluation import ClientEvaluation, clients_to_ask
 from atoll.server.events import (
     Abandon,
-    Accept,
     Aggregated,
     AggregationFailed,
     AmendRecord,
@@ -42,7 +40,6 @@ from atoll.server.events import (
     Event,
     ModelEvaluated,
     OpenNextRound,
-    Reject,
     Release,
     ResumeRequested,
     RoundDue,
@@ -50,37 +47,19 @@ from atoll.server.events import (
     SamplerFailed,
     StopRequested,
     TimePassed,
-    Update,
     UpdateReceived,
     UpdateRefused,
     UploadBegun,
 )
-from atoll.server.ledger import Ledger
-from atoll.server.policy import StragglerPolicy
-from atoll.server.record import ClientRecord, RoundRecord
-from atoll.server.rounds import Effects, Round, fault_of, note_accepted
+from atoll.server.intake import Intake
+from atoll.server.intake import RunRules as RunRules
+from atoll.server.open_round import Effects, OpenRound
+from atoll.server.record import RoundRecord
+from atoll.server.rounds import Round
 
 
-@dataclass(frozen=True, slots=True)
-class RunRules:
-    """What a run does besides its straggler policy."""
-
-    policy: StragglerPolicy
-    rounds: int  # commits wanted
-    seed: int = 0
-    evaluate_server_every: int = 0  # versions; 0: never; the last version always is when this is not 0
-    evaluate_clients_every: int = 0
-    evaluate_clients_max: int = 0  # 0: everyone who is connected
-    evaluation_deadline: float = 60.0  # seconds for the clients' answers
-
-
-class RunMachine:
+class RunMachine(Intake):
     """See the module docstring for the diagram. `ledger` may be a snapshot."""
-
-    def __init__(self, rules: RunRules, ledger: Ledger | None = None) -> None:
-        self.rules = rules
-        self.ledger = ledger or Ledger()
-        self.round: Round | None = None
 
     # ------------------------------------------------------------ the driver's side
 
@@ -89,6 +68,11 @@ class RunMachine:
         """When the driver must deliver TimePassed; None when nothing is timed."""
         if self.ledger.state is not RunState.RUNNING:
             return None
+        return min((at for at in (self._round_deadline, self.invitations.deadline) if at is not None), default=None)
+
+    @property
+    def _round_deadline(self) -> float | None:
+        """Of the round, or of the evaluation that the next one waits for."""
         if self.round is not None:
             return self.round.deadline
         return self.ledger.evaluation.deadline if self.ledger.evaluation else None
@@ -97,31 +81,6 @@ class RunMachine:
     def may_snapshot(self) -> bool:
         """Whether the ledger is all there is: no round is open."""
         return self.round is None
-
-    def record_of(self, round_id: RoundId) -> RoundRecord | None:
-        """The record of the open round or of one of the last few."""
-        if self.round is not None and self.round.record.round_id == round_id:
-            return self.round.record
-        return self.ledger.past.get(round_id)
-
-    def refusal(self, update: Update) -> tuple[RejectReason, str] | None:
-        """Why an update can be refused without its bytes, and without anything to write down; None otherwise."""
-        if self.is_accepted(update):
-            return None
-        record = self.record_of(update.round_id)
-        return self._fault_before_the_round(update, record, record.clients.get(update.client_id) if record else None)
-
-    def is_accepted(self, update: Update) -> bool:
-        """Whether this very update was accepted before, so that only its answer was lost."""
-        record = self.record_of(update.round_id)
-        client = record.clients.get(update.client_id) if record else None
-        return client is not None and client.digest == update.digest
-
-    def is_hopeless(self, update: Update) -> bool:
-        """Whether what the update claims of itself will be refused, so that its bytes need not come."""
-        record = self.record_of(update.round_id)
-        policy = self.rules.policy
-        return record is None or fault_of(update, base_version=record.base_version, policy=policy) is not None
 
     def receive(self, event: Event, now: float) -> Effects:
         """Advance by one event. A deadline that has passed takes effect first, however late the driver wakes.
@@ -151,12 +110,12 @@ class RunMachine:
             case ClientJoined():
                 return self._client_joined(event, now)
             case ClientDisconnected(client_id, session):
-                if self.ledger.membership.disconnected(client_id, session) and self.round is not None:
-                    return self.round.client_disconnected(client_id, now)
+                if self.ledger.membership.disconnected(client_id, session):
+                    self._client_disconnected(client_id, now)
             case ClientLost(client_id, reason):
                 return self._client_lost(client_id, reason, now)
-            case UploadBegun(client_id, round_id) if round_ := self._open(round_id):
-                return round_.upload_begun(client_id, now)
+            case UploadBegun(client_id, round_id):
+                self._upload_begun(client_id, round_id, now)
             case UpdateReceived(update):
                 return self._update_received(update, now)
             case ClientFailed(client_id, round_id, reason, detail):
@@ -204,10 +163,10 @@ class RunMachine:
                 return self._next_round_or_end()
         return ()  # an answer that nobody waits for any more
 
-    def _open(self, round_id: RoundId) -> Round | None:
-        return self.round if self.round is not None and self.round.record.round_id == round_id else None
-
     def _time_passed(self, now: float) -> Effects:
+        first = self._round_deadline
+        if first is None or now < first or ((own := self.invitations.deadline) is not None and own < first):
+            return self.invitations.time_passed(now)
         if self.round is not None:
             return self.round.time_passed(now)
         assert self.ledger.evaluation is not None
@@ -219,6 +178,7 @@ class RunMachine:
         ledger.membership.everyone_disconnected()
         if ledger.state is not RunState.RUNNING:
             return ()
+        self.invitations.coordinator_started(event.down_since, now)
         effects: list[Effect] = [EvaluateModel(version) for version in ledger.unevaluated]
         if self.round is not None:
             effects += self.round.coordinator_started(event.down_since, now)
@@ -234,14 +194,24 @@ class RunMachine:
     def _client_joined(self, event: ClientJoined, now: float) -> Effects:
         client_id = event.client_id
         self.ledger.membership.joined(client_id, event.session, event.profile)
-        effects: list[Effect] = [r for round_id in event.working_on for r in self._release(client_id, round_id)]
+        effects: list[Effect] = [*self.invitations.joined(client_id, now)]
+        effects += (r for round_id in event.working_on for r in self._release(client_id, round_id))
         if self.round is not None:
             effects += self.round.client_joined(client_id, now)
-            effects += self.round.look_for_cohort()
         evaluation = self.ledger.evaluation
         if evaluation and evaluation.is_waiting_for(client_id):
-            effects.append(evaluation.ask(client_id))
+            effects.append(evaluation.ask(client_id, self.ledger.membership.counted_round(client_id)))
         return tuple(effects)
+
+    def _client_disconnected(self, client_id: ClientId, now: float) -> None:
+        self.invitations.disconnected(client_id, now)
+        if self.round is not None:
+            self.round.client_disconnected(client_id, now)
+
+    def _upload_begun(self, client_id: ClientId, round_id: RoundId, now: float) -> None:
+        self.invitations.upload_begun(client_id, round_id, now)
+        if round_ := self._open(round_id):
+            round_.upload_begun(client_id, now)
 
     def _release(self, client_id: ClientId, round_id: RoundId) -> Effects:
         """Tell a client that came back whether what it still works on is wanted; nothing when it is."""
@@ -253,17 +223,26 @@ class RunMachine:
             was_long_ago = record is None and round_id < self.ledger.next_round
             reason = ReleaseReason.ROUND_CLOSED if was_long_ago else ReleaseReason.NOT_INVITED
             return (Release(client_id, round_id, reason),)
+        if self.rules.policy.is_asynchronous:
+            return self._release_from_a_buffer(client_id, record)
         if self._open(round_id) and record.phase is Phase.COLLECTING:
             return ()
         reason = ReleaseReason.ROUND_ABANDONED if record.phase is Phase.ABANDONED else ReleaseReason.ROUND_CLOSED
         submit = self.rules.policy.late == "next_round" and self.ledger.state is RunState.RUNNING
         return (Release(client_id, round_id, reason, submit),)
 
+    def _release_from_a_buffer(self, client_id: ClientId, record: RoundRecord) -> Effects:
+        if self.invitations.is_training(client_id, record.round_id):
+            return ()
+        submit = self.invitations.may_still_count(record) and self.ledger.state is RunState.RUNNING
+        reason = ReleaseReason.OUT_OF_TIME if submit else ReleaseReason.TOO_STALE
+        return (Release(client_id, record.round_id, reason, submit),)
+
     def _client_lost(self, client_id: ClientId, reason: str, now: float) -> Effects:
         self.ledger.membership.lost(client_id, reason)
-        effects: Effects = ()
+        effects = self.invitations.ended(client_id, None, Fate.LOST, reason, "", now)
         if self.round is not None:
-            effects = self.round.client_gave_up(client_id, Fate.LOST, reason, "", now)
+            effects += self.round.client_gave_up(client_id, Fate.LOST, reason, "", now)
         if self.ledger.evaluation is not None:
             self.ledger.evaluation.lost(client_id, reason)
             return (*effects, *self._close_evaluation_when_complete())
@@ -272,6 +251,8 @@ class RunMachine:
     def _gave_up(
         self, client_id: ClientId, round_id: RoundId, fate: Fate, reason: str, detail: str, now: float
     ) -> Effects:
+        if self.invitations.is_training(client_id, round_id):
+            return self.invitations.ended(client_id, round_id, fate, reason, detail, now)
         if round_ := self._open(round_id):
             return round_.client_gave_up(client_id, fate, reason, detail, now)
         record = self.ledger.past.get(round_id)
@@ -281,84 +262,6 @@ class RunMachine:
         client.reason, client.detail = reason, detail  # why it was slow, learnt too late to matter
         return (AmendRecord(round_id),)
 
-    # ------------------------------------------------------------ updates
-
-    def _update_received(self, update: Update, now: float) -> Effects:
-        record = self.record_of(update.round_id)
-        client = record.clients.get(update.client_id) if record else None
-        if record is not None and client is not None and client.digest == update.digest:
-            return (Accept(update.client_id, update.round_id, update.digest, client.fate is Fate.CARRIED),)
-        if fault := self._fault_before_the_round(update, record, client):
-            return (Reject(update.client_id, update.round_id, update.digest, *fault),)
-        assert record is not None
-        assert client is not None
-        round_ = self._open(update.round_id)
-        if round_ is not None and round_.is_open_for(update):
-            return round_.update_received(update, now)
-        return self._late(update, record, client, now)
-
-    def _fault_before_the_round(
-        self, update: Update, record: RoundRecord | None, client: ClientRecord | None
-    ) -> tuple[RejectReason, str] | None:
-        ledger, round_id = self.ledger, update.round_id
-        if ledger.state is not RunState.RUNNING:
-            return RejectReason.RUN_ENDED, f"the run is {ledger.state}: {ledger.cause}"
-        if not 1 <= round_id < ledger.next_round:
-            return RejectReason.WRONG_ROUND, f"round {round_id} is not in 1..{ledger.next_round - 1}"
-        if record is None:
-            return RejectReason.TOO_LATE, f"round {round_id} ended long ago"
-        if client is None:
-            return RejectReason.NOT_INVITED, f"{update.client_id} was not invited to round {round_id}"
-        if client.digest is not None:
-            return RejectReason.ALREADY_REPORTED, f"another update of yours was accepted in round {round_id}"
-        if client.fate is Fate.REFUSED:
-            return RejectReason.ALREADY_REPORTED, f"your update of round {round_id} was refused: {client.reason}"
-        if client.fate is Fate.LATE:
-            return RejectReason(client.reason), client.detail
-        return None
-
-    def _late(self, update: Update, record: RoundRecord, client: ClientRecord, now: float) -> Effects:
-        """The round no longer takes it: refuse, or carry it into the next round that commits (DESIGN section 4)."""
-        ledger, policy = self.ledger, self.rules.policy
-        open_round = self._takes_late(update.round_id)
-        next_base = ledger.version + (self.round is not None and open_round is None)  # of the commit it can count in
-        if policy.late == "discard":
-            return self._refuse_late(update, record, RejectReason.TOO_LATE, _how_late(record, now), now)
-        if next_base >= self.rules.rounds or ledger.stop_reason is not None:
-            return self._refuse_late(update, record, RejectReason.TOO_LATE, "no round follows", now)
-        if fault := fault_of(update, base_version=record.base_version, policy=policy):
-            return self._refuse_late(update, record, *fault, now)
-        if next_base - update.base_version > policy.max_staleness:
-            detail = f"{next_base - update.base_version} versions old, max_staleness is {policy.max_staleness}"
-            return self._refuse_late(update, record, RejectReason.TOO_STALE, detail, now)
-        effects: list[Effect] = [Accept(update.client_id, update.round_id, update.digest, carried=True)]
-        note_accepted(client, update)
-        effects += self._change_fate(update, record, Fate.CARRIED, "", _how_late(record, now), now)
-        effects += ledger.carry(update, into=None if open_round is None else open_round.late)
-        return tuple(effects)
-
-    def _takes_late(self, round_id: RoundId) -> Round | None:
-        """The open round, if a late update of round `round_id` still counts in it."""
-        if self.round is None or self.round.phase is Phase.AGGREGATING or self._open(round_id):
-            return None
-        return self.round
-
-    def _refuse_late(
-        self, update: Update, record: RoundRecord, reason: RejectReason, detail: str, now: float
-    ) -> Effects:
-        effects = self._change_fate(update, record, Fate.LATE, reason, detail, now)
-        return (Reject(update.client_id, update.round_id, update.digest, reason, detail), *effects)
-
-    def _change_fate(
-        self, update: Update, record: RoundRecord, fate: Fate, reason: str, detail: str, now: float
-    ) -> Effects:
-        client = record.clients[update.client_id]
-        if client.fate is Fate.WAITING:  # its round is in the grace period for others
-            assert self.round is not None
-            return self.round.client_gave_up(update.client_id, fate, reason, detail, now)
-        client.fate, client.fate_at, client.reason, client.detail = fate, now, reason, detail
-        return (AmendRecord(record.round_id),) if self._open(record.round_id) is None else ()
-
     # ------------------------------------------------------------ from round to round
 
     def _round_due(self, now: float) -> Effects:
@@ -366,14 +269,26 @@ class RunMachine:
         if not ledger.is_round_due or ledger.state is not RunState.RUNNING:
             return ()
         ledger.is_round_due = False
+        self.round = self._buffer(now) if self.rules.policy.is_asynchronous else self._round_with_cohort(now)
+        ledger.next_round = RoundId(ledger.next_round + 1)
+        return ()
+
+    def _round_with_cohort(self, now: float) -> Round:
+        ledger = self.ledger
         ledger.forget_old_rounds(most=max(3, self.rules.policy.max_staleness + 2))
         late, ledger.carried = ledger.carried, {}
-        self.round = Round(ledger.next_round, ledger.version, self.rules.policy, ledger.membership, late, now)
-        ledger.next_round = RoundId(ledger.next_round + 1)
-        return self.round.look_for_cohort()
+        return Round(ledger.next_round, ledger.version, self.rules.policy, ledger.membership, late, now)
+
+    def _buffer(self, now: float) -> Buffer:
+        ledger, policy = self.ledger, self.rules.policy
+        ledger.forget_old_rounds(most=3, oldest_base=Version(ledger.version - policy.max_staleness))
+        in_, ledger.waiting = ledger.waiting[: policy.num_wanted], ledger.waiting[policy.num_wanted :]
+        return Buffer(ledger.next_round, ledger.version, policy, ledger.membership, self.invitations, in_, now)
 
     def _after(self, effects: Effects, now: float) -> Effects:
-        """A round that ended hands over to the run."""
+        """A round sees what is left for it to do; one that ended hands over to the run."""
+        if self.round is not None:
+            effects += self.round.look_for_clients(now)
         more: list[Effect] = []
         for effect in effects:
             if isinstance(effect, Commit):
@@ -385,15 +300,30 @@ class RunMachine:
     def _committed(self, commit: Commit, now: float) -> Effects:
         ledger, round_ = self.ledger, self._take_round()
         ledger.version, ledger.model_digest, ledger.failures = commit.version, commit.model_digest, 0
-        effects = ledger.settle_committed(round_.record, round_.late)
+        effects = self._settle_committed(round_)
         ledger.past[round_.record.round_id] = round_.record
-        return (*effects, *self._evaluate(now), *self._next_round_or_end())
+        released = self._release_after_commit(now)
+        return (*effects, *released, *self._evaluate(now), *self._next_round_or_end())
+
+    def _settle_committed(self, round_: OpenRound) -> list[Effect]:
+        if isinstance(round_, Round):
+            return self.ledger.settle_committed(round_.record, round_.late)
+        return self.ledger.settle_buffer_committed(round_.record)
+
+    def _release_after_commit(self, now: float) -> Effects:
+        """Who trains goes on, but for those whose update can count in no later commit."""
+        if self.ledger.version >= self.rules.rounds:
+            return self.invitations.release_all(ReleaseReason.ROUND_CLOSED, now)
+        return self.invitations.release_stale(now)
 
     def _abandoned(self, abandon: Abandon) -> Effects:
         ledger, round_ = self.ledger, self._take_round()
         record, stopped = round_.record, abandon.reason is AbandonReason.STOP_REQUESTED
         carry = self.rules.policy.late == "next_round" and not stopped
-        effects = ledger.settle_abandoned(round_, carry=carry)
+        if isinstance(round_, Round):
+            effects = ledger.settle_abandoned(round_, carry=carry)
+        else:
+            effects = ledger.settle_buffer_abandoned(record, [*round_.held])
         ledger.past[record.round_id] = record
         if stopped:
             return (*effects, *self._end(RunState.STOPPED, record.detail))
@@ -403,7 +333,7 @@ class RunMachine:
             return (*effects, *self._end(RunState.FAILED, f"{cause}{abandon.reason} ({record.detail})"))
         return (*effects, *self._next_round_or_end())
 
-    def _take_round(self) -> Round:
+    def _take_round(self) -> OpenRound:
         assert self.round is not None
         round_, self.round = self.round, None
         return round_
@@ -433,14 +363,14 @@ class RunMachine:
             return ()
         if self.round is None:
             return self._end(RunState.STOPPED, reason)
+        effects = () if self.round.phase is Phase.AGGREGATING else self.round.stop(reason, now)
         if self.round.phase is Phase.AGGREGATING:
             ledger.stop_reason = reason  # what was accepted is first made a model
-            return ()
-        return self.round.stop(reason, now)
+        return effects
 
     def _end(self, state: RunState, cause: str) -> Effects:
         ledger = self.ledger
-        effects = ledger.settle_end(state)
+        effects = [*self.invitations.release_all(ReleaseReason.RUN_ENDED, ledger.now), *ledger.settle_end(state)]
         ledger.state, ledger.cause, ledger.stop_reason = state, cause, None
         ledger.evaluation, ledger.unevaluated, ledger.is_round_due = None, [], False
         ledger.membership.everyone_disconnected()  # from here on the run is not told who comes and goes
@@ -459,11 +389,12 @@ class RunMachine:
             effects.append(EvaluateModel(ledger.version))
         every = rules.evaluate_clients_every
         if every and (ledger.version % every == 0 or is_last):
-            connected, most = ledger.membership.connected(), rules.evaluate_clients_max
+            connected = (c for c in ledger.membership.connected() if not self.invitations.is_training(c))
+            most = rules.evaluate_clients_max
             asked = clients_to_ask(connected, most=most, seed=rules.seed, version=ledger.version)
             if asked:
                 evaluation = ClientEvaluation(ledger.version, now + rules.evaluation_deadline, asked)
-                effects += map(evaluation.ask, asked)
+                effects += [evaluation.ask(c, ledger.membership.counted_round(c)) for c in asked]
                 ledger.evaluation = evaluation
         return tuple(effects)
 
@@ -475,8 +406,3 @@ class RunMachine:
         evaluation, self.ledger.evaluation = self.ledger.evaluation, None
         assert evaluation is not None
         return (evaluation.close(), *self._next_round_or_end())
-
-
-def _how_late(record: RoundRecord, now: float) -> str:
-    since = record.closed_at or record.ended_at or record.deadline or now
-    return f"{now - since:.1f} s after round {record.round_id} had closed"

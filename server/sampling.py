@@ -1,6 +1,7 @@
 """Who is invited: seeded, reproducible draws of a cohort from the available clients. Pure, but for `load_sampler`.
 
-A draw depends on (seed, round, the set of candidates) alone: not on the order of arrival, the process or its hash seed.
+A draw depends on (seed, round, its number in the round, the set of candidates) alone: not on the order of arrival, the
+process or its hash seed.
 """
 
 import hashlib
@@ -28,7 +29,7 @@ class SamplerError(ValueError):
 
 
 def draw(
-    sampler: Sampler, *, seed: int, round_id: RoundId, count: int, candidates: Sequence[Candidate]
+    sampler: Sampler, *, seed: int, round_id: RoundId, count: int, candidates: Sequence[Candidate], number: int = 0
 ) -> tuple[ClientId, ...]:
     """Draw a cohort, sorted by client id.
 
@@ -38,6 +39,7 @@ def draw(
         round_id: each round has randomness of its own.
         count: how many at most, >= 1; when fewer candidates are there, ours draw all of them.
         candidates: distinct clients, in any order.
+        number: of the round's draws, each of which has randomness of its own.
 
     Raises:
         SamplerError: there are no candidates; the sampler raised; it named nobody, too many, a client twice or one that
@@ -48,7 +50,7 @@ def draw(
         raise SamplerError("there are no candidates")
     ordered = sorted(candidates, key=lambda candidate: candidate.client_id)
     try:
-        drawn = list(sampler(tuple(ordered), count, _randomness(seed, round_id)))
+        drawn = list(sampler(tuple(ordered), count, _randomness(seed, round_id, number)))
     except Exception as error:  # the user's own code: whatever it raises abandons this round, with its reason
         raise SamplerError(f"the sampler raised {type(error).__name__}: {error}") from error
     known = {candidate.client_id for candidate in candidates}
@@ -62,8 +64,9 @@ def draw(
     return tuple(sorted(drawn))
 
 
-def _randomness(seed: int, round_id: RoundId) -> random.Random:
-    return random.Random(hashlib.sha256(f"atoll cohort {seed} {round_id}".encode("ascii")).digest())
+def _randomness(seed: int, round_id: RoundId, number: int) -> random.Random:
+    name = f"atoll cohort {seed} {round_id}" + (f" {number}" if number else "")
+    return random.Random(hashlib.sha256(name.encode("ascii")).digest())
 
 
 def uniform(candidates: Sequence[Candidate], count: int, rng: random.Random) -> list[ClientId]:

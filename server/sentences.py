@@ -1,21 +1,12 @@
 """A round's record in plain sentences, in one line of a table, and as JSON. Pure."""
 
 import json
-from collections.abc import Iterable, Mapping
-from enum import StrEnum
 from typing import Any
 
-from atoll.protocol.vocabulary import (
-    AbandonReason,
-    CloseReason,
-    FailureReason,
-    Fate,
-    LossReason,
-    Phase,
-    RejectReason,
-    ReleaseReason,
-)
+from atoll.protocol.vocabulary import CloseReason, Fate, Phase, RejectReason
 from atoll.server.codec import encode_record
+from atoll.server.reasons import explain as explain
+from atoll.server.reasons import explain_named
 from atoll.server.record import CarriedRecord, ClientRecord, Outage, RoundRecord
 
 NAMES_MAX = 20
@@ -29,6 +20,7 @@ def sentences(record: RoundRecord) -> list[str]:
         said.append(_invitation(record))
     said += (_client(record, client_id, client) for client_id, client in sorted(record.clients.items()))
     said += (_carried(carried) for carried in record.carried)
+    said += (_in_buffer(row) for row in record.buffer)
     if record.superseded:
         said.append(_superseded(len(record.superseded)))
     said += map(_outage, record.outages)
@@ -41,6 +33,7 @@ def summary(record: RoundRecord) -> dict[str, Any]:
     """The round as one line of a table: plain values."""
     fates = {fate: sum(client.fate is fate for client in record.clients.values()) for fate in Fate}
     used = [client.num_examples for client in record.clients.values() if client.used_in == record.round_id]
+    earlier = [*record.carried, *(row for row in record.buffer if row.round_id != record.round_id)]
     reason = record.abandon_reason or record.close_reason
     return {
         "round": record.round_id,
@@ -52,8 +45,9 @@ def summary(record: RoundRecord) -> dict[str, Any]:
         "candidates": record.num_candidates,
         "invited": len(record.clients),
         **{str(fate): fates[fate] for fate in Fate},
-        "carried_in": len(record.carried),
-        "num_examples": sum(used) + sum(carried.num_examples for carried in record.carried),
+        "carried_in": len(earlier),
+        "staleness": max((row.staleness for row in earlier), default=0),
+        "num_examples": sum(used) + sum(row.num_examples for row in earlier),
         "num_bytes": sum(client.num_bytes for client in record.clients.values()),
         "bytes_saved": sum(bytes_saved(client) for client in record.clients.values()),
         "seconds": None if record.ended_at is None else round(record.ended_at - record.opened_at, 3),
@@ -87,6 +81,9 @@ def _headline(record: RoundRecord) -> str:
         return f"{start} and was abandoned {after}: {explain(record.abandon_reason)}{detail}."
     if record.phase is Phase.AGGREGATING:
         return f"{start} and is being aggregated: {_why_closed(record)}."
+    if record.phase is Phase.COLLECTING and record.mode != "sync":
+        are = "is" if len(record.buffer) == 1 else "are"
+        return f"{start} and is filling its buffer: {_wanted(record)} {are} in (quorum {record.quorum})."
     if record.phase is Phase.COLLECTING:
         assert record.deadline is not None
         assert record.drawn_at is not None
@@ -97,22 +94,32 @@ def _headline(record: RoundRecord) -> str:
 
 
 def _wanted(record: RoundRecord) -> str:
-    return f"{record.num_reported} of the {record.cohort_size} wanted {_plural(record.cohort_size, 'update')}"
+    return f"{record.num_in} of the {record.cohort_size} wanted {_plural(record.cohort_size, 'update')}"
 
 
 def _why_closed(record: RoundRecord) -> str:
     """The reason, with the numbers that it was decided by."""
     late = f" and {_count(len(record.carried), 'late update')} of earlier rounds" if record.carried else ""
     if record.close_reason is CloseReason.ENOUGH:
-        return f"{_wanted(record)}{late} {_was(record.num_reported + len(record.carried))} in"
+        return f"{_wanted(record)}{late} {_was(record.num_in + len(record.carried))} in"
     assert record.close_reason is not None
+    if record.mode != "sync" and record.close_reason in _OF_A_BUFFER:
+        return f"{_OF_A_BUFFER[record.close_reason]}, with {_wanted(record)} (quorum {record.quorum})"
     return f"{explain(record.close_reason)}, with {_wanted(record)}{late} (quorum {record.quorum})"
+
+
+_OF_A_BUFFER = {
+    CloseReason.ALL_ANSWERED: "nobody trained any more, and nobody else could be invited",
+    CloseReason.DEADLINE: "the time to fill the buffer was over",
+}
 
 
 def _invitation(record: RoundRecord) -> str:
     names = sorted(record.clients)
     shown, more = names[:NAMES_MAX], len(names) - NAMES_MAX
     listed = ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+    if record.mode != "sync":
+        return f"{_count(len(names), 'client')} {_was(len(names))} invited while its buffer filled: {listed}."
     available = f"{record.num_candidates} available {_plural(record.num_candidates, 'client')}"
     return f"{len(names)} of {available} {_was(len(names))} invited: {listed}."
 
@@ -123,6 +130,12 @@ def _carried(carried: CarriedRecord) -> str:
     what = f"the late update of round {carried.round_id} by {carried.client_id} ({examples}, {age})"
     weight = "its full weight" if carried.scale == 1 else f"{carried.scale:.3g} of its weight"
     return f"Carried in: {what}, which counts with {weight}."
+
+
+def _in_buffer(row: CarriedRecord) -> str:
+    age = "fresh" if row.staleness == 0 else f"{_count(row.staleness, 'version')} old"
+    what = f"the update of round {row.round_id} by {row.client_id} ({_count(row.num_examples, 'example')}, {age})"
+    return f"In the buffer: {what}, scaled by {row.scale:.3g}."
 
 
 def _superseded(number: int) -> str:
@@ -156,6 +169,8 @@ def _reported(record: RoundRecord, client: ClientRecord) -> str:
 
 
 def _late(record: RoundRecord, client: ClientRecord) -> str:
+    if client.deadline is not None:
+        return _gave_up(record, client)
     text = f"its upload arrived {_how_late(record, client)} and was refused"
     is_plain = client.reason == RejectReason.TOO_LATE and client.detail.endswith("had closed")  # that is said already
     return f"{text} ({client.reason})" if is_plain else f"{text}: {_given_up(client)}"
@@ -167,7 +182,7 @@ def _kept(record: RoundRecord, client: ClientRecord) -> str:
 
 
 def _gave_up(record: RoundRecord, client: ClientRecord) -> str:
-    did = {Fate.FAILED: "it gave up", Fate.REFUSED: "its update was refused", Fate.LOST: "it was given up"}[client.fate]
+    did = {Fate.FAILED: "it gave up", Fate.LOST: "it was given up"}.get(client.fate, "its update was refused")
     return f"{did} {_since_invitation(client)}: {_given_up(client)}"
 
 
@@ -175,6 +190,8 @@ def _straggler(record: RoundRecord, client: ClientRecord) -> str:
     ended = "was abandoned" if record.phase is Phase.ABANDONED else "closed"
     upload = "its upload was still under way" if client.upload_begun_at is not None else "it had sent nothing"
     learnt = f"; it said later: {_given_up(client)}" if client.reason else ""
+    if client.deadline is not None:
+        return f"{upload} at its deadline {_since_invitation(client)}{learnt}"
     return f"{upload} when the round {ended} {_since_invitation(client)}{learnt}"
 
 
@@ -236,89 +253,6 @@ def _given_up(client: ClientRecord) -> str:
     words = explain_named(client.fate, client.reason)
     detail = f": {client.detail.strip().rstrip('.')}" if client.detail.strip() else ""
     return f"{words} ({client.reason}){detail}"
-
-
-# ---------------------------------------------------------------- the reasons
-
-_REJECTIONS = {
-    RejectReason.WRONG_ROUND: "it names a round that does not exist",
-    RejectReason.NOT_INVITED: "the client was not invited to this round",
-    RejectReason.ALREADY_REPORTED: "the client had reported before",
-    RejectReason.TOO_LATE: "it came after the round had closed",
-    RejectReason.TOO_STALE: "it was trained from a version that is too old",
-    RejectReason.WRONG_BASE: "it was trained from another version than the round's",
-    RejectReason.NO_EXAMPLES: "it claims to come from no examples",
-    RejectReason.TOO_MANY_EXAMPLES: "it claims more examples than max_examples allows",
-    RejectReason.BAD_WORK: "the fraction of the work that it claims is not in (0, 1]",
-    RejectReason.PARTIAL_WORK: "not all of the work was done, and the run takes no partial work",
-    RejectReason.BAD_MANIFEST: "its manifest is malformed",
-    RejectReason.WRONG_LAYOUT: "its tensors are not those of the model",
-    RejectReason.WRONG_CODEC: "it is encoded with a codec that the run does not use",
-    RejectReason.DIGEST_MISMATCH: "its bytes are not those that its manifest names",
-    RejectReason.BAD_ENCODING: "its bytes are not what its codec writes",
-    RejectReason.NOT_FINITE: "it holds values that are NaN or infinite",
-    RejectReason.RUN_ENDED: "the run had ended",
-}
-_FAILURES = {
-    FailureReason.TASK_NOT_ALLOWED: "its operator does not allow this task",
-    FailureReason.TASK_BROKEN: "its copy of the task cannot be loaded",
-    FailureReason.TASK_MISMATCH: "its copy of the task has another model than the run",
-    FailureReason.TRAINING_FAILED: "its training raised an error",
-    FailureReason.WORKER_CRASHED: "its training process died",
-    FailureReason.WORKER_HUNG: "its training process gave no sign of life",
-    FailureReason.OUT_OF_TIME: "it had done no work by the deadline",
-    FailureReason.NOT_FINITE: "its training diverged to NaN or infinite values",
-    FailureReason.DOWNLOAD_FAILED: "it could not download the model",
-    FailureReason.UPLOAD_FAILED: "it could not upload its update",
-    FailureReason.DISK_FULL: "its disk is full",
-    FailureReason.SHUTTING_DOWN: "it was shut down",
-}
-_LOSSES = {
-    LossReason.LEASE_EXPIRED: "it was silent for longer than its lease",
-    LossReason.LEFT: "it said goodbye",
-}
-_CLOSES = {
-    CloseReason.ENOUGH: "as many updates as wanted were in",
-    CloseReason.ALL_ANSWERED: "everyone who was invited had answered",
-    CloseReason.LINGER_OVER: "the quorum was in and the linger time over",
-    CloseReason.DEADLINE: "the deadline had come",
-    CloseReason.GRACE_OVER: "the grace period after the deadline was over",
-}
-_ABANDONS = {
-    AbandonReason.TOO_FEW_CLIENTS: "too few clients were available",
-    AbandonReason.QUORUM_OUT_OF_REACH: "the quorum could no longer be reached",
-    AbandonReason.BELOW_QUORUM: "the quorum was not in at the deadline",
-    AbandonReason.AGGREGATION_FAILED: "the aggregation failed",
-    AbandonReason.SAMPLER_FAILED: "the sampler failed",
-    AbandonReason.STOP_REQUESTED: "the operator stopped the run",
-}
-_RELEASES = {
-    ReleaseReason.ROUND_CLOSED: "the round had closed",
-    ReleaseReason.ROUND_ABANDONED: "the round was abandoned",
-    ReleaseReason.RUN_ENDED: "the run had ended",
-    ReleaseReason.NOT_INVITED: "the client was not invited to this round",
-}
-_WORDS: Mapping[type[StrEnum], Mapping[Any, str]] = {  # by type: a failure and a refusal may share a value
-    RejectReason: _REJECTIONS,
-    FailureReason: _FAILURES,
-    LossReason: _LOSSES,
-    CloseReason: _CLOSES,
-    AbandonReason: _ABANDONS,
-    ReleaseReason: _RELEASES,
-}
-
-
-def explain(reason: StrEnum) -> str:
-    """Any reason of the vocabulary as a clause."""
-    return _WORDS[type(reason)][reason]
-
-
-def explain_named(fate: Fate, reason: str) -> str:
-    """The reason of an invitation that came to `fate`, by its name in the record."""
-    order: Iterable[Mapping[Any, str]] = (_REJECTIONS, _FAILURES)
-    if fate in (Fate.LOST, Fate.FAILED):
-        order = (_LOSSES,) if fate is Fate.LOST else (_FAILURES,)
-    return next((words[reason] for words in order if reason in words), "for a reason that this Atoll does not know")
 
 
 # ---------------------------------------------------------------- the numbers

@@ -1,5 +1,6 @@
 """What must hold in every history, whatever went wrong in it: DESIGN section 5, invariants 1 to 5 and 8."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -108,6 +109,9 @@ def _bookkeeping(history: History, referee: Referee) -> Iterator[str]:
         elif row.used_in != accepted.used_in[0] or row.unused_because:
             where = f"used_in {row.used_in}, unused_because {row.unused_because!r}"
             yield f"{name} is in the model of round {accepted.used_in[0]}; its record says {where}"
+    used = Counter((a.update.client_id, a.update.base_version) for a in referee.books.accepted.values() if a.used_in)
+    if history.scenario.rules.policy.is_asynchronous and (twice := [twin for twin, n in used.items() if n > 1]):
+        yield f"in a model more than once for one client and version: {twice}"
     for round_id, record in history.records.items():
         for client_id, row in record.clients.items():
             if (row.digest is not None) != ((client_id, round_id) in referee.books.accepted):
@@ -128,7 +132,10 @@ def _cohorts(history: History) -> Iterator[str]:
             question = asked[step.event.round_id]
             seed, sampler = scenario.rules.seed, SAMPLERS[scenario.sampler]
             shuffled = tuple(reversed(question.candidates))
-            again = draw(sampler, seed=seed, round_id=question.round_id, count=question.count, candidates=shuffled)
+            number, count = question.number, question.count
+            again = draw(
+                sampler, seed=seed, round_id=question.round_id, number=number, count=count, candidates=shuffled
+            )
             if step.event.clients != again:
                 yield f"round {question.round_id}: drawn {step.event.clients}, and {again} from the same population"
         for effect in step.effects:

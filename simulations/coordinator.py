@@ -200,7 +200,7 @@ class SimulatedCoordinator:
         if machine.deadline is None and not self._duties and not is_waiting_for_clients:
             self.world.fail("the run hangs: no deadline, and nothing under way")
         if machine.round is not None and len(machine.round.record.clients) <= 100:
-            for client_id in self.lines.unwatched(machine.round.record):
+            for client_id in self.lines.unwatched(machine.round.record, machine.ledger.training):
                 self.world.fail(f"round {machine.round.record.round_id} waits for {client_id}, whom nobody watches")
 
     # ------------------------------------------------------------ effects out

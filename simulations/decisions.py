@@ -16,11 +16,14 @@ def decision_of(effect: e.Effect) -> Decision | None:
             return ("accept", client_id, round_id, digest)
         case e.Reject(client_id, round_id, digest, reason):
             return ("reject", client_id, round_id, digest, reason)
-        case e.DrawCohort(round_id, count, candidates):
-            return ("draw", round_id, count, tuple(c.client_id for c in candidates))
-        case e.Aggregate(round_id, base, contributions):
+        case e.DrawCohort(round_id, count, candidates, number):
+            return ("draw", round_id, count, tuple(c.client_id for c in candidates), number)
+        case e.Aggregate(round_id, base, contributions, "sync"):
             weights = tuple((c.client_id, c.digest, c.num_examples, round(c.scale, 9)) for c in contributions)
             return ("aggregate", round_id, base, weights)
+        case e.Aggregate(round_id, base, contributions, mode):
+            rows = ((c.client_id, c.digest, c.num_examples, round(c.scale, 9), c.base_version) for c in contributions)
+            return ("aggregate", round_id, base, tuple(rows), mode)
         case e.Commit(round_id, version, _, used):
             return ("commit", round_id, version, used)
         case e.Abandon(round_id, reason):

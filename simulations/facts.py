@@ -54,6 +54,11 @@ class RoundFacts:
         """Whether the fold is under way."""
         return self.close_reason is not None and self.abandon_reason is None and not self.is_committed
 
+    @property
+    def is_awaiting_draw(self) -> bool:
+        """Whether the sampler's answer matters."""
+        return self.is_drawing and (self.is_selecting or self.is_collecting)
+
     def with_fate(self, fate: Fate) -> list[ClientId]:
         """Clients in order of name."""
         return sorted(c for c, f in self.fates.items() if f is fate)
@@ -78,6 +83,22 @@ class RoundFacts:
 
 
 @dataclass(slots=True)
+class BufferFacts(RoundFacts):
+    """One fill of an asynchronous run's buffer, and the invitations that were given meanwhile."""
+
+    is_selecting: bool = False
+    filled: list[Update] = field(default_factory=list)  # as they came
+    is_overdue: bool = False
+    due: dict[ClientId, float] = field(default_factory=dict)  # each invitation's own deadline
+    moved: dict[ClientId, float] = field(default_factory=dict)  # by outages
+    num_draws: int = 0
+
+    def contributions(self) -> list[Update]:
+        """What is in."""
+        return self.filled
+
+
+@dataclass(slots=True)
 class Books:
     """The state of a run."""
 
@@ -90,6 +111,7 @@ class Books:
     rounds: dict[RoundId, RoundFacts] = field(default_factory=dict)
     accepted: dict[tuple[ClientId, RoundId], Accepted] = field(default_factory=dict)
     carried: dict[ClientId, Update] = field(default_factory=dict)
+    waiting: list[Update] = field(default_factory=list)  # for the next buffers of an asynchronous run
     seconds: dict[ClientId, list[float]] = field(default_factory=dict)  # download, train and upload, averaged
 
     def open(self, round_id: RoundId) -> RoundFacts | None:
@@ -101,6 +123,11 @@ class Books:
         waiting = {update.round_id for update in self.carried.values()}
         for round_id in sorted(self.rounds)[:-most]:
             self.rounds[round_id].is_forgotten |= round_id not in waiting
+
+    def forget_rounds_before(self, version: int) -> None:
+        """A buffer opens: the last three rounds are remembered, and those of which an update may still count."""
+        for round_id in sorted(self.rounds)[:-3]:
+            self.rounds[round_id].is_forgotten |= self.rounds[round_id].base < version
 
     def carry(self, update: Update) -> None:
         """Let an update count in the first commit that it can; of two by one client for one commit the newer stays."""

@@ -1,6 +1,6 @@
 """Who is on the line of a simulated coordinator: its control streams, and the leases of those who are silent."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from atoll.client import events as client
@@ -53,9 +53,9 @@ class Lines:
         for client_id, connection in sorted(self._hub.items()):
             yield ClientJoined(client_id, connection.session, connection.agent.profile)
 
-    def unwatched(self, record: RoundRecord) -> list[ClientId]:
-        """Clients that a round waits for although nobody would notice that they are gone."""
-        waiting = (client_id for client_id, row in record.clients.items() if row.fate is Fate.WAITING)
+    def unwatched(self, record: RoundRecord, training: Iterable[ClientId] = ()) -> list[ClientId]:
+        """Clients that a round waits for, or that train, although nobody would notice that they are gone."""
+        waiting = {*training, *(client_id for client_id, row in record.clients.items() if row.fate is Fate.WAITING)}
         return [client_id for client_id in waiting if client_id not in self._hub and client_id not in self._watched]
 
     # ------------------------------------------------------------ in

@@ -4,12 +4,15 @@ The referee reads the events that are on the coordinator's disk, works out from 
 each, at once and at that instant, and compares. It shares with the machines their vocabulary and nothing else.
 """
 
+import math
+
 from atoll.protocol.vocabulary import AbandonReason, ClientId, Fate, RoundId, RunState, Version
 from atoll.server import events as e
 from atoll.server.evaluation import clients_to_ask
 from atoll.server.run import RunRules
+from atoll.simulations.buffer_referee import BufferReferee
 from atoll.simulations.decisions import Decision, decision_of
-from atoll.simulations.facts import Books, RoundFacts
+from atoll.simulations.facts import Books, BufferFacts
 from atoll.simulations.history import Step
 from atoll.simulations.round_referee import RoundReferee
 from atoll.simulations.verdicts import verdict_on
@@ -28,20 +31,19 @@ class Referee:
         self.failures = 0
         self.is_round_due = False
         self._due: list[Decision] = []
-        self._rounds = RoundReferee(rules.policy, self.books, self._decide)
+        rounds = RoundReferee if rules.policy.mode == "sync" else BufferReferee
+        self._rounds: RoundReferee | BufferReferee = rounds(rules.policy, self.books, self._decide)
 
     def judge(self, step: Step) -> str | None:
         """What is wrong with what was decided; None when it is exactly what the policy wants."""
         self.now, self._due = step.at, []
         if isinstance(step.event, e.CoordinatorStarted):
             self._restarted(step.event)
-        for _ in range(4):  # a deadline may be followed by another that is over as well
+        for _ in range(4 + 2 * len(self._rounds.training())):  # a deadline may be followed by another
             self._let_time_pass()
         if not isinstance(step.event, e.CoordinatorStarted | e.TimePassed):
             self._happened(step.event)
-            if self.books.round is not None:
-                self._rounds.let_it_end(self.books.round, self.now)
-                self._hand_over()
+            self._see_what_follows()
         decided = sorted((d for d in map(decision_of, step.effects) if d), key=repr)
         due = sorted(self._due, key=repr)
         if decided == due:
@@ -58,19 +60,40 @@ class Referee:
         self.books.connected.clear()
         for version in sorted(self.unevaluated):
             self._decide("evaluate", version)
-        if self.books.round is not None:
-            self._rounds.restarted(self.books.round, down)
+        self._rounds.restarted(self.books.round, down)
         if self.asked is not None:
             self.ask_by += min(down, self.policy.outage_max)
         if self.is_round_due:
             self._decide("next round")
 
     def _let_time_pass(self) -> None:
-        if self.books.round is not None:
+        """The first deadline, if it is over."""
+        if isinstance(self._rounds, BufferReferee):
+            self._let_time_pass_for_buffers(self._rounds)
+        elif self.books.round is not None:
             self._rounds.let_time_pass(self.books.round, self.now)
             self._hand_over()
         elif self.asked is not None and self.now >= self.ask_by:
             self._close_evaluation()
+
+    def _let_time_pass_for_buffers(self, buffers: BufferReferee) -> None:
+        round_ = self.books.round
+        invitation, buffer = buffers.next_due(), buffers.buffer_due(round_)
+        ask_by = self.ask_by if self.asked is not None and round_ is None else math.inf
+        if self.now < min(invitation, buffer, ask_by):
+            return
+        if invitation < min(buffer, ask_by):
+            buffers.let_invitations_end()
+        elif round_ is None:
+            self._close_evaluation()
+        else:
+            buffers.let_buffer_end(round_)
+        self._see_what_follows()
+
+    def _see_what_follows(self) -> None:
+        if self.books.round is not None:
+            self._rounds.let_it_end(self.books.round, self.now)
+            self._hand_over()
 
     # ------------------------------------------------------------ events
 
@@ -123,10 +146,10 @@ class Referee:
         books, client_id = self.books, event.client_id
         books.connected[client_id] = event.session
         books.lost.discard(client_id)
-        for round_id in event.working_on:
-            self._rounds.tell_whether_wanted(client_id, round_id)
-        if books.round is not None:
-            self._rounds.joined(books.round, client_id)
+        if isinstance(self._rounds, BufferReferee):
+            self._rounds.came_back(client_id, event.working_on, self.now)
+        else:
+            self._rounds.came_back(client_id, event.working_on)
         if self.asked is not None and self.asked.get(client_id) is False:
             self._decide("ask", client_id, books.version, round(self.ask_by, 6))
 
@@ -141,7 +164,9 @@ class Referee:
 
     def _failed(self, round_id: RoundId, reason: AbandonReason) -> None:
         round_ = self.books.open(round_id)
-        if round_ is not None and (round_.is_drawing or round_.is_aggregating):
+        is_fold = reason is AbandonReason.AGGREGATION_FAILED
+        is_asked = round_ is not None and (round_.is_aggregating if is_fold else round_.is_awaiting_draw)
+        if round_ is not None and is_asked:
             self._rounds.abandon(round_, reason)
             self._hand_over()
 
@@ -150,12 +175,10 @@ class Referee:
     def _open_round(self) -> None:
         books = self.books
         self.is_round_due = False
-        books.forget_old_rounds(most=max(3, self.policy.max_staleness + 2))
         round_id = RoundId(len(books.rounds) + 1)
-        books.round = RoundFacts(round_id, books.version, self.now + self.policy.selection_timeout)
-        books.rounds[round_id] = books.round
-        books.round.late, books.carried = books.carried, {}
-        self._rounds.draw_if_enough(books.round)
+        books.round = books.rounds[round_id] = self._rounds.opened(round_id, self.now)
+        if isinstance(self._rounds, RoundReferee):
+            self._rounds.draw_if_enough(books.round)
 
     def _commit(self) -> None:
         books = self.books
@@ -165,13 +188,14 @@ class Referee:
         round_.is_committed = True
         books.version += 1
         self.failures = 0
-        used = sorted(round_.contributions(), key=lambda u: u.client_id)
+        used = sorted(round_.contributions(), key=lambda u: (u.client_id, u.round_id))
         for update in used:
             books.accepted[update.client_id, update.round_id].used_in.append(round_.round_id)
         for client_id, update in round_.late.items():
             if client_id in round_.reported:
                 books.leave(update)
         self._decide("commit", round_.round_id, books.version, tuple(u.digest for u in used))
+        self._rounds.committed(is_last=books.version >= self.rules.rounds)
         self._begin_evaluation()
         self._go_on()
 
@@ -184,6 +208,8 @@ class Referee:
         books.round = None
         is_stop = round_.abandon_reason is AbandonReason.STOP_REQUESTED
         is_failed = round_.abandon_reason is AbandonReason.AGGREGATION_FAILED
+        if isinstance(round_, BufferFacts):
+            self._hand_over_buffer(round_, is_lost=is_stop or is_failed)
         for update in (*round_.late.values(), *round_.reported.values()):
             if self.policy.late == "next_round" and not (is_stop or is_failed):
                 books.carry(update)
@@ -196,6 +222,13 @@ class Referee:
             self._end(RunState.FAILED)
         else:
             self._go_on()
+
+    def _hand_over_buffer(self, round_: BufferFacts, *, is_lost: bool) -> None:
+        if is_lost:
+            for update in round_.filled:
+                self.books.leave(update)
+        else:
+            self.books.waiting = [*round_.filled, *self.books.waiting]
 
     def _go_on(self) -> None:
         if self.books.is_stop_wanted:
@@ -221,14 +254,15 @@ class Referee:
         elif books.round.is_aggregating:
             books.is_stop_wanted = True
         else:
-            self._rounds.abandon(books.round, AbandonReason.STOP_REQUESTED)
+            self._rounds.stop(books.round)
             self._hand_over()
 
     def _end(self, state: RunState) -> None:
         books = self.books
-        for update in list(books.carried.values()):
+        for update in (*books.carried.values(), *books.waiting):
             books.leave(update)
-        books.carried.clear()
+        books.carried, books.waiting = {}, []
+        self._rounds.run_ended()
         books.connected.clear()
         books.state, books.is_stop_wanted, self.is_round_due = state, False, False
         self.asked, self.unevaluated = None, set()
@@ -243,7 +277,8 @@ class Referee:
             self.unevaluated.add(version)
             self._decide("evaluate", version)
         if rules.evaluate_clients_every and (is_last or version % rules.evaluate_clients_every == 0):
-            most, connected = rules.evaluate_clients_max, self.books.connected
+            most, busy = rules.evaluate_clients_max, self._rounds.training()
+            connected = [c for c in self.books.connected if c not in busy]
             asked = clients_to_ask(connected, most=most, seed=rules.seed, version=Version(version))
             self.ask_by = self.now + rules.evaluation_deadline
             self.asked = dict.fromkeys(asked, False) or None

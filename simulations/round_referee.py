@@ -1,12 +1,12 @@
 """Judges the open round by the policy alone: whom to invite, until when to wait, when to close or to give up."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Fate, RejectReason, RoundId, RunState
 from atoll.server import events as e
 from atoll.server.policy import StragglerPolicy
 from atoll.simulations.facts import Books, RoundFacts
-from atoll.simulations.verdicts import Verdict
+from atoll.simulations.verdicts import Verdict, discount_of
 
 
 class RoundReferee:
@@ -17,8 +17,10 @@ class RoundReferee:
 
     # ------------------------------------------------------------ time
 
-    def restarted(self, round_: RoundFacts, down: float) -> None:
+    def restarted(self, round_: RoundFacts | None, down: float) -> None:
         """Deadlines move by the downtime, within limits; a fold under way is asked for again."""
+        if round_ is None:
+            return
         more = min(down, self.policy.outage_max - round_.extended)
         round_.extended += more
         round_.select_by += more
@@ -59,6 +61,14 @@ class RoundReferee:
 
     # ------------------------------------------------------------ selecting
 
+    def opened(self, round_id: RoundId, now: float) -> RoundFacts:
+        """It begins with the late updates of earlier rounds."""
+        books = self.books
+        books.forget_old_rounds(most=max(3, self.policy.max_staleness + 2))
+        round_ = RoundFacts(round_id, books.version, now + self.policy.selection_timeout)
+        round_.late, books.carried = books.carried, {}
+        return round_
+
     def draw_if_enough(self, round_: RoundFacts) -> None:
         """Enough clients are there."""
         enough = len(self.books.connected) >= self.policy.num_needed_to_draw
@@ -68,7 +78,7 @@ class RoundReferee:
     def _draw(self, round_: RoundFacts) -> None:
         round_.is_drawing = True
         candidates = tuple(sorted(self.books.connected))
-        self._decide("draw", round_.round_id, min(self.policy.num_invited, len(candidates)), candidates)
+        self._decide("draw", round_.round_id, min(self.policy.num_invited, len(candidates)), candidates, 0)
 
     def drawn(self, round_: RoundFacts, clients: tuple[ClientId, ...], now: float) -> None:
         """The sampler has answered."""
@@ -86,15 +96,20 @@ class RoundReferee:
 
     # ------------------------------------------------------------ collecting
 
-    def joined(self, round_: RoundFacts, client_id: ClientId) -> None:
-        """A client is on the line (again)."""
+    def came_back(self, client_id: ClientId, working_on: tuple[RoundId, ...]) -> None:
+        """A client is on the line (again), and says what it works for."""
+        for round_id in working_on:
+            self._tell_whether_wanted(client_id, round_id)
+        if self.books.round is not None:
+            self._joined(self.books.round, client_id)
+
+    def _joined(self, round_: RoundFacts, client_id: ClientId) -> None:
         if round_.is_collecting and round_.fates.get(client_id) in (Fate.WAITING, Fate.LOST):
             round_.fates[client_id] = Fate.WAITING
             self._invite(round_, client_id)
         self.draw_if_enough(round_)
 
-    def tell_whether_wanted(self, client_id: ClientId, round_id: RoundId) -> None:
-        """A client that comes back says that it works for a round."""
+    def _tell_whether_wanted(self, client_id: ClientId, round_id: RoundId) -> None:
         books = self.books
         round_ = books.rounds.get(round_id)
         is_invited = round_ is not None and client_id in round_.fates and not round_.is_forgotten
@@ -150,6 +165,20 @@ class RoundReferee:
         round_.close_reason = reason
         self.aggregate(round_)
 
+    def stop(self, round_: RoundFacts) -> None:
+        """The operator's command, to a round that does not aggregate yet."""
+        self.abandon(round_, AbandonReason.STOP_REQUESTED)
+
+    def committed(self, *, is_last: bool) -> None:
+        """Nothing more: its clients were told when it closed."""
+
+    def run_ended(self) -> None:
+        """Nothing more: its clients were told when it ended."""
+
+    def training(self) -> Collection[ClientId]:
+        """Who trains on when a round has ended: nobody."""
+        return ()
+
     def abandon(self, round_: RoundFacts, reason: AbandonReason) -> None:
         """No model comes of this round."""
         self._release(round_, Fate.STRAGGLER, may_submit=reason is not AbandonReason.STOP_REQUESTED)
@@ -168,7 +197,7 @@ class RoundReferee:
             staleness = round_.base - update.base_version
             is_own = update.round_id == round_.round_id
             assert is_own or 0 <= staleness <= policy.max_staleness, f"{update} is {staleness} versions old"
-            scale = 1.0 if is_own else (1 + staleness) ** -policy.staleness_exponent
+            scale = 1.0 if is_own else discount_of(staleness, policy)
             scale *= update.work if policy.partial_work == "scaled" else 1.0
             weights.append((update.client_id, update.digest, update.num_examples, round(scale, 9)))
         assert len({client_id for client_id, *_ in weights}) == len(weights) >= policy.quorum_count, "below quorum"

@@ -2,13 +2,15 @@
 
 import random
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from atoll.server.policy import StragglerPolicy
 from atoll.server.run import RunRules
 
 Seconds = float
 TASK = "task"
+ASYNCHRONOUS = 0.4
+"""The share of the worlds in which clients train all the time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +100,42 @@ def random_policy(rng: random.Random) -> StragglerPolicy:
     )
 
 
+def random_discount(rng: random.Random) -> dict[str, Any]:
+    """Draw how stale updates are discounted."""
+    pick = rng.choice
+    return pick(
+        [
+            {"staleness": "polynomial", "staleness_exponent": pick([0.0, 0.5, 1.0])},
+            {"staleness": "constant"},
+            {"staleness": "hinge", "hinge_slope": pick([0.5, 10.0]), "hinge_delay": pick([0, 1, 4])},
+        ]
+    )
+
+
+def random_asynchronous_policy(rng: random.Random) -> StragglerPolicy:
+    """Draw every field that the asynchronous modes have."""
+    pick = rng.choice
+    size = pick([1, *range(1, 7)])
+    fedbuff: dict[str, Any] = {"mode": "fedbuff", "buffer_size": size}
+    fedasync: dict[str, Any] = {"mode": "fedasync", "alpha": pick([0.3, 0.6, 1.0])}
+    return StragglerPolicy(
+        **pick([fedbuff, fedasync] if size == 1 else [fedbuff]),
+        **random_discount(rng),
+        quorum=pick([1, rng.randint(1, size), 0.5, 1.0, 1.0]),
+        concurrency=rng.randint(1, 7),
+        fill_timeout=pick([15.0, 60.0, 240.0]),
+        deadline=pick([20.0, 40.0, 90.0, "adaptive"]),
+        adaptive_margin=pick([1.0, 1.5, 3.0]),
+        deadline_min=pick([2.0, 10.0]),
+        deadline_max=pick([15.0, 60.0, 120.0]),
+        max_staleness=pick([0, 1, 2, 4, 20]),
+        partial_work=pick(["refuse", "accept", "scaled"]),
+        retry=pick([0, 1, 2, 4, 6]),
+        outage_max=pick([0.0, 5.0, 60.0, 3600.0]),
+        max_examples=1000,
+    )
+
+
 def random_faults(rng: random.Random) -> Faults:
     """Draw which things go wrong in a world; each is absent from many, so that rounds also succeed."""
 
@@ -135,6 +173,21 @@ def random_faults(rng: random.Random) -> Faults:
 
 def random_scenario(seed: int) -> Scenario:
     """The scenario of a seed: rules over all fields of the policy, a population, and faults."""
+    scenario, rng = _random_scenario(seed), random.Random(f"modes {seed}")
+    rules, policy = scenario.rules, scenario.rules.policy
+    if rng.random() < ASYNCHRONOUS:
+        policy = random_asynchronous_policy(rng)
+        num_clients = rng.randint(1, policy.concurrency + 4)
+        rules = replace(rules, policy=policy, rounds=rng.randint(1, 8))
+        faults = replace(scenario.faults, stops=1) if rng.random() < 0.25 else scenario.faults
+        return replace(scenario, rules=rules, num_clients=num_clients, faults=faults)
+    if rng.random() < 0.3:
+        fields = policy.model_dump(exclude={"staleness_exponent"})
+        rules = replace(rules, policy=StragglerPolicy(**(fields | random_discount(rng))))
+    return replace(scenario, rules=rules)
+
+
+def _random_scenario(seed: int) -> Scenario:
     rng = random.Random(f"scenario {seed}")
     pick = rng.choice
     policy = random_policy(rng)

@@ -1,5 +1,6 @@
 """What the policy says about one update, read independently of the machines."""
 
+import math
 from enum import Enum, auto
 
 from atoll.protocol.vocabulary import Fate, RejectReason, RunState
@@ -40,6 +41,8 @@ def verdict_on(update: Update, books: Books, rules: RunRules) -> tuple[Verdict, 
     if before is not None or round_.fates[update.client_id] is Fate.REFUSED:
         return Verdict.NOT_HIS, RejectReason.ALREADY_REPORTED
     fault = _fault(update, round_, rules.policy)
+    if rules.policy.mode != "sync":
+        return _on_its_way_into_a_buffer(update, books, rules, fault)
     if round_.is_collecting and (not round_.is_in_grace or round_.began_in_time(update.client_id)):
         return (Verdict.REFUSED, fault) if fault else (Verdict.ON_TIME, None)
     late = _too_late(update, round_, books, rules, fault)
@@ -69,3 +72,35 @@ def _too_late(
     if fault is not None:
         return fault
     return RejectReason.TOO_STALE if base_of_next - update.base_version > rules.policy.max_staleness else None
+
+
+def _on_its_way_into_a_buffer(
+    update: Update, books: Books, rules: RunRules, fault: RejectReason | None
+) -> tuple[Verdict, RejectReason | None]:
+    if fault is not None:
+        return Verdict.REFUSED, fault
+    late = _no_buffer_for(update, books, rules)
+    return (Verdict.LATE, late) if late else (Verdict.ON_TIME, None)
+
+
+def _no_buffer_for(update: Update, books: Books, rules: RunRules) -> RejectReason | None:
+    """Why an update can be in no buffer of an asynchronous run. One that is closed commits first, and so does every
+    whole buffer of those that wait already."""
+    size = rules.policy.buffer_size if rules.policy.mode == "fedbuff" else 1
+    commits_before = 0
+    if books.round is None or not books.round.is_collecting:
+        commits_before = (books.round is not None) + len(books.waiting) // size
+    counts_at = books.version + commits_before
+    if counts_at >= rules.rounds or books.is_stop_wanted:
+        return RejectReason.TOO_LATE
+    if counts_at > update.base_version + rules.policy.max_staleness:
+        return RejectReason.TOO_STALE
+    twins = (a for (c, _), a in books.accepted.items() if c == update.client_id and not a.is_left)
+    return RejectReason.ALREADY_REPORTED if any(a.update.base_version == update.base_version for a in twins) else None
+
+
+def discount_of(age: int, policy: StragglerPolicy) -> float:
+    """The share of an update that is so many versions old."""
+    if policy.staleness == "hinge":
+        return 1 / (policy.hinge_slope * max(0, age - policy.hinge_delay) + 1)
+    return 1.0 if policy.staleness == "constant" else math.exp(-policy.staleness_exponent * math.log1p(age))

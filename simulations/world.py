@@ -134,6 +134,7 @@ class World:
             round_id=effect.round_id,
             count=effect.count,
             candidates=effect.candidates,
+            number=effect.number,
         )
 
     # ------------------------------------------------------------ what goes wrong

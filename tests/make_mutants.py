@@ -22,7 +22,17 @@ from mutmut.mutation.file_mutation import create_mutations, deep_replace
 
 from tests.mutants import GENERATED, ROOT, Mutant
 
-FILES = ("server/rounds.py", "server/run.py", "server/ledger.py", "server/membership.py", "client/session.py")
+FILES = (
+    "server/rounds.py",
+    "server/open_round.py",
+    "server/buffer.py",
+    "server/invitations.py",
+    "server/run.py",
+    "server/intake.py",
+    "server/ledger.py",
+    "server/membership.py",
+    "client/session.py",
+)
 SEED = 7
 
 

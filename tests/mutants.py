@@ -36,6 +36,8 @@ NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "mutants", "demo-run", 
 SEEDS = 400
 PURE_TESTS = (
     "tests/server/test_rounds.py",
+    "tests/server/test_buffer.py",
+    "tests/server/test_plan.py",
     "tests/server/test_run.py",
     "tests/server/test_membership.py",
     "tests/server/test_policy.py",
@@ -64,6 +66,8 @@ class Outcome:
 
 
 ROUNDS, RUN, LEDGER = "server/rounds.py", "server/run.py", "server/ledger.py"
+OPEN_ROUND, ADMISSION, INTAKE = "server/open_round.py", "server/admission.py", "server/intake.py"
+BUFFER, INVITATIONS, PLAN = "server/buffer.py", "server/invitations.py", "server/plan.py"
 MEMBERSHIP, SESSION, EVALUATION = "server/membership.py", "client/session.py", "server/evaluation.py"
 
 PLANTED = (
@@ -125,21 +129,21 @@ PLANTED = (
     ),
     Mutant(
         "outage without end",
-        ROUNDS,
+        OPEN_ROUND,
         "        extension = min(seconds, self.policy.outage_max - self._extended)",
         "        extension = seconds",
         "an outage extends a round by more than `outage_max`",
     ),
     Mutant(
         "every outage anew",
-        ROUNDS,
+        OPEN_ROUND,
         "        self._extended += extension\n",
         "",
         "`outage_max` holds for each outage, not for all of them",
     ),
     Mutant(
         "aggregation forgotten in a crash",
-        ROUNDS,
+        OPEN_ROUND,
         "        if record.phase is Phase.AGGREGATING:\n            return (self._aggregate(),)\n        return ()",
         "        return ()",
         "after a crash nobody folds the closed round",
@@ -174,9 +178,9 @@ PLANTED = (
     ),
     Mutant(
         "partial work counts in full",
-        ROUNDS,
-        '        return work if self.policy.partial_work == "scaled" else 1.0',
-        "        return 1.0",
+        ADMISSION,
+        '    return work if policy.partial_work == "scaled" else 1.0',
+        "    return 1.0",
         "`scaled` does not scale",
     ),
     Mutant(
@@ -202,35 +206,35 @@ PLANTED = (
     ),
     Mutant(
         "retry counts twice",
-        RUN,
+        INTAKE,
         "        if record is not None and client is not None and client.digest == update.digest:",
         "        if False:",
         "a repeated upload of an accepted update is not recognised",
     ),
     Mutant(
         "late update accepted",
-        RUN,
+        INTAKE,
         '        if policy.late == "discard":',
         "        if False:",
         "an update that comes too late is carried although the policy is `discard`",
     ),
     Mutant(
         "any age will do",
-        RUN,
+        INTAKE,
         "        if next_base - update.base_version > policy.max_staleness:",
         "        if next_base - update.base_version > policy.max_staleness + 1:",
         "updates one version too old are carried",
     ),
     Mutant(
         "age of the wrong commit",
-        RUN,
+        INTAKE,
         "        next_base = ledger.version + (self.round is not None and open_round is None)",
         "        next_base = ledger.version + (self.round is not None and self.round.phase is Phase.AGGREGATING)",
         "an update that misses its own round is judged as if it counted in it",
     ),
     Mutant(
         "carried past the end",
-        RUN,
+        INTAKE,
         "        if next_base >= self.rules.rounds or ledger.stop_reason is not None:",
         "        if next_base > self.rules.rounds:",
         "an update is acknowledged although no round follows that could use it",
@@ -280,9 +284,9 @@ PLANTED = (
     Mutant(
         "old records dropped too early",
         RUN,
-        "        ledger.past[round_.record.round_id] = round_.record\n        return (*effects, *self._evaluate(now)",
-        "        ledger.past[round_.record.round_id] = round_.record\n        ledger.forget_old_rounds(most=3)\n"
-        "        return (*effects, *self._evaluate(now)",
+        "        ledger.past[round_.record.round_id] = round_.record\n        released",
+        "        ledger.past[round_.record.round_id] = round_.record\n"
+        "        ledger.forget_old_rounds(most=3)\n        released",
         "the record that must say where a late update went is dropped before it is written",
     ),
     Mutant(
@@ -432,6 +436,132 @@ PLANTED = (
         "        if self.job is not None and self.job.stage is not Stage.STOPPING:\n            self.job = None\n"
         "            return () and self._stop(",
         "a new job begins while the worker of the last one still runs",
+    ),
+    Mutant(
+        "every client released at a commit",
+        INVITATIONS,
+        "if not self.may_still_count(self._record(r))]\n        return tuple(e for c in sorted(stale)",
+        "]\n        return tuple(e for c in sorted(stale)",
+        "in an asynchronous run whoever trains is told to stop when a version is committed",
+    ),
+    Mutant(
+        "alpha forgotten",
+        BUFFER,
+        '        row.scale *= self.policy.alpha if self.policy.mode == "fedasync" else 1.0\n',
+        "",
+        "FedAsync takes the whole of a fresh client's model",
+    ),
+    Mutant(
+        "divided by the sum of the discounts",
+        PLAN,
+        '    if effect.mode == "sync":\n',
+        '    if effect.mode != "fedasync":\n',
+        "FedBuff's buffer is a weighted mean: stale updates do not make its step shorter",
+    ),
+    Mutant(
+        "a full buffer waits for one more",
+        BUFFER,
+        "        if len(self.updates) >= self.policy.num_wanted:",
+        "        if len(self.updates) > self.policy.num_wanted:",
+        "a buffer of K is closed by update K + 1",
+    ),
+    Mutant(
+        "more clients than concurrency",
+        BUFFER,
+        "        free = self.policy.concurrency - len(self.invitations)\n",
+        "        free = self.policy.concurrency\n",
+        "each draw asks for as many as if nobody trained",
+    ),
+    Mutant(
+        "overdue buffer goes on asking",
+        BUFFER,
+        "        if self._is_overdue or self._is_drawing:\n",
+        "        if self._is_drawing:\n",
+        "a buffer that could not be filled in time may stay open for ever",
+    ),
+    Mutant(
+        "the sampler ends a closed buffer",
+        BUFFER,
+        "        self._is_drawing = False  # whatever the sampler comes to now, nobody waits for it\n",
+        "",
+        "a sampler that fails after the buffer was full abandons it while it is folded",
+    ),
+    Mutant(
+        "a stop forgets the last buffer",
+        BUFFER,
+        "        return self._close(CloseReason.FLUSHED, now) if self._has_quorum else super().stop(reason, now)\n",
+        "        return super().stop(reason, now)\n",
+        "what is in the buffer when the run is stopped is lost although it makes the quorum",
+    ),
+    Mutant(
+        "asked twice for one version",
+        INVITATIONS,
+        "        taken = {*self._ledger.training, *record.clients, *self._counted(record.base_version)}\n",
+        "        taken = {*self._ledger.training}\n",
+        "a fast client fills the buffer alone, with one version",
+    ),
+    Mutant(
+        "two updates of one version",
+        INTAKE,
+        "        if self.invitations.has_counted(update.client_id, update.base_version):",
+        "        if False:",
+        "a client that was asked again after an abandoned round counts twice for one version",
+    ),
+    Mutant(
+        "any age will do for a buffer",
+        INTAKE,
+        "        if (staleness := base - update.base_version) > policy.max_staleness:",
+        "        if (staleness := base - update.base_version) > policy.max_staleness + 1:",
+        "updates one version too old go into the buffer",
+    ),
+    Mutant(
+        "the queue makes nobody older",
+        INTAKE,
+        "        full = len(ledger.waiting) // self.rules.policy.num_wanted\n",
+        "        full = 0\n",
+        "what waits behind whole buffers is too stale when its turn comes",
+    ),
+    Mutant(
+        "a slow client is never replaced",
+        INVITATIONS,
+        "        return min(map(self._deadline, self._ledger.training), default=None)\n",
+        "        return None\n",
+        "a client that hangs keeps its place for ever",
+    ),
+    Mutant(
+        "an outage counts against who trains",
+        INVITATIONS,
+        "            row.deadline, row.extended = row.deadline + extension, row.extended + extension\n",
+        "",
+        "the invitations' deadlines do not move by the coordinator's downtime",
+    ),
+    Mutant(
+        "the lost cannot come back",
+        INVITATIONS,
+        "        if row.fate is Fate.LOST and now < row.deadline and",
+        "        if False and",
+        "a client that lost contact and is back in time is not told that it still trains",
+    ),
+    Mutant(
+        "what was in an abandoned buffer is lost",
+        LEDGER,
+        "            self.waiting += updates\n",
+        "",
+        "accepted updates vanish with a buffer that came to nothing",
+    ),
+    Mutant(
+        "training beyond the end",
+        RUN,
+        "*self.invitations.release_all(ReleaseReason.RUN_ENDED, ledger.now), *ledger",
+        "*ledger",
+        "the run ends and its records say that clients still train",
+    ),
+    Mutant(
+        "asked to evaluate while it trains",
+        RUN,
+        " if not self.invitations.is_training(c))",
+        ")",
+        "a client throws its training away because it is asked for a measure",
     ),
 )
 

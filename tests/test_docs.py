@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
 from typing import get_args
@@ -17,6 +18,7 @@ from atoll.aggregation.robust import TrimmedMean
 from atoll.cli import docs
 from atoll.cli.settings import Section, described
 from atoll.client import events as client_events
+from atoll.parallel.local import Local
 from atoll.protocol import steps, vocabulary
 from atoll.protocol.settings import load_text
 from atoll.server import events as server_events
@@ -37,7 +39,9 @@ from atoll.server.events import (
     UploadBegun,
 )
 from atoll.server.method import load_rule
+from atoll.server.policy import StragglerPolicy
 from atoll.server.run import RunMachine, RunRules
+from tests.server.test_buffer import Flow, buffered, invited, released
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -189,7 +193,7 @@ def blocks_of(language: str) -> list[str]:
 
 
 def test_the_example_of_an_aggregation_is_a_run_s_and_its_own_rule_is_taken(tmp_path: Path) -> None:
-    _, text, _ = blocks_of("toml")
+    [text] = [block for block in blocks_of("toml") if "norm_bound" in block]
     run = load_text(RunFile, f"task = 'm:t'\n{text}", [], name="the page").run
     assert isinstance(run.optimizer.build(), FedAdam)
     assert run.aggregation.norm_bound == "median"
@@ -201,7 +205,7 @@ def test_the_example_of_an_aggregation_is_a_run_s_and_its_own_rule_is_taken(tmp_
 
 
 def test_the_example_of_a_codec_is_a_run_s_and_the_table_of_bytes_is_true() -> None:
-    _, _, text = blocks_of("toml")
+    [text] = [block for block in blocks_of("toml") if "codec" in block]
     assert load_text(RunFile, f"task = 'm:t'\n{text}", [], name="the page").run.aggregation.codec_name == "topk:0.01"
     rows = re.findall(r"^\| `(bf16|fp16|qsgd8|sign)` \|[^|]*\| ([0-9,]+) \|", PAGES["configuration.md"], re.MULTILINE)
     assert len(rows) == 4
@@ -209,9 +213,26 @@ def test_the_example_of_a_codec_is_a_run_s_and_the_table_of_bytes_is_true() -> N
         assert int(size.replace(",", "")) == encoded_bytes(parse_codec(name), CHUNK_ELEMENTS)
 
 
+def test_every_block_of_the_page_of_algorithms_is_a_run_s_and_every_example_is_there() -> None:
+    page = (DOCS / "algorithms.md").read_text("utf-8")
+    texts = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    runs = [load_text(RunFile, f"task = 'm:t'\n{text}", [], name="the page").run for text in texts]
+    assert [run.aggregation.algorithm for run in runs] == ["fedavg", "fedavg", "fednova", "scaffold", "fedavg"]
+    locals_ = [Local().with_overrides(run.local) for run in runs]
+    assert [local.batch_size for local in locals_[:1]] == [None]
+    assert (locals_[1].prox_mu, locals_[4].keep) == (0.1, "batchnorm")
+    linked = re.findall(r"\]\(\.\./(examples/[^)]+)\)", page)
+    assert len(linked) == 4
+    assert all((ROOT / path).is_file() for path in linked)
+    keys = {setting.key for setting in described(Section.RUN)}
+    assert {key for key in re.findall(r"`((?:aggregation|round)\.[a-z_]+)", page)} <= keys
+    names = {field.name for field in fields(Local)}
+    assert {key for key in re.findall(r"`local\.([a-z_]+)", page)} <= names
+
+
 @pytest.fixture
 def clocked() -> Clocked:
-    text, _, _ = blocks_of("toml")
+    text, *_ = blocks_of("toml")
     assert tomllib.loads(text)["round"]["linger"] == 20.0
     return Clocked(text)
 
@@ -261,3 +282,26 @@ def test_the_worked_example_of_a_round_below_its_quorum_is_true(clocked: Clocked
     clocked.at(60, TimePassed())
     clocked.at(75, TimePassed())
     assert clocked.phase_and_reason == ("abandoned", "below_quorum")
+
+
+def test_the_worked_example_of_a_buffer_is_true() -> None:
+    [text] = [block for block in blocks_of("toml") if "fedbuff" in block]
+    policy = StragglerPolicy(**tomllib.loads(text)["round"])
+    assert (policy.mode, policy.num_wanted, policy.quorum_count) == ("fedbuff", 4, 4)
+    flow = Flow(buffer_size=2, concurrency=3, max_staleness=8, deadline=120.0)
+    assert invited(flow.join("abc", at=0)) == {"a": 0, "b": 0, "c": 0}
+    assert flow.row("c").deadline == 1120.0
+    assert invited(flow.update("a", at=9)) == {}
+    assert buffered(flow.update("b", at=11)) == [("a", 0, 1.0), ("b", 0, 1.0)]
+    effects = flow.commit(at=12)
+    assert (invited(effects), released(effects)) == ({"a": 1, "b": 1}, {})
+    flow.update("a", at=21)
+    assert buffered(flow.update("c", at=26, round_id=1)) == [("a", 1, 1.0), ("c", 0, 0.707107)]
+
+
+@pytest.mark.parametrize("name", ["polynomial", "hinge", "constant"])
+def test_the_discounts_of_the_page_are_those_of_the_policy(name: str) -> None:
+    row = next(line for line in PAGES["configuration.md"].splitlines() if line.startswith(f'| `"{name}"` |'))
+    shown = [float(number) for number in row.split("|")[3].partition("(")[0].split(",")]
+    policy = StragglerPolicy(mode="fedbuff", staleness=name)  # type: ignore[arg-type]
+    assert [float(f"{policy.discount(t):.3g}") for t in (0, 1, 3, 8)] == shown

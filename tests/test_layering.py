@@ -33,10 +33,15 @@ ALSO = {
 PURE = {
     "aggregation/weights.py",
     "protocol/vocabulary.py",
+    "server/admission.py",
+    "server/buffer.py",
     "server/evaluation.py",
     "server/events.py",
+    "server/intake.py",
+    "server/invitations.py",
     "server/ledger.py",
     "server/membership.py",
+    "server/open_round.py",
     "server/policy.py",
     "server/record.py",
     "server/rounds.py",
@@ -48,6 +53,7 @@ PURE = {
 """Files that know no clock, socket, file or randomness but what they are handed."""
 
 PURE_STDLIB = {
+    "abc",
     "bisect",
     "collections",
     "contextlib",

@@ -65,8 +65,9 @@ def export(
 ) -> None:
     """Copy a version to a safetensors file; every tensor is checked against the version's manifest on the way.
 
-    A version that lies in parts at aggregation ranks is put together: from the directories of the ranks that this
-    coordinator has started, and over the wire from the others, for which the coordinator must run.
+    Control variates (SCAFFOLD's), which are no part of the model, stay behind. A version that lies in parts at
+    aggregation ranks is put together: from the directories of the ranks that this coordinator has started, and over the
+    wire from the others, for which the coordinator must run.
     """
     from atoll.protocol.vocabulary import Version
 
@@ -141,10 +142,14 @@ class _Place:
 def _copy(place: _Place, version: "Version", recorded: str | None, out: Path) -> tuple[str, int]:
     """Copy the file block by block, hash every tensor, and let it appear only when all of them are right.
 
+    One that lies in parts at aggregation ranks is put together first.
+
     Returns:
         The version's digest, and the size of the file [bytes].
     """
-    from atoll.aggregation.tensorfile import parse_header
+    from atoll.aggregation.layout import CONTROL
+    from atoll.aggregation.tensorfile import parse_header, read_metadata
+    from atoll.aggregation.tensorheader import header_bytes
     from atoll.protocol.manifest import digest_of, parse_version
 
     store = place.store
@@ -159,31 +164,37 @@ def _copy(place: _Place, version: "Version", recorded: str | None, out: Path) ->
     if recorded not in (None, digest):
         raise CommandError(f"{store.manifest_path(version)} is damaged: its digest is not {recorded}")
     manifest, path = parse_version(encoded), store.version_path(version)
-    if place.num_ranks and not path.exists():
-        place.gather(version, digest, manifest, out)
-        return digest, out.stat().st_size
-    layout, data_start = parse_header(path)
-    if layout != manifest.layout:
-        raise CommandError(f"{path} is damaged: its tensors are not those of its manifest")
-    part = out.with_name(out.name + ".part")
+    gathered, part = out.with_name(out.name + ".gathered"), out.with_name(out.name + ".part")
     try:
+        if place.num_ranks and not path.exists():
+            place.gather(version, digest, manifest, gathered)
+            path = gathered
+        layout, data_start = parse_header(path)
+        if layout != manifest.layout:
+            raise CommandError(f"{path} is damaged: its tensors are not those of its manifest")
         with path.open("rb") as source, part.open("wb") as target:
-            target.write(source.read(data_start))
+            source.seek(data_start)
+            model = (tensor for tensor in layout if not tensor.name.startswith(CONTROL))
+            target.write(header_bytes(model, read_metadata(path)))
             _copy_checked(source, target, manifest, path)
             target.flush()
             os.fsync(target.fileno())
         os.replace(part, out)
     finally:
         part.unlink(missing_ok=True)
+        gathered.unlink(missing_ok=True)
     return digest, out.stat().st_size
 
 
 def _copy_checked(source: BinaryIO, target: BinaryIO, manifest: "VersionManifest", path: Path) -> None:
+    from atoll.aggregation.layout import CONTROL
+
     for piece in manifest.pieces:
         digest = hashlib.sha256()
         for block in _blocks(source, piece.num_bytes):
             digest.update(block)
-            target.write(block)
+            if not piece.tensor.startswith(CONTROL):
+                target.write(block)
         if digest.hexdigest() != piece.sha256:
             raise CommandError(f"{path} is damaged: tensor {piece.tensor} has not the SHA-256 of its manifest")
 

@@ -33,7 +33,7 @@ def list_rounds(run: options.Run = "", state: options.State = options.STATE, jso
     if json:
         as_json(rounds)
         return
-    shown = ("round", "phase", "reason", "version", "invited", "reported", "carried_in", "num_examples")
+    shown = ("round", "phase", "reason", "version", "invited", "reported", "carried_in", "staleness", "num_examples")
     table(
         [*(name.replace("_", " ") for name in shown), "received", "took"],
         [(*(found[name] for name in shown), size(found["num_bytes"]), seconds(found["seconds"])) for found in rounds],

@@ -1,7 +1,7 @@
 """Aggregation ranks as threads of one process, and what they make together."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,9 @@ def _values(reader: UpdateReader, piece: Piece, tensor: Any) -> Any:
     return block.astype(tensorfile.NUMPY_DTYPES[piece.dtype])
 
 
-def cohort_of(updates: Sequence[Weighted], ranks: Sequence[int], layout: Layout, size: int) -> Cohort:
+def cohort_of(
+    updates: Sequence[Weighted], ranks: Sequence[int], layout: Layout, size: int, trained: Container[str]
+) -> Cohort:
     """What all ranks know, when update k lies at rank ranks[k]."""
     places = tuple(tuple(k for k, rank in enumerate(ranks) if rank == r) for r in range(size))
     carried = [{piece.tensor for piece in item.update.pieces} for item in updates]
@@ -94,7 +96,7 @@ def cohort_of(updates: Sequence[Weighted], ranks: Sequence[int], layout: Layout,
         for t in layout
         if any(t.name not in names for names in carried)
     }
-    return Cohort(totals_of(item.carried for item in updates), places, omitted)
+    return Cohort(totals_of(layout, ((item, item.carried) for item in updates), trained), places, omitted)
 
 
 def fold_on_ranks(
@@ -109,7 +111,7 @@ def fold_on_ranks(
     **options: Any,
 ) -> list[Folded]:
     """Fold with update k at rank ranks[k]."""
-    cohort = cohort_of(updates, ranks, layout, size)
+    cohort = cohort_of(updates, ranks, layout, size, step(0).trained)
 
     def work(exchange: Threads) -> Folded:
         rank = exchange.rank

@@ -40,8 +40,12 @@ def test_reader_gives_any_range_of_any_boxes_as_numpy_slices_it(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "SHORT_RUN", short_run)
         block = read_block(update, tensor, start, stop)
+        room = np.full(stop - start, 77, block.dtype)
+        with UpdateReader(update) as reader:
+            assert reader.read(tensor, start, stop, room) is room
     assert block.dtype == (np.int64 if array.dtype.kind == "i" else np.float32)
     assert np.array_equal(block, widened(array).reshape(-1)[start:stop])
+    assert np.array_equal(room, block)
 
 
 def test_reader_reassembles_boxes_that_are_interleaved_one_element_apart(tmp_path):
@@ -57,9 +61,10 @@ def test_reader_reads_only_the_bytes_of_the_block(tmp_path):
     num_bytes = []
     preadv = os.preadv
 
-    def counting(fd, views, position):
-        num_bytes.append(sum(len(view) for view in views))
-        return preadv(fd, views, position)
+    def counting(fd, views, position, flags=0):
+        if not flags:  # with some, it is asked whether there is anything in memory
+            num_bytes.append(sum(len(view) for view in views))
+        return preadv(fd, views, position, flags)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "preadv", counting)
@@ -92,3 +97,45 @@ def test_reader_refuses_what_is_not_there(tmp_path):
     os.truncate(tmp_path / "u", 15)
     with pytest.raises(TensorFileCorrupted, match="ends at byte 15, 1 bytes too early"):
         read_block(update, tensor, 0, 4)
+
+
+@pytest.mark.parametrize(
+    ("answer", "dropped"),
+    [
+        (None, []),
+        (BlockingIOError(11, "not in memory"), [(8, 12), (20, 4)]),
+        (OSError(95, "not supported"), []),
+    ],
+)
+def test_reader_drops_behind_itself_what_was_not_in_memory_and_nothing_else(tmp_path, monkeypatch, answer, dropped):
+    array = values_of((6,), "<f4")
+    update = store(tmp_path / "u", {"w": array})
+    ranges = []
+    preadv = os.preadv
+
+    def asked(fd, views, position, flags=0):
+        if flags and answer is not None:
+            raise answer
+        return preadv(fd, views, position)
+
+    monkeypatch.setattr(os, "preadv", asked)
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, start, length, advice: ranges.append((start, length)))
+    with UpdateReader(update) as reader:
+        for start, stop in ((2, 5), (5, 6)):
+            assert np.array_equal(reader.read(Tensor("w", "F32", (6,)), start, stop), array[start:stop])
+    assert ranges == dropped
+
+
+def test_a_file_that_was_just_written_is_in_memory_and_one_that_was_dropped_is_not(tmp_path):
+    path = tmp_path / "u"
+    path.write_bytes(bytes(1 << 16))
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        assert blocks._begins_in_memory(fd)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        if not blocks._begins_in_memory(fd):
+            os.pread(fd, 1, 0)
+        assert blocks._begins_in_memory(fd)
+    finally:
+        os.close(fd)

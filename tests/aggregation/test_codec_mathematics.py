@@ -170,7 +170,7 @@ def test_qsgd_is_within_one_level_of_every_value(values):
         bucket = values[begin : begin + BUCKET_ELEMENTS].astype(np.float64)
         norm = np.linalg.norm(bucket)
         error = np.abs(decoded[begin : begin + BUCKET_ELEMENTS] - bucket)
-        assert (error <= norm / 127 * (1 + 1e-5)).all()
+        assert (error <= norm / 127 * (1 + 1e-5) + 127 * 1.5e-45).all()  # a level of subnormal size is no float32
         assert (decoded[begin : begin + BUCKET_ELEMENTS][bucket == 0] == 0).all()
 
 

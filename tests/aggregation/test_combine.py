@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.aggregation import combine as combine_module
+from atoll.aggregation import middle
 from atoll.aggregation.blocks import UpdateReader
 from atoll.aggregation.combine import combine, mixing_for
 from atoll.aggregation.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
 from atoll.aggregation.layout import Tensor
 from atoll.aggregation.robust import Median, TrimmedMean
+from atoll.aggregation.rules import RuleFailed
 from atoll.aggregation.sources import Scaled, Zeros
 from tests.aggregation.models import random_cuts, store
 from tests.aggregation.twins import applied
@@ -76,6 +78,7 @@ def test_combine_gives_the_bits_of_the_whole_arrays_for_any_tiles_threads_boxes_
     rng.shuffle(names)
     with pytest.MonkeyPatch.context() as patch, opened(folder, {name: updates[name] for name in names}, rng) as readers:
         patch.setattr(combine_module, "TILE_VALUES", values)
+        patch.setattr(combine_module, "MIXED_VALUES", values // 2)
         cuts = (0, *sorted(inner), SIZE)
         ours = combined(rule, readers, centre=Zeros(), cuts=cuts, threads=threads)
     assert ours.tobytes() == expected.tobytes()
@@ -114,6 +117,8 @@ def test_combine_memory_is_a_tile_of_each_update(tmp_path):
     tensor = Tensor("w", "F32", values.shape)
     with opened(tmp_path, {f"site-{k}": values for k in range(12)}) as readers, pytest.MonkeyPatch.context() as patch:
         patch.setattr(combine_module, "TILE_VALUES", 1 << 14)
+        patch.setattr(combine_module, "MIXED_VALUES", 1 << 14)
+        patch.setattr(middle, "TILE_VALUES", 1 << 14)
         for rule in (Median(), NearestNeighbourMixing(2, Median())):
             mixing = mixing_for(rule, (tensor,), readers)
             tracemalloc.start()
@@ -194,3 +199,18 @@ def test_a_norm_bound_holds_for_what_the_rule_sees(tmp_path):
         bounded = {name: Scaled(reader, 0.25) for name, reader in readers.items()}
         whole, quarter = combined(GeometricMedian(), readers), combined(GeometricMedian(), bounded)
     np.testing.assert_allclose(quarter, whole / 4, rtol=1e-6)
+
+
+def test_what_a_users_rule_raises_is_a_fault_of_the_rule(tmp_path):
+    class Mine:
+        def reduce(self, rows):
+            raise ZeroDivisionError("by nothing")
+
+        def mixing(self, gram):
+            raise LookupError("no neighbours")
+
+    with opened(tmp_path, cohort(1)) as readers:
+        with pytest.raises(RuleFailed, match="Mine raised ZeroDivisionError: by nothing"):
+            combine(TENSOR, 0, SIZE, list(readers.values()), Mine())
+        with pytest.raises(RuleFailed, match="Mine raised LookupError: no neighbours"):
+            mixing_for(Mine(), (TENSOR,), readers)

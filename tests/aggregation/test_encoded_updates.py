@@ -60,9 +60,11 @@ WIDE = 3 * CHUNK_ELEMENTS + 777
 def test_reader_reads_only_the_chunks_that_a_block_meets(tmp_path, codec, monkeypatch):
     update, values = store_encoded(tmp_path / "u", {"w": normal(WIDE)}, {"w": codec})
     reads, preadv = [], os.preadv
-    monkeypatch.setattr(os, "preadv", lambda fd, views, at: reads.append((at, len(views[0]))) or preadv(fd, views, at))
     tensor, size = Tensor("w", "F32", (WIDE,)), encoded_bytes(parse_codec(codec), CHUNK_ELEMENTS)
     with UpdateReader(update) as reader:
+        monkeypatch.setattr(
+            os, "preadv", lambda fd, views, at: reads.append((at, len(views[0]))) or preadv(fd, views, at)
+        )
         block = reader.read(tensor, CHUNK_ELEMENTS + 5, 2 * CHUNK_ELEMENTS + 5)
     assert block.tobytes() == values["w"][CHUNK_ELEMENTS + 5 : 2 * CHUNK_ELEMENTS + 5].tobytes()
     assert reads == [(size, size), (2 * size, size)]

@@ -8,7 +8,7 @@ from atoll.aggregation import tensorfile
 from atoll.aggregation.chunks import decode_range, encode_chunks
 from atoll.aggregation.codec import CHUNK_ELEMENTS
 from atoll.aggregation.codecs import parse_codec
-from atoll.aggregation.error_feedback import encode_with_feedback, feed, settled
+from atoll.aggregation.error_feedback import encode_with_feedback, feed
 from atoll.aggregation.layout import Tensor, in_order
 from atoll.aggregation.tensorfile import TensorFileWriter
 
@@ -94,12 +94,6 @@ def test_residual_of_a_contraction_stays_bounded(name):
         assert np.square(residual).sum() <= 4 * (1 - least) / least**2 * largest
 
 
-def test_residual_moves_with_acceptance_alone():
-    before, after = object(), object()
-    assert settled(before, after, is_accepted=True) is after
-    assert settled(before, after, is_accepted=False) is before
-
-
 @pytest.mark.parametrize("name", ["sign", "topk:0.25", "bf16"])
 @given(outcomes=st.lists(st.booleans(), min_size=1, max_size=12))
 @settings(deadline=None, max_examples=25)
@@ -110,8 +104,8 @@ def test_refused_updates_take_nothing_with_them(name, outcomes):
     for k, is_accepted in enumerate(outcomes):
         update = normal(n, seed=k)
         data, left = encode_with_feedback(codec, update, residual, rng)
-        residual = settled(residual, left, is_accepted=is_accepted)
         if is_accepted:
+            residual = left
             arrived += codec.decode(data, n)
             accepted += update
     assert arrived == pytest.approx(accepted - residual, abs=1e-4)
@@ -149,7 +143,7 @@ def test_residuals_stream_into_a_file_that_the_next_update_reads(tmp_path):
             parts.append(part)
             writer.append(part.residual)
         writer.finish()
-    settled(current, following, is_accepted=True).replace(current)
+    following.replace(current)
     stored = tensorfile.read(current)
     assert stored.keys() == {tensor.name for tensor in FLOAT_TENSORS}
     for name in update:

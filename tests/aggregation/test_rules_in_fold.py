@@ -63,7 +63,7 @@ def twin(rule, updates, centre):
     rows = np.stack([flat(update) for update in updates] + ([centre] if takes_centre(rule) else []))
     if isinstance(rule, GeometricRule):
         rows = rule.mixing(rows @ rows.T) @ rows
-    return rule.reduce(np.asfortranarray(rows.astype(np.float32)))
+    return rule.reduce(rows.astype(np.float32))
 
 
 @ALL_RULES

@@ -1,6 +1,7 @@
 """Any number of ranks makes the bits that one fold makes, whatever the rule, the optimizer and the cut of the model."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +20,13 @@ from atoll.aggregation.optimizers import DiLoCo, FedAdam, FedAvg
 from atoll.aggregation.robust import Median, TrimmedMean
 from atoll.aggregation.segments import SEGMENTS, owned_pieces, owned_segments, segments_of
 from atoll.aggregation.sharded import fold_shard
-from atoll.aggregation.step import Step
+from atoll.aggregation.step import Anchor, Step
 from tests.aggregation.models import store
 from tests.aggregation.ranks import Threads, cohort_of, fold_on_ranks, on_ranks, write_shards
 
 SHAPES = {"conv": (4, 3, 5), "bias": (7,), "scale": (), "table": (50, 3), "none": (0, 2), "mean": (9,)}
+SHAPES |= {"control/conv": (4, 3, 5), "control/table": (50, 3)}
+TRAINED = frozenset(name for name in SHAPES if not name.startswith("control/")) - {"mean"}
 LAYOUT = in_order(
     [Tensor(name, "F32", shape) for name, shape in SHAPES.items()]
     + [Tensor("steps", "I64", ()), Tensor("seen", "U8", (31,))]
@@ -66,31 +69,33 @@ def stored_round(folder: Path, rng, num_updates, omits=()):
     folder.mkdir(exist_ok=True)
     metadata = {tensorfile.BUFFERS: json.dumps(["mean"])}
     tensorfile.write(folder / "base", model(rng), metadata=metadata)
+    factors = rng.choice([1.0, 0.25, 0.7, 1e-20], (num_updates, 2)).tolist()
     return [
-        Weighted(store(folder / f"u{k}", update(rng, omits if k % 2 else ())), int(rng.integers(1, 1 << 20)), factor)
-        for k, factor in enumerate(rng.choice([1.0, 0.25, 0.7], num_updates).tolist())
+        Weighted(store(folder / f"u{k}", update(rng, omits if k % 2 else ())), int(rng.integers(1, 1 << 20)), *both)
+        for k, both in enumerate(factors)
     ]
 
 
-def steps_of(folder: Path, rule, optimizer, rank=None, turn=0):
-    """The step of a turn: it reads the slots that the turn before wrote."""
+def steps_of(folder: Path, step, rank=None, turn=0, share=None):
+    """The step of a turn: it reads the slots that the turn before wrote, and may be drawn towards the first model."""
+    anchor = None
+    if turn and share is not None:
+        anchor = Anchor(folder / ("base" if rank is None else f"rank{rank}.base"), share)
     name = "whole" if rank is None else f"rank{rank}"
 
     def paths(turn):
-        slots = Step(optimizer, rule=rule).slots
-        return {slot: folder / f"{name}.{turn}.{slot}" for slot in slots}
+        return {slot: folder / f"{name}.{turn}.{slot}" for slot in step.slots}
 
-    trained = frozenset(SHAPES) - {"mean"}
-    return Step(optimizer, trained, rule, before=paths(turn - 1) if turn else {}, after=paths(turn))
+    return replace(step, trained=TRAINED, before=paths(turn - 1) if turn else {}, after=paths(turn), anchor=anchor)
 
 
-def compare(folder: Path, rng, rule, optimizer, size, num_updates, omits=(), **options):
+def compare(folder: Path, rng, step, size, num_updates, omits=(), share=None, **options):
     """Two rounds, the second on top of the first: whole, and on ranks."""
     updates = stored_round(folder, rng, num_updates, omits)
     whole_base = folder / "base"
     write_shards(whole_base, LAYOUT, size, lambda rank: folder / f"rank{rank}.base")
     for turn, before in enumerate(("base", 0)):
-        whole = fold(whole_base, updates, folder / f"whole.{turn}", step=steps_of(folder, rule, optimizer, turn=turn))
+        whole = fold(whole_base, updates, folder / f"whole.{turn}", step=steps_of(folder, step, None, turn, share))
         parts = fold_on_ranks(
             LAYOUT,
             lambda rank, before=before: folder / f"rank{rank}.{before}",
@@ -98,7 +103,7 @@ def compare(folder: Path, rng, rule, optimizer, size, num_updates, omits=(), **o
             rng.integers(0, size, num_updates).tolist(),
             size,
             out=lambda rank, turn=turn: folder / f"rank{rank}.{turn}",
-            step=lambda rank, turn=turn: steps_of(folder, rule, optimizer, rank, turn),
+            step=lambda rank, turn=turn: steps_of(folder, step, rank, turn, share),
             **options,
         )
         assert sum((part.pieces for part in parts), ()) == whole.pieces
@@ -110,7 +115,12 @@ def compare(folder: Path, rng, rule, optimizer, size, num_updates, omits=(), **o
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("rule", RULES)
 def test_ranks_make_the_bits_of_one(tmp_path, rule, size):
-    compare(tmp_path, np.random.default_rng(size), RULES[rule], FedAdam(lr=0.1), size, num_updates=7)
+    compare(tmp_path, np.random.default_rng(size), Step(FedAdam(lr=0.1), rule=RULES[rule]), size, num_updates=7)
+
+
+@pytest.mark.parametrize("rule", ["mean", "median"])
+def test_ranks_draw_the_model_towards_an_older_version_as_one_does(tmp_path, rule):
+    compare(tmp_path, np.random.default_rng(7), Step(rule=RULES[rule]), 3, num_updates=5, share=0.3)
 
 
 @settings(max_examples=25, deadline=None)
@@ -122,13 +132,43 @@ def test_ranks_make_the_bits_of_one(tmp_path, rule, size):
     threads=st.integers(1, 3),
     optimizer=st.sampled_from([FedAvg(), FedAdam(lr=0.1), DiLoCo()]),
     omits=st.sets(st.sampled_from(sorted(SHAPES))),
+    num_clients=st.sampled_from([None, 11]),
+    scale=st.sampled_from([1.0, 3.7]),
 )
 def test_any_ranks_tiles_and_threads_make_the_same_bits(
-    tmp_path_factory, seed, size, num_updates, tile_elements, threads, optimizer, omits
+    tmp_path_factory, seed, size, num_updates, tile_elements, threads, optimizer, omits, num_clients, scale
 ):
     folder = tmp_path_factory.mktemp("round")
     options = {"tile_elements": tile_elements, "threads": threads}
-    compare(folder, np.random.default_rng(seed), None, optimizer, size, num_updates, tuple(omits), **options)
+    step = Step(optimizer, scale=scale, num_clients=num_clients)
+    compare(folder, np.random.default_rng(seed), step, size, num_updates, tuple(omits), **options)
+
+
+def test_ranks_divide_the_sum_of_control_variates_by_all_clients(tmp_path):
+    """SCAFFOLD, against float64 by hand: weights and factors of the trained tensors do not reach the variates."""
+    rng = np.random.default_rng(7)
+    arrays = [update(rng) for _ in range(5)]
+    tensorfile.write(tmp_path / "base", model(rng))
+    updates = [Weighted(store(tmp_path / f"u{k}", array), 10**k, 1.0, 0.1) for k, array in enumerate(arrays)]
+    write_shards(tmp_path / "base", LAYOUT, 3, lambda rank: tmp_path / f"b{rank}")
+    step = Step(FedAvg(0.5), TRAINED, scale=2.0, num_clients=9)
+    fold_on_ranks(
+        LAYOUT,
+        lambda rank: tmp_path / f"b{rank}",
+        updates,
+        [2, 0, 2, 2, 0],
+        3,
+        out=lambda rank: tmp_path / f"o{rank}",
+        step=lambda rank: step,
+    )
+    base = tensorfile.read(tmp_path / "base")
+    whole = b"".join(
+        path.read_bytes()[tensorfile.parse_header(path)[1] :] for path in (tmp_path / f"o{rank}" for rank in range(3))
+    )
+    start = sum(tensor.num_bytes for tensor in LAYOUT[: [t.name for t in LAYOUT].index("control/table")])
+    table = np.frombuffer(whole[start : start + 600], np.float32).reshape(50, 3)
+    total = sum(array["control/table"].astype(np.float64) for array in arrays)
+    np.testing.assert_allclose(table, base["control/table"] + total / 9, rtol=1e-6, atol=1e-7)
 
 
 def test_shards_one_after_the_other_are_the_model_s_file(tmp_path):
@@ -160,7 +200,7 @@ def test_a_rank_sends_no_more_than_its_share_of_one_accumulator(tmp_path, size, 
     write_shards(tmp_path / "base", layout, size, lambda rank: tmp_path / f"b{rank}")
     arrays = [{"w": rng.standard_normal((64, 1024)).astype(np.float32)} for _ in range(8)]
     updates = [Weighted(store(tmp_path / f"u{k}", array), 1) for k, array in enumerate(arrays)]
-    cohort = cohort_of(updates, [k % size for k in range(8)], layout, size)
+    cohort = cohort_of(updates, [k % size for k in range(8)], layout, size, frozenset())
     sent = []
 
     def work(exchange: Threads):
@@ -177,7 +217,7 @@ def test_a_failure_of_one_rank_ends_the_fold_at_all_and_leaves_nothing(tmp_path)
     rng = np.random.default_rng(2)
     updates = stored_round(tmp_path, rng, 4)
     write_shards(tmp_path / "base", LAYOUT, 2, lambda rank: tmp_path / f"b{rank}")
-    cohort = cohort_of(updates, [0, 1, 0, 1], LAYOUT, 2)
+    cohort = cohort_of(updates, [0, 1, 0, 1], LAYOUT, 2, frozenset())
     endings = {}
 
     def broken():

@@ -10,6 +10,7 @@ from atoll.aggregation.weights import (
     FIXED_POINT_ONE,
     Normalized,
     Share,
+    hinge_discount,
     integer_weights,
     normalized,
     staleness_discount,
@@ -17,6 +18,7 @@ from atoll.aggregation.weights import (
 
 Client = tuple[int, float, float]
 steps = st.floats(1, 1e9)
+
 
 shares = st.lists(
     st.builds(
@@ -114,3 +116,27 @@ def test_normalizer_out_of_range_is_named(number: float) -> None:
         normalized((1, 1), (1.0, number), (1.0, 1.0))
     with pytest.raises(ValueError, match=rf"{number}.*not in \[1, 1e\+09\]"):
         normalized((1, 1), (1.0, 1.0), (1.0, number))
+
+
+@pytest.mark.parametrize(("staleness", "golden"), [(0, 1), (1, 0.70711), (3, 0.5), (8, 0.33333)])
+def test_polynomial_discount_with_its_golden_numbers(staleness, golden):
+    assert staleness_discount(staleness, exponent=0.5) == pytest.approx(golden, abs=5e-6)
+
+
+@pytest.mark.parametrize(("staleness", "golden"), [(0, 1), (4, 1), (5, 0.090909), (8, 0.024390)])
+def test_hinge_discount_with_its_golden_numbers(staleness, golden):
+    assert hinge_discount(staleness, slope=10.0, delay=4) == pytest.approx(golden, abs=5e-7)
+
+
+@given(staleness=st.integers(0, 10**6), slope=st.floats(1e-6, 1e6), delay=st.integers(0, 1000))
+def test_hinge_discount_is_a_scale_that_does_not_grow(staleness, slope, delay):
+    scale = hinge_discount(staleness, slope=slope, delay=delay)
+    assert 0 < hinge_discount(staleness + 1, slope=slope, delay=delay) <= scale <= 1
+
+
+@pytest.mark.parametrize(
+    ("staleness", "slope", "delay"), [(-1, 1.0, 4), (1, 1.0, -1), (1, 0.0, 4), (1, float("nan"), 4)]
+)
+def test_hinge_discount_refuses_what_is_none(staleness, slope, delay):
+    with pytest.raises(ValueError, match=r"at least 0|not positive"):
+        hinge_discount(staleness, slope=slope, delay=delay)

@@ -14,7 +14,7 @@ def applied(rule, updates, centre=None):
     if isinstance(rule, GeometricRule):
         exact = rows.astype(np.float64)
         rows = rule.mixing(exact @ exact.T) @ exact
-    return rule.reduce(np.array(rows, np.float32, order="F"))
+    return rule.reduce(np.array(rows, np.float32))
 
 
 def median_twin(updates):

@@ -453,3 +453,30 @@ def test_whatever_happens_there_is_one_worker_one_upload_of_each_update_and_no_d
             drive.do(TimePassed())
             after = drive.session.deadline
             assert after is None or after > drive.now, "a driver would spin"
+
+
+# ---------------------------------------------------------------- asynchronous runs
+
+
+def test_a_client_is_invited_again_while_its_last_update_is_on_its_way() -> None:
+    """The update of an older round goes on; the answer to it may come at any time."""
+    drive = Drive()
+    drive.do(Asked(invitation(1)))
+    drive.do(ModelReady(key(1)))
+    assert drive.do(Trained(key(1), spooled("d1"))) == [Upload(key(1), Digest("d1"))]
+    assert drive.do(Asked(invitation(7))) == [Download(invitation(7))]
+    assert drive.session.working_on == ((RUN, 1), (RUN, 7))
+    [work] = drive.do(ModelReady(key(7)))
+    assert isinstance(work, Work)
+    assert drive.do(Answered(key(1), True)) == [Discard(key(1), Digest("d1"), accepted=True)]
+    assert drive.do(Trained(key(7), spooled("d7"))) == [Upload(key(7), Digest("d7"))]
+
+
+def test_a_client_out_of_its_time_hands_in_what_it_has_before_it_trains_again() -> None:
+    drive = Drive()
+    drive.do(Asked(invitation(1)))
+    drive.do(ModelReady(key(1)))
+    assert drive.do(Released(RUN, RoundId(1), ReleaseReason.OUT_OF_TIME, True)) == [StopWork(key(1))]
+    assert drive.do(Asked(invitation(2))) == [], "one worker"
+    effects = drive.do(Trained(key(1), spooled("d1")))
+    assert effects == [Download(invitation(2)), Upload(key(1), Digest("d1"))]

@@ -28,7 +28,16 @@ async def runner(tmp_path, *, lease=5.0, **tasks):
     async def train(do="work", *, budget=30.0, task="trouble", model="model"):
         local = {"do": do, "file": str(tmp_path / "mark")}
         out = state.work / "update.safetensors"
-        order = TrainOrder(task=task, model=tmp_path / model, out=out, round_id=3, seed=9, local=local, budget=budget)
+        order = TrainOrder(
+            task=task,
+            model=tmp_path / model,
+            out=out,
+            own_out=state.work / "own.safetensors",
+            round_id=3,
+            seed=9,
+            local=local,
+            budget=budget,
+        )
         return await running.train(order), out
 
     try:
@@ -47,7 +56,8 @@ async def test_worker_describes_trains_and_evaluates(tmp_path):
         assert [piece.tensor for piece in trained.pieces] == ["w"]
         assert (trained.num_examples, trained.work) == (5, 1.0)
         assert trained.statistics == {"steps": (3.0, 1.0)}
-        assert await running.evaluate(EvaluateOrder(task="trouble", model=tmp_path / "model", budget=5.0)) is None
+        order = EvaluateOrder(task="trouble", model=tmp_path / "model", local={}, budget=5.0)
+        assert await running.evaluate(order) is None
 
 
 @live

@@ -10,7 +10,10 @@ from atoll import ArrayTask, Deadline, Instructions
 from atoll.aggregation import tensorfile
 from atoll.parallel import metrics
 from atoll.parallel.arrays import Arrays
+from atoll.parallel.bench import Received
+from atoll.parallel.model_bench import ModelBench
 from atoll.parallel.parameters import initial_parameters, load_parameters, update_of
+from atoll.parallel.task import Task, load_task
 from atoll.parallel.training import evaluate, train_locally
 from atoll.parallel.workers import Worker
 from examples import digits, iris_sklearn
@@ -110,3 +113,25 @@ def test_digits_train_in_a_worker_and_a_slow_disk_makes_a_straggler(
         assert 1 <= trained["steps"] <= 5
         assert trained["work"] == trained["steps"] / 12
         assert trained["seconds"] < 5.0
+
+
+@pytest.mark.parametrize(("keep", "low", "high"), [("batchnorm", 0.55, 1.0), (None, 0.0, 0.45)])
+def test_scanners_that_differ_are_learned_by_those_who_keep_their_batch_norms(
+    keep: str | None, low: float, high: float
+) -> None:
+    task, local = load_task(f"{EXAMPLES}/scanners.py:task"), {"keep": keep}
+    assert isinstance(task, Task)
+    benches = {site: ModelBench(task, {"site": site, "local": local}) for site in task.sites}
+    parameters, own = ModelBench(task, {"local": local}).initial(0), dict[str, Arrays]()
+    for seed in range(6):
+        outcomes = {
+            site: bench.train(Received(parameters, own.get(site)), {"seed": seed}, Deadline.never())
+            for site, bench in benches.items()
+        }
+        own = {site: outcome.own for site, outcome in outcomes.items()}
+        moved = mean(parameters, [(o.trained.num_examples, o.trained.update) for o in outcomes.values()])
+        parameters = {name: np.asarray(array, parameters[name].dtype) for name, array in moved.items()}
+    sums = [bench.evaluate(Received(parameters, own[site]), {"split": "test"}) for site, bench in benches.items()]
+    accuracy = metrics.values(task.metrics, metrics.merge(one for one in sums if not isinstance(one, str)))["accuracy"]
+    assert accuracy is not None
+    assert low < accuracy < high

@@ -1,16 +1,19 @@
 """FedNova's normalizer against the reference's numbers, the paper's sums, and torch's own optimizer."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll import Local
+from atoll import Deadline, Local
 from atoll.aggregation import weights
 from atoll.parallel import fednova
+from atoll.parallel.bench import Received
 from atoll.parallel.errors import TaskBroken
 from atoll.parallel.fednova import Normalizer
 from atoll.parallel.model_bench import ModelBench
+from tests.federation.quadratics import task as quadratics
 from tests.parallel.tasks import make_task
 
 
@@ -71,3 +74,24 @@ def test_a_task_that_does_not_go_with_the_algorithm_does_not_load() -> None:
         ModelBench(make_task(fit=fit), {"local": {"optimizer": "adam"}, "algorithm": "fednova"})
     with pytest.raises(TaskBroken, match=r"knows fedavg, .*fednova"):
         ModelBench(make_task(), {"algorithm": "fedmoon"})
+
+
+@pytest.mark.parametrize(("algorithm", "fixed_point"), [("fednova", 2.99023), ("fedavg", 3.74694)])
+def test_unequal_steps_leave_the_right_objective_and_fedavg_another(algorithm: str, fixed_point: float) -> None:
+    """The reference's fixed points where sites take 2 and 10 steps of 1e-3; the optimum is 3."""
+    version = ModelBench(quadratics, {}).initial(0)
+    version["x"] = np.array([fixed_point], np.float32)
+    request = {"seed": 0, "algorithm": algorithm, "local": {"lr": 1e-3}}
+    outcomes = [
+        ModelBench(quadratics, {"site": site}).train(Received(version), request, Deadline.never()) for site in "ab"
+    ]
+    nova = weights.normalized(
+        (1, 1),
+        [outcome.report.get("normalizer", 1.0) for outcome in outcomes],
+        [outcome.report.get("effective_steps", 1.0) for outcome in outcomes],
+    )
+    moves = [float(outcome.trained.update["x"][0]) for outcome in outcomes]
+    assert min(map(abs, moves)) > 1e-3
+    assert nova.scale * sum(f * move for f, move in zip(nova.factors, moves, strict=True)) / 2 == pytest.approx(
+        0.0, abs=2e-6
+    )

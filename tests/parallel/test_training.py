@@ -16,6 +16,7 @@ from atoll.parallel.batches import batch_sizes, fetcher, to_device
 from atoll.parallel.errors import OutOfTime, TaskBroken
 from atoll.parallel.parameters import initial_parameters, load_parameters, parameters_of, update_of
 from atoll.parallel.training import Work, evaluate, train_locally
+from tests.federation.quadratics import task as quadratics
 from tests.parallel.tasks import accuracy, data, linear, make_task
 
 FULL_BATCH = Local(batch_size=None, lr=0.3)
@@ -310,3 +311,35 @@ def test_metric_functions_see_each_batch_once() -> None:
     work, _ = trained(task, initial_parameters(task, 0), data(17, seed=1), Local(batch_size=8))
     assert seen == [8, 8, 1]
     assert work.statistics["count"] == (0.0, 17.0)
+
+
+def test_fedprox_follows_the_reference_where_sites_solve_their_problem_exactly() -> None:
+    """x <- mean of argmin f_i(w) + μ/2 (w - x)², μ = 1, for two quadratics from x = 10."""
+    local = Local(epochs=60, batch_size=None, lr=0.25, prox_mu=1.0)
+    version = initial_parameters(quadratics, 0)
+    xs = []
+    for _ in range(3):
+        updates = [trained(quadratics, version, quadratics.data(site, "train"), local)[1] for site in "ab"]
+        version["x"] = version["x"] + (updates[0]["x"] + updates[1]["x"]) / 2
+        xs.append(float(version["x"][0]))
+    assert xs == pytest.approx([5.25, 3.46875, 2.80078125], rel=1e-6)
+
+
+def test_a_step_of_fedprox_is_the_formula() -> None:
+    """w <- w - η (∇F(w) + μ (w - w_global)), four steps in float64."""
+    task, dataset = make_task(), data(20, seed=4)
+    start = initial_parameters(task, 0)
+    _, update = trained(task, start, dataset, Local(epochs=4, batch_size=None, lr=0.3, prox_mu=0.7))
+    model = task.model()
+    load_parameters(model, start)
+    model.double()
+    first = [parameter.detach().clone() for parameter in model.parameters()]
+    inputs, targets = dataset.tensors
+    for _ in range(4):
+        parameters = list(model.parameters())
+        gradients = torch.autograd.grad(task.loss(model(inputs.double()), targets), parameters)
+        with torch.no_grad():
+            for parameter, gradient, origin in zip(parameters, gradients, first, strict=True):
+                parameter -= 0.3 * (gradient + 0.7 * (parameter - origin))
+    for (name, parameter), origin in zip(model.named_parameters(), first, strict=True):
+        np.testing.assert_allclose(update[name], (parameter - origin).detach().numpy(), rtol=1e-4, atol=1e-6)

@@ -1,5 +1,6 @@
 """What a run's file, a coordinator's and an agent's may say."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,7 +13,9 @@ from atoll.aggregation.geometric import NearestNeighbourMixing
 from atoll.aggregation.optimizers import OPTIMIZERS
 from atoll.client.config import AgentConfig
 from atoll.protocol.settings import ConfigError, describe, effective, load_text
+from atoll.protocol.vocabulary import ClientId, Digest
 from atoll.server.config import CoordinatorConfig, HostFile, RunConfig, RunFile
+from atoll.server.events import Contribution
 from atoll.server.method import CODEC_OPTIONS, OPTIMIZER_OPTIONS, RULES, AggregationConfig, Method, OptimizerConfig
 from atoll.server.policy import StragglerPolicy
 
@@ -101,6 +104,29 @@ def test_a_run_names_its_task_and_a_heartbeat_is_shorter_than_the_lease() -> Non
     )
 
 
+def test_scaffold_is_told_everything_that_its_rounds_do_not_allow_at_once() -> None:
+    scaffold = ["aggregation.algorithm=scaffold", "aggregation.num_clients=6"]
+    with pytest.raises(ConfigError) as refusal:
+        load_text(RunFile, EXAMPLE, [*scaffold, "round.late=next_round"], name="run.toml")
+    assert refusal.value.faults == (
+        "run.toml: round: cohort_size 8 is more than aggregation.num_clients (6)",
+        "run.toml: round: late 'next_round' does not go with scaffold, whose control variates must count whole and at "
+        'once: only "discard" does',
+    )
+    with pytest.raises(ConfigError, match="mode 'fedbuff' does not go with scaffold, whose control variates must"):
+        load_text(RunFile, "task = 'm:t'", [*scaffold, "round.mode=fedbuff"], name="run.toml")
+    method = Method.of(AggregationConfig(algorithm="scaffold", num_clients=6), OptimizerConfig())
+    assert (method.algorithm, method.num_clients) == ("scaffold", 6)
+
+
+def test_uniform_weights_ignore_the_examples_and_keep_the_discounts() -> None:
+    shares = [Contribution(ClientId(c), Digest(c), n, scale) for c, n, scale in (("a", 900, 1.0), ("b", 1, 0.5))]
+    uniform = Method.of(AggregationConfig(weighting="uniform"), OptimizerConfig())
+    assert uniform.weights(shares) == (2**30, 2**29)
+    assert uniform.weights([replace(share, scale=1.0) for share in shares]) == (1, 1)
+    assert Method.of(AggregationConfig(), OptimizerConfig()).weights([shares[0]]) == (900,)
+
+
 def test_a_user_s_own_sampler_is_a_reference() -> None:
     file = load_text(RunFile, EXAMPLE, ["cohort.sampler=mine.py:draw"], name="run.toml")
     assert file.cohort.sampler == "mine.py:draw"
@@ -179,6 +205,8 @@ def test_every_rule_is_built_with_its_options(rule: str) -> None:
         ),
         ({"algorithm": "fednova", "norm_bound": 1.0}, "does not go with norm_bound"),
         ({"algorithm": "fedmoon"}, "algorithm"),
+        ({"algorithm": "scaffold", "rule": "median"}, "does not go with rule 'median'; scaffold needs num_clients"),
+        ({"num_clients": 3}, "num_clients is no option of fedavg"),
         ({"rule": "trimmed_mean", "malicious": 0.5}, "less than 0.5"),
         ({"rule": "trimmed_mean", "malicious": -1}, "greater than or equal to 0"),
         ({"norm_bound": "mean"}, "norm_bound"),
@@ -249,6 +277,19 @@ def test_a_rule_whose_code_is_gone_hinders_only_who_goes_on_with_the_run(tmp_pat
         over.rule.reduce(np.zeros((1, 1), np.float32))
 
 
+def test_a_device_that_is_not_there_hinders_a_run_at_once_and_only_who_goes_on_with_it() -> None:
+    elsewhere = AggregationConfig(device="cuda:99")
+    with pytest.raises(ConfigError, match=r"aggregation: device 'cuda:99' is not there: torch .* allowed here: cpu"):
+        Method.of(elsewhere, OptimizerConfig())
+    assert Method.of(elsewhere, OptimizerConfig(), is_over=True).device is None
+    assert Method.of(elsewhere, OptimizerConfig(), sums_here=False).device is None, "of ranks on other machines"
+    assert Method.of(AggregationConfig(), OptimizerConfig()).device is None
+    with pytest.raises(ValueError, match="device cuda is for the rule mean, and rule is median: allowed is cpu"):
+        AggregationConfig(rule="median", device="cuda")
+    with pytest.raises(ValueError, match="device"):
+        AggregationConfig(device="tpu")
+
+
 @pytest.mark.parametrize("model_type", [RunFile, AgentConfig])
 def test_every_setting_has_a_type_and_a_documentation(model_type: type[BaseModel]) -> None:
     for setting in describe(model_type):
@@ -256,3 +297,28 @@ def test_every_setting_has_a_type_and_a_documentation(model_type: type[BaseModel
         assert setting.doc.endswith("."), setting
         assert setting.type, setting
         assert setting.default or setting.is_required or "absent:" in setting.doc, setting
+
+
+def test_fedasync_has_one_step_and_every_table_that_says_otherwise_is_named() -> None:
+    text = """
+    task = "digits:task"
+    [round]
+    mode = "fedasync"
+    [optimizer]
+    name = "fedadam"
+    [aggregation]
+    rule = "median"
+    """
+    with pytest.raises(ConfigError) as caught:
+        load_text(RunFile, text, name="run.toml")
+    assert caught.value.faults == (
+        "run.toml: optimizer: mode fedasync has none but its alpha, which is round.alpha",
+        "run.toml: aggregation: median is a rule for several updates, mode fedasync takes one by one",
+    )
+
+
+def test_the_effective_settings_of_an_asynchronous_run_load_to_the_same() -> None:
+    for mode in ("fedbuff", "fedasync"):
+        file = load_text(RunFile, f'task = "digits:task"\n[round]\nmode = "{mode}"', name="run.toml")
+        assert load_text(RunFile, effective(file), name="") == file
+        assert file.round.max_staleness == 20

@@ -6,15 +6,16 @@ from atoll.server.messages import INLINE_MANIFEST_BYTES_MAX, invitation, trainin
 
 def message(manifest=b"m", deadline=110.0, now=100.0):
     return invitation(
-        Invite("a", 3, 2, deadline),
+        Invite("a", 3, 2, deadline, 1),
         run_id="r-1",
         task="t",
         digest="d",
         manifest=manifest,
         seed=5,
         local={"lr": 0.1},
-        algorithm="fedavg",
+        algorithm="scaffold",
         codec="",
+        model_seed=11,
         grace=1.0,
         now=now,
     ).invite
@@ -32,6 +33,11 @@ def test_small_manifest_rides_in_the_invitation_and_a_large_one_does_not():
 
 def test_overrides_travel_as_plain_json():
     assert json.loads(message().local) == {"lr": 0.1}
+
+
+def test_what_the_algorithm_needs_travels():
+    invite = message()
+    assert (invite.algorithm, invite.counted_round, invite.model_seed) == ("scaffold", 1, 11)
 
 
 def test_training_seed_depends_on_run_round_and_client_alone():

@@ -32,6 +32,19 @@ def test_every_field_is_documented() -> None:
         ({"partial_work": "half"}, "scaled"),
         ({"cohort_sise": 3}, "Extra inputs are not permitted"),
         ({"cohort_size": "3"}, "valid integer"),
+        ({"buffer_size": 3}, "buffer_size is of mode fedbuff, and mode is sync"),
+        ({"alpha": 0.5}, "alpha is of mode fedasync, and mode is sync"),
+        ({"concurrency": 3}, "concurrency is of mode fedbuff and fedasync, and mode is sync"),
+        ({"mode": "fedbuff", "late": "next_round"}, "late is of mode sync, and mode is fedbuff"),
+        ({"mode": "fedbuff", "alpha": 0.5}, "alpha is of mode fedasync, and mode is fedbuff"),
+        ({"mode": "fedasync", "buffer_size": 3}, "buffer_size is of mode fedbuff, and mode is fedasync"),
+        ({"mode": "fedbuff", "buffer_size": 3, "quorum": 4}, "quorum 4 is more than buffer_size (3)"),
+        ({"mode": "fedasync", "quorum": 2}, "quorum 2 is more than the updates of a fedasync version (1)"),
+        ({"mode": "fedprox"}, "'sync', 'fedbuff' or 'fedasync'"),
+        ({"staleness": "hinge", "staleness_exponent": 1.0}, "staleness_exponent is of the polynomial discount"),
+        ({"hinge_delay": 2}, "hinge_delay is of the hinge discount, and staleness is polynomial"),
+        ({"mode": "fedasync", "alpha": 0.0}, "greater than 0"),
+        ({"mode": "fedasync", "alpha": 1.1}, "less than or equal to 1"),
     ],
 )
 def test_a_policy_that_cannot_be_is_refused_with_its_reason(fields: dict[str, object], fault: str) -> None:
@@ -68,3 +81,30 @@ def test_the_quorum_is_the_exact_fraction_rounded_up(cohort_size: int, percent: 
 def test_as_many_as_are_invited_must_be_there_unless_min_available_says_otherwise() -> None:
     assert StragglerPolicy(cohort_size=10, over_selection=1.3).num_needed_to_draw == 13
     assert StragglerPolicy(cohort_size=10, over_selection=1.3, min_available=40).num_needed_to_draw == 40
+
+
+def test_every_fault_of_a_mode_is_told_at_once() -> None:
+    with pytest.raises(ValidationError) as caught:
+        StragglerPolicy(mode="fedasync", cohort_size=3, linger=1.0, buffer_size=4, hinge_slope=2.0, quorum=2)
+    for name in ("cohort_size", "linger", "buffer_size", "hinge_slope", "quorum"):
+        assert name in str(caught.value)
+
+
+def test_a_policy_that_was_written_down_whole_is_read_back() -> None:
+    for policy in (StragglerPolicy(), StragglerPolicy(mode="fedbuff"), StragglerPolicy(mode="fedasync", alpha=0.9)):
+        assert StragglerPolicy.model_validate_json(policy.model_dump_json()) == policy
+
+
+def test_what_an_asynchronous_mode_takes_when_nothing_is_said() -> None:
+    fedbuff, fedasync = StragglerPolicy(mode="fedbuff"), StragglerPolicy(mode="fedasync")
+    assert (fedbuff.num_wanted, fedbuff.quorum_count, fedbuff.max_staleness) == (10, 10, 20)
+    assert (fedasync.num_wanted, fedasync.quorum_count, fedasync.max_staleness) == (1, 1, 20)
+    assert StragglerPolicy(mode="fedbuff", buffer_size=6, quorum=0.5).quorum_count == 3
+
+
+def test_the_discounts_with_their_golden_numbers() -> None:
+    polynomial = [StragglerPolicy().discount(t) for t in (0, 1, 3, 8)]
+    assert polynomial == pytest.approx([1, 0.70711, 0.5, 0.33333], abs=5e-6)
+    hinge = [StragglerPolicy(staleness="hinge").discount(t) for t in (4, 5, 8)]
+    assert hinge == pytest.approx([1, 0.090909, 0.024390], abs=5e-7)
+    assert StragglerPolicy(staleness="constant").discount(1000) == 1.0

@@ -18,6 +18,7 @@ from atoll.server.codec import decode_record
 from atoll.server.record import CarriedRecord, ClientRecord, Outage, RoundRecord
 from atoll.server.run import RunMachine
 from atoll.server.sentences import as_json, explain, sentences, summary
+from tests.server.test_buffer import Flow
 from tests.server.test_codec import RULES, some_history
 
 REASONS = (RejectReason, FailureReason, LossReason, CloseReason, AbandonReason, ReleaseReason)
@@ -317,3 +318,70 @@ def test_json_holds_the_whole_record_and_its_sentences():
         fields = json.loads(json.dumps(as_json(record)))
         assert fields.pop("sentences") == sentences(record)
         assert decode_record(json.dumps(fields), where="here") == record
+
+
+# ---------------------------------------------------------------- an asynchronous run
+
+
+def filled():
+    """A run in which c is slow: its update of round 1 counts in round 2, and d's comes too late for any."""
+    flow = Flow(concurrency=4, buffer_size=2, max_staleness=1, deadline=60.0)
+    flow.join("abcd", at=0)
+    flow.update("a", at=9)
+    flow.update("b", at=11)
+    flow.commit(at=12)
+    flow.update("a", at=21)
+    return flow
+
+
+def test_a_buffer_that_fills_says_how_far_it_is():
+    assert sentences(filled().record)[:2] == [
+        "Round 2 started from version 1 and is filling its buffer: 1 of the 2 wanted updates is in (quorum 2).",
+        "2 clients were invited while its buffer filled: a, b.",
+    ]
+
+
+def test_a_buffer_that_was_committed_names_each_update_with_its_age_and_scale():
+    flow = filled()
+    flow.update("c", at=26, round_id=1)
+    flow.fold(at=27)
+    said = sentences(flow.record)
+    assert said[0] == (
+        "Round 2 started from version 1 and was committed as version 2 after 15.0 s: 2 of the 2 wanted updates were in."
+    )
+    assert "In the buffer: the update of round 2 by a (10 examples, fresh), scaled by 1." in said
+    assert "In the buffer: the update of round 1 by c (10 examples, 1 version old), scaled by 0.707." in said
+    assert "b (waiting): it has not reported yet." in said
+    first = sentences(flow.machine.record_of(1))
+    assert any(text.startswith("c (reported): its update was accepted 26.0 s after the invitation") for text in first)
+    assert any(text.endswith("; it counts in round 2.") for text in first)
+    line = summary(flow.record)
+    assert (line["carried_in"], line["staleness"], line["num_examples"]) == (1, 1, 20)
+
+
+def test_clients_of_an_asynchronous_run_that_were_told_to_stop():
+    flow = filled()
+    flow.update("b", at=22)
+    flow.commit(at=23)
+    first = sentences(flow.machine.record_of(1))
+    assert "d (released): it was told to stop 23.0 s after the invitation, as its update was no longer needed." in first
+    flow.update("d", at=30, round_id=1)
+    said = next(text for text in sentences(flow.machine.record_of(1)) if text.startswith("d ("))
+    assert said == (
+        "d (late): its update was refused 30.0 s after the invitation: it was trained from a version that is too old "
+        "(too_stale): 2 versions old, max_staleness is 1."
+    )
+    flow.tick(at=83)
+    said = next(text for text in sentences(flow.record) if text.startswith("a ("))
+    assert said == "a (straggler): it had sent nothing at its deadline 60.0 s after the invitation."
+
+
+def test_a_buffer_that_was_closed_early_says_why():
+    flow = Flow(buffer_size=5, concurrency=2, quorum=2)
+    flow.join("ab", at=0)
+    flow.update("a", at=1)
+    flow.update("b", at=2)
+    assert sentences(flow.record)[0] == (
+        "Round 1 started from version 0 and is being aggregated: nobody trained any more, and nobody else could be "
+        "invited, with 2 of the 5 wanted updates (quorum 2)."
+    )

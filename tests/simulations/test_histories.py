@@ -2,12 +2,23 @@
 
 import time
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
-from atoll.protocol.vocabulary import AbandonReason, CloseReason, FailureReason, Fate, RejectReason, RunState
-from atoll.server.events import EndRun, Reject
+from atoll.protocol.vocabulary import (
+    AbandonReason,
+    CloseReason,
+    FailureReason,
+    Fate,
+    Phase,
+    RejectReason,
+    ReleaseReason,
+    RunState,
+)
+from atoll.server.events import EndRun, Reject, Release
 from atoll.server.policy import StragglerPolicy
+from atoll.server.record import RoundRecord
 from atoll.server.rounds import Round
 from atoll.server.run import RunMachine, RunRules
 from atoll.simulations.checks import check, faults_of
@@ -21,7 +32,9 @@ BATCH = 250
 NOT_THE_MACHINES = {
     RejectReason.BAD_MANIFEST,
     RejectReason.WRONG_LAYOUT,
+    RejectReason.WRONG_CODEC,
     RejectReason.DIGEST_MISMATCH,
+    RejectReason.BAD_ENCODING,
     RejectReason.NOT_FINITE,
 }  # the service says these before the machine sees an update
 SEEN: Counter[object] = Counter()
@@ -37,14 +50,24 @@ def what_happened(history: History) -> Counter[object]:
         seen.update("carried" for _ in record.carried)
         seen.update("stale" for carried in record.carried if carried.staleness > 1)
         seen.update("superseded" for _ in record.superseded)
+        seen.update(what_a_buffer_held(record))
     for _, effect in history.effects():
-        if isinstance(effect, Reject):
+        if isinstance(effect, Reject | Release):
             seen[effect.reason] += 1
         if isinstance(effect, EndRun):
             seen[effect.state] += 1
     seen.update("restart" for _ in history.restarts)
     seen.update("killed" for end in history.worker_ends if end.was_killed)
     return seen
+
+
+def what_a_buffer_held(record: RoundRecord) -> Iterator[str]:
+    """Of an asynchronous run: stale updates, and one client twice."""
+    if record.mode != "sync" and record.phase is Phase.COMMITTED:
+        yield record.mode
+        yield from ("in a buffer, stale" for row in record.buffer if row.staleness > 1)
+        if len({row.client_id for row in record.buffer}) < len(record.buffer):
+            yield "twice in a buffer"
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
@@ -59,6 +82,7 @@ def test_the_worlds_exercise_every_reason_fate_and_end() -> None:
     wanted |= set(Fate) - {Fate.WAITING}
     wanted |= {RunState.FINISHED, RunState.STOPPED, RunState.FAILED}
     wanted |= {"carried", "stale", "superseded", "restart", "killed"}
+    wanted |= {"fedbuff", "fedasync", "in a buffer, stale", "twice in a buffer", *ReleaseReason}
     assert {what for what in wanted if not seen[what]} == set()
 
 
@@ -95,6 +119,16 @@ def test_a_calm_world_commits_every_round_with_everyone() -> None:
     check(history)
     assert [record.close_reason for record in history.records.values()] == [CloseReason.ENOUGH] * 3
     assert all(row.used_in == number for number, r in history.records.items() for row in r.clients.values())
+
+
+def test_a_calm_asynchronous_world_counts_every_update_once_for_its_client_and_version() -> None:
+    policy = StragglerPolicy(mode="fedbuff", buffer_size=3, concurrency=6, deadline=600.0)
+    history = World(0, calm(RunRules(policy=policy, rounds=12), 8)).run()
+    check(history)
+    held = [(row, record) for record in history.records.values() for row in record.buffer]
+    assert len(held) == 12 * 3
+    assert len({(row.client_id, record.base_version - row.staleness) for row, record in held}) == len(held)
+    assert {row.staleness for row, _ in held} > {0, 1}, "somebody was slow"
 
 
 def test_a_bad_history_names_its_seed_and_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -> None:

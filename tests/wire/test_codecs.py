@@ -20,6 +20,7 @@ from atoll.parallel.worker_ops import Operations
 from atoll.protocol.manifest import UpdateManifest
 from atoll.server.history import History
 from atoll.server.sentences import sentences, summary
+from atoll.server.store import RunStore
 from tests.aggregation.encoded import decoded, encoded
 from tests.wire.live import running, update_of
 from tests.wire.test_bad_input import refused
@@ -52,9 +53,17 @@ class InProcess:
         self.codecs.append(order.codec)
         request = {"model": order.model, "out": order.out, "seed": order.seed, "local": dict(order.local)}
         request |= {"codec": order.codec, "owed": order.owed, "residual": order.residual}
+        request |= {"algorithm": order.algorithm, "own": order.own, "own_out": order.own_out}
         answer = await asyncio.to_thread(self._do, "train", **request)
         pieces = tuple(Piece(t, d, tuple(o), tuple(n), s, *e) for t, d, o, n, s, *e in answer["pieces"])
-        return Training(pieces=pieces, num_examples=answer["num_examples"], work=1.0, statistics={}, seconds=0.1)
+        return Training(
+            pieces=pieces,
+            num_examples=answer["num_examples"],
+            work=1.0,
+            statistics={},
+            seconds=0.1,
+            has_own=answer["has_own"],
+        )
 
     def extend(self, budget): ...
 
@@ -140,6 +149,22 @@ def test_digits_are_learnt_with_each_codec_and_the_record_says_what_it_saved(
     share = f"{100 * (plain - sent) / plain:.3g} %"
     assert saved == f"The codec saved {len(SITES) * (plain - sent) / 1e3:.1f} kB of 7.8 kB ({share})."
     assert not list(tmp_path.glob("*/kept/*")), "the run is finished: nothing is owed to it"
+
+
+def test_control_variates_travel_plain_beside_encoded_updates_and_stay_the_mean_of_the_clients_own(tmp_path):
+    """SCAFFOLD: of an update with one bit per element, c is what it would be without a codec."""
+    scaffold = {"aggregation__algorithm": "scaffold", "aggregation__num_clients": len(SITES)}
+    reached, record, _ = asyncio.run(digits(tmp_path, aggregation__codec="sign", **scaffold))
+    assert reached > 0.6
+    sent = 4 + WEIGHTS // 8 + 4 + 2 + 4 * (WEIGHTS + BIAS)
+    assert {client.num_bytes for client in record.clients.values()} == {sent}
+    version = read(RunStore(tmp_path / "state" / "runs" / "digits-1").version_path(ROUNDS))
+    own = [read(tmp_path / site / "personal" / f"digits-1.{ROUNDS}.safetensors") for site in SITES]
+    variates = [name for name in version if name.startswith("control/")]
+    assert len(variates) == 2
+    for name in variates:
+        assert np.abs(version[name]).max() > 1e-3
+        np.testing.assert_allclose(version[name], sum(kept[name] for kept in own) / len(SITES), atol=1e-6)
 
 
 @live

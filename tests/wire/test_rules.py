@@ -1,11 +1,13 @@
 """A robust rule in a real coordinator: one site that sends nonsense does not move the model."""
 
 import asyncio
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from atoll.aggregation.tensorfile import read
-from tests.wire.live import running
+from tests.wire.live import running, update_of
 from tests.wire.test_round import committed, live, report
 
 NAMES = ("a", "b", "c", "d", "e")
@@ -53,3 +55,56 @@ async def test_centred_clipping_goes_on_from_its_last_aggregate(tmp_path):
     # each of four ones, of length 2, counts in full; the fifth moves by 2 along (1, 1, 1, 1) / 2
     assert first == pytest.approx([(4 * 1 + 1) / 5] * 4)
     assert second == pytest.approx([1 + 1 + (4 * 0 + 1) / 5] * 4)
+
+
+@live
+async def test_a_rule_of_one_s_own_that_fails_costs_its_rounds_and_not_the_coordinator(tmp_path):
+    rule = tmp_path / "mine.py"
+    rule.write_text("class Mine:\n    def reduce(self, rows):\n        return {}['no such key']\n\nmine = Mine()\n")
+    settings = {"round__cohort_size": 1, "round__retry": 1, "aggregation__rule": f"{rule}:mine"}
+    async with running(tmp_path / "state", **settings) as it, it.client("a") as client:
+        for _ in range(2):
+            _, verdict = await report(client, 1.0)
+            assert verdict.accepted
+        async with asyncio.timeout(20):
+            await it.run.ended.wait()
+        assert not it.coordinator.crashed.done()
+        records = list(it.run.machine.ledger.past.values())
+        assert [record.abandon_reason for record in records] == ["aggregation_failed"] * 2
+        assert records[0].detail == "RuleFailed: Mine raised KeyError: 'no such key'"
+
+
+def part_of(invite, client, version, names, value):
+    """An update that has some of the model's tensors alone."""
+    manifest, _ = update_of(invite, client.name, version, value=value)
+    pieces = tuple(piece for piece in manifest.pieces if piece.tensor in names)
+    data = b"".join(np.full(piece.lengths, value, np.float32).tobytes() for piece in pieces)
+    return replace(manifest, pieces=pieces), data
+
+
+@live
+async def test_a_tensor_is_averaged_over_the_updates_that_have_it(tmp_path):
+    settings = {"round__cohort_size": 2, "round__min_available": 2, "rounds": 1, "aggregation__partial": True}
+    async with running(tmp_path / "state", **settings) as it, it.client("a") as a, it.client("b") as b:
+        await report(a, 4.0)
+        invite = await b.next("invite")
+        version, _, _ = await b.download(invite)
+        assert (await b.upload(*part_of(invite, b, version, {"w"}, 2.0))).accepted
+        await committed(it, 1)
+        model = read(it.run.reducer.version(1).path)
+        assert model["w"].tolist() == [3.0] * 4
+        assert model["count"] == 4
+
+
+@pytest.mark.parametrize("partial", [False, True])
+@live
+async def test_an_update_without_what_the_run_wants_of_it_is_refused_before_its_bytes(tmp_path, partial):
+    async with (
+        running(tmp_path / "state", round__cohort_size=1, aggregation__partial=partial) as it,
+        it.client("a") as a,
+    ):
+        invite = await a.next("invite")
+        version, _, _ = await a.download(invite)
+        names = set() if partial else {version.pieces[0].tensor}
+        verdict = await a.upload(*part_of(invite, a, version, names, 1.0))
+        assert (verdict.accepted, verdict.reason) == (False, "wrong_layout")

@@ -1,0 +1,153 @@
+"""The exact sum of a fold on a GPU, against the speed at which the same bytes merely reach it.
+
+    python -m benchmarks.fold_cuda [--updates K] [--elements N] [--pairs N] [--streams N]
+
+Updates of normal float32 numbers lie in pinned memory of the host. Ours copies and adds them tile by tile, as the fold
+does, at the best of the printed tiles; the other side copies them and does nothing. Both alternate, and the sum must
+have the bits of numpy's. Reported beside it, without a bar: the same from memory of the device against the speed of a
+copy within it, and a whole fold from files in the page cache to a durable new version, on the GPU and without.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from atoll.aggregation import tensorfile
+from atoll.aggregation.blocks import StoredUpdate
+from atoll.aggregation.device import Device, TileSum
+from atoll.aggregation.fold import Weighted, fold
+from atoll.aggregation.kernel import add_within_by_numpy
+from atoll.aggregation.layout import Piece
+from benchmarks.report import Bar, conclude, say, spread
+
+TILES = (1 << 18, 1 << 19, 1 << 20, 1 << 21, 1 << 22)
+SHARE_OF_COPY = 0.6
+SCALE = 2.0**40
+
+
+def summed(device: Device, updates: list[torch.Tensor], tile: int, streams: int) -> list[np.ndarray[Any, Any]]:
+    """The sum of all updates tile by tile, some at a time; each ends in memory of the host."""
+
+    def one(start: int) -> np.ndarray[Any, Any]:
+        with device.stream():
+            total = TileSum(device, min(tile, updates[0].numel() - start))
+            for update in updates:
+                total.add(update[start : start + tile], SCALE)
+            return total.finish()[0]
+
+    with ThreadPoolExecutor(streams) as pool:
+        return list(pool.map(one, range(0, updates[0].numel(), tile)))
+
+
+def copied(updates: list[torch.Tensor], room: torch.Tensor) -> None:
+    """All updates, one after the other, to the same place on the device."""
+    for update in updates:
+        room.copy_(update, non_blocking=True)
+    torch.cuda.synchronize()
+
+
+def seconds(action: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    action()
+    return time.perf_counter() - begun
+
+
+def pairs(ours: Callable[[], object], theirs: Callable[[], object], count: int) -> dict[str, list[float]]:
+    """Both in turns, after one call of each."""
+    ours(), theirs()
+    measured = [(seconds(ours), seconds(theirs)) for _ in range(count)]
+    return {"ours": [pair[0] for pair in measured], "theirs": [pair[1] for pair in measured]}
+
+
+def check_bits(tiles: list[np.ndarray[Any, Any]], updates: list[torch.Tensor]) -> None:
+    total = np.concatenate(tiles)
+    expected = np.zeros(total.size)
+    for update in updates:
+        add_within_by_numpy(expected, update.numpy(), np.float64(SCALE), np.inf)
+    if total.tobytes() != expected.tobytes():
+        raise RuntimeError("the sum has other bits than numpy's")
+
+
+def from_files(device: Device, updates: list[torch.Tensor], count: int) -> dict[str, dict[str, float]]:
+    """Whole folds, on the device and without."""
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as name:
+        folder, size = Path(name), updates[0].numel()
+        tensorfile.write(folder / "base", {"w": np.zeros(size, np.float32)})
+        stored = []
+        for k, update in enumerate(updates):
+            update.numpy().tofile(folder / f"u{k}")
+            piece = Piece("w", "F32", (0,), (size,), "")
+            magnitude = {"w": float(update.abs().max())}
+            stored.append(Weighted(StoredUpdate(folder / f"u{k}", (piece,), magnitude), k + 1))
+        folds = {
+            name: partial(fold, folder / "base", stored, folder / name, threads=os.cpu_count() or 1, device=where)
+            for name, where in (("cpu", None), ("cuda", device))
+        }
+        measured = pairs(folds["cuda"], folds["cpu"], count)
+        if (folder / "cpu").read_bytes() != (folder / "cuda").read_bytes():
+            raise RuntimeError("the versions differ")
+    return {"cuda_s": spread(measured["ours"]), "cpu_s": spread(measured["theirs"])}
+
+
+def measure(arguments: argparse.Namespace) -> int:
+    """Where there is a GPU."""
+    device = Device("cuda")
+    shape = (arguments.updates, arguments.elements)
+    rows = np.random.default_rng(0).standard_normal(shape, np.float32)
+    pinned = [torch.from_numpy(row).pin_memory() for row in rows]
+    del rows
+    num_bytes = 4 * arguments.updates * arguments.elements
+    there = [update.to(device.device) for update in pinned]
+    room = torch.empty_like(there[0])
+    check_bits(summed(device, pinned, TILES[0], arguments.streams), pinned)
+    figures: dict[str, Any] = {}
+    for place, updates in (("host", pinned), ("device", there)):
+        sweep = {
+            tile: min(seconds(partial(summed, device, updates, tile, arguments.streams)) for _ in range(3))
+            for tile in TILES
+        }
+        say(
+            f"  from the {place}, by tile: "
+            + ", ".join(f"{tile} {num_bytes / s / 1e9:.1f}" for tile, s in sweep.items())
+        )
+        best = min(sweep, key=lambda tile: sweep[tile])
+        ours = partial(summed, device, updates, best, arguments.streams)
+        measured = pairs(ours, partial(copied, updates, room), arguments.pairs)
+        speeds = {side: spread([num_bytes / s / 1e9 for s in times], 1) for side, times in measured.items()}
+        share = median(measured["theirs"]) / median(measured["ours"])
+        figures[place] = {"tile_elements": best, "gb_per_s": speeds, "share_of_copy": round(share, 3)}
+        say(f"  from the {place}: {figures[place]}")
+    figures["from_files"] = from_files(device, pinned, min(3, arguments.pairs))
+    bars = [Bar.at_least("share of the copy's speed, from the host", figures["host"]["share_of_copy"], SHARE_OF_COPY)]
+    ours_said = {**vars(arguments), "device": torch.cuda.get_device_name(), "torch": torch.__version__, **figures}
+    theirs_said = {place: figures[place]["gb_per_s"]["theirs"] for place in ("host", "device")}
+    return conclude("fold_cuda", bars, ours=ours_said, theirs=theirs_said)
+
+
+def main() -> int:
+    """Measure, or say why not."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fold_cuda", description=(__doc__ or "").split(",")[0])
+    parser.add_argument("--updates", type=int, default=16)
+    parser.add_argument("--elements", type=int, default=25_000_000, help="float32 values of each")
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--streams", type=int, default=4, help="tiles that are under way at a time")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        why = "no CUDA device"
+        return conclude("fold_cuda", [], ours=f"not measured: {why}", theirs=None, why_not=why)
+    return measure(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

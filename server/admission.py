@@ -1,0 +1,51 @@
+"""What an update must claim of itself to be accepted, and what of it goes into the record. Pure."""
+
+from atoll.protocol.vocabulary import RejectReason, Version
+from atoll.server.events import Reject, Update
+from atoll.server.membership import Membership
+from atoll.server.policy import StragglerPolicy
+from atoll.server.record import ClientRecord
+
+WORK_MIN = 1e-9  # less is no share of any work, and its weight could vanish in a product
+
+
+def fault_of(update: Update, *, base_version: Version, policy: StragglerPolicy) -> tuple[RejectReason, str] | None:
+    """What is wrong with an update's claims, whenever it arrives; None when nothing is."""
+    if update.base_version != base_version:
+        return RejectReason.WRONG_BASE, f"trained from version {update.base_version}, not {base_version}"
+    if update.num_examples < 1:
+        return RejectReason.NO_EXAMPLES, f"num_examples {update.num_examples} is not in 1..{policy.max_examples}"
+    if update.num_examples > policy.max_examples:
+        return RejectReason.TOO_MANY_EXAMPLES, f"num_examples {update.num_examples} is not in 1..{policy.max_examples}"
+    if not WORK_MIN <= update.work <= 1:
+        return RejectReason.BAD_WORK, f"work {update.work} is not in (0, 1] (at least {WORK_MIN})"
+    if update.work < 1 and policy.partial_work == "refuse":
+        return RejectReason.PARTIAL_WORK, f"work {update.work:.3f} is less than 1 and partial_work is refuse"
+    return None
+
+
+def work_scale(work: float, policy: StragglerPolicy) -> float:
+    """What the work that was done is worth."""
+    return work if policy.partial_work == "scaled" else 1.0
+
+
+def note_accepted(client: ClientRecord, update: Update) -> None:
+    """Write an accepted update's claims into the client's record."""
+    client.digest, client.num_examples, client.work = update.digest, update.num_examples, update.work
+    client.num_bytes, client.plain_bytes = update.num_bytes, update.plain_bytes
+    client.download_seconds, client.train_seconds = update.download_seconds, update.train_seconds
+
+
+def measure(membership: Membership, client: ClientRecord, update: Update, now: float) -> None:
+    """Remember how long the client of an accepted update took."""
+    membership.measured(
+        update.client_id,
+        download=max(0.0, update.download_seconds),
+        train=max(0.0, update.train_seconds) / update.work,
+        upload=now - (client.upload_begun_at or now),
+    )
+
+
+def reject(update: Update, reason: RejectReason, detail: str) -> Reject:
+    """The answer to an update that does not count."""
+    return Reject(update.client_id, update.round_id, update.digest, reason, detail)

@@ -1,0 +1,157 @@
+"""One fill of an asynchronous run's buffer, as a pure state machine: a round without a cohort of its own.
+
+    COLLECTING --`buffer_size` updates, nobody left to ask (with the quorum),
+                 `fill_timeout` over (with the quorum), stop (with the quorum)--> AGGREGATING --> COMMITTED
+    COLLECTING --nobody left who could make the quorum, stop below it----------> ABANDONED
+
+Clients train all the time (`invitations`): a place that is free goes to a client that has not been asked for this
+version, and an update counts in the buffer that is open when it comes, whichever round its client was invited to.
+While the buffer is aggregated nobody is invited: the next version is nearly there.
+
+Sources: Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", arXiv:2106.06639, Algorithm 1; Xie
+et al., "Asynchronous Federated Optimization", arXiv:1903.03934, whose buffer holds one update.
+"""
+
+from collections.abc import Iterator
+
+from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Digest, Phase, RoundId, Version
+from atoll.server.events import Aggregate, Contribution, DrawCohort, Update
+from atoll.server.invitations import Invitations
+from atoll.server.membership import Membership
+from atoll.server.open_round import Effects, OpenRound
+from atoll.server.policy import StragglerPolicy
+
+
+class Buffer(OpenRound):
+    """One buffer, from its first update to COMMITTED or ABANDONED.
+
+    `updates` are in already: they came while the last one was aggregated. More may come until it closes (`take`).
+    """
+
+    def __init__(
+        self,
+        round_id: RoundId,
+        base_version: Version,
+        policy: StragglerPolicy,
+        membership: Membership,
+        invitations: Invitations,
+        updates: list[Update],
+        now: float,
+    ) -> None:
+        super().__init__(round_id, base_version, policy, now)
+        assert len(updates) <= policy.num_wanted
+        self.membership, self.invitations = membership, invitations
+        self.updates: list[Update] = []
+        self.record.phase, self.record.deadline = Phase.COLLECTING, now + policy.fill_timeout
+        self._is_overdue = False
+        self._num_draws = 0
+        for update in updates:
+            self.take(update)
+
+    # ------------------------------------------------------------ time
+
+    @property
+    def deadline(self) -> float | None:
+        """When it should be full."""
+        return self.record.deadline if self.is_open and not self._is_overdue else None
+
+    def time_passed(self, now: float) -> Effects:
+        """It is not full in time: nobody else is invited."""
+        self._is_overdue, self._is_drawing = True, False
+        return ()
+
+    def _extend(self, seconds: float, now: float) -> None:
+        assert self.record.deadline is not None
+        self.record.deadline += seconds
+
+    # ------------------------------------------------------------ collecting
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes updates."""
+        return self.phase is Phase.COLLECTING
+
+    @property
+    def held(self) -> Iterator[Update]:
+        """What is in."""
+        yield from self.updates
+
+    def take(self, update: Update) -> None:
+        """An accepted update is in; `look_for_clients` sees what follows."""
+        assert self.is_open
+        self.updates.append(update)
+        row = self._as_stale(update)
+        row.scale *= self.policy.alpha if self.policy.mode == "fedasync" else 1.0
+        self.record.buffer.append(row)
+
+    def look_for_clients(self, now: float) -> Effects:
+        """After whatever happened: is the buffer full or hopeless, or is there a place to give away?"""
+        if not self.is_open:
+            return ()
+        if len(self.updates) >= self.policy.num_wanted:
+            return self._close(CloseReason.ENOUGH, now)
+        if self._is_overdue and (self._has_quorum or not self.invitations):
+            return self._close_or_abandon(CloseReason.DEADLINE, AbandonReason.BELOW_QUORUM, now)
+        if self._is_overdue or self._is_drawing:
+            return ()
+        free = self.policy.concurrency - len(self.invitations)
+        if free > 0 and (candidates := self.invitations.candidates(self.record)):
+            self._is_drawing, self._num_draws = True, self._num_draws + 1
+            self.record.num_candidates = max(self.record.num_candidates, len(candidates))
+            count = min(free, len(candidates))
+            return (DrawCohort(self.record.round_id, count, candidates, self._num_draws - 1),)
+        if not self.invitations and (self._has_quorum or self._could_ask_again()):
+            return self._close_or_abandon(CloseReason.ALL_ANSWERED, AbandonReason.QUORUM_OUT_OF_REACH, now)
+        return ()
+
+    def cohort_drawn(self, clients: tuple[ClientId, ...], now: float) -> Effects:
+        """The sampler has answered: invite. An answer that nobody waits for any more is ignored."""
+        if not self.is_open or not self._is_drawing:
+            return ()
+        self._is_drawing, self.record.drawn_at = False, self.record.drawn_at or now
+        return self.invitations.invite(self.record, clients, now)
+
+    @property
+    def _has_quorum(self) -> bool:
+        return len(self.updates) >= self.record.quorum
+
+    def _could_ask_again(self) -> bool:
+        """Whether someone who is there came to nothing in this round, and may be asked again in the next."""
+        rows = self.record.clients.items()
+        return any(row.digest is None and self.membership.is_connected(client_id) for client_id, row in rows)
+
+    # ------------------------------------------------------------ the end
+
+    def stop(self, reason: str, now: float) -> Effects:
+        """The operator ends the run: what is in becomes its last version, if it makes the quorum."""
+        assert self.is_open, self.phase
+        return self._close(CloseReason.FLUSHED, now) if self._has_quorum else super().stop(reason, now)
+
+    def _close_or_abandon(self, close: CloseReason, abandon: AbandonReason, now: float) -> Effects:
+        if self._has_quorum:
+            return self._close(close, now)
+        there = len(self.updates)
+        nobody_came = not there and not self.record.clients
+        reason = AbandonReason.TOO_FEW_CLIENTS if nobody_came else abandon
+        return self._abandon(reason, now, f"{there} accepted, quorum {self.record.quorum}")
+
+    def _close(self, reason: CloseReason, now: float) -> Effects:
+        record = self.record
+        record.phase, record.closed_at, record.close_reason = Phase.AGGREGATING, now, reason
+        self._is_drawing = False  # whatever the sampler comes to now, nobody waits for it
+        return (self._aggregate(),)
+
+    def aggregated(self, model_digest: Digest, now: float) -> Effects:
+        """See `OpenRound.aggregated`."""
+        for row in self.record.buffer:
+            self.membership.counted(row.client_id, row.round_id)
+        return super().aggregated(model_digest, now)
+
+    def _aggregate(self) -> Aggregate:
+        record = self.record
+        rows = sorted(record.buffer, key=lambda row: (row.client_id, row.round_id))
+        contributions = tuple(
+            Contribution(r.client_id, r.digest, r.num_examples, r.scale, Version(record.base_version - r.staleness))
+            for r in rows
+        )
+        return Aggregate(record.round_id, record.base_version, contributions, record.mode)

@@ -1,0 +1,98 @@
+"""Every reason of the vocabulary as a clause. Pure."""
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Any
+
+from atoll.protocol.vocabulary import (
+    AbandonReason,
+    CloseReason,
+    FailureReason,
+    Fate,
+    LossReason,
+    RejectReason,
+    ReleaseReason,
+)
+
+_REJECTIONS = {
+    RejectReason.WRONG_ROUND: "it names a round that does not exist",
+    RejectReason.NOT_INVITED: "the client was not invited to this round",
+    RejectReason.ALREADY_REPORTED: "the client had reported before",
+    RejectReason.TOO_LATE: "it came after the round had closed",
+    RejectReason.TOO_STALE: "it was trained from a version that is too old",
+    RejectReason.WRONG_BASE: "it was trained from another version than the round's",
+    RejectReason.NO_EXAMPLES: "it claims to come from no examples",
+    RejectReason.TOO_MANY_EXAMPLES: "it claims more examples than max_examples allows",
+    RejectReason.BAD_WORK: "the fraction of the work that it claims is not in (0, 1]",
+    RejectReason.PARTIAL_WORK: "not all of the work was done, and the run takes no partial work",
+    RejectReason.BAD_MANIFEST: "its manifest is malformed",
+    RejectReason.WRONG_LAYOUT: "its tensors are not those of the model",
+    RejectReason.WRONG_CODEC: "it is encoded with a codec that the run does not use",
+    RejectReason.BAD_ENCODING: "its bytes are not what its codec writes",
+    RejectReason.DIGEST_MISMATCH: "its bytes are not those that its manifest names",
+    RejectReason.NOT_FINITE: "it holds values that are NaN or infinite",
+    RejectReason.RUN_ENDED: "the run had ended",
+}
+_FAILURES = {
+    FailureReason.TASK_NOT_ALLOWED: "its operator does not allow this task",
+    FailureReason.TASK_BROKEN: "its copy of the task cannot be loaded",
+    FailureReason.TASK_MISMATCH: "its copy of the task has another model than the run",
+    FailureReason.TRAINING_FAILED: "its training raised an error",
+    FailureReason.WORKER_CRASHED: "its training process died",
+    FailureReason.WORKER_HUNG: "its training process gave no sign of life",
+    FailureReason.OUT_OF_TIME: "it had done no work by the deadline",
+    FailureReason.NOT_FINITE: "its training diverged to NaN or infinite values",
+    FailureReason.DOWNLOAD_FAILED: "it could not download the model",
+    FailureReason.UPLOAD_FAILED: "it could not upload its update",
+    FailureReason.DISK_FULL: "its disk is full",
+    FailureReason.SHUTTING_DOWN: "it was shut down",
+}
+_LOSSES = {
+    LossReason.LEASE_EXPIRED: "it was silent for longer than its lease",
+    LossReason.LEFT: "it said goodbye",
+}
+_CLOSES = {
+    CloseReason.ENOUGH: "as many updates as wanted were in",
+    CloseReason.ALL_ANSWERED: "everyone who was invited had answered",
+    CloseReason.LINGER_OVER: "the quorum was in and the linger time over",
+    CloseReason.DEADLINE: "the deadline had come",
+    CloseReason.GRACE_OVER: "the grace period after the deadline was over",
+    CloseReason.FLUSHED: "the operator stopped the run",
+}
+_ABANDONS = {
+    AbandonReason.TOO_FEW_CLIENTS: "too few clients were available",
+    AbandonReason.QUORUM_OUT_OF_REACH: "the quorum could no longer be reached",
+    AbandonReason.BELOW_QUORUM: "the quorum was not in at the deadline",
+    AbandonReason.AGGREGATION_FAILED: "the aggregation failed",
+    AbandonReason.SAMPLER_FAILED: "the sampler failed",
+    AbandonReason.STOP_REQUESTED: "the operator stopped the run",
+}
+_RELEASES = {
+    ReleaseReason.ROUND_CLOSED: "the round had closed",
+    ReleaseReason.ROUND_ABANDONED: "the round was abandoned",
+    ReleaseReason.OUT_OF_TIME: "its time was over",
+    ReleaseReason.TOO_STALE: "it trains from a version that is too old",
+    ReleaseReason.RUN_ENDED: "the run had ended",
+    ReleaseReason.NOT_INVITED: "the client was not invited to this round",
+}
+_WORDS: Mapping[type[StrEnum], Mapping[Any, str]] = {  # by type: a failure and a refusal may share a value
+    RejectReason: _REJECTIONS,
+    FailureReason: _FAILURES,
+    LossReason: _LOSSES,
+    CloseReason: _CLOSES,
+    AbandonReason: _ABANDONS,
+    ReleaseReason: _RELEASES,
+}
+
+
+def explain(reason: StrEnum) -> str:
+    """Any reason of the vocabulary as a clause."""
+    return _WORDS[type(reason)][reason]
+
+
+def explain_named(fate: Fate, reason: str) -> str:
+    """The reason of an invitation that came to `fate`, by its name in the record."""
+    order: Iterable[Mapping[Any, str]] = (_REJECTIONS, _FAILURES)
+    if fate in (Fate.LOST, Fate.FAILED):
+        order = (_LOSSES,) if fate is Fate.LOST else (_FAILURES,)
+    return next((words[reason] for words in order if reason in words), "for a reason that this Atoll does not know")

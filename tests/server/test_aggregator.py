@@ -1,0 +1,48 @@
+"""What a rank's process says to the coordinator."""
+
+import asyncio
+
+import grpc
+
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.server.aggregator import _Orders
+
+AT_ONCE = 50
+
+
+class Listening(rpc.AggregationServicer):
+    """Hears everything that a rank says."""
+
+    def __init__(self):
+        self.heard, self.all_here = [], asyncio.Event()
+
+    async def Serve(self, requests, context):
+        async for message in requests:
+            self.heard.append(message.fold_failed.attempt)
+            if len(self.heard) == AT_ONCE:
+                self.all_here.set()
+                return
+        yield pb.RankOrder()
+
+
+async def say_at_once():
+    server, listening = grpc.aio.server(), Listening()
+    rpc.add_AggregationServicer_to_server(listening, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            orders = _Orders(None, rpc.AggregationStub(channel).Serve())
+            failures = [pb.RankMessage(fold_failed=pb.FoldFailed(attempt=number)) for number in range(AT_ONCE)]
+            await asyncio.gather(*map(orders._say, failures))
+            async with asyncio.timeout(5):
+                await listening.all_here.wait()
+    finally:
+        await server.stop(0)
+    return listening.heard
+
+
+def test_reports_and_the_answers_of_folds_that_are_said_at_once_are_all_heard():
+    """They meet on one stream, which takes one message after the other: a lost answer is a fold that never ends."""
+    assert asyncio.run(say_at_once()) == list(range(AT_ONCE))
