@@ -64,6 +64,7 @@ class Ranks:
         self._present: dict[int, RankConnection] = {}
         self._changed = asyncio.Event()
         self._next_rank = 0
+        self._collects: dict[str, pb.RankOrder] = {}  # the last of each run: whoever was away hears of it later
         self._attempt: _Attempt | None = None
         self._folding = asyncio.Lock()  # one fold at a time
 
@@ -104,6 +105,8 @@ class Ranks:
             self._gone(older)
         self._present[connection.rank] = connection
         connection.send(pb.RankOrder(welcome=pb.RankWelcome(status_s=STATUS_S)))
+        for order in self._collects.values():
+            connection.send(order)
         logger.info("aggregation rank %d is here, its data plane on %s", connection.rank, connection.address)
         self._notify()
 
@@ -115,8 +118,12 @@ class Ranks:
             logger.warning("aggregation rank %d is away", connection.rank)
             self._notify()
 
-    def broadcast(self, order: pb.RankOrder) -> None:
-        """Tell all that are here."""
+    def collect(self, collect: pb.Collect) -> None:
+        """Let every rank delete what nobody needs, those that are away when they come."""
+        order = self._collects[collect.run_id] = pb.RankOrder(collect=collect)
+        self._broadcast(order)
+
+    def _broadcast(self, order: pb.RankOrder) -> None:
         for connection in self._present.values():
             connection.send(order)
 
@@ -180,7 +187,7 @@ class Ranks:
 
     def _break_off(self, attempt: int) -> None:
         """Nobody is to wait for a rank that will not come."""
-        self.broadcast(pb.RankOrder(break_off=attempt))
+        self._broadcast(pb.RankOrder(break_off=attempt))
 
     def heard(self, connection: RankConnection, message: pb.RankMessage) -> None:
         """What a rank says."""

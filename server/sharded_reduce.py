@@ -86,7 +86,7 @@ class ShardedReducer(Reducer):
     async def collect_garbage(
         self, live: Container[Digest], *, pinned_versions: set[Version], current: Version, oldest_base: Version | None
     ) -> None:
-        """As `Reducer.collect_garbage`, and at every rank that is here; the others hear of it the next time."""
+        """As `Reducer.collect_garbage`, and at every rank."""
         collect = pb.Collect(
             run_id=self._run_id,
             current=current,
@@ -95,5 +95,5 @@ class ShardedReducer(Reducer):
             is_over=oldest_base is None,
             oldest_base=oldest_base or 0,
         )
-        self._ranks.broadcast(pb.RankOrder(collect=collect))
+        self._ranks.collect(collect)
         await super().collect_garbage(live, pinned_versions=pinned_versions, current=current, oldest_base=oldest_base)

@@ -188,6 +188,18 @@ async def test_a_rank_that_does_not_come_back_ends_the_wait_with_its_name():
 
 
 @on_loop
+async def test_a_rank_that_was_away_hears_what_it_may_delete():
+    fold = Fold(2)
+    fold.ranks.leave(fold.here[1])
+    for current in (3, 4):
+        fold.ranks.collect(pb.Collect(run_id="r-1", current=current))
+    fold.here[1] = fold.join(1)
+    assert [fold.here[0].outbox.get_nowait().collect.current for _ in range(2)] == [3, 4]
+    assert fold.here[1].outbox.get_nowait().collect.current == 4
+    assert fold.here[1].outbox.empty()
+
+
+@on_loop
 async def test_the_ranks_meet_where_rank_0_said_last():
     fold = Fold(2)
     fold.says(0, status=pb.RankStatus(store_address="127.0.0.1:9000"))
