@@ -25,7 +25,7 @@ Source: McMahan et al., "Communication-Efficient Learning of Deep Networks from 
 Algorithm 1. The paper averages models; averaging updates is equal when all start from one global model.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -107,21 +107,36 @@ def fold(
     with ExitStack() as stack:
         masters = stack.enter_context(UpdateReader(stored_model(base)))
         slots = [stack.enter_context(Slot(name, step, layout, pieces)) for name in step.slots]
-        terms = [
-            Term(stack.enter_context(UpdateReader(item.update, keep_open=k < FILES_OPEN_MAX)), item)
-            for k, item in enumerate(updates)
-        ]
+        terms = opened(updates, stack)
         writer = stack.enter_context(TensorFileWriter(out, layout, metadata=read_metadata(base), pieces=pieces))
         mean_of = _drawn(step.anchor, _mean_by(step, layout, terms, slots, threads, device), layout, masters, stack)
         tiles = _tiles(layout, masters, terms, slots, mean_of, step, tile_elements)
         finished = stack.enter_context(closing(computed_ahead(tiles, threads=threads)))  # before a file is closed
-        for moved, parts in finished:
-            if between is not None:
-                between()
-            for file, part in zip((writer, *(slot.writer for slot in moved)), parts, strict=True):
-                file.append(part)
-        of_slots = {slot.name: slot.writer.finish() for slot in slots}
-        return Folded(writer.finish(), of_slots)
+        return written(finished, writer, slots, between)
+
+
+def opened(updates: Sequence[Weighted], stack: ExitStack) -> list[Term]:
+    """The updates, until the stack is left; of many the files are opened at each read."""
+    return [
+        Term(stack.enter_context(UpdateReader(item.update, keep_open=k < FILES_OPEN_MAX)), item)
+        for k, item in enumerate(updates)
+    ]
+
+
+def written(
+    finished: Iterable[tuple[list[Slot], Parts]],
+    writer: TensorFileWriter,
+    slots: Sequence[Slot],
+    between: Callable[[], None] | None,
+) -> Folded:
+    """Write the tiles, each with the slots that move with it, in their order; the files appear, the slots first."""
+    for moved, parts in finished:
+        if between is not None:
+            between()
+        for file, part in zip((writer, *(slot.writer for slot in moved)), parts, strict=True):
+            file.append(part)
+    of_slots = {slot.name: slot.writer.finish() for slot in slots}
+    return Folded(writer.finish(), of_slots)
 
 
 def _tiles(

@@ -27,7 +27,7 @@ from atoll.aggregation.blocks import UpdateReader, stored_shard
 from atoll.aggregation.cuts import first_element
 from atoll.aggregation.device import Device
 from atoll.aggregation.exchange import NOTHING, Bytes, Exchange, swapped
-from atoll.aggregation.fold import FILES_OPEN_MAX, Folded, check_updates
+from atoll.aggregation.fold import Folded, check_updates, opened, written
 from atoll.aggregation.gathered import Gathered, mixing_of_ranks
 from atoll.aggregation.layout import FLOATS, Layout, Piece, Tensor
 from atoll.aggregation.means import ExactMean, IntegerMean, Term, Total, Weighted
@@ -94,10 +94,7 @@ def fold_shard(
         own = parts[exchange.rank]
         masters = stack.enter_context(UpdateReader(stored_shard(base, own)))
         slots = [stack.enter_context(Slot(name, step, layout, own)) for name in step.slots]
-        terms = [
-            Term(stack.enter_context(UpdateReader(item.update, keep_open=k < FILES_OPEN_MAX)), item)
-            for k, item in enumerate(updates)
-        ]
+        terms = opened(updates, stack)
         writer = stack.enter_context(TensorFileWriter(out, layout, metadata=read_metadata(base), pieces=own))
         older = None
         if step.anchor is not None:
@@ -107,13 +104,7 @@ def fold_shard(
         ready = stack.enter_context(closing(swapped(tiles, sums.share, exchange, threads=threads)))
         jobs = ((sums.moved(tile.tensor), partial(sums.finish, tile, shares)) for tile, shares in ready)
         finished = stack.enter_context(closing(computed_ahead(jobs, threads=threads)))
-        for moved, new in finished:
-            if between is not None:
-                between()
-            for file, part in zip((writer, *(slot.writer for slot in moved)), new, strict=True):
-                file.append(part)
-        of_slots = {slot.name: slot.writer.finish() for slot in slots}
-        return Folded(writer.finish(), of_slots)
+        return written(finished, writer, slots, between)
 
 
 @dataclass(frozen=True, slots=True)
