@@ -10,6 +10,7 @@ it, since the other side has nothing like it; the bar is on the whole. `make pee
 
 import argparse
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -126,6 +127,44 @@ def measure(folder: Path, num_updates: int, num_pairs: int) -> Pairs:
     return pairs
 
 
+def peak_accumulators(folder: Path, updates: list[StoredUpdate]) -> float:
+    """How much one fold adds to a fresh process, in accumulators: float64 for each parameter."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_peak_growth, (folder, updates)) / (8 * NUM_PARAMETERS)
+
+
+def _peak_growth(folder: Path, updates: list[StoredUpdate]) -> int:
+    Path("/proc/self/clear_refs").write_text("5")  # the peak that the parent has left us is not ours
+    before = _status("VmRSS")
+    ours(folder, updates, TILE_ELEMENTS)
+    return _status("VmHWM") - before
+
+
+def _status(key: str) -> int:
+    """A line of /proc/self/status [bytes]."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith(f"{key}:")))
+
+
+def largest_error(folder: Path, num_updates: int = 16, size: int = 100_000) -> float:
+    """Of the mean of a model whose tensors are from 1e-6 to 1e2: L2, relative to a float64 mean, the worst tensor."""
+    rng, names = np.random.default_rng(1), {f"w{power}": 10.0**power for power in range(-6, 3)}
+    tensorfile.write(folder / "mixed", {name: np.zeros(size, np.float32) for name in names})
+    weights, items, twins = rng.integers(1, 5000, num_updates), [], dict.fromkeys(names, 0.0)
+    for k, weight in enumerate(weights):
+        arrays = {name: (scale * rng.standard_normal(size)).astype(np.float32) for name, scale in names.items()}
+        path = folder / f"mixed{k}"
+        pieces = tensorfile.write(path, arrays, durable=False)
+        magnitudes = {name: float(np.abs(array).max()) for name, array in arrays.items()}
+        start = tensorfile.parse_header(path)[1]
+        items.append(Weighted(StoredUpdate(path, pieces, magnitudes, data_start=start), int(weight)))
+        twins = {name: twins[name] + int(weight) * arrays[name].astype(np.float64) for name in names}
+    fold(folder / "mixed", items, folder / "mean", threads=os.cpu_count() or 1)
+    found = tensorfile.read(folder / "mean")
+    exact = {name: twin / weights.sum() for name, twin in twins.items()}
+    return max(float(np.linalg.norm(found[name] - exact[name]) / np.linalg.norm(exact[name])) for name in names)
+
+
 def check_same(folder: Path, first: list[float]) -> None:
     """The two sides computed the same thing: the base is zero, so the new version is the mean."""
     np.testing.assert_allclose(tensorfile.read(folder / "new")["w"][:8], first, rtol=1e-5, atol=1e-7)
@@ -150,7 +189,7 @@ def main() -> int:
     parser.add_argument("--updates", type=int, nargs="+", default=[16, 64], metavar="K")
     parser.add_argument("--pairs", type=int, default=7)
     arguments = parser.parse_args()
-    results = []
+    results, peaks = [], {}
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as name:
         folder = Path(name)
         tensorfile.write(folder / "base", {"w": np.zeros(NUM_PARAMETERS, np.float32)})
@@ -158,11 +197,18 @@ def main() -> int:
         for num_updates in arguments.updates:
             results.append(measure(folder, num_updates, arguments.pairs))
             say(f"  {results[-1].summary()}")
+            peaks[num_updates] = peak_accumulators(folder, make_updates(folder, num_updates))
+        error = largest_error(folder)
     bars = [
         Bar.at_least(f"times as fast as Flower, {pairs.num_updates} updates", _speedup(pairs), SPEEDUP)
         for pairs in results
         if pairs.theirs_s
     ]
+    bars += [
+        Bar.at_most(f"peak memory, {num_updates} updates [accumulators]", peak, 1.25)
+        for num_updates, peak in peaks.items()
+    ]
+    bars.append(Bar.at_most("relative error of the worst tensor, magnitudes 1e-6 to 1e2 [1e-6]", error * 1e6, 1.0))
     ours_said = {"scales": [pairs.summary() for pairs in results], "file_made_durable_s": round(durable, 3)}
     theirs_said = {"flower": "1.41.0", "peak_bytes": {pairs.num_updates: pairs.their_peak_bytes for pairs in results}}
     why = "run `make peers` first"
