@@ -4,6 +4,8 @@ Aggregation ranks own whole segments, and sums that are not exact are taken segm
 neither on the number of ranks nor on who adds.
 """
 
+from collections.abc import Iterable, Sequence
+
 from atoll.aggregation.cuts import cut_layout, piece_bytes_of
 from atoll.aggregation.layout import Layout, Piece
 
@@ -12,14 +14,15 @@ SEGMENTS = 64
 
 
 def segments_of(layout: Layout) -> tuple[tuple[Piece, ...], ...]:
-    """The pieces of each segment, without digests, in canonical order; a small model leaves most segments empty.
+    """The pieces of each segment, without digests, in canonical order; a small model leaves most segments empty."""
+    return _segments(tuple(cut_layout(layout, piece_bytes_of(layout))))
 
-    A piece belongs to segment floor(64 b / B): b is the byte where it begins, B the bytes of all.
-    """
-    total = sum(tensor.num_bytes for tensor in layout)
+
+def _segments(pieces: Sequence[Piece]) -> tuple[tuple[Piece, ...], ...]:
+    """A piece belongs to segment floor(64 b / B): b is the byte where it begins, B the bytes of all."""
+    total, begin = sum(piece.num_bytes for piece in pieces), 0
     segments: list[list[Piece]] = [[] for _ in range(SEGMENTS)]
-    begin = 0
-    for piece in cut_layout(layout, piece_bytes_of(layout)):
+    for piece in pieces:
         segments[min(begin * SEGMENTS // max(total, 1), SEGMENTS - 1)].append(piece)
         begin += piece.num_bytes
     return tuple(map(tuple, segments))
@@ -38,7 +41,13 @@ def owned_segments(rank: int, size: int) -> range:
     return range(rank * SEGMENTS // size, (rank + 1) * SEGMENTS // size)
 
 
-def owned_pieces(layout: Layout, rank: int, size: int) -> tuple[Piece, ...]:
-    """The pieces of one of `size` ranks: a run of the model's bytes, perhaps an empty one."""
-    segments = segments_of(layout)
+def owned_pieces(pieces: Iterable[Piece], rank: int, size: int) -> tuple[Piece, ...]:
+    """Those of a model's pieces that one of `size` ranks owns: a run of the model's bytes, perhaps an empty one.
+
+    Args:
+        pieces: of the whole model, in canonical order, with or without digests.
+        rank: which of them.
+        size: how many ranks there are.
+    """
+    segments = _segments(tuple(pieces))
     return tuple(piece for index in owned_segments(rank, size) for piece in segments[index])

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from atoll.aggregation.ahead import computed_ahead
 from atoll.aggregation.anchor import drawn
 from atoll.aggregation.blocks import UpdateReader, stored_shard
-from atoll.aggregation.cuts import first_element
+from atoll.aggregation.cuts import cut_layout, first_element, piece_bytes_of
 from atoll.aggregation.device import Device
 from atoll.aggregation.exchange import NOTHING, Bytes, Exchange, swapped
 from atoll.aggregation.fold import Folded, check_updates, opened, written
@@ -88,7 +88,8 @@ def fold_shard(
         ExchangeBroken: another rank is gone or has failed.
         ValueError, TensorFileCorrupted: as `fold.fold`.
     """
-    parts = [owned_pieces(layout, rank, exchange.size) for rank in range(exchange.size)]
+    pieces = tuple(cut_layout(layout, piece_bytes_of(layout)))
+    parts = [owned_pieces(pieces, rank, exchange.size) for rank in range(exchange.size)]
     check_updates(layout, updates, base)
     with ExitStack() as stack:
         own = parts[exchange.rank]

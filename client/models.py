@@ -250,14 +250,11 @@ class ModelCache:
         """As `begin`, in one file for what each aggregation rank has of the version: they can come at once."""
         assert self._versions is not None, "scan comes first"
         held = {sha256: where for of_one in self._versions.values() for sha256, where in of_one if where.num_bytes}
-        with_digest = {(piece.tensor, piece.offsets): piece for piece in manifest.pieces}
         parts = []
         for rank in range(num_ranks):
-            owned = owned_pieces(manifest.layout, rank, num_ranks)
             name = Digest(f"{digest}.{rank}of{num_ranks}")
             self._parts.add(name)
-            pieces = [with_digest[piece.tensor, piece.offsets] for piece in owned]
-            parts.append(PartialVersion(self._part(name), pieces, held))
+            parts.append(PartialVersion(self._part(name), owned_pieces(manifest.pieces, rank, num_ranks), held))
         return parts
 
     def join(self, digest: Digest, manifest: VersionManifest, parts: Sequence[PartialVersion]) -> Path:

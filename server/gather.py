@@ -84,7 +84,7 @@ async def gather(
     """
     with TensorFileWriter(out, manifest.layout, metadata=note, piece_bytes=manifest.piece_bytes) as writer:
         for rank, address in enumerate(addresses):
-            pieces = pieces_of_rank(manifest, rank, len(addresses))
+            pieces = owned_pieces(manifest.pieces, rank, len(addresses))
             if not pieces:
                 continue
             if shards and shards[rank].exists():
@@ -98,12 +98,6 @@ async def gather(
             async with grpc.aio.insecure_channel(address, options=client_options()) as channel:
                 await fetch_into(writer, rpc.AggregatorStub(channel).Download, run_id, digest, pieces)
         await off_loop(manifest.num_bytes, writer.finish)
-
-
-def pieces_of_rank(manifest: VersionManifest, rank: int, num_ranks: int) -> tuple[Piece, ...]:
-    """A rank's pieces of a version, with their digests."""
-    owned = {(piece.tensor, piece.offsets) for piece in owned_pieces(manifest.layout, rank, num_ranks)}
-    return tuple(piece for piece in manifest.pieces if (piece.tensor, piece.offsets) in owned)
 
 
 async def fetch_into(

@@ -18,6 +18,7 @@ import grpc
 from atoll.aggregation.exchange import ExchangeBroken
 from atoll.aggregation.fold import Folded
 from atoll.aggregation.means import Weighted
+from atoll.aggregation.segments import owned_pieces
 from atoll.aggregation.sharded import Cohort, fold_shard
 from atoll.aggregation.step import kept_pieces
 from atoll.protocol import atoll_pb2 as pb
@@ -28,7 +29,7 @@ from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.vocabulary import Digest, RejectReason, RunId, Version
 from atoll.server.codec import StoredUpdateMeta, decode_meta, encode_meta
 from atoll.server.durable import DiskFull, naming_full_disk
-from atoll.server.gather import NotFetched, fetch_manifest, pieces_of_rank
+from atoll.server.gather import NotFetched, fetch_manifest
 from atoll.server.gloo import Gloo, MeetingPoint
 from atoll.server.method import Method
 from atoll.server.plan import FoldPlan
@@ -295,7 +296,7 @@ class _Fold:
         version = Version(plan.base_version + 1)
         method = Method.of(plan.aggregation, plan.optimizer)
         step = step_of(plan, layout, method, store)
-        out, owned = store.version_path(version), pieces_of_rank(self._base.manifest, self._place.rank, num_ranks)
+        out, owned = store.version_path(version), owned_pieces(self._base.manifest.pieces, self._place.rank, num_ranks)
         self._run.check_slots(plan.base_version, {name: kept_pieces(name, step, layout, owned) for name in step.before})
         updates = [
             Weighted(

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from atoll.aggregation.inspection import inspect
 from atoll.aggregation.layout import Piece
+from atoll.aggregation.segments import owned_pieces
 from atoll.aggregation.tensorfile import TensorFileCorrupted, TensorFileWriter, parse_header
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.server.codec import StoreCorrupted
-from atoll.server.gather import fetch_into, fetch_manifest, pieces_of_rank
+from atoll.server.gather import fetch_into, fetch_manifest
 from atoll.server.store import RunStore
 from atoll.server.threads import on_thread
 from atoll.server.versions import VersionFile, version_file
@@ -52,7 +53,7 @@ class RankRun:
 
     async def _find(self, stub: rpc.CoordinatorStub, digest: Digest) -> VersionFile:
         version, manifest, encoded = await fetch_manifest(stub, self._run_id, digest)
-        owned = pieces_of_rank(manifest, self._rank, self._num_ranks)
+        owned = owned_pieces(manifest.pieces, self._rank, self._num_ranks)
         if not await on_thread(None, self._is_sound, version, owned):
             if version:
                 path = self.store.version_path(version)

@@ -8,7 +8,7 @@ from typing import Any
 
 from atoll.aggregation import tensorfile
 from atoll.aggregation.blocks import UpdateReader, stored_model
-from atoll.aggregation.cuts import first_element
+from atoll.aggregation.cuts import cut_layout, first_element, piece_bytes_of
 from atoll.aggregation.exchange import Bytes, ExchangeBroken
 from atoll.aggregation.fold import Folded
 from atoll.aggregation.layout import Layout, Piece
@@ -69,7 +69,11 @@ def write_shards(source: Path, layout: Layout, size: int, name: Callable[[int], 
     """Cut a whole file into the shards of so many ranks."""
     with UpdateReader(stored_model(source)) as reader:
         for rank in range(size):
-            pieces = [p for p in owned_pieces(layout, rank, size) if reader.carries(p.tensor)]
+            pieces = [
+                p
+                for p in owned_pieces(cut_layout(layout, piece_bytes_of(layout)), rank, size)
+                if reader.carries(p.tensor)
+            ]
             tensors = {tensor.name: tensor for tensor in layout}
             with tensorfile.TensorFileWriter(
                 name(rank), layout, metadata=tensorfile.read_metadata(source), pieces=pieces

@@ -55,7 +55,7 @@ async def test_parts_come_from_the_ranks_that_own_them_and_the_update_goes_to_th
             await coordinator.invite(version, rank=1)
             await second.accepted.wait()
         for number, servicer in enumerate((first, second)):
-            own = owned_pieces(version.manifest.layout, number, 2)
+            own = owned_pieces(version.manifest.pieces, number, 2)
             asked = [(box.tensor, tuple(box.offsets)) for box in servicer.opened[0].boxes]
             assert asked == [(piece.tensor, piece.offsets) for piece in own]
             assert asked
