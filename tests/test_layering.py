@@ -73,7 +73,7 @@ PURE_ALSO = {
     "server/sampling.py": {"atoll.protocol.reference", "atoll.protocol.settings"},  # load_sampler finds a user's own
 }
 
-MONOTONIC = {"parallel/workers.py", "parallel/worker_main.py"}
+MONOTONIC = {"parallel/engine/forked.py", "parallel/workers.py", "parallel/worker_main.py"}
 """The only files of the ground floor that may read a clock: the monotonic one."""
 
 
@@ -117,7 +117,7 @@ def is_above(name: str, room: str) -> bool:
 def is_shell(name: str, path: str) -> bool:
     if within(name, {"time"}):
         return name != "time" and not (name == "time.monotonic" and path in MONOTONIC)
-    return within(name, {"grpc", "asyncio", "datetime"})
+    return within(name, {"grpc", "asyncio", "datetime"}) and name != "datetime.timedelta"
 
 
 def clocks(tree: ast.AST) -> Iterator[str]:

@@ -1,0 +1,30 @@
+import pytest
+
+from atoll.parallel.engine.world import World, read_world
+
+
+def test_a_process_without_a_launcher_is_alone() -> None:
+    assert read_world({}) == World(0, 0, 1)
+
+
+def test_torchrun_s_variables_are_read() -> None:
+    assert read_world({"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}) == World(5, 1, 8)
+
+
+def test_mpirun_s_variables_are_read() -> None:
+    found = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}
+    assert read_world(found) == World(3, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        ({"RANK": "0"}, "RANK"),
+        ({"RANK": "8", "LOCAL_RANK": "0", "WORLD_SIZE": "8"}, "RANK=8"),
+        ({"RANK": "0", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}, "LOCAL_RANK=1"),
+        ({"RANK": "zero", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}, "zero"),
+    ],
+)
+def test_what_a_launcher_got_wrong_is_named(environ: dict[str, str], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        read_world(environ)
