@@ -102,9 +102,15 @@ def _rank(
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks))
     try:
-        with process_group(World(rank, rank, num_ranks), store=dist.FileStore(store, num_ranks)):
+        with process_group(World(rank, rank, num_ranks), store=_file_store(store, num_ranks)):
             result = function(*args)
             dist.barrier()  # nobody tears the group down while another still needs it
         sender.send((True, result))
     except BaseException:  # whatever it is, whoever waits wants to read it
         sender.send((False, traceback.format_exc()))
+
+
+def _file_store(path: str, num_ranks: int) -> Any:
+    import torch.distributed as dist
+
+    return dist.FileStore(path, num_ranks)  # type: ignore[attr-defined]

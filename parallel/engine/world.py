@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -71,20 +72,20 @@ def read_world(environ: Mapping[str, str] = os.environ) -> World:
 
 @contextmanager
 def process_group(
-    world: World, device: str = "cpu", *, store: dist.Store | None = None, timeout_s: float = TIMEOUT_S
+    world: World, device: str = "cpu", *, store: Any = None, timeout_s: float = TIMEOUT_S
 ) -> Iterator[None]:
     """The default process group while the block runs: NCCL on GPUs (with gloo beside it for the CPU), gloo elsewhere.
 
     Args:
         world: this process's place.
         device: `cpu` or `cuda`.
-        store: where the ranks meet; by default MASTER_ADDR and MASTER_PORT say, and a rank alone needs nothing.
+        store: a torch store where the ranks meet; by default MASTER_ADDR and MASTER_PORT say, and a rank alone needs nothing.
         timeout_s: how long a collective may wait.
     """
     if device == "cuda":
         torch.cuda.set_device(world.device(device))
     if store is None and world.size == 1:
-        store = dist.HashStore()
+        store = dist.HashStore()  # type: ignore[attr-defined]
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     wait = timedelta(seconds=timeout_s)
     if store is None:
