@@ -149,14 +149,14 @@ def train_by_name(name: str) -> Trace:
     return train(next(case for case in CASES if case.name == name))
 
 
-def check(case: Case) -> dict[str, float]:
-    """Run it and the plain loop; the largest differences.
+def check(case: Case, *, optimizer: str | None = None) -> dict[str, float]:
+    """Run it and the plain loop, which may be given another optimizer; the largest differences.
 
     Raises:
         AssertionError: one is larger than the case allows.
     """
     expected = reference.plain_training(
-        case.model(), case.loss(), case.batches(), case.optimizer, clip_norm=case.clip_norm
+        case.model(), case.loss(), case.batches(), optimizer or case.optimizer, clip_norm=case.clip_norm
     )
     traces = run_ranks(train_by_name, case.ranks, case.name, timeout_s=300) if case.ranks > 1 else [alone(case)]
     worst = {"loss": 0.0, "norm": 0.0, "parameter": 0.0, "buffer": 0.0}
