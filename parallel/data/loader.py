@@ -1,9 +1,7 @@
 """A rank's batches in the order's steps, fetched ahead if wanted, resumable to the exact example."""
 
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -11,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from atoll.parallel.batches import fetcher
+from atoll.parallel.data.ahead import ahead
 from atoll.parallel.data.batch import Batch, count_units, map_tensors
 from atoll.parallel.data.order import Indices, Order
 
@@ -154,8 +153,8 @@ class Loader:
                     generator=torch.Generator().manual_seed(self.order.seed),  # the global one is the model's
                 )
             )
-        fetch = batches.pinned if is_pinned else batches.__getitem__
-        return _ahead(fetch, positions, self._prefetch) if self._prefetch else map(fetch, positions)
+        fetched = map(batches.pinned if is_pinned else batches.__getitem__, positions)
+        return ahead(fetched, self._prefetch) if self._prefetch else fetched
 
 
 def _positions(first: Order, then: Order, rank: int, *, epoch: int, step: int) -> Iterator[Indices]:
@@ -180,19 +179,6 @@ class _Batches(Dataset[Any]):
 
     def pinned(self, indices: Indices) -> Any:
         return map_tensors(torch.Tensor.pin_memory, self[indices])
-
-
-def _ahead(fetch: Callable[[Indices], Any], positions: Iterator[Indices], depth: int) -> Iterator[Any]:
-    """What is fetched for each position, by a thread that is `depth` batches ahead of who takes them."""
-    executor = ThreadPoolExecutor(1, thread_name_prefix="atoll-data")
-    waiting: deque[Future[Any]] = deque()
-    try:
-        while True:
-            while len(waiting) <= depth:
-                waiting.append(executor.submit(lambda: fetch(next(positions))))
-            yield waiting.popleft().result()
-    finally:
-        executor.shutdown(cancel_futures=True)
 
 
 def _as_it_is(batch: Any) -> Any:
