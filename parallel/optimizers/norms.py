@@ -33,6 +33,11 @@ def norms(tensors: Sequence[Tensor]) -> Tensor:
     return norms_of_shards([local(tensor) for tensor in tensors], tensors)
 
 
+def total_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """The L2 norm of all the tensors as one vector: ()."""
+    return norms(tensors).square().sum().sqrt()
+
+
 @torch.no_grad()
 def norms_of_shards(shards: Sequence[Tensor], layouts: Sequence[Tensor]) -> Tensor:
     """The norms of n whole tensors of which only this rank's shards are at hand: (n,).
