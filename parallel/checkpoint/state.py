@@ -31,7 +31,7 @@ from atoll.parallel.checkpoint.reading import Saved
 MODEL, OPTIMIZER, VALUES = "model", "optimizer", "values"
 
 NOT_SETTINGS = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
-"""What an optimizer's group says of which parameters it has and by which code it steps: the loading run's own affair."""
+"""What an optimizer's group says of which parameters it has and by which code it steps: that is the loading run's."""
 
 
 @dataclass(frozen=True, slots=True)

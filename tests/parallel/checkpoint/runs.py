@@ -1,4 +1,4 @@
-"""A small model under several layouts, trained by gradients that its names alone decide: every layout takes the same step."""
+"""A small model under several layouts, with gradients that its names alone decide: every layout takes the same step."""
 
 import zlib
 from pathlib import Path
