@@ -59,7 +59,7 @@ class Restored:
     else they are seeded anew, from seed, step and rank."""
 
     own: dict[str, torch.Tensor]
-    """What this rank had handed to `save` as its own; empty on another mesh."""
+    """What this rank had handed to `save` as its own, on the CPU; empty on another mesh."""
 
 
 class Checkpointer:

@@ -16,7 +16,8 @@ from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.parameters import buffers_of, parameters_of
 from tests.parallel.checkpoint.runs import TIED, TIED_NAMES, Tiny, build, everything, save_after, step
 
-LAYOUTS = [("plain", 1), ("fsdp", 2), ("tp", 2), ("stages", 4)]
+LAYOUTS = [("plain", 1, True), ("fsdp", 2, False), ("tp", 2, False), ("stages", 4, True)]
+"""With how many ranks, and whether with a tied weight."""
 
 
 def trained(is_tied: bool) -> Tiny:
@@ -40,13 +41,10 @@ def export_after(folder: Path, out: Path, layout: str, is_tied: bool) -> None:
     export_model(parts, out, tied)
 
 
-@pytest.mark.parametrize(("layout", "num_ranks"), LAYOUTS)
-@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize(("layout", "num_ranks", "is_tied"), LAYOUTS)
 def test_an_export_is_what_one_process_would_have_trained(
     tmp_path: Path, layout: str, num_ranks: int, is_tied: bool
 ) -> None:
-    if is_tied and layout == "tp":
-        pytest.skip("the tie is not what tensor parallelism is about")
     run_ranks(export_after, num_ranks, tmp_path, tmp_path / "live", layout, is_tied)
     export_checkpoint(tmp_path / "step-00000002", tmp_path / "saved")
     assert (tmp_path / "live").read_bytes() == (tmp_path / "saved").read_bytes()
@@ -65,9 +63,8 @@ def import_into(file: Path, layout: str, is_tied: bool) -> Any:
     return everything(parts, [torch.optim.SGD(part.parameters()) for part in parts])
 
 
-@pytest.mark.parametrize(("layout", "num_ranks"), LAYOUTS)
-def test_an_export_can_be_put_into_any_layout(tmp_path: Path, layout: str, num_ranks: int) -> None:
-    is_tied = layout != "tp"
+@pytest.mark.parametrize(("layout", "num_ranks", "is_tied"), LAYOUTS)
+def test_an_export_can_be_put_into_any_layout(tmp_path: Path, layout: str, num_ranks: int, is_tied: bool) -> None:
     model = trained(is_tied)
     tensors = {name: tensor for name, tensor in model.state_dict().items() if not (is_tied and name in TIED)}
     save_file(tensors, tmp_path / "model")
