@@ -4,10 +4,11 @@ Saving is asynchronous by default: the ranks copy their shards into memory and g
 them, and the last step of it, on rank 0, is the renaming. What went wrong there is raised at the next `save`, `load` or
 `close`, on all ranks. The thread has a gloo group of its own: no two threads ever use one group.
 
-Source: PyTorch, "Distributed Checkpoint" (torch.distributed.checkpoint); that one without
-`.metadata` is none is the rule of torchtitan.
+Source: PyTorch, "Distributed Checkpoint" (torch.distributed.checkpoint); the rule that one without `.metadata` is none
+is torchtitan's.
 """
 
+import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -128,18 +129,18 @@ class Checkpointer:
         state = state_to_save(held, slots or {}, self._replica)
         state |= {f"{OWN}/{self._ranks.rank}/{key}": tensor for key, tensor in (own or {}).items()}
         state[f"{RANDOM}/{self._ranks.rank}"] = as_bytes(generator_state())
-        fault = ""
+        fault, frozen = "", {}
         try:
-            as_bytes(dict(extra))
+            frozen = json.loads(json.dumps(dict(extra)))  # the trainer may change its own while this is being written
             if self._ranks.is_first:
                 self._store.begin(step)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             fault = f"extra: {error}"
         except OSError as error:
             fault = f"{self._store.folder}: {error}"
         self._raise_failed([*held.faults, *filter(None, [fault])])
         facts = self._ranks.gather({"tied": held.tied, "buffers": sorted(held.buffers)})
-        publish = partial(self._publish, step, dict(extra), facts) if self._ranks.is_first else None
+        publish = partial(self._publish, step, frozen, facts) if self._ranks.is_first else None
         written = self._write(state, self._store.temporary(step))
         self._writing = Future()
         written.add_done_callback(partial(_then, publish, self._writing))

@@ -16,6 +16,7 @@ from torch.optim import SGD
 
 from atoll.parallel.checkpoint.checkpointer import Checkpointer
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch
+from atoll.parallel.checkpoint.store import read_about
 from atoll.parallel.engine.forked import RankFailed, run_ranks
 from tests.parallel.checkpoint.runs import Tiny, build, everything, load_and_step, step
 
@@ -197,6 +198,19 @@ def test_what_is_no_json_is_refused_before_anything_is_written(tmp_path: Path) -
         with pytest.raises(CheckpointFailed, match=r"extra: .*set is not JSON serializable"):
             checkpointer.save(parts, optimizers, {"seen": {1}}, 1)
     assert list(tmp_path.iterdir()) == []
+
+
+def save_and_change(folder: Path) -> None:
+    parts, optimizers = build("plain")
+    extra: dict[str, Any] = {"loader": {"seen": [1]}}
+    with Checkpointer(folder) as checkpointer:
+        checkpointer.save(parts, optimizers, extra, 1)
+        extra["loader"]["seen"].append(2)
+
+
+def test_the_trainer_may_change_its_own_state_while_it_is_being_written(tmp_path: Path) -> None:
+    run_ranks(save_and_change, 1, tmp_path)
+    assert read_about(tmp_path / "step-00000001")["extra"] == {"loader": {"seen": [1]}}
 
 
 def load_broken(folder: Path) -> str:
