@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
@@ -106,6 +106,7 @@ def endless(loader: IterableLoader) -> Any:
         yield from loader
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 4), st.integers(4, 9), st.integers(0, 20), st.sampled_from([0, 2]))
 def test_a_stream_comes_once_in_an_epoch_in_equal_steps(
     size: int, num_ranks: int, batch_size: int, buffer_size: int, prefetch: int
@@ -121,6 +122,7 @@ def test_a_stream_comes_once_in_an_epoch_in_equal_steps(
         assert buffer_size > 1 or seen == expected
 
 
+@settings(deadline=None)
 @given(
     st.integers(8, 40), st.integers(1, 4), st.integers(1, 4), st.integers(0, 20), st.sampled_from(["uneven", "drop"])
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.parallel.data.batch import count_units
@@ -79,6 +79,7 @@ def test_a_file_of_other_numbers_is_no_corpus(tmp_path: Path) -> None:
         load_tokens(tmp_path / "floats.npy")
 
 
+@settings(deadline=None)
 @given(st.integers(2, 60), st.integers(1, 20))
 def test_every_token_but_the_first_is_a_target_once_with_the_token_before_it(num_tokens: int, sequence: int) -> None:
     if sequence >= num_tokens:
