@@ -1,5 +1,6 @@
 """The order's promises for any number of examples, ranks and batch size; plain lists and sets are the oracle."""
 
+import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -182,6 +183,19 @@ def test_with_partition_a_shard_belongs_to_one_rank_but_for_those_at_the_cuts() 
     owners = [{example // 10 for step in steps for example in step[rank]} for rank in range(4)]
     assert sum(len(shards) for shards in owners) <= 40 + 3
     assert all(len(shards) <= 11 for shards in owners)
+
+
+def test_the_order_of_a_billion_examples_in_shards_takes_the_memory_of_the_open_ones() -> None:
+    order = Order(num_examples=10**9, batch_size=1024, num_ranks=4, shards=(10**5,) * 10**4, open_shards=2)
+    tracemalloc.start()
+    try:
+        indices = order.steps(3, rank=1)
+        seen = [indices(step) for step in (0, 500_000, order.num_steps - 1)]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [len(one) for one in seen] == [256, 256, 128]
+    assert peak < 30_000_000
 
 
 def test_all_permutations_of_a_few_examples_are_equally_likely() -> None:

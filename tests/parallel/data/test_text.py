@@ -1,5 +1,6 @@
 """Tokens and their windows, against plain Python over bytes."""
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -120,3 +121,14 @@ def test_documents_that_come_one_by_one_are_packed_as_on_disk(is_masked: bool) -
     assert len(found) == whole
     for index in range(whole):
         assert all(torch.equal(a, b) for a, b in zip(found[index], windows[index], strict=True))
+
+
+def test_packing_takes_the_memory_of_a_piece_not_of_the_corpus(tmp_path: Path) -> None:
+    (tmp_path / "large.txt").write_bytes(b"a line of text\n" * 400_000)  # 6 MB
+    tracemalloc.start()
+    try:
+        pack_text([tmp_path / "large.txt"], tmp_path / "tokens.npy", piece_bytes=1 << 16)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2_000_000
