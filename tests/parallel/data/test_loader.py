@@ -138,6 +138,16 @@ def test_other_ranks_finish_the_epoch_of_the_old_parts_and_then_cut_their_own(ot
     ]
 
 
+def test_from_the_next_epoch_on_the_state_is_that_of_the_ranks_of_today() -> None:
+    order = Order(num_examples=50, batch_size=8, num_ranks=4, sampling="partition")
+    four = ranks(order)
+    two = ranks(replace(order, num_ranks=2), four[0].state())
+    assert two[0].state()["num_ranks"] == 4
+    run(two, 9)
+    assert two[0].state()["num_ranks"] == 2
+    assert run(ranks(replace(order, num_ranks=2), two[0].state()), 9) == run(two, 9)
+
+
 def test_a_second_change_of_ranks_within_an_epoch_keeps_its_batches_too() -> None:
     order = Order(num_examples=60, batch_size=6, num_ranks=3, sampling="partition")
     three = ranks(order)

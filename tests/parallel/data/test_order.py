@@ -127,6 +127,15 @@ def test_with_partition_a_rank_keeps_its_part_in_every_epoch(order: Order) -> No
     assert all(first == second for first, second in parts)
 
 
+def test_each_part_is_permuted_in_its_own_way() -> None:
+    order = Order(num_examples=40, batch_size=4, num_ranks=2, sampling="partition")
+    changes = []
+    for rank in range(2):
+        first, second = ([int(i) for step in range(10) for i in order.steps(epoch, rank)(step)] for epoch in (0, 1))
+        changes.append([first.index(example) for example in second])
+    assert changes[0] != changes[1]
+
+
 @pytest.mark.parametrize("sampling", ["global", "partition"])
 @pytest.mark.parametrize("shards", [(), (50,) * 4])
 def test_each_epoch_and_each_seed_has_an_order_of_its_own(sampling: Any, shards: tuple[int, ...]) -> None:

@@ -41,6 +41,8 @@ def test_text_files_read_in_place_are_what_packing_writes(paths: list[Path]) -> 
         for stop in range(start, min(len(FLAT), start + 40), 7):
             assert tokens[start:stop].tolist() == FLAT[start:stop]
     assert tokens[0 : len(FLAT)].tolist() == FLAT
+    with pytest.raises(ValueError, match="only runs of tokens can be read, got a step of 2"):
+        tokens[::2]
 
 
 def test_a_file_that_has_become_shorter_is_noticed(paths: list[Path]) -> None:
