@@ -99,8 +99,8 @@ class Pipeline:
         """As `passes.Passes.train`; the loss is 0 on ranks without the last stage.
 
         Raises:
-            ValueError: the batch has more rows than `batch_size` allows; or a measurement after the first micro-batch is
-                asked for, which a pipeline has not.
+            ValueError: the batch has more rows than `batch_size` allows, or a measurement after the first micro-batch
+                is asked for, which a pipeline has not.
         """
         if after_first is not None:
             raise ValueError("a pipeline has no moment at which the gradients are those of one micro-batch")

@@ -216,9 +216,10 @@ def one_axis() -> Iterator[Case]:
         for schedule in ("gpipe", "1f1b"):
             yield Case(f"{schedule} {ranks}", plan(pp=ranks, schedule=schedule), decoder, last=10)
         yield Case(f"sync batch norm {ranks}", plan(dp_replicate=ranks, batchnorm="sync"), cnn_with_norms, last=11)
-    for ranks in (2, 4):
+    for ranks in (2, 4, 8):
         for schedule in ("interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble", "zbv-zero-bubble", "dualpipe-v"):
-            yield Case(f"{schedule} {ranks}", plan(pp=ranks, schedule=schedule), decoder, last=10)
+            model = deep if ranks == 8 else decoder
+            yield Case(f"{schedule} {ranks}", plan(pp=ranks, schedule=schedule), model, last=10)
 
 
 def details() -> Iterator[Case]:
@@ -252,6 +253,14 @@ def several_axes() -> Iterator[Case]:
     yield Case("pp x tp 2x2, tied", plan(pp=2, tp=2), tied)
     yield Case("pp x tp 2x2, loss parallel", plan(pp=2, tp=2, loss_parallel=True))
     yield Case("pp x tp 2x2, loss parallel, tied", plan(pp=2, tp=2, loss_parallel=True), tied)
+    for ranks, axes in {"2x4": {"pp": 2, "dp_shard": 4}, "4x2": {"pp": 4, "dp_shard": 2}}.items():
+        yield Case(f"pp x fsdp {ranks}", plan(**axes), decoder)
+    for ranks, axes in {"2x4": {"pp": 2, "tp": 4}, "4x2": {"pp": 4, "tp": 2}}.items():
+        yield Case(f"pp x tp {ranks}", plan(**axes), decoder)
+    yield Case("fsdp x tp 2x4", plan(dp_shard=2, tp=4))
+    yield Case("ddp x tp 4x2", plan(dp_replicate=4, tp=2))
+    yield Case("hsdp 4x2", plan(dp_replicate=4, dp_shard=2), last=13)
+    yield Case("pp x hsdp 2x2x2", plan(pp=2, dp_replicate=2, dp_shard=2), tied)
     yield Case("pp x fsdp x tp 2x2x2", plan(pp=2, dp_shard=2, tp=2))
     yield Case("pp x fsdp x tp 2x2x2, gpipe", plan(pp=2, dp_shard=2, tp=2, schedule="gpipe"), last=5)
     yield Case("pp x fsdp x tp 2x2x2, interleaved", plan(pp=2, dp_shard=2, tp=2, schedule="interleaved-1f1b"), four)
@@ -283,6 +292,10 @@ def half_precision() -> Iterator[Case]:
     yield Case("zero-3 2 bf16 reduced", plan(dp_shard=2, precision="bf16", reduce_dtype="bf16"), **bf16)  # type: ignore[arg-type]
     yield Case("tp 2 bf16", plan(tp=2, precision="bf16"), **bf16)  # type: ignore[arg-type]
     yield Case("1f1b 2 bf16", plan(pp=2, precision="bf16"), **bf16)  # type: ignore[arg-type]
+
+
+def deep() -> nn.Module:
+    return decoder(16)
 
 
 def grouped() -> nn.Module:
