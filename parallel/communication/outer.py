@@ -24,6 +24,14 @@ STATED = {"local_sgd": (), "diloco": ("lr", "momentum", "wire"), "delayed": ("co
 """The methods, and what each can be told besides its number of steps."""
 
 
+_READ: dict[str, Callable[[str], Any]] = {
+    "lr": float,
+    "momentum": float,
+    "wire": str,
+    "correction": {"true": True, "false": False}.__getitem__,
+}
+
+
 class Outer(Protocol):
     """What happens around the inner optimizer's steps; all ranks of the group call the same in the same order."""
 
@@ -105,20 +113,12 @@ def parse_outer(text: str) -> OuterConfig | None:
             faults.append(f"outer: {method} has no setting {name!r} (it has: {allowed})")
             continue
         try:
-            values[name] = READ[name](given)
+            values[name] = _READ[name](given)
         except (ValueError, KeyError):
             faults.append(f"outer.{name}: {given!r} is no {name}")
     if faults:
         raise ValueError("; ".join(faults))
     return OuterConfig(method=method, steps=int(steps), **values)
-
-
-READ: dict[str, Callable[[str], Any]] = {
-    "lr": float,
-    "momentum": float,
-    "wire": str,
-    "correction": {"true": True, "false": False}.__getitem__,
-}
 
 
 def make_outer(config: OuterConfig, group: dist.ProcessGroup, parameters: Parameters) -> Outer:
