@@ -387,7 +387,7 @@ def digits_after(text: str, steps: int, lr: float) -> float:
 
 
 def test_the_correction_is_what_makes_late_means_harmless() -> None:
-    """D = 20 on digits; in the paper ResNet-18 on CIFAR-10 comes to 88.7 % with the correction and to 84.2 % without."""
+    """D = 20 on digits; in the paper ResNet-18 on CIFAR-10 has 88.7 % with the correction and 84.2 % without."""
     texts = ["delayed:0", "delayed:20", "delayed:20,correction=false", "local_sgd:16"]
     synchronous, late, uncorrected, seldom = run_ranks(of_each, 2, digits_after, texts, 150, 0.3)[0]
     assert synchronous < 0.25
