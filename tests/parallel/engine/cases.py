@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from atoll.parallel.data.batch import Batch, count_units
 from atoll.parallel.engine.assemble import assemble
-from atoll.parallel.engine.batch import Batch
 from atoll.parallel.engine.buffers import average_buffers
 from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Axes, Mesh
@@ -140,9 +140,11 @@ def train(case: Case) -> Trace:
 def mine(inputs: torch.Tensor, targets: torch.Tensor, axes: Axes | None) -> Batch:
     """The rows of this rank; where there are none, any row with the weight zero."""
     if axes is None:
-        return Batch(inputs, targets)
+        return Batch(inputs, targets, count_units(targets))
     rows = torch.arange(len(inputs)).tensor_split(axes.mesh.dp)[axes.dp_rank]
-    return Batch(inputs[rows], targets[rows]) if len(rows) else Batch(inputs[:1], targets[:1], count=0)
+    if len(rows) == 0:
+        return Batch(inputs[:1], targets[:1], 0)
+    return Batch(inputs[rows], targets[rows], count_units(targets[rows]))
 
 
 def train_by_name(name: str) -> Trace:
