@@ -43,7 +43,7 @@ class PendingMean:
     """The mean over a group's ranks, on its way.
 
     Args:
-        tensors: floats (or integers, with divisor 1), on every rank of the same shapes; free to change once this returns.
+        tensors: floats (or integers, with divisor 1), of the same shapes on every rank; free to change afterwards.
         group: whose ranks take part.
         wire: the dtype that travels, float16 or bfloat16 for half the bytes of float32; None: each tensor's own.
         divisor: of the sum; None: the number of ranks.
