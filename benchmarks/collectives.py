@@ -3,15 +3,15 @@
     python -m benchmarks.collectives [--ranks N] [--pairs N] [--kib N ...]
 
 Ours are the readable ones of `parallel/communication/by_hand`, over isend and irecv on loopback. They are for
-teaching: there is no bar on time. The other side may cut a tensor in pieces that are on their way together; how many is best is
-found first, for each collective. A time is that of the slowest rank, from a barrier on.
+teaching: there is no bar on time. The other side may cut a tensor in pieces that are on their way together; how many
+is best is found first, for each collective. A time is that of the slowest rank, from a barrier on.
 """
 
 import argparse
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 from typing import Any
@@ -30,8 +30,6 @@ PIECES = (1, 2, 4)
 
 ROUNDS = 5
 """Of the parameter server."""
-
-SERVER = "parameter server"
 
 Side = Callable[[torch.Tensor], torch.Tensor | None]
 
@@ -134,12 +132,12 @@ def served(num_elements: int) -> int:
     return wire.bytes_sent + wire.bytes_received
 
 
-def on_a_rank(sizes: list[int], pairs: int) -> dict[tuple[str, int], Any]:
-    found: dict[tuple[str, int], Any] = {(n, size): measured(n, size, pairs) for n in ours(Wire()) for size in sizes}
-    return found | {(SERVER, size): served(size) for size in sizes}
+def on_a_rank(sizes: list[int], pairs: int) -> tuple[dict[tuple[str, int], Any], list[int]]:
+    found = {(name, size): measured(name, size, pairs) for name in ours(Wire()) for size in sizes}
+    return found, [served(size) for size in sizes]
 
 
-def byte_bars(ranks: list[dict[tuple[str, int], Any]]) -> list[Bar]:
+def byte_bars(ranks: Sequence[dict[tuple[str, int], Any]]) -> list[Bar]:
     """Equal results, and of each collective the bytes that a rank sends more or less than theory says, at any size."""
     apart: dict[str, float] = {}
     for found in ranks:
@@ -174,9 +172,9 @@ def main() -> int:
     if num_ranks < 2:
         parser.error("--ranks: must be at least 2")
     sizes = [math.ceil(256 * kib / num_ranks) * num_ranks for kib in arguments.kib]
-    ranks = run_ranks(on_a_rank, num_ranks, sizes, pairs, timeout_s=1800)
-    ports = {size: [found.pop((SERVER, size)) for found in ranks][0] for size in sizes}
-    apart = max(abs(port - ROUNDS * 2 * (num_ranks - 1) * 4 * size) for size, port in ports.items())
+    ranks, ports = zip(*run_ranks(on_a_rank, num_ranks, sizes, pairs, timeout_s=1800), strict=True)
+    wanted = [ROUNDS * 2 * (num_ranks - 1) * 4 * size for size in sizes]
+    apart = max(abs(port - wish) for port, wish in zip(ports[parameter_server.SERVER], wanted, strict=True))
     server = Bar.exactly("parameter server: bytes through its port, away from 2 N M in a round", apart, 0)
     mine, other = times(ranks[0])
     shared = {"ranks": num_ranks, "pairs": pairs, "interface": "loopback"}

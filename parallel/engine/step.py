@@ -82,10 +82,10 @@ class Engine:
         self.steps = 0
         """Steps taken since the beginning of the training."""
         self.outer, self.compression = outer, compression
-        self._values = list(self.parameters.values())
         self._executor, self._lr, self._clip_norm, self._ties = executor, lr, clip_norm, ties
         self.parameters = dict(pair for part in parts for pair in trained(part))
         """By name in the whole model: those that lie here and are trained."""
+        self._values = list(self.parameters.values())
 
     @property
     def is_last_stage(self) -> bool:
