@@ -121,14 +121,12 @@ def parse_outer(text: str) -> OuterConfig | None:
     return OuterConfig(method=method, steps=int(steps), **values)
 
 
-def make_outer(config: OuterConfig, group: dist.ProcessGroup, parameters: Parameters) -> Outer:
-    """The method, at the start of training: the parameters must be the same on all ranks of the group."""
+def make_outer(config: OuterConfig, group: dist.ProcessGroup) -> Outer:
+    """The method between the replicas of a group, whose parameters must be the same when the first step begins."""
     match config.method:
         case "local_sgd":
             return LocalSgd(group, every=config.steps)
         case "diloco":
-            return DiLoCo(
-                group, parameters, every=config.steps, lr=config.lr, momentum=config.momentum, wire=WIRES[config.wire]
-            )
+            return DiLoCo(group, every=config.steps, lr=config.lr, momentum=config.momentum, wire=WIRES[config.wire])
         case _:
             return DelayedAveraging(group, delay=config.steps, correction=config.correction)

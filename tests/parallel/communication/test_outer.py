@@ -24,11 +24,11 @@ STEPS = 12
 Path = dict[str, list[float]]
 
 
-def outer_of(text: str, parameters: means.Parameters, group: dist.ProcessGroup | None = None) -> Outer:
+def outer_of(text: str, group: dist.ProcessGroup | None = None) -> Outer:
     config, group = parse_outer(text), group or dist.group.WORLD
     assert config is not None
     assert group is not None
-    return make_outer(config, group, parameters)
+    return make_outer(config, group)
 
 
 def train(
@@ -46,7 +46,7 @@ def walk(text: str, steps: int, settings: Mapping[str, float]) -> list[float]:
     """Where one replica of the two quadratics stands before each step, after the last, and after a flush."""
     model = Quadratic(dist.get_rank())
     parameters, path = dict(model.named_parameters()), list[float]()
-    outer = outer_of(text, parameters)
+    outer = outer_of(text)
 
     def closure(step: int) -> None:
         path.append(model.x.item())
@@ -185,7 +185,7 @@ def outer_rounds(text: str, deltas: list[list[float]], restart_after: int) -> li
     """The weights after each round whose mean move is given; a checkpoint is written and read once."""
     spread = torch.tensor([0.25, -0.5, 1.0], dtype=torch.float64) * (1 if dist.get_rank() == 0 else -1)
     parameters = {"w": torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)}
-    outer, found = outer_of(text, parameters), []
+    outer, found = outer_of(text), []
     for number, delta in enumerate(deltas):
         outer.before_step(parameters)
         parameters["w"] += torch.tensor(delta, dtype=torch.float64) + spread
@@ -193,7 +193,7 @@ def outer_rounds(text: str, deltas: list[list[float]], restart_after: int) -> li
         found.append(parameters["w"].tolist())
         if number == restart_after:
             state = {name: tensor.clone() for name, tensor in outer.state(parameters).items()}
-            outer = outer_of(text, {"w": torch.zeros(3, dtype=torch.float64)})
+            outer = outer_of(text)
             outer.load_state(state, parameters)
     return found
 
@@ -222,7 +222,7 @@ def trained_nets(text: str, steps: int) -> list[np.ndarray[Any, Any]]:
         images, targets = next(drawn)
         nn.functional.cross_entropy(model(images), targets).backward()
 
-    outer = outer_of(text, parameters)
+    outer = outer_of(text)
     train(outer, parameters, steps, closure, torch.optim.AdamW(model.parameters(), lr=0.01))
     outer.flush(parameters)
     return [parameter.detach().numpy() for parameter in parameters.values()]
@@ -271,7 +271,7 @@ def sharded_replicas(text: str, steps: int) -> tuple[list[np.ndarray[Any, Any]],
         largest = max(largest, tensor.nbytes)
         return real(tensor, group=group, async_op=async_op)
 
-    outer = outer_of(text, parameters, group)
+    outer = outer_of(text, group)
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(means.dist, "all_reduce", seen)
         train(outer, parameters, steps, closure, torch.optim.AdamW(model.parameters(), lr=0.01))
@@ -296,7 +296,7 @@ def test_sharded_replicas_average_their_shards_and_never_a_whole_tensor() -> Non
 def ahead(text: str) -> float:
     """Rank 1 does not begin its first step before rank 0 has ended its own."""
     parameters, message = {"w": torch.zeros(2)}, torch.ones(1)
-    outer = outer_of(text, parameters)
+    outer = outer_of(text)
     if dist.get_rank() == 1:
         dist.recv(message, src=0)
     outer.before_step(parameters)
@@ -318,7 +318,7 @@ def what_is_refused(texts: list[str]) -> list[str]:
     found = []
     for text in texts:
         parameters = {"w": torch.zeros(2)}
-        outer = outer_of(text, parameters)
+        outer = outer_of(text)
         outer.before_step(parameters)
         outer.after_step(parameters, 0)
         with pytest.raises(RuntimeError) as refused:
@@ -327,7 +327,7 @@ def what_is_refused(texts: list[str]) -> list[str]:
         outer.load_state(outer.state(parameters), parameters)
         found.append(str(refused.value))
     with pytest.raises(ValueError, match="momentum") as foreign:
-        outer_of("diloco:2", parameters).load_state({"momentum/v": torch.zeros(2)}, parameters)
+        outer_of("diloco:2").load_state({"momentum/v": torch.zeros(2)}, parameters)
     return [*found, str(foreign.value)]
 
 
@@ -380,7 +380,7 @@ def digits_after(text: str, steps: int, lr: float) -> float:
         images, targets = next(drawn)
         nn.functional.cross_entropy(model(images), targets).backward()
 
-    outer = outer_of(text, parameters)
+    outer = outer_of(text)
     train(outer, parameters, steps, closure, torch.optim.SGD(model.parameters(), lr=lr))
     outer.flush(parameters)
     return loss_on_all(model)
