@@ -268,6 +268,13 @@ def other_models() -> Iterator[Case]:
             yield Case(f"{name}: tp 2", plan(tp=2), model, last=5)
 
 
+def compiled() -> Iterator[Case]:
+    """These need a C++ compiler, and a minute each."""
+    yield Case("single, compiled", plan(compile=True), loss_tolerance=1e-5, norm_tolerance=1e-5)
+    yield Case("ddp 2, compiled", plan(dp_replicate=2, compile=True), loss_tolerance=1e-5, norm_tolerance=1e-5)
+    yield Case("zero-3 2, compiled", plan(dp_shard=2, compile=True), loss_tolerance=1e-5, norm_tolerance=1e-5)
+
+
 def half_precision() -> Iterator[Case]:
     bf16 = {"loss_tolerance": 2e-2, "norm_tolerance": 3e-2, "parameter_tolerance": 1e-2}
     yield Case("single bf16", plan(precision="bf16"), **bf16)  # type: ignore[arg-type]
@@ -290,7 +297,7 @@ def four() -> nn.Module:
     return decoder(4)
 
 
-CASES = [*one_rank(), *one_axis(), *details(), *several_axes(), *other_models(), *half_precision()]
+CASES = [*one_rank(), *one_axis(), *details(), *several_axes(), *other_models(), *half_precision(), *compiled()]
 
 
 def main() -> None:
