@@ -1,6 +1,6 @@
 """From a model and a plan to an engine: cut, lay over the mesh, give it its optimizers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -111,7 +111,7 @@ def assemble(
         lr=lr,
         clip_norm=clip_norm,
         ties=separated,
-        outer=_outer(parts, plan, axes),
+        outer=_outer(plan, axes),
         compression=_compression(parts[0], plan, axes),
     )
 
@@ -153,11 +153,11 @@ def _laid_out(part: nn.Module, plan: Plan, axes: Axes | None) -> nn.Module:
     return apply_data_parallel(part, axes, plan, names)
 
 
-def _outer(parts: Sequence[nn.Module], plan: Plan, axes: Axes | None) -> Outer | None:
+def _outer(plan: Plan, axes: Axes | None) -> Outer | None:
     config = parse_outer(plan.outer)
     if config is None or axes is None:
         return None
-    return make_outer(config, axes.group("dp_replicate"), dict(pair for part in parts for pair in trained(part)))
+    return make_outer(config, axes.group("dp_replicate"))
 
 
 def _compression(part: nn.Module, plan: Plan, axes: Axes | None) -> HookState | None:
