@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import pickle
 import tempfile
 import time
 import traceback
@@ -84,7 +85,7 @@ def _collect(processes: list[ForkServerProcess], receivers: list[Connection], ti
 
 def _received(receiver: Connection, process: ForkServerProcess) -> tuple[bool, Any]:
     try:
-        is_well, result = receiver.recv()
+        is_well, result = pickle.loads(receiver.recv_bytes())
     except EOFError:
         process.join()
         return False, f"died with exit code {process.exitcode}"
@@ -105,9 +106,12 @@ def _rank(
         with process_group(World(rank, rank, num_ranks), store=_file_store(store, num_ranks)):
             result = function(*args)
             dist.barrier()  # nobody tears the group down while another still needs it
-        sender.send((True, result))
+        answer = pickle.dumps(
+            (True, result)
+        )  # not `send`, by which torch would share the memory of a process that ends
     except BaseException:  # whatever it is, whoever waits wants to read it
-        sender.send((False, traceback.format_exc()))
+        answer = pickle.dumps((False, traceback.format_exc()))
+    sender.send_bytes(answer)
 
 
 def _file_store(path: str, num_ranks: int) -> Any:

@@ -1,6 +1,8 @@
 """Which process this is among how many: the one place that reads what a launcher says of it."""
 
+import logging
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,7 +81,8 @@ def process_group(
     Args:
         world: this process's place.
         device: `cpu` or `cuda`.
-        store: a torch store where the ranks meet; by default MASTER_ADDR and MASTER_PORT say, and a rank alone needs nothing.
+        store: a torch store where the ranks meet; by default MASTER_ADDR and MASTER_PORT say where, and a rank alone
+            needs none.
         timeout_s: how long a collective may wait.
     """
     if device == "cuda":
@@ -93,6 +96,22 @@ def process_group(
     else:
         dist.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=wait, store=store)
     try:
-        yield
+        with _known_warnings():
+            yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _known_warnings() -> Iterator[None]:
+    """Silence what torch says of things that are meant: local outputs are views, and are never written to; a tensor
+    that is sharded twice over one dimension is gathered in two steps."""
+    redistribute = logging.getLogger("torch.distributed.tensor._redistribute")
+    level = redistribute.level
+    redistribute.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+            yield
+    finally:
+        redistribute.setLevel(level)

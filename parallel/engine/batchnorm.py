@@ -1,0 +1,136 @@
+"""Batch norms whose statistics are those of all ranks together, or of virtual batches of a fixed size.
+
+    sync   mean and variance over the examples of every rank with data; torch has it for GPUs only
+    ghost  each N examples are normalized by themselves (Hoffer et al., "Train longer, generalize better", 2017, Alg. 1)
+
+Running statistics are updated once per normalized batch: μ <- (1 - η) μ + η mean, with the unbiased variance.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from atoll.parallel.engine.blueprint import replace
+
+
+def convert(part: nn.Module, kind: str, group: dist.ProcessGroup | None) -> None:
+    """Replace every batch norm of a model; parameters, buffers and names stay.
+
+    Args:
+        part: of a model.
+        kind: `local` (nothing happens), `sync`, or `ghost:N`.
+        group: the ranks with different data; None: this one alone.
+    """
+    if kind == "local" or (kind == "sync" and group is None):
+        return
+    for name, module in list(part.named_modules()):
+        if isinstance(module, _BatchNorm):
+            size = int(kind.partition(":")[2] or 0)
+            other = GhostBatchNorm(module, size) if size else SyncedBatchNorm(module, group)
+            replace(part, name, other)
+
+
+class _Converted(_BatchNorm):
+    """A batch norm that has taken over another's parameters, buffers and settings."""
+
+    def __init__(self, norm: _BatchNorm) -> None:
+        super().__init__(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+        for name, parameter in norm.named_parameters(recurse=False):
+            setattr(self, name, parameter)
+        for name, buffer in norm.named_buffers(recurse=False):
+            setattr(self, name, buffer)
+        self.training = norm.training
+
+    def _check_input_dim(self, input: torch.Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"a batch norm needs (B, features, ..), got {tuple(input.shape)}")
+
+    def _is_inference(self) -> bool:
+        return not self.training and self.running_mean is not None
+
+
+class GhostBatchNorm(_Converted):
+    """Batch norm over virtual batches of `size` examples, the last of which may be smaller."""
+
+    def __init__(self, norm: _BatchNorm, size: int) -> None:
+        super().__init__(norm)
+        self.size = size
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """(B, features, ..) -> the same shape."""
+        if self._is_inference() or len(input) <= self.size:
+            return super().forward(input)
+        ghosts = list(torch.split(input, self.size))
+        if len(ghosts[-1]) == 1:  # of one example there is no variance
+            ghosts[-2:] = [torch.cat(ghosts[-2:])]
+        return torch.cat([super(GhostBatchNorm, self).forward(ghost) for ghost in ghosts])
+
+
+class SyncedBatchNorm(_Converted):
+    """Batch norm over the examples of all ranks of a group, on any device."""
+
+    def __init__(self, norm: _BatchNorm, group: dist.ProcessGroup | None) -> None:
+        super().__init__(norm)
+        self.group = group
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """(B, features, ..) -> the same shape."""
+        self._check_input_dim(input)
+        if self._is_inference():
+            return functional.batch_norm(
+                input, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+            )
+        shape = [1, -1, *([1] * (input.dim() - 2))]
+        dims = [dim for dim in range(input.dim()) if dim != 1]
+        x = input.float()
+        count = torch.full((1,), float(x.numel() // x.shape[1]), device=x.device)
+        sums = torch.cat([x.sum(dims), count])
+        sums = summed(sums, self.group)
+        mean = sums[:-1] / sums[-1]
+        centred = x - mean.view(shape)  # two passes: the variance of large means loses nothing
+        squares = summed(centred.square().sum(dims), self.group)
+        variance = squares / sums[-1]
+        self._update(mean.detach(), variance.detach(), sums[-1].detach())
+        normalized = centred * (variance + self.eps).rsqrt().view(shape)
+        if self.affine:
+            normalized = normalized * self.weight.float().view(shape) + self.bias.float().view(shape)
+        output: torch.Tensor = normalized.to(input.dtype)
+        return output
+
+    @torch.no_grad()
+    def _update(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
+        if not self.training or self.running_mean is None or self.running_var is None:
+            return
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+        unbiased = variance * (count / (count - 1).clamp(min=1))
+        self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
+
+
+def summed(x: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+    """The sum of the ranks' tensors, through which gradients flow."""
+    y: torch.Tensor = _SumOverRanks.apply(x, group)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """y = sum of the ranks' x. Every rank's loss depends on every x, so the gradients are added up as well."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
+        ctx.group = group
+        y = x.clone()
+        dist.all_reduce(y, group=group)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        gradient = gradients[0].clone()
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient, None

@@ -1,0 +1,141 @@
+"""The mesh: how many ranks lie along each axis, and the groups that they form.
+
+    pp            pipeline stages, one after another
+    dp_replicate  copies of the model (or of each shard of it) with different data
+    dp_shard      ranks with different data that share one copy, cut among them (FSDP, ZeRO)
+    tp            ranks that compute each layer together
+
+Ranks are numbered with `tp` fastest, so that the ranks of one tensor-parallel group are neighbours on one machine, and
+`pp` slowest: stages talk least.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from math import prod
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+AXES = ("pp", "dp_replicate", "dp_shard", "tp")
+"""From the slowest to the fastest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """The degree of each axis (>= 1)."""
+
+    pp: int = 1
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    tp: int = 1
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"mesh.{name}: must be a whole number of at least 1, got {degree!r}"
+            for name, degree in self.degrees.items()
+            if type(degree) is not int or degree < 1
+        ]
+        if faults:
+            raise ValueError("; ".join(faults))
+
+    @property
+    def degrees(self) -> Mapping[str, int]:
+        """By axis, slowest first."""
+        return asdict(self)
+
+    @property
+    def size(self) -> int:
+        """Ranks of the whole mesh."""
+        return prod(self.degrees.values())
+
+    @property
+    def dp(self) -> int:
+        """Ranks with different data: dp_replicate x dp_shard."""
+        return self.dp_replicate * self.dp_shard
+
+    def check_world(self, world_size: int) -> None:
+        """Insist that the mesh has a place for each rank.
+
+        Raises:
+            ValueError: it has more or fewer; with the product.
+        """
+        if self.size != world_size:
+            product = " x ".join(f"{name}={degree}" for name, degree in self.degrees.items())
+            raise ValueError(f"mesh: {product} = {self.size} ranks, but there are {world_size}")
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={degree}" for name, degree in self.degrees.items() if degree > 1) or "one rank"
+
+
+def parse_mesh(text: str, *, replicate: bool = False) -> Mesh:
+    """The mesh that a command line names: `dp=2,tp=2`; axes left out are 1.
+
+    Args:
+        text: comma-separated `axis=degree`; `dp` stands for dp_shard, or for dp_replicate if `replicate`.
+        replicate: whether data parallelism keeps whole copies (DDP).
+
+    Raises:
+        ValueError: an unknown or repeated axis, or a degree that is no whole number of at least 1.
+    """
+    allowed = (*AXES, "dp")
+    degrees: dict[str, int] = {}
+    faults: list[str] = []
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        axis, _, degree = (word.strip() for word in entry.partition("="))
+        name = ("dp_replicate" if replicate else "dp_shard") if axis == "dp" else axis
+        if axis not in allowed or not degree.isdecimal() or int(degree) < 1:
+            faults.append(f"mesh: {entry!r} must be AXIS=DEGREE with an axis of {', '.join(allowed)} and a degree >= 1")
+        elif name in degrees:
+            faults.append(f"mesh: {name} is given twice in {text!r}")
+        else:
+            degrees[name] = int(degree)
+    if faults:
+        raise ValueError("; ".join(faults))
+    return Mesh(**degrees)
+
+
+class Axes:
+    """The mesh laid over the ranks of the default process group: this rank's place and the groups that it is in.
+
+    Args:
+        mesh: of as many ranks as the process group has.
+        device: `cpu` or `cuda`.
+
+    Raises:
+        ValueError: the mesh and the process group differ in size.
+    """
+
+    def __init__(self, mesh: Mesh, device: str) -> None:
+        mesh.check_world(dist.get_world_size())
+        self.mesh = mesh
+        self.device_mesh: DeviceMesh = init_device_mesh(device, tuple(mesh.degrees.values()), mesh_dim_names=AXES)
+        self.coordinates: Mapping[str, int] = {axis: self.device_mesh.get_local_rank(axis) for axis in AXES}
+
+    @property
+    def dp_rank(self) -> int:
+        """Which of the `mesh.dp` parts of each global batch is this rank's: dp_replicate x dp_shard, row-major."""
+        return self.coordinates["dp_replicate"] * self.mesh.dp_shard + self.coordinates["dp_shard"]
+
+    @cached_property
+    def dp_group(self) -> dist.ProcessGroup:
+        """The ranks with different data. To be asked for by all ranks of the mesh at the same point: it may be made."""
+        for axis, other in (("dp_replicate", "dp_shard"), ("dp_shard", "dp_replicate")):
+            if self.mesh.degrees[other] == 1:
+                return self.group(axis)
+        planes = self.device_mesh.mesh.permute(0, 3, 1, 2).reshape(-1, self.mesh.dp).tolist()
+        groups = [dist.new_group(ranks) for ranks in planes]
+        found: dist.ProcessGroup = groups[[dist.get_rank() in ranks for ranks in planes].index(True)]
+        return found
+
+    def group(self, axis: str) -> dist.ProcessGroup:
+        """The ranks that differ from this one in nothing but their place on the axis."""
+        return self.device_mesh.get_group(axis)
+
+    def sum_over(self, tensor: torch.Tensor, *axes: str) -> torch.Tensor:
+        """The sum of the ranks' tensors over some axes, in place; axes of one rank cost nothing."""
+        for axis in axes:
+            if self.mesh.degrees[axis] > 1:
+                dist.all_reduce(tensor, group=self.group(axis))
+        return tensor

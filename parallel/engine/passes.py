@@ -1,0 +1,109 @@
+"""Forward and backward through a model that lies on a rank as one part: micro-batches one after another.
+
+Three ways to add up gradients over the ranks are met here: none, DDP, and `fully_shard`.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor.parallel import loss_parallel
+from torch.nn.parallel import DistributedDataParallel
+
+from atoll.parallel.data.batch import Batch, map_tensors, tensors
+from atoll.parallel.engine.microbatches import Micro, split
+from atoll.parallel.engine.plan import Plan
+from atoll.parallel.engine.sharding import whole
+
+Loss = Callable[[Any, Any], torch.Tensor]
+"""(outputs, targets) -> mean loss over the batch's units."""
+
+Observe = Callable[[Any, Any], None]
+"""(outputs, targets) of a batch that was evaluated."""
+
+
+def share_of_loss(loss: Loss, outputs: Any, micro: Micro, total: int | torch.Tensor) -> torch.Tensor:
+    """What a micro-batch adds to the mean over all `total` units: its own mean times its share of them."""
+    if micro.count == 0:  # its mean is over nothing; but the passes must be taken
+        return torch.stack([tensor.sum() * 0.0 for tensor in tensors(outputs)]).sum()
+    found = loss(outputs, micro.targets)
+    if isinstance(total, int) and micro.count == total:
+        return found
+    return found * (micro.count / total)
+
+
+class Passes:
+    """The passes of a model without a pipeline.
+
+    Args:
+        model: the one part, wrapped.
+        loss: of the task.
+        plan: for accumulation, precision and loss parallelism.
+        device: where the model computes.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, plan: Plan, device: torch.device) -> None:
+        self._model, self._loss, self._plan, self._device = model, loss, plan, device
+        # DDP takes the mean over its ranks of what is to be a sum.
+        self._scale = plan.synced_dp if isinstance(model, DistributedDataParallel) else 1
+
+    def train(
+        self, batch: Batch, total: int | torch.Tensor, after_first: Callable[[int], None] | None = None
+    ) -> torch.Tensor:
+        """Leave the gradients of sum (c / total) x mean loss in the parameters; that sum over this rank's batch.
+
+        Args:
+            batch: of this rank.
+            total: units of the global batch.
+            after_first: called, with this rank's units of the first micro-batch, when the gradients are those of all
+                ranks' first micro-batches; there are two at least then, each added up over the ranks.
+        """
+        losses = []
+        micros = split(batch, self._plan.microbatches if after_first is None else max(2, self._plan.microbatches))
+        for index, micro in enumerate(micros):
+            is_last = index == len(micros) - 1
+            with self._synchronizing(is_last or after_first is not None, is_last), self._computing():
+                weighted = share_of_loss(self._loss, self._model(micro.inputs), micro, total)
+                (weighted * self._scale if self._scale != 1 else weighted).backward()  # type: ignore[no-untyped-call]
+            losses.append(whole(weighted.detach()))
+            if index == 0 and after_first is not None:
+                after_first(micro.count)
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    def evaluate(self, batch: Batch, observe: Observe) -> None:
+        """Let `observe` see outputs and targets of a batch; of a filler nothing is seen."""
+        with torch.no_grad(), self._casting():
+            outputs = self._model(batch.inputs)
+            outputs = map_tensors(whole, outputs)
+        if batch.count != 0:
+            observe(outputs, batch.targets)
+
+    @contextmanager
+    def _synchronizing(self, must: bool, is_last: bool) -> Iterator[None]:
+        """Add up gradients over the ranks in this backward pass, or leave them to the last one.
+
+        What ZeRO 1 and 2 have gathered stays gathered from pass to pass, until the optimizer changes it.
+        """
+        model, stage = self._model, self._plan.zero_stage
+        if isinstance(model, DistributedDataParallel) and not must:
+            with model.no_sync():
+                yield
+            return
+        if isinstance(model, FSDPModule) and stage < 3:
+            model.set_requires_gradient_sync(must or stage == 2)
+            model.set_reshard_after_backward(is_last)
+        yield
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        with self._casting(), loss_parallel() if self._plan.loss_parallel else nullcontext():
+            yield
+
+    def _casting(self) -> AbstractContextManager[Any]:
+        """bfloat16 where `fully_shard` does not cast."""
+        if self._plan.precision == "fp32" or self._plan.is_sharded:
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=torch.bfloat16)

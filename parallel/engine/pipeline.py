@@ -1,0 +1,148 @@
+"""Forward and backward through a pipeline: the stages of this rank, and torch's schedule of their passes.
+
+Every micro-batch has the same shape; a batch that is smaller is filled up, and the loss sees only what is real. What
+the schedule passes around as targets are the numbers of the micro-batches, so that targets may be any tree.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
+from torch.distributed.tensor.parallel import loss_parallel
+
+from atoll.parallel.data.batch import Batch, map_tensors, tensors
+from atoll.parallel.engine.mesh import Axes
+from atoll.parallel.engine.microbatches import Micro, rows_of, split_padded
+from atoll.parallel.engine.passes import Loss, Observe, share_of_loss
+from atoll.parallel.engine.plan import SCHEDULES, V_SHAPED, Plan
+from atoll.parallel.engine.sharding import whole
+
+
+def stages_of(rank: int, plan: Plan) -> list[int]:
+    """Which stages of the pipeline a rank of the `pp` axis has, ascending."""
+    if plan.schedule in V_SHAPED:
+        return [rank, plan.num_stages - 1 - rank]
+    return list(range(rank, plan.num_stages, plan.mesh.pp))
+
+
+class Stage(PipelineStage):
+    """A stage whose buffers do not see the pass that torch makes to learn the shapes."""
+
+    def _compute_outputs(self, *args: Any, module: nn.Module, **kwargs: Any) -> Any:
+        with _unchanged(module):
+            return super()._compute_outputs(*args, module=module, **kwargs)
+
+    def _shape_inference(self, *args: Any, **kwargs: Any) -> Any:  # what it is called in torch 2.11
+        with _unchanged(self.submod):
+            return super()._shape_inference(*args, **kwargs)  # type: ignore[misc]
+
+
+@contextmanager
+def _unchanged(module: nn.Module) -> Iterator[None]:
+    before = [(buffer, buffer.clone(), buffer._version) for buffer in module.buffers()]
+    yield
+    with torch.no_grad():
+        for buffer, value, version in before:
+            if buffer._version != version:  # what was only read must stay as it is for the backward pass
+                buffer.copy_(value)
+
+
+class Pipeline:
+    """The passes of a model in stages.
+
+    Args:
+        parts: the stages of this rank, wrapped, in the order of `stages_of`.
+        loss: of the task.
+        plan: for the schedule.
+        axes: of the mesh.
+        device: where the stages compute.
+        batch_size: examples of the largest global batch; None: dp times those of the first batch.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[nn.Module],
+        loss: Loss,
+        plan: Plan,
+        axes: Axes,
+        device: torch.device,
+        *,
+        batch_size: int | None = None,
+    ) -> None:
+        indices = stages_of(axes.coordinates["pp"], plan)
+        group = axes.group("pp")
+        stages = [
+            Stage(part, index, plan.num_stages, device, group=group) for part, index in zip(parts, indices, strict=True)
+        ]
+        kind = get_schedule_class(SCHEDULES[plan.schedule][0])
+        self._schedule: Any = kind(
+            stages if issubclass(kind, PipelineScheduleMulti) else stages[0],
+            n_microbatches=plan.microbatches,
+            loss_fn=self._weighted_loss,
+            scale_grads=False,  # the losses are weighted by their units
+        )
+        self._parts, self._loss, self._plan, self._device = parts, loss, plan, device
+        self.is_first = any(stage.is_first for stage in stages)
+        self.is_last = any(stage.is_last for stage in stages)
+        self._micros: list[Micro] = []
+        self._total: int | torch.Tensor = 1
+        self._observe: Observe | None = None
+        self._rows = None if batch_size is None else -(-batch_size // (plan.mesh.dp * plan.microbatches))
+
+    def train(
+        self, batch: Batch, total: int | torch.Tensor, after_first: Callable[[int], None] | None = None
+    ) -> torch.Tensor:
+        """As `passes.Passes.train`; the loss is 0 on ranks without the last stage.
+
+        Raises:
+            ValueError: the batch has more rows than `batch_size` allows; or a measurement after the first micro-batch is
+                asked for, which a pipeline has not.
+        """
+        if after_first is not None:
+            raise ValueError("a pipeline has no moment at which the gradients are those of one micro-batch")
+        losses: list[torch.Tensor] = []
+        self._total = total
+        with loss_parallel() if self._plan.loss_parallel else nullcontext():
+            self._run(batch, losses, self._schedule.step)
+        if not losses:
+            return torch.zeros((), device=self._device)
+        return torch.stack([whole(loss.detach()) for loss in losses]).sum()
+
+    def evaluate(self, batch: Batch, observe: Observe) -> None:
+        """Let `observe` see outputs and targets of each micro-batch, on the ranks with the last stage."""
+        self._observe = observe if batch.count != 0 else lambda _outputs, _targets: None
+        try:
+            with torch.no_grad():
+                self._run(batch, [], self._schedule.eval)
+        finally:
+            self._observe = None
+
+    def _run(self, batch: Batch, losses: list[torch.Tensor], go: Callable[..., Any]) -> None:
+        number = self._plan.microbatches
+        if self._rows is None:
+            self._rows = -(-rows_of(batch) // number)
+        self._micros = split_padded(batch, number, self._rows)
+        inputs = each_together(torch.cat, [micro.inputs for micro in self._micros])
+        numbers = torch.arange(number) if self.is_last else None
+        options: dict[str, Any] = {"target": numbers, "losses": losses if self.is_last else None}
+        go(*((inputs,) if self.is_first else ()), **options, return_outputs=False)
+
+    def _weighted_loss(self, outputs: Any, number: torch.Tensor) -> torch.Tensor:
+        micro = self._micros[int(number.reshape(-1)[0])]
+        rows = micro.rows
+        real = map_tensors(lambda tensor: tensor[:rows] if len(tensor) > rows else tensor, outputs)
+        if self._observe is not None:
+            if rows:
+                self._observe(map_tensors(whole, real), micro.targets)
+            return torch.zeros((), device=self._device)
+        return share_of_loss(self._loss, real, micro, self._total)
+
+
+def each_together(join: Callable[[list[torch.Tensor]], torch.Tensor], trees: Sequence[Any]) -> Any:
+    """One tree whose tensors join those of several trees of the same form."""
+    rows = [iter(list(tensors(tree))) for tree in trees]
+    return map_tensors(lambda _tensor: join([next(row) for row in rows]), trees[0])

@@ -1,0 +1,203 @@
+"""The plan: everything that decides how a model is trained on a mesh and nothing of what it learns."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from atoll.parallel.communication.compression import parse_compression
+from atoll.parallel.communication.outer import parse_outer
+from atoll.parallel.engine.mesh import Mesh
+
+SCHEDULES = {
+    "gpipe": ("GPipe", 1),
+    "1f1b": ("1F1B", 1),
+    "interleaved-1f1b": ("Interleaved1F1B", 2),
+    "looped-bfs": ("LoopedBFS", 2),
+    "interleaved-zero-bubble": ("InterleavedZeroBubble", 2),
+    "zbv-zero-bubble": ("ZBVZeroBubble", 2),
+    "dualpipe-v": ("DualPipeV", 2),
+}
+"""By our name: torch's name of the pipeline schedule, and how many stages a rank has at least."""
+
+V_SHAPED = ("zbv-zero-bubble", "dualpipe-v")
+"""In these the model goes down the ranks and comes back: rank r of p has the stages r and 2p - 1 - r."""
+
+FULL = ("1f1b", "dualpipe-v")
+"""These need a micro-batch for each stage."""
+
+PRECISIONS = ("fp32", "bf16")
+RECOMPUTE = ("none", "selective", "full")
+BATCHNORM = ("local", "sync")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How each step is computed. Whatever it says, the losses are those of one process."""
+
+    mesh: Mesh = field(default_factory=Mesh)
+    """The degree of each axis."""
+
+    zero: int | None = None
+    """What the ranks of dp_shard share out (Rajbhandari et al. 2020): 1 the optimizer state, 2 also the gradients,
+    3 also the parameters; 0 nothing. None: 3 where dp_shard > 1 (2 under a pipeline), 0 elsewhere."""
+
+    accumulate: int = 1
+    """Micro-batches that one step takes one after another (>= 1). ZeRO 0 and 1 synchronize after the last alone; 2 and
+    3 after each, for their gradients are never whole."""
+
+    schedule: str = "1f1b"
+    """The order of a pipeline's forward and backward passes."""
+
+    num_microbatches: int | None = None
+    """Of a pipeline (>= 1); None: twice the stages."""
+
+    stages_per_rank: int | None = None
+    """Of an interleaved schedule (>= 2); None: 2."""
+
+    sequence_parallel: bool = True
+    """Whether, under tp, what lies between the layers is cut along the sequence (Korthikanti et al. 2022)."""
+
+    loss_parallel: bool = False
+    """Whether, under tp, the logits stay cut along the vocabulary and the cross entropy is computed so."""
+
+    precision: str = "fp32"
+    """fp32, or bf16: computed in bfloat16 with float32 master weights, gradients and optimizer state."""
+
+    reduce_dtype: str = "fp32"
+    """fp32 or bf16: in which gradients travel."""
+
+    compression: str = "none"
+    """Of DDP's gradients: none, fp16, bf16, int8, onebit, powersgd:RANK."""
+
+    recompute: str = "none"
+    """Activations: none are recomputed; selective keeps the products of matrices and attention; full keeps only what
+    enters a block."""
+
+    offload: bool = False
+    """Whether parameters, gradients and optimizer state lie in host memory, where the optimizer steps."""
+
+    compile: bool = False
+    """Whether each block is compiled (`torch.compile`)."""
+
+    batchnorm: str = "local"
+    """Statistics of batch norms: local to a rank, sync over all ranks with data, ghost:N for virtual batches of N."""
+
+    outer: str = "none"
+    """Between the copies along dp_replicate: none synchronizes each step; local_sgd:H, diloco:H and delayed:D do it
+    rarely or late."""
+
+    def __post_init__(self) -> None:
+        if faults := list(_faults(self)):
+            raise ValueError("; ".join(faults))
+
+    @property
+    def zero_stage(self) -> int:
+        """The stage of ZeRO that None stands for."""
+        if self.zero is not None:
+            return self.zero
+        return 0 if self.mesh.dp_shard == 1 else 2 if self.mesh.pp > 1 else 3
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether `fully_shard` wraps the model: also where it has nothing to shard but must compose or cast."""
+        mesh = self.mesh
+        needs_composition = (mesh.tp > 1 or mesh.pp > 1) and (self.synced_dp > 1 or self.precision == "bf16")
+        return self.zero_stage > 0 or mesh.dp_shard > 1 or self.offload or needs_composition
+
+    @property
+    def is_ddp(self) -> bool:
+        """Whether `DistributedDataParallel` wraps the model."""
+        return not self.is_sharded and self.synced_dp > 1
+
+    @property
+    def synced_dp(self) -> int:
+        """Ranks of data parallelism whose gradients are added up in each step."""
+        return self.mesh.dp_shard * (self.mesh.dp_replicate if self.outer == "none" else 1)
+
+    @property
+    def stages(self) -> int:
+        """Stages of each rank of the pipeline."""
+        return max(self.stages_per_rank or SCHEDULES[self.schedule][1], 1) if self.mesh.pp > 1 else 1
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the whole pipeline."""
+        return self.mesh.pp * self.stages
+
+    @property
+    def microbatches(self) -> int:
+        """Micro-batches of a step: of the pipeline, or of the accumulation."""
+        if self.mesh.pp == 1:
+            return self.accumulate
+        return self.num_microbatches or 2 * self.num_stages
+
+
+def _faults(plan: Plan) -> Iterator[str]:
+    rules = [
+        (plan.zero in (None, 0, 1, 2, 3), "zero", "must be 0, 1, 2, 3 or none"),
+        (plan.accumulate >= 1, "accumulate", "must be at least 1"),
+        (plan.schedule in SCHEDULES, "schedule", f"must be one of {', '.join(SCHEDULES)}"),
+        (plan.num_microbatches is None or plan.num_microbatches >= 1, "num_microbatches", "must be at least 1 or none"),
+        (plan.stages_per_rank is None or plan.stages_per_rank >= 1, "stages_per_rank", "must be at least 1 or none"),
+        (plan.precision in PRECISIONS, "precision", f"must be one of {', '.join(PRECISIONS)}"),
+        (plan.reduce_dtype in PRECISIONS, "reduce_dtype", f"must be one of {', '.join(PRECISIONS)}"),
+        (plan.recompute in RECOMPUTE, "recompute", f"must be one of {', '.join(RECOMPUTE)}"),
+        (_is_batchnorm(plan.batchnorm), "batchnorm", f"must be one of {', '.join(BATCHNORM)}, ghost:N with N >= 2"),
+    ]
+    wrong = [f"plan.{name}: {rule}, got {getattr(plan, name)!r}" for is_met, name, rule in rules if not is_met]
+    for parse, text in ((parse_compression, plan.compression), (parse_outer, plan.outer)):
+        try:
+            parse(text)
+        except ValueError as error:
+            wrong.append(f"plan.{error}")
+    yield from wrong or _conflicts(plan)
+
+
+def _conflicts(plan: Plan) -> Iterator[str]:
+    """What does not go together, given that each value is possible."""
+    mesh = plan.mesh
+    least = SCHEDULES[plan.schedule][1]
+    if mesh.dp_shard > 1 and plan.zero == 0:
+        yield f"plan.zero: 0 shares out nothing, so dp_shard must be 1 (use dp_replicate), got dp_shard={mesh.dp_shard}"
+    if mesh.pp > 1:
+        yield from _pipeline_conflicts(plan, least)
+    elif plan.num_microbatches is not None:
+        yield f"plan.num_microbatches: belongs to a pipeline (pp > 1), got {plan.num_microbatches}; see accumulate"
+    if plan.loss_parallel and mesh.tp == 1:
+        yield "plan.loss_parallel: needs tp > 1, got tp=1"
+    if plan.compression != "none" and not plan.is_ddp:
+        yield (
+            f"plan.compression: {plan.compression} is a hook of DDP: dp_replicate > 1 without dp_shard, tp, pp, zero; "
+            f"got {mesh}, zero={plan.zero_stage}; reduce_dtype=bf16 is for the others"
+        )
+    if plan.offload and plan.zero == 0:
+        yield "plan.offload: needs zero 1, 2 or 3, got zero=0"
+    if plan.outer != "none" and mesh.dp_replicate == 1:
+        yield f"plan.outer: {plan.outer} is between copies, so dp_replicate must be more than 1, got 1"
+
+
+def _pipeline_conflicts(plan: Plan, least: int) -> Iterator[str]:
+    if plan.accumulate > 1:
+        yield f"plan.accumulate: a pipeline has num_microbatches instead, got accumulate={plan.accumulate}"
+    if least == 1 and plan.stages_per_rank not in (None, 1):
+        yield f"plan.stages_per_rank: {plan.schedule} has 1, got {plan.stages_per_rank}"
+    if least > 1 and plan.stages < least:
+        yield f"plan.stages_per_rank: {plan.schedule} needs at least {least}, got {plan.stages}"
+    if plan.schedule in V_SHAPED and plan.stages != 2:
+        yield f"plan.stages_per_rank: {plan.schedule} has exactly 2, got {plan.stages}"
+    if (
+        plan.schedule.startswith("interleaved")
+        and plan.microbatches % plan.mesh.pp
+        and plan.microbatches > plan.mesh.pp
+    ):
+        yield (f"plan.num_microbatches: {plan.schedule} needs a multiple of pp={plan.mesh.pp}, got {plan.microbatches}")
+    if plan.schedule in FULL and plan.microbatches < plan.num_stages:
+        stages = plan.num_stages
+        yield f"plan.num_microbatches: {plan.schedule} needs at least {stages}, its stages, got {plan.microbatches}"
+
+
+def _is_batchnorm(text: str) -> bool:
+    kind, _, size = text.partition(":")
+    if kind == "ghost":
+        return size.isdecimal() and int(size) >= 2 and math.isfinite(int(size))
+    return text in BATCHNORM

@@ -1,0 +1,47 @@
+"""Activation checkpointing: what a block computes on its way is computed again for the backward pass.
+
+Sources: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; Korthikanti et al., "Reducing Activation
+Recomputation in Large Transformer Models", 2022, section 5 (selective).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+EXPENSIVE = frozenset(
+    {
+        torch.ops.aten.mm.default,
+        torch.ops.aten.addmm.default,
+        torch.ops.aten.bmm.default,
+        torch.ops.aten.linear.default,
+        torch.ops.aten.convolution.default,
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops.aten._scaled_dot_product_efficient_attention.default,
+        torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+        torch.ops._c10d_functional.reduce_scatter_tensor.default,
+        torch.ops._c10d_functional.all_gather_into_tensor.default,
+        torch.ops._c10d_functional.all_reduce.default,
+    }
+)
+"""Whose results the selective kind keeps: products, attention, and what has travelled."""
+
+
+def recompute(block: nn.Module, kind: str) -> None:
+    """Let a block keep only what enters it (`full`), or that and its expensive results (`selective`).
+
+    Its `forward` is wrapped, not the module, so that names and hooks stay as they are.
+    """
+    inner: Callable[..., Any] = block.forward
+    options: dict[str, Any] = {"use_reentrant": False}
+    if kind == "selective":
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+    block.forward = partial(checkpoint, inner, **options)
+
+
+def _policy(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operation in EXPENSIVE else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,0 +1,157 @@
+"""How a part of the model is laid over the ranks: tensor parallelism first, data parallelism around it.
+
+The order is torch's: cut into stages, tensor parallelism, recomputation, compilation, `fully_shard`.
+"""
+
+import warnings
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, distribute_module
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from atoll.parallel.engine.blueprint import Styles, blueprint_of
+from atoll.parallel.engine.mesh import Axes
+from atoll.parallel.engine.plan import Plan
+from atoll.parallel.engine.ties import tied_names
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class Replicated(ParallelStyle):
+    """A module that every rank of a tensor-parallel group computes alike; its parameters are DTensors like the others.
+
+    The optimizers and the clipping treat many tensors at once, and refuse plain tensors among DTensors.
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return distribute_module(
+            module,
+            device_mesh,
+            input_fn=lambda _module, inputs, mesh: tuple(_as_replica(value, mesh) for value in inputs),  # type: ignore[arg-type]
+            output_fn=lambda _module, outputs, _mesh: _as_local(outputs),
+        )
+
+
+def _as_replica(value: Any, mesh: DeviceMesh) -> Any:
+    if isinstance(value, torch.Tensor) and not isinstance(value, DTensor):
+        return DTensor.from_local(value, mesh, (Replicate(),), run_check=False)
+    return value
+
+
+def _as_local(value: Any) -> Any:
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def apply_tensor_parallel(part: nn.Module, mesh: DeviceMesh, plan: Plan) -> None:
+    """Cut a part's layers along `tp` as its blueprint says; what it says nothing of is computed by each rank.
+
+    Raises:
+        ValueError: the model declares no styles.
+    """
+    declared = blueprint_of(part).tensor
+    if declared is None:
+        raise ValueError(f"tp={plan.mesh.tp}: {type(part).__name__} declares no blueprint.tensor, so it cannot be cut")
+    tied = tied_names(part)
+    found = _matching(part, declared(plan.sequence_parallel, plan.loss_parallel))
+    for name, style in found.items():
+        parallelize_module(part.get_submodule(name) if name else part, mesh, style)
+    for module in list(part.modules()):
+        if any(not isinstance(parameter, DTensor) for parameter in module.parameters(recurse=False)):
+            parallelize_module(module, mesh, Replicated())
+    for names in tied:
+        _tie(part, names)
+
+
+def _matching(part: nn.Module, styles: Styles) -> Styles:
+    """The styles by the full names of modules that are there; what a stage has not is an `nn.Identity`."""
+    found: Styles = {}
+    for pattern, style in styles.items():
+        for name, module in part.named_modules():
+            if (
+                fnmatchcase(name, pattern)
+                and name.count(".") == pattern.count(".")
+                and not isinstance(module, nn.Identity)
+            ):
+                found[name] = style
+    return found
+
+
+def _tie(part: nn.Module, names: list[str]) -> None:
+    """Make parameters one again that were cut one by one.
+
+    Raises:
+        ValueError: they were cut in different ways.
+    """
+    first = part.get_parameter(names[0])
+    for name in names[1:]:
+        other = part.get_parameter(name)
+        if isinstance(first, DTensor) and isinstance(other, DTensor) and first.placements != other.placements:
+            raise ValueError(
+                f"tied weights {names[0]} and {name} are cut differently along tp: "
+                f"{first.placements} and {other.placements}"
+            )
+        parent, _, attribute = name.rpartition(".")
+        setattr(part.get_submodule(parent), attribute, first)
+
+
+def apply_data_parallel(part: nn.Module, axes: Axes, plan: Plan, block_names: list[str]) -> nn.Module:
+    """The part with its gradients added up over the ranks with different data; `fully_shard` or DDP as the plan says.
+
+    Gradients are sums: each rank's loss is already weighted by its share of the units.
+    """
+    if plan.is_ddp:
+        return _ddp(part, axes)
+    if not plan.is_sharded:
+        return part
+    options: dict[str, Any] = {
+        "mesh": _data_mesh(axes, plan),
+        "reshard_after_forward": plan.zero_stage == 3,
+        "mp_policy": _precision(plan),
+    }
+    if plan.offload:
+        options["offload_policy"] = CPUOffloadPolicy(pin_memory=axes.device_mesh.device_type == "cuda")
+    for name in block_names:
+        fully_shard(part.get_submodule(name), **options)
+    fully_shard(part, **options)
+    for module in part.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo knows no other; with a factor of 1 it costs nothing
+    return part
+
+
+def _data_mesh(axes: Axes, plan: Plan) -> DeviceMesh:
+    """Two-dimensional where there are copies of shards, so that these are added up across the copies."""
+    if axes.mesh.dp_replicate > 1 and plan.outer == "none":
+        return axes.device_mesh["dp_replicate", "dp_shard"]
+    return axes.device_mesh["dp_shard"]
+
+
+def _precision(plan: Plan) -> MixedPrecisionPolicy:
+    if plan.precision == "fp32" and plan.reduce_dtype == "fp32":
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(
+        param_dtype=DTYPES[plan.precision] if plan.precision != "fp32" else None, reduce_dtype=DTYPES[plan.reduce_dtype]
+    )
+
+
+def _ddp(part: nn.Module, axes: Axes) -> DistributedDataParallel:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # the later name of broadcast_buffers is not in torch 2.11
+        return DistributedDataParallel(
+            part,
+            process_group=axes.group("dp_replicate"),
+            gradient_as_bucket_view=True,
+            broadcast_buffers=False,  # `average_buffers` makes them equal where it matters
+        )
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The full tensor of a DTensor, on every rank of its mesh (a collective); a plain tensor itself."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
