@@ -7,7 +7,7 @@ the smallest and the largest batch are trained to the same training loss, and th
 (Keskar et al. 2016). The last line is the whole result as JSON.
 
     python -m examples.batch_size
-    python -m examples.batch_size --batches 16,64,256 --target 0.95 --rule linear
+    python -m examples.batch_size --batches 16,64,256 --target 0.95 --optimizer lars --rule linear
 """
 
 import argparse
@@ -25,14 +25,16 @@ from torch import Tensor, nn
 
 from atoll.cli.printing import say, table
 from atoll.parallel.optimizers.critical_batch import fit_critical_batch
-from atoll.parallel.optimizers.make import OptimizerConfig, make_optimizer
+from atoll.parallel.optimizers.make import OPTIONS, OptimizerConfig, make_optimizer
 from atoll.parallel.optimizers.noise_scale import NoiseScale, estimate
 from atoll.parallel.optimizers.norms import total_norm
 from atoll.parallel.optimizers.schedule import Schedule, scaled_lr
 from atoll.parallel.optimizers.sharpness import sharpness
 from examples import digits
 
-GRID = (0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
+LIKELY = {"sgd": 0.02, "adam": 0.002, "adamw": 0.002, "lars": 2.0, "larc": 0.08, "lamb": 0.01, "novograd": 0.02}
+"""For each optimizer, a rate in the middle of its grid, likely to be good with a batch of 32."""
+
 WARMUP_STEPS = 5
 EPSILONS = (1e-3, 5e-4)
 LOOK_EVERY = 10  # steps between two looks at the loss of all training examples
@@ -52,6 +54,7 @@ class Data:
 class Sweep:
     """What is asked for."""
 
+    optimizer: str
     batches: tuple[int, ...]
     target: float
     rule: str
@@ -60,6 +63,11 @@ class Sweep:
     max_steps: int
     seeds: int
     train_loss: float
+
+    @property
+    def grid(self) -> tuple[float, ...]:
+        """The learning rates that are tried."""
+        return tuple(LIKELY[self.optimizer] * 2.0**power for power in range(-3, 5))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +102,12 @@ def load() -> Data:
     return Data(images, targets, *digits.load_test()[:])
 
 
-def train(data: Data, batch: int, lr: float, seed: int) -> Iterator[nn.Module]:
-    """The model after each step of SGD with momentum, without end; an epoch has a new order and drops its rest."""
+def train(data: Data, optimizer_name: str, batch: int, lr: float, seed: int) -> Iterator[nn.Module]:
+    """The model after each step, without end; an epoch has a new order and drops its rest."""
     torch.manual_seed(seed)
     model = digits.make_model()
-    config = OptimizerConfig(name="sgd", lr=lr, momentum=0.9)
+    momentum = 0.9 if "momentum" in OPTIONS[optimizer_name] else None
+    config = OptimizerConfig(name=optimizer_name, lr=lr, momentum=momentum, weight_decay=0.0)
     optimizer = make_optimizer(config, model.named_parameters())
     schedule = Schedule(lr=lr, steps=WARMUP_STEPS, warmup_steps=WARMUP_STEPS)
     orders = (torch.randperm(len(data.digits)) for _ in itertools.count())
@@ -121,7 +130,7 @@ def accuracy(model: nn.Module, data: Data) -> float:
 def steps_to_target(data: Data, sweep: Sweep, batch: int, lr: float, seed: int, limit: int) -> int | None:
     """The first step after which the target is met, looked at every step, later every 4 %; None if not by `limit`."""
     looked = 0
-    for step, model in enumerate(train(data, batch, lr, seed), start=1):
+    for step, model in enumerate(train(data, sweep.optimizer, batch, lr, seed), start=1):
         if step >= looked * 1.04 or step == limit:
             looked = step
             if accuracy(model, data) >= sweep.target:
@@ -156,25 +165,25 @@ def best(data: Data, sweep: Sweep, batch: int, rates: tuple[float, ...], start: 
 def run_sweep(data: Data, sweep: Sweep) -> list[Row]:
     """One row for each batch size."""
     if sweep.rule == "tuned":
-        return [best(data, sweep, batch, GRID, _likely(batch)) for batch in sweep.batches]
-    base = best(data, sweep, sweep.base_batch, GRID, _likely(sweep.base_batch))
+        return [best(data, sweep, batch, sweep.grid, _likely(sweep, batch)) for batch in sweep.batches]
+    base = best(data, sweep, sweep.base_batch, sweep.grid, _likely(sweep, sweep.base_batch))
     if base.lr is None:
-        raise SystemExit(f"no rate of {GRID} reaches {sweep.target} with the base batch {sweep.base_batch}")
+        raise SystemExit(f"no rate of {sweep.grid} reaches {sweep.target} with the base batch {sweep.base_batch}")
     scaled = {batch: scaled_lr(base.lr, batch, sweep.base_batch, sweep.rule) for batch in sweep.batches}
     return [best(data, sweep, batch, (lr,)) for batch, lr in scaled.items()]
 
 
-def _likely(batch: int) -> int:
+def _likely(sweep: Sweep, batch: int) -> int:
     """Where on the grid to begin."""
-    likely = scaled_lr(0.02, batch, 32, "sqrt")
-    return min(range(len(GRID)), key=lambda i: abs(math.log(GRID[i] / likely)))
+    likely = scaled_lr(LIKELY[sweep.optimizer], batch, 32, "sqrt")
+    return min(range(len(sweep.grid)), key=lambda i: abs(math.log(sweep.grid[i] / likely)))
 
 
-def measure_noise(data: Data, batch: int, lr: float, steps: int) -> dict[str, float | None]:
+def measure_noise(data: Data, sweep: Sweep, batch: int, lr: float, steps: int) -> dict[str, float | None]:
     """B_simple in a training with one batch size: of the first fifth of its steps, of the last, and of all."""
     scales = {"first_fifth": NoiseScale(0.999), "last_fifth": NoiseScale(0.999), "all": NoiseScale(0.999)}
     generator = torch.Generator().manual_seed(0)
-    for step, model in enumerate(itertools.islice(train(data, batch, lr, seed=0), steps)):
+    for step, model in enumerate(itertools.islice(train(data, sweep.optimizer, batch, lr, seed=0), steps)):
         micro = torch.randperm(len(data.digits), generator=generator)[:256].view(16, 16)
         gradients = [_gradient(model, data, indices) for indices in micro]
         small = statistics.fmean(float(total_norm(one)) ** 2 for one in gradients)
@@ -200,7 +209,7 @@ def minimum(data: Data, sweep: Sweep, trained: str, batch: int, lr: float) -> Mi
         return nn.functional.cross_entropy(model(data.images), data.digits)
 
     model = digits.make_model()
-    for step, model in enumerate(train(data, batch, lr, seed=0), start=1):  # noqa: B007
+    for step, model in enumerate(train(data, sweep.optimizer, batch, lr, seed=0), start=1):  # noqa: B007
         if step >= sweep.max_steps or (step % LOOK_EVERY == 0 and loss().item() <= sweep.train_loss):
             break
     sharp = tuple(sharpness(loss, list(model.parameters()), epsilon=epsilon) for epsilon in EPSILONS)
@@ -239,10 +248,10 @@ def measure(sweep: Sweep) -> dict[str, Any]:
     middle = next((row for row in rows if row.batch >= sweep.base_batch and row.lr is not None), None)
     noise: Mapping[str, float | None] = {}
     if middle is not None and middle.lr is not None and middle.steps is not None:
-        noise = {"batch": middle.batch, **measure_noise(data, middle.batch, middle.lr, int(middle.steps))}
+        noise = {"batch": middle.batch, **measure_noise(data, sweep, middle.batch, middle.lr, int(middle.steps))}
     return {
         "name": "batch_size",
-        "settings": {**asdict(sweep), "optimizer": "sgd, momentum 0.9", "grid": GRID, "warmup_steps": WARMUP_STEPS},
+        "settings": {**asdict(sweep), "momentum": 0.9, "grid": sweep.grid, "warmup_steps": WARMUP_STEPS},
         "examples": len(data.digits),
         "rows": [asdict(row) for row in rows],
         "critical": critical(rows),
@@ -256,7 +265,7 @@ def measure(sweep: Sweep) -> dict[str, Any]:
 def show(result: dict[str, Any]) -> None:
     """The result as tables."""
     settings = result["settings"]
-    say(f"{settings['optimizer']}, rate {settings['rule']} on {', '.join(f'{lr:g}' for lr in GRID)}")
+    say(f"{settings['optimizer']}, rate {settings['rule']} on {', '.join(f'{lr:g}' for lr in settings['grid'])}")
     say(f"{result['examples']} training examples; target: {settings['target']:.0%} of the test set\n")
     columns = ["batch", "lr", "steps", "examples", "epochs"]
     table(columns, ([row[column] for column in columns] for row in result["rows"]), empty="no batch sizes")
@@ -285,6 +294,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--batches", default="16,32,64,128,256,512,1024", help="batch sizes, with commas")
     parser.add_argument("--target", type=float, default=0.95, help="test accuracy to reach")
+    parser.add_argument("--optimizer", choices=LIKELY, default="sgd", help="sgd, lars and larc with a momentum of 0.9")
     parser.add_argument("--rule", choices=["tuned", "linear", "sqrt"], default="tuned", help="how the rate is chosen")
     parser.add_argument("--base-batch", type=int, default=32, help="whose best rate a rule scales")
     parser.add_argument("--max-epochs", type=int, default=100, help="of one training")
@@ -299,8 +309,8 @@ def main() -> None:
         parser.error(f"--batches: whole numbers with commas, got {given.batches!r}")
     if min(batches) < 1 or min(given.max_epochs, given.max_steps, given.seeds, given.base_batch) < 1:
         parser.error("batches, --base-batch, --max-epochs, --max-steps and --seeds must be at least 1")
-    names = ("target", "rule", "base_batch", "max_epochs", "max_steps", "seeds", "train_loss")
-    result = measure(Sweep(batches, **{name: getattr(given, name) for name in names}))
+    names = ("optimizer", "target", "rule", "base_batch", "max_epochs", "max_steps", "seeds", "train_loss")
+    result = measure(Sweep(batches=batches, **{name: getattr(given, name) for name in names}))
     if not given.json:
         show(result)
     print(json.dumps(result))

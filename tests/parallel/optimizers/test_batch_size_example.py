@@ -7,10 +7,12 @@ import sys
 import pytest
 from torch import nn
 
+from atoll.parallel.optimizers.make import OPTIONS
 from examples import batch_size, digits
-from examples.batch_size import GRID, Row, Sweep
+from examples.batch_size import LIKELY, Row, Sweep
 
 QUICK = Sweep(
+    optimizer="sgd",
     batches=(32, 128),
     target=0.5,
     rule="tuned",
@@ -41,7 +43,7 @@ def test_the_command_measures_a_sweep_and_ends_with_json(
     assert result["examples"] == 1299
     assert [row["batch"] for row in result["rows"]] == [16, 64, 256]
     for row in result["rows"]:
-        assert row["lr"] in GRID
+        assert row["lr"] in QUICK.grid
         assert row["examples"] == row["batch"] * row["steps"]
     assert result["rows"][0]["steps"] > result["rows"][1]["steps"]  # a batch of 16 is far below the critical one
     assert result["noise_scale"]["all"] > 0
@@ -91,13 +93,20 @@ def test_the_best_rate_is_found_by_walking_the_grid(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(batch_size, "steps_to_target", steps)
     data = batch_size.load()
-    for start in range(len(GRID)):
+    for start in range(len(QUICK.grid)):
         asked.clear()
-        found = batch_size.best(data, QUICK, 32, GRID, start)
+        found = batch_size.best(data, QUICK, 32, QUICK.grid, start)
         assert found == Row(32, 0.08, 20, 640, 640 / 1299), start
         assert len(asked) == len(set(asked))
 
 
 def test_a_batch_that_no_rate_brings_to_the_target_has_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_size, "steps_to_target", lambda *arguments: None)
-    assert batch_size.best(batch_size.load(), QUICK, 32, GRID, 3) == Row(32, None, None, None, None)
+    assert batch_size.best(batch_size.load(), QUICK, 32, QUICK.grid, 3) == Row(32, None, None, None, None)
+
+
+def test_every_optimizer_can_be_swept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert LIKELY.keys() == OPTIONS.keys()
+    command(monkeypatch, "--batches 128 --target 0.6 --max-steps 100 --optimizer lars --json")
+    [row] = json.loads(capsys.readouterr().out)["rows"]
+    assert row["steps"] is not None
