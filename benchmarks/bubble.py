@@ -40,12 +40,14 @@ class Slept(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
+        """Sleep; the backward pass will, too."""
         ctx.backward_s = backward_s
         time.sleep(forward_s)
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """Sleep."""
         time.sleep(ctx.backward_s)
         return gradients[0], None, None
 
@@ -59,6 +61,7 @@ class Stage(nn.Module):
         self.pass_s = pass_s
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(rows, features) -> the same."""
         weight = Slept.apply(self.weight, 0.0, self.pass_s)  # type: ignore[no-untyped-call]
         slept: torch.Tensor = Slept.apply(x, self.pass_s, self.pass_s if x.requires_grad else 0.0)  # type: ignore[no-untyped-call]
         if (
@@ -103,7 +106,7 @@ def theory(plan: Plan) -> float:
 
 
 def plans_of(p: int) -> list[Plan]:
-    """Every schedule with the numbers of micro-batches from 1 to 16 that it takes."""
+    """Every schedule, with those numbers of micro-batches from 1 to 16 that it takes."""
     mesh = Mesh(pp=p)
     found = [Plan(mesh=mesh, schedule="gpipe", num_microbatches=m) for m in range(1, 17)]
     found += [Plan(mesh=mesh, schedule="1f1b", num_microbatches=m) for m in range(p, 17)]
@@ -114,8 +117,8 @@ def plans_of(p: int) -> list[Plan]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--pass-ms", type=float, default=20.0, help="of each of a micro-batch's three passes on a rank")
-    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--pass-ms", type=float, default=50.0, help="of each of a micro-batch's three passes on a rank")
+    parser.add_argument("--steps", type=int, default=1)
     given = parser.parse_args(arguments)
     pass_s = given.pass_ms / 1e3
     rows, worst, zero_bubble = [], 0.0, 0.0
