@@ -64,7 +64,7 @@ def assemble(
     device: torch.device | str = "cpu",
     lr: Callable[[int], float] | None = None,
     clip_norm: float | None = None,
-    batch_size: int | None = None,
+    rows: int | None = None,
 ) -> Engine:
     """Build the engine of this rank.
 
@@ -78,14 +78,13 @@ def assemble(
         device: of this rank.
         lr: step (from 0) -> learning rate; None leaves it to the optimizer.
         clip_norm: largest L2 norm of the global gradient.
-        batch_size: examples of the largest global batch. A pipeline fixes the shape of its micro-batches by it, or else
-            by the first batch that it sees.
+        rows: examples of this rank's largest batch, for a pipeline whose first batch may be a smaller one.
 
     Raises:
         ValueError: the model cannot be cut so; with every reason.
     """
     device = torch.device(device)
-    check_model(model, plan, batch_size=batch_size)
+    check_model(model, plan)
     if axes is None and (plan.mesh.size > 1 or plan.is_sharded):
         raise ValueError(f"a plan with {plan.mesh} and zero={plan.zero_stage} needs the axes of its mesh")
     parts, ties = _cut(model, plan, axes)
@@ -98,7 +97,7 @@ def assemble(
     executor: Executor
     if plan.mesh.pp > 1:
         assert axes is not None
-        executor = Pipeline(parts, loss, plan, axes, device, batch_size=batch_size)
+        executor = Pipeline(parts, loss, plan, axes, device, rows)
     else:
         executor = Passes(parts[0], loss, plan, device)
     return Engine(
