@@ -110,30 +110,33 @@ class Case:
         return reference.token_loss if isinstance(self.model(), Decoder) else nn.functional.cross_entropy
 
 
-def train(case: Case) -> Trace:
+def train(case: Case, device: str = "cpu") -> Trace:
     """The case on this rank; every rank returns the losses, norms and parameters that it has."""
     plan = case.plan
-    axes = Axes(plan.mesh, "cpu") if plan.mesh.size > 1 or plan.is_sharded else None
+    axes = Axes(plan.mesh, torch.device(device).type) if plan.mesh.size > 1 or plan.is_sharded else None
     engine = assemble(
         case.model(),
         plan,
         loss=case.loss(),
         make_optimizer=lambda named: reference.make_optimizer(case.optimizer, named),
         axes=axes,
+        device=device,
         clip_norm=case.clip_norm,
     )
     losses, norms = [], []
     for inputs, targets in case.batches():
-        measured = engine.step(mine(inputs, targets, axes))
+        measured = engine.step(mine(inputs, targets, axes).to(device))
         assert measured.grad_norm is not None
         losses.append(measured.loss.item())
         norms.append(measured.grad_norm.item())
     average_buffers(engine.parts, axes)
     inner = [getattr(part, "module", part) for part in engine.parts]
     parameters = {
-        name: whole(p.detach()).clone() for part in inner for name, p in part.named_parameters(remove_duplicate=False)
+        name: whole(p.detach()).clone().cpu()
+        for part in inner
+        for name, p in part.named_parameters(remove_duplicate=False)
     }
-    buffers = {name: b.clone() for part in inner for name, b in part.named_buffers()}
+    buffers = {name: b.clone().cpu() for part in inner for name, b in part.named_buffers()}
     return Trace(losses, norms, parameters, buffers)
 
 
@@ -147,8 +150,8 @@ def mine(inputs: torch.Tensor, targets: torch.Tensor, axes: Axes | None) -> Batc
     return Batch(inputs[rows], targets[rows], count_units(targets[rows]))
 
 
-def train_by_name(name: str) -> Trace:
-    return train(next(case for case in CASES if case.name == name))
+def train_by_name(name: str, device: str = "cpu") -> Trace:
+    return train(next(case for case in CASES if case.name == name), device)
 
 
 def check(case: Case, *, optimizer: str | None = None) -> dict[str, float]:
@@ -161,6 +164,15 @@ def check(case: Case, *, optimizer: str | None = None) -> dict[str, float]:
         case.model(), case.loss(), case.batches(), optimizer or case.optimizer, clip_norm=case.clip_norm
     )
     traces = run_ranks(train_by_name, case.ranks, case.name, timeout_s=300) if case.ranks > 1 else [alone(case)]
+    return compare(case, traces, expected)
+
+
+def compare(case: Case, traces: list[Trace], expected: Trace) -> dict[str, float]:
+    """The largest differences of all ranks from the plain loop.
+
+    Raises:
+        AssertionError: one is larger than the case allows.
+    """
     worst = {"loss": 0.0, "norm": 0.0, "parameter": 0.0, "buffer": 0.0}
     seen: set[str] = set()
     for trace in traces:
