@@ -60,9 +60,18 @@ class Pipeline:
         plan: for the schedule.
         axes: of the mesh.
         device: where the stages compute.
+        rows: examples of this rank's largest batch; None: the first one is as large as any.
     """
 
-    def __init__(self, parts: Sequence[nn.Module], loss: Loss, plan: Plan, axes: Axes, device: torch.device) -> None:
+    def __init__(
+        self,
+        parts: Sequence[nn.Module],
+        loss: Loss,
+        plan: Plan,
+        axes: Axes,
+        device: torch.device,
+        rows: int | None = None,
+    ) -> None:
         indices = stages_of(axes.coordinates["pp"], plan)
         group = axes.group("pp")
         stages = [
@@ -81,7 +90,7 @@ class Pipeline:
         self._micros: list[Micro] = []
         self._total: int | torch.Tensor = 1
         self._observe: Observe | None = None
-        self._rows: int | None = None
+        self._rows = None if rows is None else -(-rows // plan.microbatches)
 
     def train(
         self, batch: Batch, total: int | torch.Tensor, after_first: Callable[[int], None] | None = None
@@ -89,8 +98,8 @@ class Pipeline:
         """As `passes.Passes.train`; the loss is 0 on ranks without the last stage.
 
         Raises:
-            ValueError: the batch has more rows than the first one had; or a measurement after the first micro-batch is
-                asked for, which a pipeline has not.
+            ValueError: the batch has more rows than `rows`, or than the first one had; or a measurement after the
+                first micro-batch is asked for, which a pipeline has not.
         """
         if after_first is not None:
             raise ValueError("a pipeline has no moment at which the gradients are those of one micro-batch")
