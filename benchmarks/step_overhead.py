@@ -43,7 +43,7 @@ from atoll.parallel.trainer.run import Surroundings, train
 from benchmarks.report import Bar, conclude, say, spread
 
 SIZES = {
-    "cpu": {"config": {"vocab": 256, "dim": 320, "layers": 6, "heads": 5, "sequence": 128}, "batch": 8},
+    "cpu": {"config": {"vocab": 256, "dim": 256, "layers": 8, "heads": 4, "sequence": 128}, "batch": 16},
     "cuda": {"config": {"vocab": 32_000, "dim": 1024, "layers": 12, "heads": 16, "sequence": 1024}, "batch": 16},
 }
 BARS = {"plain": 0.97, "ddp": 0.97, "fsdp": 0.95}
