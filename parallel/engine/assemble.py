@@ -1,6 +1,6 @@
 """From a model and a plan to an engine: cut, lay over the mesh, give it its optimizers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -64,7 +64,7 @@ def assemble(
     device: torch.device | str = "cpu",
     lr: Callable[[int], float] | None = None,
     clip_norm: float | None = None,
-    batch_size: int | None = None,
+    rows: int | None = None,
 ) -> Engine:
     """Build the engine of this rank.
 
@@ -78,14 +78,13 @@ def assemble(
         device: of this rank.
         lr: step (from 0) -> learning rate; None leaves it to the optimizer.
         clip_norm: largest L2 norm of the global gradient.
-        batch_size: examples of the largest global batch. A pipeline fixes the shape of its micro-batches by it, or else
-            by the first batch that it sees.
+        rows: examples of this rank's largest batch, for a pipeline whose first batch may be a smaller one.
 
     Raises:
         ValueError: the model cannot be cut so; with every reason.
     """
     device = torch.device(device)
-    check_model(model, plan, batch_size=batch_size)
+    check_model(model, plan)
     if axes is None and (plan.mesh.size > 1 or plan.is_sharded):
         raise ValueError(f"a plan with {plan.mesh} and zero={plan.zero_stage} needs the axes of its mesh")
     parts, ties = _cut(model, plan, axes)
@@ -98,7 +97,7 @@ def assemble(
     executor: Executor
     if plan.mesh.pp > 1:
         assert axes is not None
-        executor = Pipeline(parts, loss, plan, axes, device, batch_size=batch_size)
+        executor = Pipeline(parts, loss, plan, axes, device, rows)
     else:
         executor = Passes(parts[0], loss, plan, device)
     return Engine(
@@ -111,7 +110,7 @@ def assemble(
         lr=lr,
         clip_norm=clip_norm,
         ties=separated,
-        outer=_outer(parts, plan, axes),
+        outer=_outer(plan, axes),
         compression=_compression(parts[0], plan, axes),
     )
 
@@ -153,11 +152,11 @@ def _laid_out(part: nn.Module, plan: Plan, axes: Axes | None) -> nn.Module:
     return apply_data_parallel(part, axes, plan, names)
 
 
-def _outer(parts: Sequence[nn.Module], plan: Plan, axes: Axes | None) -> Outer | None:
+def _outer(plan: Plan, axes: Axes | None) -> Outer | None:
     config = parse_outer(plan.outer)
     if config is None or axes is None:
         return None
-    return make_outer(config, axes.group("dp_replicate"), dict(pair for part in parts for pair in trained(part)))
+    return make_outer(config, axes.group("dp_replicate"))
 
 
 def _compression(part: nn.Module, plan: Plan, axes: Axes | None) -> HookState | None:

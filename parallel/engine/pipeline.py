@@ -60,7 +60,7 @@ class Pipeline:
         plan: for the schedule.
         axes: of the mesh.
         device: where the stages compute.
-        batch_size: examples of the largest global batch; None: dp times those of the first batch.
+        rows: examples of this rank's largest batch; None: the first one is as large as any.
     """
 
     def __init__(
@@ -70,8 +70,7 @@ class Pipeline:
         plan: Plan,
         axes: Axes,
         device: torch.device,
-        *,
-        batch_size: int | None = None,
+        rows: int | None = None,
     ) -> None:
         indices = stages_of(axes.coordinates["pp"], plan)
         group = axes.group("pp")
@@ -91,7 +90,7 @@ class Pipeline:
         self._micros: list[Micro] = []
         self._total: int | torch.Tensor = 1
         self._observe: Observe | None = None
-        self._rows = None if batch_size is None else -(-batch_size // (plan.mesh.dp * plan.microbatches))
+        self._rows = None if rows is None else -(-rows // plan.microbatches)
 
     def train(
         self, batch: Batch, total: int | torch.Tensor, after_first: Callable[[int], None] | None = None
@@ -99,8 +98,8 @@ class Pipeline:
         """As `passes.Passes.train`; the loss is 0 on ranks without the last stage.
 
         Raises:
-            ValueError: the batch has more rows than `batch_size` allows; or a measurement after the first micro-batch is
-                asked for, which a pipeline has not.
+            ValueError: the batch has more rows than `rows`, or than the first one had; or a measurement after the
+                first micro-batch is asked for, which a pipeline has not.
         """
         if after_first is not None:
             raise ValueError("a pipeline has no moment at which the gradients are those of one micro-batch")
