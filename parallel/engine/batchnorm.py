@@ -14,8 +14,6 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from atoll.parallel.engine.blueprint import replace
-
 
 def convert(part: nn.Module, kind: str, group: dist.ProcessGroup | None) -> None:
     """Replace every batch norm of a model; parameters, buffers and names stay.
@@ -27,11 +25,13 @@ def convert(part: nn.Module, kind: str, group: dist.ProcessGroup | None) -> None
     """
     if kind == "local" or (kind == "sync" and group is None):
         return
-    for name, module in list(part.named_modules()):
-        if isinstance(module, _BatchNorm):
-            size = int(kind.partition(":")[2] or 0)
-            other = GhostBatchNorm(module, size) if size else SyncedBatchNorm(module, group)
-            replace(part, name, other)
+    size = int(kind.partition(":")[2] or 0)
+    converted: dict[nn.Module, nn.Module] = {}
+    for name, norm in list(part.named_modules(remove_duplicate=False)):
+        if isinstance(norm, _BatchNorm):
+            if norm not in converted:
+                converted[norm] = GhostBatchNorm(norm, size) if size else SyncedBatchNorm(norm, group)
+            part.set_submodule(name, converted[norm])
 
 
 class _Converted(_BatchNorm):

@@ -116,7 +116,7 @@ def apply_data_parallel(part: nn.Module, axes: Axes, plan: Plan, block_names: li
     }
     if plan.offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=axes.device_mesh.device_type == "cuda")
-    for name in block_names:
+    for name in _separable(part, block_names):
         fully_shard(part.get_submodule(name), **options)
     fully_shard(part, **options)
     for module in part.modules():
@@ -124,6 +124,16 @@ def apply_data_parallel(part: nn.Module, axes: Axes, plan: Plan, block_names: li
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo knows no other; with a factor of 1 it costs nothing
     return part
+
+
+def _separable(part: nn.Module, block_names: list[str]) -> list[str]:
+    """The blocks that share no parameter with what is outside them: `fully_shard` gathers it in one place."""
+    tied = tied_names(part)
+
+    def is_separable(block: str) -> bool:
+        return all(len({name.startswith(f"{block}.") for name in names}) == 1 for names in tied)
+
+    return [block for block in block_names if is_separable(block)]
 
 
 def _data_mesh(axes: Axes, plan: Plan) -> DeviceMesh:

@@ -60,6 +60,14 @@ def own_sequential() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 10))
 
 
+def repeating() -> nn.Module:
+    """The same objects in several places: an activation, a layer, a container."""
+    torch.manual_seed(0)
+    tanh, layer = nn.Tanh(), nn.Linear(24, 24)
+    block = nn.Sequential(nn.Linear(24, 24), tanh)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 24), tanh, layer, block, layer, block, tanh, nn.Linear(24, 10))
+
+
 class OwnModule(nn.Module):
     """A user's own module, without a blueprint."""
 
@@ -75,6 +83,14 @@ class OwnModule(nn.Module):
             x = x + layer(x).tanh()
         logits: torch.Tensor = self.leave(x)
         return logits
+
+
+def tied_blocks() -> nn.Module:
+    """Two blocks share a weight."""
+    model = own_module()
+    assert isinstance(model, OwnModule)
+    model.middle[2].weight = model.middle[0].weight
+    return model
 
 
 def own_module() -> nn.Module:
@@ -289,6 +305,14 @@ def other_models() -> Iterator[Case]:
             yield Case(f"{name}: tp 2", plan(tp=2), model, last=5)
 
 
+def shared_modules() -> Iterator[Case]:
+    """The same object in several places of a model."""
+    yield Case("repeating: 1f1b 2", plan(pp=2), repeating, last=5)
+    yield Case("repeating: zero-3 2", plan(dp_shard=2), repeating, last=5)
+    yield Case("repeating: interleaved-1f1b 2", plan(pp=2, schedule="interleaved-1f1b"), repeating, last=5)
+    yield Case("tied blocks: zero-3 2", plan(dp_shard=2), tied_blocks, last=5)
+
+
 def compiled() -> Iterator[Case]:
     """These need a C++ compiler, and a minute each."""
     yield Case("single, compiled", plan(compile=True), loss_tolerance=1e-5, norm_tolerance=1e-5)
@@ -322,7 +346,16 @@ def four() -> nn.Module:
     return decoder(4)
 
 
-CASES = [*one_rank(), *one_axis(), *details(), *several_axes(), *other_models(), *half_precision(), *compiled()]
+CASES = [
+    *one_rank(),
+    *one_axis(),
+    *details(),
+    *several_axes(),
+    *other_models(),
+    *shared_modules(),
+    *half_precision(),
+    *compiled(),
+]
 
 
 def main() -> None:

@@ -27,6 +27,7 @@ HERE = (
     "sync batch norm 2",
     "own module: zero-3 2",
     "own sequential: 1f1b 2",
+    "repeating: 1f1b 2",
     "hsdp 2x2",
     "zero-3 4, one example",
     "pp x fsdp x tp 2x2x2",
