@@ -4,8 +4,8 @@ Every micro-batch has the same shape; a batch that is smaller is filled up, and 
 the schedule passes around as targets are the numbers of the micro-batches, so that targets may be any tree.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 from torch.distributed.tensor.parallel import loss_parallel
 
 from atoll.parallel.data.batch import Batch, map_tensors, tensors
+from atoll.parallel.engine.buffers import unchanged
 from atoll.parallel.engine.mesh import Axes
 from atoll.parallel.engine.microbatches import Micro, rows_of, split_padded
 from atoll.parallel.engine.passes import Loss, Observe, share_of_loss
@@ -33,22 +34,12 @@ class Stage(PipelineStage):
     """A stage whose buffers do not see the pass that torch makes to learn the shapes."""
 
     def _compute_outputs(self, *args: Any, module: nn.Module, **kwargs: Any) -> Any:
-        with _unchanged(module):
+        with unchanged(module):
             return super()._compute_outputs(*args, module=module, **kwargs)
 
     def _shape_inference(self, *args: Any, **kwargs: Any) -> Any:  # what it is called in torch 2.11
-        with _unchanged(self.submod):
+        with unchanged(self.submod):
             return super()._shape_inference(*args, **kwargs)  # type: ignore[misc]
-
-
-@contextmanager
-def _unchanged(module: nn.Module) -> Iterator[None]:
-    before = [(buffer, buffer.clone(), buffer._version) for buffer in module.buffers()]
-    yield
-    with torch.no_grad():
-        for buffer, value, version in before:
-            if buffer._version != version:  # what was only read must stay as it is for the backward pass
-                buffer.copy_(value)
 
 
 class Pipeline:

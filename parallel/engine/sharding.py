@@ -58,6 +58,7 @@ def apply_tensor_parallel(part: nn.Module, mesh: DeviceMesh, plan: Plan) -> None
     if declared is None:
         raise ValueError(f"tp={plan.mesh.tp}: {type(part).__name__} declares no blueprint.tensor, so it cannot be cut")
     tied = tied_names(part)
+    frozen = [name for name, parameter in part.named_parameters(remove_duplicate=False) if not parameter.requires_grad]
     found = _matching(part, declared(plan.sequence_parallel, plan.loss_parallel))
     for name, style in found.items():
         parallelize_module(part.get_submodule(name) if name else part, mesh, style)
@@ -66,6 +67,8 @@ def apply_tensor_parallel(part: nn.Module, mesh: DeviceMesh, plan: Plan) -> None
             parallelize_module(module, mesh, Replicated())
     for names in tied:
         _tie(part, names)
+    for name in frozen:  # some of torch's styles make new parameters, which would be trained
+        part.get_parameter(name).requires_grad_(False)
 
 
 def _matching(part: nn.Module, styles: Styles) -> Styles:

@@ -93,6 +93,13 @@ def tied_blocks() -> nn.Module:
     return model
 
 
+def frozen() -> nn.Module:
+    model = small()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("norm" not in name and "embed" not in name)
+    return model
+
+
 def own_module() -> nn.Module:
     torch.manual_seed(0)
     return OwnModule()
@@ -152,7 +159,7 @@ def train(case: Case, device: str = "cpu") -> Trace:
         for part in inner
         for name, p in part.named_parameters(remove_duplicate=False)
     }
-    buffers = {name: b.clone().cpu() for part in inner for name, b in part.named_buffers()}
+    buffers = {name: whole(b).clone().cpu() for part in inner for name, b in part.named_buffers()}
     return Trace(losses, norms, parameters, buffers)
 
 
@@ -227,6 +234,8 @@ def one_rank() -> Iterator[Case]:
     yield Case("single accumulate 3, uneven", plan(accumulate=3), last=7)
     yield Case("single, recomputed", plan(recompute="full"))
     yield Case("single, recomputed selectively", plan(recompute="selective"))
+    yield Case("single, recomputed, batch norm", plan(recompute="full"), cnn_with_norms)
+    yield Case("single, recomputed selectively, batch norm", plan(recompute="selective"), cnn_with_norms)
     yield Case("single, ignored tokens, accumulate 2", plan(accumulate=2), ignored=True)
     yield Case("single fsdp", plan(zero=3))
 
@@ -305,6 +314,29 @@ def other_models() -> Iterator[Case]:
             yield Case(f"{name}: tp 2", plan(tp=2), model, last=5)
 
 
+def batch_norms() -> Iterator[Case]:
+    """Their running statistics are part of what must be equal."""
+    whole_batch = {"schedule": "gpipe", "num_microbatches": 1}
+    yield Case("batch norm, tp 2", plan(tp=2), cnn_with_norms)
+    yield Case("batch norm, gpipe 2 in one", plan(pp=2, **whole_batch), cnn_with_norms)
+    yield Case("sync batch norm, zero-3 2", plan(dp_shard=2, batchnorm="sync"), cnn_with_norms, last=11)
+    yield Case("sync batch norm, ddp x tp 2x2", plan(dp_replicate=2, tp=2, batchnorm="sync"), cnn_with_norms)
+    yield Case(
+        "sync batch norm, gpipe x ddp 2x2", plan(pp=2, dp_replicate=2, batchnorm="sync", **whole_batch), cnn_with_norms
+    )
+    yield Case(
+        "sync batch norm 2, recomputed", plan(dp_replicate=2, batchnorm="sync", recompute="full"), cnn_with_norms
+    )
+
+
+def frozen_parameters() -> Iterator[Case]:
+    """An embedding and the norms keep their values."""
+    axes = ({"dp_replicate": 2}, {"dp_shard": 2}, {"tp": 2}, {"pp": 2})
+    for name, axis in zip(("ddp", "zero-3", "tp+sp", "1f1b"), axes, strict=True):
+        yield Case(f"frozen: {name} 2", plan(**axis), frozen, clip_norm=0.5)
+    yield Case("frozen: fsdp x tp 2x2", plan(dp_shard=2, tp=2), frozen, clip_norm=0.5)
+
+
 def shared_modules() -> Iterator[Case]:
     """The same object in several places of a model."""
     yield Case("repeating: 1f1b 2", plan(pp=2), repeating, last=5)
@@ -353,6 +385,8 @@ CASES = [
     *several_axes(),
     *other_models(),
     *shared_modules(),
+    *batch_norms(),
+    *frozen_parameters(),
     *half_precision(),
     *compiled(),
 ]
