@@ -85,6 +85,11 @@ def _matching(part: nn.Module, styles: Styles) -> Styles:
     return found
 
 
+def unmatched(model: nn.Module, styles: Styles) -> list[str]:
+    """Those of a whole model's styles that no module has the name for."""
+    return [pattern for pattern, style in styles.items() if not _matching(model, {pattern: style})]
+
+
 def _tie(part: nn.Module, names: list[str]) -> None:
     """Make parameters one again that were cut one by one.
 

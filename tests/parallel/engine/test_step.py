@@ -1,6 +1,7 @@
 """What the step does beside the losses: evaluation, the noise sample, rarely meeting copies, what a user gets wrong."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -189,3 +190,63 @@ def test_a_gradient_that_is_no_number_is_seen_in_the_norm() -> None:
     measured = engine.step(Batch(*reference.image_batches()[0], 16))
     assert measured.grad_norm is not None
     assert math.isnan(measured.grad_norm.item())
+
+
+def one_step(
+    model: Callable[[], nn.Module], plan: Plan, batches: Any, loss: Any = nn.functional.cross_entropy
+) -> float:
+    engine = engine_of(model(), plan, loss)
+    return engine.step(mine(*batches[0], engine.axes)).loss.item()
+
+
+def unused() -> nn.Module:
+    model = mlp()
+    model.extra = nn.Linear(3, 3)
+    return model
+
+
+@pytest.mark.parametrize("plan", [Plan(mesh=Mesh(tp=2)), Plan(mesh=Mesh(tp=2, pp=2))], ids=["tp", "pp x tp"])
+def test_a_sequence_that_tp_does_not_divide_is_refused_on_every_rank(plan: Plan) -> None:
+    with pytest.raises(RankFailed, match=r"tp=2 must divide the length of the sequence \(sequence_parallel\), got 15"):
+        run_ranks(one_step, plan.mesh.size, small, plan, reference.token_batches(64, 15), reference.token_loss)
+
+
+def test_a_parameter_that_ddp_would_wait_for_is_named() -> None:
+    with pytest.raises(RankFailed, match=r"extra.weight, extra.bias: no gradient, which DDP waits for"):
+        run_ranks(one_step, 2, unused, Plan(mesh=Mesh(dp_replicate=2)), reference.image_batches())
+
+
+def loss_of_each(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def test_a_loss_that_is_no_single_number_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a single number, the mean over the batch; got shape \(16,\)"):
+        one_step(mlp, Plan(), reference.image_batches(), loss_of_each)
+    with pytest.raises(RankFailed, match=r"a single number, the mean over the batch; got shape"):
+        run_ranks(one_step, 2, mlp, Plan(mesh=Mesh(pp=2)), reference.image_batches(), loss_of_each)
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_the_loss_of_a_bf16_model_has_the_digits_of_float32(zero: int) -> None:
+    """In bfloat16 a loss of about 2 comes in steps of 1/64."""
+    plan = Plan(precision="bf16", zero=zero)
+    [loss] = run_ranks(one_step, 1, mlp, plan, reference.image_batches())
+    assert loss != float(torch.tensor(loss).bfloat16())
+
+
+class Masked(nn.Module):
+    """Half of its outputs are excluded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        masked: torch.Tensor = self.inner(images).masked_fill(torch.arange(10) >= 5, -math.inf)
+        return masked
+
+
+def test_a_filler_s_outputs_may_be_infinite() -> None:
+    inputs, _ = reference.image_batches()[0]
+    assert one_step(Masked, Plan(), [(inputs, torch.full((16,), -100))]) == 0.0
