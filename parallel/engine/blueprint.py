@@ -28,8 +28,8 @@ class Blueprint:
     """How a model can be cut."""
 
     chain: Sequence[str] = ()
-    """Names of the modules that `forward` calls one after another, each with nothing but what the one before returns.
-    A container (ModuleList, ModuleDict, Sequential) stands for its items, which are the blocks."""
+    """Names of the modules that `forward` calls one after another, each with nothing but what the one before returns,
+    which is a tensor. A container (ModuleList, ModuleDict, Sequential) stands for its items, which are the blocks."""
 
     tensor: Callable[[bool, bool], Styles] | None = None
     """(sequence_parallel, loss_parallel) -> the styles of tensor parallelism."""

@@ -126,7 +126,7 @@ class Engine:
         if self._clip_norm is not None and norm is not None:
             clip(gradients_of(self._values), norm, self._clip_norm)
         self._update()
-        return Measured(self._global(loss) if report else loss, norm, noise)
+        return Measured(self._global(loss, units) if report else loss, norm, noise)
 
     def flush(self) -> None:
         """Make one model of all ranks: for before an evaluation, a checkpoint, an export."""
@@ -189,13 +189,16 @@ class Engine:
         owned = gradients_of(self._values if self._ties is None else self._ties.owned(self._values))
         return total_norm(owned, self.axes, self.device)
 
-    def _global(self, loss: torch.Tensor) -> torch.Tensor:
+    def _global(self, loss: torch.Tensor, units: int | torch.Tensor) -> torch.Tensor:
         if self.axes is None:
             return loss
         total = self.axes.sum_over(loss.clone(), "pp", *self._synced_axes())
-        if self.plan.outer != "none":  # each copy has a mean of its own
-            total = self.axes.sum_over(total, "dp_replicate") / self.axes.mesh.dp_replicate
-        return total
+        if self.plan.outer == "none":
+            return total
+        both = torch.stack([total * units, torch.as_tensor(units, dtype=total.dtype, device=total.device)])
+        weighted, of_all = self.axes.sum_over(both, "dp_replicate")  # each copy has a mean of its own
+        mean: torch.Tensor = weighted / of_all.clamp(min=1)
+        return mean
 
     def _after_first(self, count: int) -> tuple[int, torch.Tensor]:
         """Units of all ranks' first micro-batches, and the squared norm of what the gradients are now."""

@@ -51,8 +51,10 @@ def evaluated(plan: Plan, last: int) -> tuple[float, int]:
         Plan(mesh=Mesh(tp=2)),
         Plan(mesh=Mesh(pp=2)),
         Plan(mesh=Mesh(pp=2), schedule="interleaved-1f1b"),
+        Plan(mesh=Mesh(pp=2), schedule="zbv-zero-bubble"),
+        Plan(mesh=Mesh(pp=2), schedule="dualpipe-v"),
     ],
-    ids=["ddp", "fsdp", "tp", "pp", "interleaved"],
+    ids=["ddp", "fsdp", "tp", "pp", "interleaved", "zbv", "dualpipe"],
 )
 def test_an_evaluation_sees_every_example_once(plan: Plan) -> None:
     last = 7 if plan.mesh.pp == 1 else 16
@@ -124,6 +126,20 @@ def test_copies_that_meet_rarely_differ_from_the_plain_loop_and_not_from_each_ot
     first, second = run_ranks(after_steps, 2, plan, "sgd", 3)
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert max(float((first[name] - expected.parameters[name]).abs().max()) for name in first) > 1e-4
+
+
+def first_loss(plan: Plan, rows: int) -> float:
+    engine = engine_of(mlp(), plan)
+    inputs, targets = reference.image_batches()[0]
+    return engine.step(mine(inputs[:rows], targets[:rows], engine.axes)).loss.item()
+
+
+@pytest.mark.parametrize("rows", [16, 5, 1])
+def test_the_loss_of_several_copies_weighs_them_by_their_units(rows: int) -> None:
+    """Of one example the second copy has nothing."""
+    expected = first_loss(Plan(), rows)
+    plan = Plan(mesh=Mesh(dp_replicate=2), outer="local_sgd:2")
+    assert run_ranks(first_loss, 2, plan, rows) == pytest.approx([expected] * 2, rel=1e-6)
 
 
 def compressed_losses(compression: str) -> list[float]:
@@ -209,6 +225,17 @@ def unused() -> nn.Module:
 def test_a_sequence_that_tp_does_not_divide_is_refused_on_every_rank(plan: Plan) -> None:
     with pytest.raises(RankFailed, match=r"tp=2 must divide the length of the sequence \(sequence_parallel\), got 15"):
         run_ranks(one_step, plan.mesh.size, small, plan, reference.token_batches(64, 15), reference.token_loss)
+
+
+def step_with_a_dict() -> None:
+    engine = engine_of(mlp(), Plan(mesh=Mesh(pp=2)))
+    inputs, targets = reference.image_batches()[0]
+    engine.step(Batch({"images": inputs}, targets, len(targets)))
+
+
+def test_a_pipeline_that_is_not_given_one_tensor_says_so() -> None:
+    with pytest.raises(RankFailed, match=r"a pipeline's inputs must be one tensor, got dict"):
+        run_ranks(step_with_a_dict, 2)
 
 
 def test_a_parameter_that_ddp_would_wait_for_is_named() -> None:
