@@ -277,3 +277,25 @@ class Masked(nn.Module):
 def test_a_filler_s_outputs_may_be_infinite() -> None:
     inputs, _ = reference.image_batches()[0]
     assert one_step(Masked, Plan(), [(inputs, torch.full((16,), -100))]) == 0.0
+
+
+@pytest.mark.parametrize(("kind", "passes"), [("none", 1), ("full", 2)])
+def test_a_recomputed_block_is_computed_twice(kind: str, passes: int) -> None:
+    engine = engine_of(mlp(), Plan(recompute=kind))
+    calls: list[str] = []
+    inner = engine.parts[0].get_submodule("layers.0.0")
+    inner.register_forward_hook(lambda *_: calls.append("forward"))
+    engine.step(Batch(*reference.image_batches()[0], 16))
+    assert len(calls) == passes
+
+
+def test_dropout_is_for_steps_and_not_for_evaluations() -> None:
+    engine = engine_of(nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.Dropout(0.5)), Plan())
+    batch = Batch(*reference.image_batches()[0], 16)
+    seen: list[torch.Tensor] = []
+    engine.evaluate(batch, lambda outputs, _targets: seen.append(outputs))
+    engine.evaluate(batch, lambda outputs, _targets: seen.append(outputs))
+    assert torch.equal(seen[0], seen[1])
+    assert not (seen[0] == 0).any()
+    engine.step(batch)
+    assert all(module.training for module in engine.parts[0].modules())
