@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 PEERS := .venv-peers/.installed
 BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs
 
-.PHONY: setup peers demo test test-cuda check format proto docs bench soak mutants clean
+.PHONY: setup peers demo test test-parallel test-cuda check format proto docs bench soak mutants clean
 
 setup: $(STAMP)
 
@@ -29,6 +29,9 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -q
+
+test-parallel: setup # every strategy at every rank count, as a table; about five minutes
+	$(BIN)/python -m tests.parallel.engine.cases
 
 test-cuda: setup # what needs a GPU
 	$(BIN)/python -m pytest -q tests/aggregation/test_device.py

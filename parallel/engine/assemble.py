@@ -1,11 +1,12 @@
 """From a model and a plan to an engine: cut, lay over the mesh, give it its optimizers."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import nn
 
+from atoll.parallel.communication.hooks import HookState, register
+from atoll.parallel.communication.outer import Outer, make_outer, parse_outer
 from atoll.parallel.engine import recompute
 from atoll.parallel.engine.batchnorm import convert
 from atoll.parallel.engine.blueprint import blocks, blueprint_of, cut, pieces, stage
@@ -14,14 +15,11 @@ from atoll.parallel.engine.passes import Loss, Passes
 from atoll.parallel.engine.pipeline import Pipeline, stages_of
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.sharding import apply_data_parallel, apply_tensor_parallel
-from atoll.parallel.engine.step import Engine, Executor, Outer
+from atoll.parallel.engine.step import Engine, Executor, trained
 from atoll.parallel.engine.ties import Ties, tied_names
 
 MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 """Named parameters -> their optimizer."""
-
-MakeOuter = Callable[[Sequence[nn.Parameter], Any], Outer]
-"""(parameters, process group of the copies) -> what they do instead of synchronizing each step."""
 
 
 def check_model(model: nn.Module, plan: Plan, *, batch_size: int | None = None) -> None:
@@ -66,7 +64,6 @@ def assemble(
     device: torch.device | str = "cpu",
     lr: Callable[[int], float] | None = None,
     clip_norm: float | None = None,
-    make_outer: MakeOuter | None = None,
 ) -> Engine:
     """Build the engine of this rank.
 
@@ -80,7 +77,6 @@ def assemble(
         device: of this rank.
         lr: step (from 0) -> learning rate; None leaves it to the optimizer.
         clip_norm: largest L2 norm of the global gradient.
-        make_outer: for `plan.outer`.
 
     Raises:
         ValueError: the model cannot be cut so; with every reason.
@@ -95,16 +91,13 @@ def assemble(
         parts = [part.to(device) for part in parts]
     parts = [_laid_out(part, plan, axes) for part in parts]
     separated = None if axes is None or not ties else Ties(ties[0], ties[1], parts, axes)
-    optimizers = [make_optimizer(_named(part)) for part in parts]
+    optimizers = [make_optimizer(trained(part)) for part in parts]
     executor: Executor
     if plan.mesh.pp > 1:
         assert axes is not None
         executor = Pipeline(parts, loss, plan, axes, device)
     else:
         executor = Passes(parts[0], loss, plan, device)
-    outer = None
-    if make_outer is not None and axes is not None:
-        outer = make_outer([p for part in parts for p in part.parameters()], axes.group("dp_replicate"))
     return Engine(
         parts=parts,
         optimizers=optimizers,
@@ -115,7 +108,8 @@ def assemble(
         lr=lr,
         clip_norm=clip_norm,
         ties=separated,
-        outer=outer,
+        outer=_outer(parts, plan, axes),
+        compression=_compression(parts[0], plan, axes),
     )
 
 
@@ -156,6 +150,14 @@ def _laid_out(part: nn.Module, plan: Plan, axes: Axes | None) -> nn.Module:
     return apply_data_parallel(part, axes, plan, names)
 
 
-def _named(part: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    inner = part.module if isinstance(part, nn.parallel.DistributedDataParallel) else part
-    return [(name, parameter) for name, parameter in inner.named_parameters() if parameter.requires_grad]
+def _outer(parts: Sequence[nn.Module], plan: Plan, axes: Axes | None) -> Outer | None:
+    config = parse_outer(plan.outer)
+    if config is None or axes is None:
+        return None
+    return make_outer(config, axes.group("dp_replicate"), dict(pair for part in parts for pair in trained(part)))
+
+
+def _compression(part: nn.Module, plan: Plan, axes: Axes | None) -> HookState | None:
+    if plan.compression == "none" or axes is None or not isinstance(part, nn.parallel.DistributedDataParallel):
+        return None
+    return register(part, plan.compression, axes.group("dp_replicate"))

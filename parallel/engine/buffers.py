@@ -12,7 +12,7 @@ from atoll.parallel.engine.mesh import Axes
 
 @torch.no_grad()
 def average_buffers(parts: Sequence[nn.Module], axes: Axes | None) -> None:
-    """Make the buffers of all ranks with different data equal: floats become their mean, integers the first rank's.
+    """Make the saved buffers of all ranks with different data equal: floats become their mean, integers the first's.
 
     For before an evaluation, a checkpoint and an export. Parameters are not touched.
     """
@@ -23,7 +23,8 @@ def average_buffers(parts: Sequence[nn.Module], axes: Axes | None) -> None:
             continue
         group = axes.group(axis)
         for part in parts:
-            for buffer in part.buffers():
+            saved = part.state_dict().keys()
+            for buffer in (buffer for name, buffer in part.named_buffers() if name in saved):
                 value = buffer.to_local() if isinstance(buffer, DTensor) else buffer
                 if value.is_floating_point():
                     dist.all_reduce(value, group=group)

@@ -13,7 +13,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
-from atoll.parallel.engine.batch import Batch, count_units, each, split
+from atoll.parallel.data.batch import Batch, map_tensors
+from atoll.parallel.engine.microbatches import split
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.sharding import whole
 
@@ -54,22 +55,21 @@ class Passes:
         micros = split(batch, self._plan.microbatches if after_first is None else max(2, self._plan.microbatches))
         for index, micro in enumerate(micros):
             is_last = index == len(micros) - 1
-            count = count_units(micro.targets) if micro.count is None else micro.count
             with self._synchronizing(is_last or after_first is not None, is_last), self._computing():
                 loss = self._loss(self._model(micro.inputs), micro.targets)
-                is_whole = isinstance(total, int) and count == total
-                weighted = loss if is_whole else loss * (count / total)
+                is_whole = isinstance(total, int) and isinstance(micro.count, int) and micro.count == total
+                weighted = loss if is_whole else loss * (micro.count / total)
                 (weighted * self._scale if self._scale != 1 else weighted).backward()  # type: ignore[no-untyped-call]
             losses.append(whole(weighted.detach()))
             if index == 0 and after_first is not None:
-                after_first(count)
+                after_first(int(micro.count))
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def evaluate(self, batch: Batch, observe: Observe) -> None:
         """Let `observe` see outputs and targets of a batch; of a filler nothing is seen."""
         with torch.no_grad(), self._casting():
             outputs = self._model(batch.inputs)
-            outputs = each(whole, outputs)
+            outputs = map_tensors(whole, outputs)
         if batch.count != 0:
             observe(outputs, batch.targets)
 

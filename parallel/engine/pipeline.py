@@ -14,8 +14,9 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 from torch.distributed.tensor.parallel import loss_parallel
 
-from atoll.parallel.engine.batch import Batch, count_units, each, split_padded, tensors
+from atoll.parallel.data.batch import Batch, map_tensors, tensors
 from atoll.parallel.engine.mesh import Axes
+from atoll.parallel.engine.microbatches import Micro, rows_of, split_padded
 from atoll.parallel.engine.passes import Loss, Observe
 from atoll.parallel.engine.plan import SCHEDULES, V_SHAPED, Plan
 from atoll.parallel.engine.sharding import whole
@@ -77,7 +78,7 @@ class Pipeline:
         self._parts, self._loss, self._plan, self._device = parts, loss, plan, device
         self.is_first = any(stage.is_first for stage in stages)
         self.is_last = any(stage.is_last for stage in stages)
-        self._micros: list[tuple[Batch, int]] = []
+        self._micros: list[Micro] = []
         self._total: int | torch.Tensor = 1
         self._observe: Observe | None = None
         self._rows: int | None = None
@@ -113,26 +114,26 @@ class Pipeline:
     def _run(self, batch: Batch, losses: list[torch.Tensor], go: Callable[..., Any]) -> None:
         number = self._plan.microbatches
         if self._rows is None:
-            self._rows = -(-len(next(tensors(batch.inputs))) // number)
+            self._rows = -(-rows_of(batch) // number)
         self._micros = split_padded(batch, number, self._rows)
-        inputs = each_together(torch.cat, [micro.inputs for micro, _ in self._micros])
+        inputs = each_together(torch.cat, [micro.inputs for micro in self._micros])
         numbers = torch.arange(number) if self.is_last else None
         options: dict[str, Any] = {"target": numbers, "losses": losses if self.is_last else None}
         go(*((inputs,) if self.is_first else ()), **options, return_outputs=False)
 
     def _weighted_loss(self, outputs: Any, number: torch.Tensor) -> torch.Tensor:
-        micro, rows = self._micros[int(number.reshape(-1)[0])]
-        if rows == 0:
+        micro = self._micros[int(number.reshape(-1)[0])]
+        if micro.rows == 0:
             return sum((tensor.sum() * 0.0 for tensor in tensors(outputs)), torch.zeros((), device=self._device))
-        real = each(lambda tensor: tensor[:rows] if len(tensor) > rows else tensor, outputs)
+        rows = micro.rows
+        real = map_tensors(lambda tensor: tensor[:rows] if len(tensor) > rows else tensor, outputs)
         if self._observe is not None:
-            self._observe(each(whole, real), micro.targets)
+            self._observe(map_tensors(whole, real), micro.targets)
             return torch.zeros((), device=self._device)
-        count = count_units(micro.targets) if micro.count is None else micro.count
-        return self._loss(real, micro.targets) * (count / self._total)
+        return self._loss(real, micro.targets) * (micro.count / self._total)
 
 
 def each_together(join: Callable[[list[torch.Tensor]], torch.Tensor], trees: Sequence[Any]) -> Any:
     """One tree whose tensors join those of several trees of the same form."""
     rows = [iter(list(tensors(tree))) for tree in trees]
-    return each(lambda _tensor: join([next(row) for row in rows]), trees[0])
+    return map_tensors(lambda _tensor: join([next(row) for row in rows]), trees[0])

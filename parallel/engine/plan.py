@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from atoll.parallel.communication.compression import parse_compression
+from atoll.parallel.communication.outer import parse_outer
 from atoll.parallel.engine.mesh import Mesh
 
 SCHEDULES = {
@@ -23,7 +25,6 @@ V_SHAPED = ("zbv-zero-bubble", "dualpipe-v")
 PRECISIONS = ("fp32", "bf16")
 RECOMPUTE = ("none", "selective", "full")
 BATCHNORM = ("local", "sync")
-COMPRESSION = ("none", "fp16", "bf16", "int8", "onebit", "powersgd")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,11 +138,15 @@ def _faults(plan: Plan) -> Iterator[str]:
         (plan.stages_per_rank is None or plan.stages_per_rank >= 1, "stages_per_rank", "must be at least 1 or none"),
         (plan.precision in PRECISIONS, "precision", f"must be one of {', '.join(PRECISIONS)}"),
         (plan.reduce_dtype in PRECISIONS, "reduce_dtype", f"must be one of {', '.join(PRECISIONS)}"),
-        (plan.compression.split(":")[0] in COMPRESSION, "compression", f"must be one of {', '.join(COMPRESSION)}"),
         (plan.recompute in RECOMPUTE, "recompute", f"must be one of {', '.join(RECOMPUTE)}"),
         (_is_batchnorm(plan.batchnorm), "batchnorm", f"must be one of {', '.join(BATCHNORM)}, ghost:N with N >= 2"),
     ]
     wrong = [f"plan.{name}: {rule}, got {getattr(plan, name)!r}" for is_met, name, rule in rules if not is_met]
+    for parse, text in ((parse_compression, plan.compression), (parse_outer, plan.outer)):
+        try:
+            parse(text)
+        except ValueError as error:
+            wrong.append(f"plan.{error}")
     yield from wrong or _conflicts(plan)
 
 

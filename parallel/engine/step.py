@@ -6,8 +6,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from atoll.parallel.engine.batch import Batch, count_units
+from atoll.parallel.communication.hooks import HookState
+from atoll.parallel.communication.outer import Outer
+from atoll.parallel.data.batch import Batch
+from atoll.parallel.engine.buffers import average_buffers
 from atoll.parallel.engine.gradients import clip, gradients_of, settle, total_norm
 from atoll.parallel.engine.mesh import Axes
 from atoll.parallel.engine.passes import Observe
@@ -15,19 +19,6 @@ from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.ties import Ties
 
 DP_AXES = ("dp_replicate", "dp_shard")
-
-
-class Outer(Protocol):
-    """What copies along dp_replicate do that synchronize rarely or late (`parallel.communication`)."""
-
-    def before_step(self, parameters: Sequence[nn.Parameter]) -> None:
-        """May change the gradients."""
-
-    def after_step(self, parameters: Sequence[nn.Parameter], step: int) -> None:
-        """May change the parameters."""
-
-    def flush(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Apply what is outstanding."""
 
 
 class Executor(Protocol):
@@ -68,7 +59,8 @@ class Measured:
 class Engine:
     """A model on its mesh: the parts of it that lie on this rank, their optimizers, and the step.
 
-    Built by `assemble.assemble`. The state is `parts`, `optimizers`, `steps` and, where there is one, `outer`.
+    Built by `assemble.assemble`. The state is `parts`, `optimizers`, `steps` and, where there are such, what the copies
+    have between their meetings (`outer`) and what compression owes (`compression`).
     """
 
     def __init__(
@@ -84,13 +76,16 @@ class Engine:
         clip_norm: float | None = None,
         ties: Ties | None = None,
         outer: Outer | None = None,
+        compression: HookState | None = None,
     ) -> None:
         self.parts, self.optimizers, self.plan, self.axes, self.device = parts, optimizers, plan, axes, device
         self.steps = 0
         """Steps taken since the beginning of the training."""
-        self.outer = outer
+        self.outer, self.compression = outer, compression
         self._executor, self._lr, self._clip_norm, self._ties = executor, lr, clip_norm, ties
-        self._parameters = [p for part in parts for p in part.parameters() if p.requires_grad]
+        self.parameters = dict(pair for part in parts for pair in trained(part))
+        """By name in the whole model: those that lie here and are trained."""
+        self._values = list(self.parameters.values())
 
     @property
     def is_last_stage(self) -> bool:
@@ -123,9 +118,15 @@ class Engine:
         norm = self._norm() if report or measure_noise or self._clip_norm is not None else None
         noise = _noise(first[0], int(units), norm) if first and norm is not None else None
         if self._clip_norm is not None and norm is not None:
-            clip(gradients_of(self._parameters), norm, self._clip_norm)
+            clip(gradients_of(self._values), norm, self._clip_norm)
         self._update()
         return Measured(self._global(loss) if report else loss, norm, noise)
+
+    def flush(self) -> None:
+        """Make one model of all ranks: for before an evaluation, a checkpoint, an export."""
+        if self.outer is not None:
+            self.outer.flush(self.parameters)
+        average_buffers(self.parts, self.axes)
 
     def evaluate(self, batch: Batch, observe: Observe) -> None:
         """Let `observe` see outputs and targets, in eval mode; on the ranks of the last stage, once for each tp group.
@@ -140,34 +141,33 @@ class Engine:
     def _settle(self) -> None:
         """Finish the sums that the passes leave open."""
         if self.axes is not None and self.axes.mesh.tp > 1 and not self.plan.is_sharded:
-            settle(self._parameters, self.axes)
+            settle(self._values, self.axes)
         if self._ties is not None:
             self._ties.add_up()
 
     def _update(self) -> None:
         if self.outer is not None:
-            self.outer.before_step(self._parameters)
+            self.outer.before_step(self.parameters)
         for optimizer in self.optimizers:
             if self._lr is not None:
                 for group in optimizer.param_groups:
                     group["lr"] = self._lr(self.steps)
             optimizer.step()
-        self.steps += 1
         if self.outer is not None:
-            self.outer.after_step(self._parameters, self.steps)
+            self.outer.after_step(self.parameters, self.steps)
+        self.steps += 1
 
     def _synced_axes(self) -> tuple[str, ...]:
         """The axes along which gradients are added up in each step."""
         return DP_AXES if self.plan.outer == "none" else ("dp_shard",)
 
     def _total(self, batch: Batch) -> int | torch.Tensor:
-        count = count_units(batch.targets) if batch.count is None else batch.count
         if self.axes is None or self.plan.synced_dp == 1:
-            return count
-        return self.axes.sum_over(torch.tensor(count, device=self.device), *self._synced_axes())
+            return batch.count
+        return self.axes.sum_over(torch.tensor(batch.count, device=self.device), *self._synced_axes())
 
     def _norm(self) -> torch.Tensor:
-        owned = gradients_of(self._parameters if self._ties is None else self._ties.owned(self._parameters))
+        owned = gradients_of(self._values if self._ties is None else self._ties.owned(self._values))
         return total_norm(owned, self.axes, self.device)
 
     def _global(self, loss: torch.Tensor) -> torch.Tensor:
@@ -185,6 +185,12 @@ class Engine:
             units = int(self.axes.sum_over(torch.tensor(count, device=self.device), *self._synced_axes()))
         self._settle()
         return units, self._norm().square()
+
+
+def trained(part: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters of a part that an optimizer moves, by their names in the whole model."""
+    inner = part.module if isinstance(part, DistributedDataParallel) else part
+    return [(name, parameter) for name, parameter in inner.named_parameters() if parameter.requires_grad]
 
 
 def _noise(first: tuple[int, torch.Tensor], units: int, norm: torch.Tensor) -> NoiseSample | None:

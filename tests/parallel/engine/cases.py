@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from atoll.parallel.data.batch import Batch, count_units
 from atoll.parallel.engine.assemble import assemble
-from atoll.parallel.engine.batch import Batch
 from atoll.parallel.engine.buffers import average_buffers
 from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Axes, Mesh
@@ -140,23 +140,25 @@ def train(case: Case) -> Trace:
 def mine(inputs: torch.Tensor, targets: torch.Tensor, axes: Axes | None) -> Batch:
     """The rows of this rank; where there are none, any row with the weight zero."""
     if axes is None:
-        return Batch(inputs, targets)
+        return Batch(inputs, targets, count_units(targets))
     rows = torch.arange(len(inputs)).tensor_split(axes.mesh.dp)[axes.dp_rank]
-    return Batch(inputs[rows], targets[rows]) if len(rows) else Batch(inputs[:1], targets[:1], count=0)
+    if len(rows) == 0:
+        return Batch(inputs[:1], targets[:1], 0)
+    return Batch(inputs[rows], targets[rows], count_units(targets[rows]))
 
 
 def train_by_name(name: str) -> Trace:
     return train(next(case for case in CASES if case.name == name))
 
 
-def check(case: Case) -> dict[str, float]:
-    """Run it and the plain loop; the largest differences.
+def check(case: Case, *, optimizer: str | None = None) -> dict[str, float]:
+    """Run it and the plain loop, which may be given another optimizer; the largest differences.
 
     Raises:
         AssertionError: one is larger than the case allows.
     """
     expected = reference.plain_training(
-        case.model(), case.loss(), case.batches(), case.optimizer, clip_norm=case.clip_norm
+        case.model(), case.loss(), case.batches(), optimizer or case.optimizer, clip_norm=case.clip_norm
     )
     traces = run_ranks(train_by_name, case.ranks, case.name, timeout_s=300) if case.ranks > 1 else [alone(case)]
     worst = {"loss": 0.0, "norm": 0.0, "parameter": 0.0, "buffer": 0.0}

@@ -1,0 +1,280 @@
+"""Saves and loads a training run: model, optimizers, random numbers and whatever else the trainer wants to find again.
+
+Saving is asynchronous by default: the ranks copy their shards into memory and go on training; a thread of each writes
+them, and the last step of it, on rank 0, is the renaming. What went wrong there is raised at the next `save`, `load` or
+`close`, on all ranks. The thread has a gloo group of its own: no two threads ever use one group.
+
+Source: PyTorch, "Distributed Checkpoint" (torch.distributed.checkpoint); that one without
+`.metadata` is none is the rule of torchtitan.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
+from torch.optim import Optimizer
+
+from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch, listed
+from atoll.parallel.checkpoint.randomness import generator_state, restore_generators, seed_generators
+from atoll.parallel.checkpoint.ranks import Ranks
+from atoll.parallel.checkpoint.reading import Saved
+from atoll.parallel.checkpoint.state import MODEL, Loading, as_bytes, held_by, state_to_save
+from atoll.parallel.checkpoint.store import Store, read_about, reading
+
+RANDOM = "random"
+"""Key of the state of a rank's random number generators: random/RANK, JSON as bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a checkpoint has given back beside model and optimizers."""
+
+    step: int
+    """Whose checkpoint it is: that many steps were done."""
+
+    extra: dict[str, Any]
+    """What the trainer had handed to `save`."""
+
+    is_same_random: bool
+    """Whether every rank goes on with its own random numbers. If not, since the ranks or the mesh are others than when
+    it was saved, they were seeded anew from seed, step and rank."""
+
+
+class Checkpointer:
+    """The checkpoints of one run. Every method is called by all ranks, at the same point.
+
+    Args:
+        folder: where they are; on storage that all ranks share.
+        keep: how many of the last ones stay.
+        every: those of a multiple of so many steps stay for good; none: no others than the last ones.
+        asynchronous: whether training goes on while one is written. Without a process group it never does.
+        mesh: the degrees of the mesh, by axis: noted, and the random state is the ranks' own only on an equal one.
+        tied: of each further name of a tied weight, the first one, when a pipeline has split them (`state.tied_names`).
+        seed: of the run, for ranks that must start with random numbers of their own.
+
+    Raises:
+        ValueError: `keep` or `every` is less than 1.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int = 3,
+        every: int | None = None,
+        asynchronous: bool = True,
+        mesh: Mapping[str, int] | None = None,
+        tied: Mapping[str, str] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._store = Store(Path(folder), keep, every)
+        self._mesh, self._tied, self._seed = dict(mesh or {}), dict(tied or {}), seed
+        self._ranks = Ranks()
+        self._is_asynchronous = asynchronous and self._ranks.group is not None
+        self._group: Any = dist.new_group(backend="gloo") if self._ranks.group is not None else None
+        self._writing: Future[None] | None = None
+
+    def save(
+        self, parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], extra: Mapping[str, Any], step: int
+    ) -> None:
+        """Save the run after `step` steps; when this returns, parts and optimizers may change.
+
+        Args:
+            parts: of this rank, with the names of the whole model.
+            optimizers: one for each part.
+            extra: JSON values, the same on every rank (rank 0's are kept): the loader's state, the schedule, a config.
+            step: steps done; an older checkpoint of the same step is replaced.
+
+        Raises:
+            CheckpointFailed: this one cannot be begun or was not written, or the one before was not.
+        """
+        self._settle()
+        held = held_by(parts, optimizers, self._tied)
+        state = state_to_save(held) | {f"{RANDOM}/{self._ranks.rank}": as_bytes(generator_state())}
+        fault = ""
+        try:
+            as_bytes(dict(extra))
+            if self._ranks.is_first:
+                self._store.begin(step)
+        except TypeError as error:
+            fault = f"extra: {error}"
+        except OSError as error:
+            fault = f"{self._store.folder}: {error}"
+        self._raise_failed([*held.faults, *filter(None, [fault])])
+        facts = self._ranks.gather({"tied": held.tied, "buffers": sorted(held.buffers)})
+        publish = partial(self._publish, step, dict(extra), facts) if self._ranks.is_first else None
+        written = self._write(state, self._store.temporary(step))
+        self._writing = Future()
+        written.add_done_callback(partial(_then, publish, self._writing))
+        if not self._is_asynchronous:
+            self._settle()
+
+    def latest(self) -> Path | None:
+        """The newest complete checkpoint, the same one on every rank; none when there is none."""
+        self._settle()
+        path = self._store.latest() if self._ranks.is_first else None
+        name = self._ranks.gather(path.name if path else None)[0]
+        return self._store.folder / name if name else None
+
+    def load(self, parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], path: Path) -> Restored:
+        """Put a checkpoint into parts and optimizers, whatever mesh it was saved under.
+
+        Args:
+            parts: of this rank.
+            optimizers: one for each part; or none, and only the model is loaded.
+            path: of the checkpoint.
+
+        Raises:
+            CheckpointBroken: it is not there, not complete, or cannot be read.
+            CheckpointMismatch: it is of another model or optimizer; every difference is listed, and the parts are
+                as they were.
+        """
+        self._settle()
+        with ExitStack() as stack:
+            loading, about = self._open(stack, parts, optimizers, path)
+            self._ranks.insist(loading.prepare(), CheckpointMismatch)
+            self._ranks.insist(_broken(loading.fill), CheckpointBroken)
+            is_same = (about["world"], about["mesh"]) == (self._ranks.size, self._mesh)
+            if is_same:
+                restore_generators(*loading.saved.read_values([f"{RANDOM}/{self._ranks.rank}"]))
+            else:
+                seed_generators(self._seed, about["step"], self._ranks.rank)
+        return Restored(about["step"], about["extra"], is_same)
+
+    def close(self) -> None:
+        """Wait for the checkpoint that is being written.
+
+        Raises:
+            CheckpointFailed: it was not written.
+        """
+        try:
+            self._settle()
+        finally:
+            if self._group is not None:
+                dist.destroy_process_group(self._group)
+                self._group = None
+            self._ranks.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close; but where this rank fails the others may be gone, and nobody waits for them."""
+        if error is None:
+            self.close()
+
+    def _open(
+        self, stack: ExitStack, parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], path: Path
+    ) -> tuple[Loading, dict[str, Any]]:
+        """Look at a checkpoint; no rank goes on if one of them finds a fault."""
+        opened: list[tuple[Loading, dict[str, Any]]] = []
+        differences: list[str] = []
+
+        def look() -> None:
+            stack.enter_context(reading(path))
+            about = read_about(path)
+            held = held_by(parts, optimizers, about["tied"] | self._tied)
+            opened.append((Loading(held, Saved(path)), about))
+            differences.extend(opened[0][0].check())
+
+        self._ranks.insist(_broken(look), CheckpointBroken)
+        loading, about = opened[0]
+        found = self._ranks.gather({"differences": differences, "names": loading.names})
+        faults = [fault for rank in found for fault in rank["differences"]]
+        wanted = {name for rank in found for name in rank["names"]}
+        faults += [f"{name} is unknown here" for name in loading.saved.names(MODEL) if name not in wanted]
+        if faults:
+            raise CheckpointMismatch(f"{path} is of another model: {listed(faults)}")
+        return loading, about
+
+    def _write(self, state: dict[str, torch.Tensor], folder: Path) -> Future[Any]:
+        planner = DefaultSavePlanner(flatten_state_dict=False)
+        if self._is_asynchronous:
+            written: Any = async_save(state, checkpoint_id=folder, planner=planner, process_group=self._group)
+            return written  # type: ignore[no-any-return]
+        done: Future[Any] = Future()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            try:
+                done.set_result(save(state, checkpoint_id=folder, planner=planner, process_group=self._group))
+            except (Exception, CheckpointException) as error:
+                done.set_exception(error)
+        return done
+
+    def _publish(self, step: int, extra: dict[str, Any], facts: list[dict[str, Any]]) -> None:
+        saved = Saved(self._store.temporary(step))
+        about = {
+            "model": model_digest(saved),
+            "mesh": self._mesh,
+            "world": self._ranks.size,
+            "torch": torch.__version__,
+            "tied": {name: first for rank in facts for name, first in rank["tied"].items()},
+            "buffers": sorted({name for rank in facts for name in rank["buffers"]}),
+            "extra": extra,
+        }
+        self._store.publish(step, about)
+
+    def _settle(self) -> None:
+        """Wait for the checkpoint that is being written, and agree on whether it was."""
+        if self._writing is None:
+            return
+        error = self._writing.exception()
+        self._writing = None
+        self._raise_failed([_reason(error)] if error else [])
+
+    def _raise_failed(self, faults: list[str]) -> None:
+        found = [fault for rank in self._ranks.gather(faults) for fault in rank]
+        if found:
+            latest = self._store.latest()
+            still = f"the latest is still {latest}" if latest else "there is none yet"
+            raise CheckpointFailed(f"no checkpoint was written: {listed(found)}; {still}")
+
+
+def model_digest(saved: Saved) -> str:
+    """SHA-256 [hex] of the model's names, dtypes and shapes: two checkpoints of one model have the same."""
+    lines = [f"{name} {saved.entries[f'{MODEL}/{name}']}\n" for name in saved.names(MODEL)]
+    return sha256("".join(lines).encode()).hexdigest()
+
+
+def _then(publish: Callable[[], None] | None, done: Future[None], written: Future[Any]) -> None:
+    """When all ranks have written, rank 0 publishes; PyTorch says so to rank 0 only after all have."""
+    error = written.exception()
+    if error is None and publish is not None:
+        try:
+            publish()
+        except Exception as fault:
+            error = fault
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)
+
+
+def _broken(look: Callable[[], None]) -> list[str]:
+    """Why the checkpoint cannot be read; empty: it can."""
+    try:
+        look()
+    except CheckpointBroken as error:
+        return [str(error)]
+    return []
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, CheckpointException):
+        return "; ".join(f"rank {rank}: {fault[0]}" for rank, fault in error.failures.items())
+    return str(error)

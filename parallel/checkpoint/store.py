@@ -1,0 +1,191 @@
+"""A folder of checkpoints on storage that all ranks share. Rank 0 alone changes it; nothing in it is ever half there.
+
+    step-00000100/       complete: PyTorch's files (`.metadata`, `__0_0.distcp`, ...) and ours, `atoll.json`
+    step-00000200.tmp/   being written; after a crash: left over
+    step-00000100.old/   replaced by another of the same step
+    step-00000050.gone/  being deleted
+    latest               the name of the newest one
+
+Every file is on the disk before a folder gets its final name, and it has that name before `latest` says so. Whatever is
+left over by a crash is cleared away when the next checkpoint begins.
+"""
+
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from atoll.parallel.checkpoint.errors import CheckpointBroken
+from atoll.parallel.checkpoint.reading import CONTENTS
+
+ABOUT = "atoll.json"
+LATEST = "latest"
+FORMAT = 1
+"""Of `atoll.json` and of the keys in `.metadata`; a program reads its own alone."""
+
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+def steps_to_keep(steps: Iterable[int], newest: int, keep: int, every: int | None) -> set[int]:
+    """Which checkpoints stay when one of step `newest` has been written.
+
+    Those are the `keep` last ones up to it, all of a multiple of `every`, and all beyond it: they are of a future that
+    the run has left, to be kept or deleted by whoever sent it back.
+    """
+    past = sorted(step for step in steps if step <= newest)
+    last = past[-keep:]
+    return {step for step in steps if step > newest or step in last or (every and step % every == 0)}
+
+
+def is_complete(path: Path) -> bool:
+    """Whether a folder is a checkpoint, and all of it."""
+    return bool(_NAME.fullmatch(path.name)) and (path / CONTENTS).is_file() and (path / ABOUT).is_file()
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself.
+
+    Raises:
+        CheckpointBroken: it is not there, not complete, or of another format.
+    """
+    if not is_complete(path):
+        raise CheckpointBroken(f"{path} is no complete checkpoint: it needs {CONTENTS} and {ABOUT}")
+    try:
+        about: dict[str, Any] = json.loads((path / ABOUT).read_text("utf-8"))
+        found = about["format"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointBroken(f"{path / ABOUT} cannot be read: {error}") from error
+    if found != FORMAT:
+        raise CheckpointBroken(f"{path} is of format {found}, this program reads format {FORMAT}")
+    return about
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """While the block runs, nobody deletes the checkpoint.
+
+    Raises:
+        CheckpointBroken: it is not there, or is just being deleted.
+    """
+    try:
+        file = (path / ABOUT).open("rb")
+    except OSError as error:
+        raise CheckpointBroken(f"{path} is no complete checkpoint: {error}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            is_there = os.path.samestat(os.fstat(file.fileno()), (path / ABOUT).stat())
+        except OSError:
+            is_there = False
+        if not is_there:
+            raise CheckpointBroken(f"{path} is just being deleted")
+        yield
+
+
+class Store:
+    """The folder, as rank 0 changes it and all ranks read it."""
+
+    def __init__(self, folder: Path, keep: int = 3, every: int | None = None) -> None:
+        if keep < 1 or (every is not None and every < 1):
+            raise ValueError(f"keep must be at least 1, and every at least 1 or none, got keep={keep}, every={every}")
+        self.folder = folder
+        self._keep, self._every = keep, every
+
+    def path(self, step: int) -> Path:
+        """Where the checkpoint of a step is, once it is complete."""
+        return self.folder / f"step-{step:08d}"
+
+    def steps(self) -> list[int]:
+        """Of the complete checkpoints, in their order."""
+        found = self.folder.iterdir() if self.folder.is_dir() else ()
+        return sorted(int(path.name.removeprefix("step-")) for path in found if is_complete(path))
+
+    def latest(self) -> Path | None:
+        """The one that was written last; if its name is lost, the one of the highest step."""
+        try:
+            named = self.folder / (self.folder / LATEST).read_text("utf-8").strip()
+        except (OSError, ValueError):
+            named = self.folder
+        if is_complete(named):
+            return named
+        steps = self.steps()
+        return self.path(steps[-1]) if steps else None
+
+    def begin(self, step: int) -> Path:
+        """An empty folder for the checkpoint of a step; what a crash has left over is gone then.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for old in self._left_over("old"):
+            if is_complete(original := old.with_suffix("")):
+                shutil.rmtree(old)
+            else:
+                old.rename(original)
+        for left in [*self._left_over("tmp"), *self._left_over("gone")]:
+            shutil.rmtree(left)
+        temporary = self.temporary(step)
+        temporary.mkdir()
+        return temporary
+
+    def publish(self, step: int, about: dict[str, Any]) -> None:
+        """Let the checkpoint of a step appear, complete, under its name, and delete those whose time is over.
+
+        Raises:
+            OSError: it could not be written; it has not appeared.
+        """
+        temporary, path = self.temporary(step), self.path(step)
+        _write(temporary / ABOUT, json.dumps({"format": FORMAT, "step": step} | about, indent=1))
+        _sync(temporary)
+        replaced = path.with_name(f"{path.name}.old")
+        if path.exists():
+            path.rename(replaced)
+        temporary.rename(path)
+        _sync(self.folder)
+        _write(self.folder / f"{LATEST}.tmp", path.name)
+        (self.folder / f"{LATEST}.tmp").replace(self.folder / LATEST)
+        _sync(self.folder)
+        if replaced.exists():
+            shutil.rmtree(replaced)
+        steps = self.steps()
+        for old in sorted(set(steps) - steps_to_keep(steps, step, self._keep, self._every)):
+            _delete(self.path(old))
+
+    def temporary(self, step: int) -> Path:
+        """Where it is while it is being written."""
+        return self.folder / f"{self.path(step).name}.tmp"
+
+    def _left_over(self, suffix: str) -> list[Path]:
+        return [path for path in self.folder.glob(f"step-*.{suffix}") if _NAME.fullmatch(path.stem)]
+
+
+def _delete(path: Path) -> None:
+    """Unless somebody reads it; then the next checkpoint tries again."""
+    with (path / ABOUT).open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        gone = path.rename(path.with_name(f"{path.name}.gone"))
+    shutil.rmtree(gone)
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,102 @@
+"""DiLoCo: the replicas train alone for H steps; how far they have come is a gradient for an outer Nesterov optimizer.
+
+Legend: θ the weights at the last meeting, θ_i those of replica i now, α and μ outer rate and momentum.
+
+    Δ = mean over i of (θ - θ_i)            the pseudo-gradient: points uphill
+    v <- μ v + Δ                            v = Δ at the first meeting, as in torch.optim.SGD
+    θ <- θ - α (Δ + μ v),   θ_i <- θ        μ = 0: θ - α Δ
+
+The outer step is `torch.optim.SGD` on the copy θ. The inner optimizer's state (AdamW in the paper) stays where it is.
+With α = 1 and μ = 0 this is local SGD; with H = 1 and plain SGD inside, too, synchronous data parallelism.
+
+Source: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023, Algorithm 1.
+"""
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+
+from atoll.parallel.communication.means import Parameters, PendingMean, like, local_shards
+
+MOMENTUM = "momentum/"
+
+
+class DiLoCo:
+    """See `outer.Outer`.
+
+    Args:
+        group: the replicas.
+        parameters: as all of them start.
+        every: H >= 1.
+        lr: α.
+        momentum: μ.
+        wire: dtype of Δ on its way (float16 lost nothing in OpenDiLoCo, 2024); None: that of the parameters.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        parameters: Parameters,
+        *,
+        every: int,
+        lr: float = 0.7,
+        momentum: float = 0.9,
+        wire: torch.dtype | None = None,
+    ) -> None:
+        self._group, self._every, self._wire = group, every, wire
+        self._anchors = [shard.clone() for shard in local_shards(parameters)]
+        self._optimizer = torch.optim.SGD(self._anchors, lr=lr, momentum=momentum, nesterov=momentum > 0)
+        self._are_apart = False
+
+    def before_step(self, parameters: Parameters) -> None:
+        """Nothing: every replica follows its own gradient."""
+
+    def after_step(self, parameters: Parameters, step: int) -> None:
+        """The outer step, when the inner one is the last of H."""
+        self._are_apart = True
+        if (step + 1) % self._every == 0:
+            self.flush(parameters)
+
+    def flush(self, parameters: Parameters) -> None:
+        """The outer step on what the replicas have done since the last one: in between a shorter round than H."""
+        if not self._are_apart:
+            return
+        shards = local_shards(parameters)
+        moves = [anchor - shard for anchor, shard in zip(self._anchors, shards, strict=True)]
+        for anchor, mean in zip(self._anchors, PendingMean(moves, self._group, self._wire).wait(), strict=True):
+            anchor.grad = mean
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        for anchor, shard in zip(self._anchors, shards, strict=True):
+            shard.copy_(anchor)
+        self._are_apart = False
+
+    def state(self, parameters: Parameters) -> dict[str, torch.Tensor]:
+        """The outer momentum v of each parameter; nothing before the first meeting."""
+        if self._are_apart:
+            raise RuntimeError("the replicas differ: flush before saving")
+        found = {}
+        for (name, parameter), anchor in zip(parameters.items(), self._anchors, strict=True):
+            buffer = self._optimizer.state[anchor].get("momentum_buffer")
+            if buffer is not None:
+                found[MOMENTUM + name] = like(parameter, buffer)
+        return found
+
+    def load_state(self, state: Mapping[str, torch.Tensor], parameters: Parameters) -> None:
+        """θ are the loaded parameters.
+
+        Raises:
+            ValueError: momentum of only some parameters, or of others.
+        """
+        names = [MOMENTUM + name for name in parameters]
+        if state and set(state) != set(names):
+            raise ValueError(f"outer momentum: not of these parameters: {sorted(set(state) ^ set(names))}")
+        for anchor, shard in zip(self._anchors, local_shards(parameters), strict=True):
+            anchor.copy_(shard)
+        self._optimizer.state.clear()
+        if state:
+            buffers = local_shards({name: state[name] for name in names})
+            for anchor, buffer in zip(self._anchors, buffers, strict=True):
+                self._optimizer.state[anchor]["momentum_buffer"] = buffer.clone()
+        self._are_apart = False

@@ -1,0 +1,91 @@
+"""The mean of tensors over the ranks of a group: a few large all-reduces, begun now and awaited later.
+
+All of it is elementwise, so a sharded parameter takes part with the shard that lies here, and no tensor is ever whole.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+Parameters = Mapping[str, torch.Tensor]
+"""Parameters (tensors or DTensors) by name, in the same order on every rank."""
+
+BUCKET_BYTES = 1 << 25
+"""An all-reduce takes tensors of one dtype up to so many bytes together, or a larger one alone."""
+
+
+def local_shards(parameters: Parameters) -> list[torch.Tensor]:
+    """What of each parameter lies on this rank: views that may be written."""
+    shards = []
+    for parameter in parameters.values():
+        tensor = parameter.detach()
+        shards.append(tensor.to_local() if isinstance(tensor, DTensor) else tensor)
+    return shards
+
+
+def like(parameter: torch.Tensor, shard: torch.Tensor) -> torch.Tensor:
+    """The local shard of something shaped as the parameter, as a tensor that a checkpoint can lay out anew."""
+    if not isinstance(parameter, DTensor):
+        return shard
+    return DTensor.from_local(
+        shard,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+class PendingMean:
+    """The mean over a group's ranks, on its way.
+
+    Args:
+        tensors: at least float; on every rank of the group the same shapes. They may change once this returns.
+        group: whose ranks take part.
+        wire: the dtype that travels, float16 or bfloat16 for half the bytes of float32; None: each tensor's own.
+    """
+
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, wire: torch.dtype | None = None
+    ) -> None:
+        self._tensors = [torch.empty_like(tensor) for tensor in tensors]
+        self._num_ranks = group.size()
+        self._buckets = list(_buckets(tensors))
+        self._sent = [self._flat([tensors[i] for i in bucket], wire) for bucket in self._buckets]
+        self._works = [dist.all_reduce(flat, group=group, async_op=True) for flat in self._sent]
+
+    def wait(self) -> list[torch.Tensor]:
+        """The means, when all ranks have sent theirs."""
+        for bucket, flat, work in zip(self._buckets, self._sent, self._works, strict=True):
+            work.wait()
+            means = [self._tensors[i] for i in bucket]
+            parts = torch.split(flat, [mean.numel() for mean in means])
+            for mean, part in zip(means, parts, strict=True):
+                mean.copy_(part.view_as(mean))
+        return self._tensors
+
+    def _flat(self, tensors: Sequence[torch.Tensor], wire: torch.dtype | None) -> torch.Tensor:
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])  # a copy, also of one
+        flat /= self._num_ranks  # before the sum: a half overflows early
+        return flat.to(wire or flat.dtype)
+
+
+def average(tensors: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Put the mean over the group's ranks in place of each tensor: the same bits on all of them."""
+    for tensor, mean in zip(tensors, PendingMean(tensors, group).wait(), strict=True):
+        tensor.copy_(mean)
+
+
+def _buckets(tensors: Iterable[torch.Tensor]) -> Iterable[list[int]]:
+    """Which tensors travel together, by their indices."""
+    open_buckets: dict[torch.dtype, tuple[list[int], int]] = {}
+    for index, tensor in enumerate(tensors):
+        bucket, num_bytes = open_buckets.get(tensor.dtype, ([], 0))
+        if bucket and num_bytes + tensor.nbytes > BUCKET_BYTES:
+            yield bucket
+            bucket, num_bytes = [], 0
+        open_buckets[tensor.dtype] = [*bucket, index], num_bytes + tensor.nbytes
+    yield from (bucket for bucket, _ in open_buckets.values())

@@ -1,0 +1,190 @@
+"""A rank's batches in the order's steps, fetched ahead if wanted, resumable to the exact example."""
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from atoll.parallel.batches import fetcher
+from atoll.parallel.data.ahead import ahead
+from atoll.parallel.data.batch import Batch, count_units, map_tensors
+from atoll.parallel.data.order import Indices, Order
+
+State = dict[str, Any]
+"""Plain JSON values: the order's fields, `epoch` and `step`."""
+
+CARRIED = ("num_ranks", "last_min")
+"""Fields of the order that may change from one epoch to the next: they follow the number of ranks."""
+
+
+class Loader:
+    """The batches of one data-parallel rank: a `for` gives those left of the epoch, or when none are, the next epoch's.
+
+    The state is that of the batches handed out, whatever has been fetched ahead of them. An error of the data set is
+    raised at the step that it belongs to, and asking again fetches that step again.
+
+    Args:
+        dataset: map-style, of (inputs, targets).
+        order: of `len(dataset)` examples.
+        rank: the coordinate among the order's ranks.
+        device: where the batches go.
+        prefetch: batches that a thread fetches ahead, 0: none, each is fetched when it is wanted; with worker
+            processes, how many each of them holds ready (at least 1).
+        num_workers: processes that fetch, where Python's own work on an example takes long (torch's DataLoader).
+            Random numbers that a data set draws itself are its own there: they do not resume.
+        count: targets -> units that the task's loss averages over.
+
+    Raises:
+        ValueError: the order is of another number of examples, there is no such rank, or a number is negative.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        order: Order,
+        *,
+        rank: int = 0,
+        device: torch.device | str = "cpu",
+        prefetch: int = 0,
+        num_workers: int = 0,
+        count: Callable[[Any], int] = count_units,
+    ) -> None:
+        rules = [
+            (
+                len(dataset) == order.num_examples,
+                f"dataset: must have the order's {order.num_examples} examples, got {len(dataset)}",
+            ),
+            (0 <= rank < order.num_ranks, f"rank: must be in 0..{order.num_ranks - 1}, got {rank}"),
+            (prefetch >= 0, f"prefetch: must not be negative, got {prefetch}"),
+            (num_workers >= 0, f"num_workers: must not be negative, got {num_workers}"),
+        ]
+        if faults := [fault for is_met, fault in rules if not is_met]:
+            raise ValueError("; ".join(faults))
+        self.order = order
+        self._dataset, self._rank, self._count = dataset, rank, count
+        self._device = torch.device(device)
+        self._prefetch, self._num_workers = prefetch, num_workers
+        self._began = order
+        self._epoch = self._step = 0
+        self._source: Iterator[Any] | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the batch handed out last; 0 at the start."""
+        return self._epoch
+
+    @property
+    def step(self) -> int:
+        """Batches handed out in this epoch."""
+        return self._step
+
+    def __len__(self) -> int:
+        """Steps of one epoch, on every rank."""
+        return self.order.num_steps
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches that are left of the epoch; all of the next one when none are."""
+        if self._step == self._began.num_steps:
+            self._epoch, self._step, self._began = self._epoch + 1, 0, self.order
+        while self._step < self._began.num_steps:
+            yield self._next()
+
+    def state(self) -> State:
+        """Where the loader stands, in plain JSON values."""
+        return _described(self._began) | {"epoch": self._epoch, "step": self._step}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on behind the last batch that was handed out when `state` was taken.
+
+        It may have been taken on another number of ranks: the global batches of the epoch stay those that they would
+        have been, cut over the ranks of today. With `partition`, ranks therefore read examples of each other's old
+        parts until the epoch ends; from the next one on, the parts are those of today's ranks.
+
+        Raises:
+            ValueError: the state is of another order; all differences at once.
+        """
+        carried: State = {key: state.get(key) for key in CARRIED}
+        mine = _described(self.order) | carried
+        faults = [
+            f"{key} is {value!r}, in the state {state.get(key)!r}"
+            for key, value in mine.items()
+            if value != state.get(key)
+        ]
+        if faults:
+            raise ValueError("the state is of another order: " + "; ".join(faults))
+        epoch, step = state.get("epoch", -1), state.get("step", -1)
+        if not all(type(value) is int and value >= 0 for value in (epoch, step, *carried.values())):
+            raise ValueError(f"the state is of no loader: epoch {epoch!r}, step {step!r}, {carried}")
+        began = replace(self.order, **carried)
+        if step > began.num_steps:
+            raise ValueError(f"the state is at step {step} of an epoch of {began.num_steps}")
+        self._epoch, self._step, self._began, self._source = epoch, step, began, None
+
+    def _next(self) -> Batch:
+        if self._source is None:
+            self._source = self._fetched()
+        try:
+            inputs, targets = next(self._source)
+        except BaseException:
+            self._source = None
+            raise
+        has_data = self._began.counts(self._step, self.order.num_ranks)[self._rank] > 0
+        batch = Batch(inputs, targets, self._count(targets) if has_data else 0)
+        self._step += 1
+        return batch if self._device.type == "cpu" else batch.to(self._device)
+
+    def _fetched(self) -> Iterator[Any]:
+        """The collated batches from here on, without end."""
+        batches, is_pinned = _Batches(self._dataset), self._device.type == "cuda"
+        positions = _positions(self._began, self.order, self._rank, epoch=self._epoch, step=self._step)
+        if self._num_workers:
+            return iter(
+                DataLoader(
+                    batches,
+                    batch_size=None,  # an index is a batch's indices
+                    sampler=positions,
+                    collate_fn=_as_it_is,
+                    num_workers=self._num_workers,
+                    prefetch_factor=max(self._prefetch, 1),
+                    pin_memory=is_pinned,
+                    generator=torch.Generator().manual_seed(self.order.seed),  # the global one is the model's
+                )
+            )
+        fetched = map(batches.pinned if is_pinned else batches.__getitem__, positions)
+        return ahead(fetched, self._prefetch) if self._prefetch else fetched
+
+
+def _positions(first: Order, then: Order, rank: int, *, epoch: int, step: int) -> Iterator[Indices]:
+    """The examples of each batch from a step on, without end; the epochs after this one are of the order `then`."""
+    order = first
+    while True:
+        yield from map(order.steps(epoch, rank, then.num_ranks), range(step, order.num_steps))
+        epoch, step, order = epoch + 1, 0, then
+
+
+class _Batches(Dataset[Any]):
+    """A data set whose examples are batches, and whose indices are those of a batch."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+        self._fetch: Any = None
+
+    def __getitem__(self, indices: Indices) -> Any:
+        if self._fetch is None:  # here, so that a worker process makes its own
+            self._fetch = fetcher(self._dataset)
+        return self._fetch(torch.from_numpy(indices))
+
+    def pinned(self, indices: Indices) -> Any:
+        return map_tensors(torch.Tensor.pin_memory, self[indices])
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _described(order: Order) -> State:
+    """The order in plain JSON values; of its shards, which may be many, a checksum."""
+    return asdict(order) | {"shards": zlib.crc32(",".join(map(str, order.shards)).encode())}

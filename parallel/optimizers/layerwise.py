@@ -1,0 +1,136 @@
+"""What the layer-wise optimizers share: they work on the shards that a rank holds, and treat each tensor as one layer.
+
+The state of a sharded parameter is sharded like it (a DTensor), so `torch.distributed.checkpoint` saves it as it is;
+what is one number per layer is a 0-d tensor, the same on all ranks. Nothing here waits for the device.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from atoll.parallel.optimizers.norms import local, norms_of_shards
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Parameters of one group that are treated alike."""
+
+    group: dict[str, Any]
+    """The group's learning rate and other options."""
+
+    is_skipped: bool
+    """Whether they are biases and norms, which get no trust ratio and no weight decay."""
+
+    parameters: list[Tensor]
+    """As the model has them."""
+
+    weights: list[Tensor]
+    """This rank's shards of them; a step changes these in place."""
+
+    gradients: list[Tensor]
+    """The shards of their gradients, cut in the same way."""
+
+    @property
+    def weight_decay(self) -> float:
+        """β, which is zero for those that are skipped."""
+        return 0.0 if self.is_skipped else float(self.group["weight_decay"])
+
+
+class LayerwiseOptimizer(Optimizer):
+    """An optimizer whose step needs the norm of each layer.
+
+    Args:
+        parameters: as every torch optimizer takes them; plain tensors and DTensors may be mixed.
+        defaults: of the groups' options; `skip_1d` and `weight_decay` are always among them.
+    """
+
+    def __init__(self, parameters: Iterable[Any], defaults: dict[str, Any]) -> None:
+        super().__init__(parameters, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step on all parameters that have a gradient; the closure's loss, when there is one."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if blocks := self._blocks():
+            self._update(blocks)
+        return loss
+
+    def _update(self, blocks: list[Block]) -> None:
+        """Change the weights; all norms of all blocks should be asked for at once."""
+        raise NotImplementedError
+
+    def _blocks(self) -> list[Block]:
+        blocks = []
+        for group in self.param_groups:
+            given = [parameter for parameter in group["params"] if parameter.grad is not None]
+            for is_skipped in (False, True):
+                chosen = [p for p in given if (bool(group["skip_1d"]) and p.ndim <= 1) is is_skipped]
+                if chosen:
+                    gradients = [_gradient(parameter) for parameter in chosen]
+                    blocks.append(Block(group, is_skipped, chosen, [local(p) for p in chosen], gradients))
+        return blocks
+
+    def _buffers(self, block: Block, key: str) -> list[Tensor]:
+        """The shards of a state that has the parameter's shape; zeros at first."""
+        for parameter in block.parameters:
+            if key not in self.state[parameter]:
+                self.state[parameter][key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        return [local(self.state[parameter][key]) for parameter in block.parameters]
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    gradient = parameter.grad
+    if gradient is None:
+        raise ValueError("a parameter without a gradient takes part in no step")
+    if gradient.is_sparse:
+        raise ValueError("a sparse gradient has no layer-wise step; use a dense embedding")
+    if isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
+        if gradient.placements != parameter.placements:  # such as a sum over the ranks that is still to be made
+            gradient = gradient.redistribute(placements=parameter.placements)
+        return gradient.to_local()
+    return local(gradient)
+
+
+def norms_by_block(blocks: Sequence[Block], *kinds: Sequence[Sequence[Tensor]]) -> list[tuple[Tensor, ...]]:
+    """Norms of all layers, with one exchange: for each block, one tensor (layers of the block,) for each kind.
+
+    Args:
+        blocks: whose parameters say how everything is cut.
+        kinds: such as the weights and the gradients; for each block a list of shards.
+    """
+    shards = [shard for kind in kinds for of_block in kind for shard in of_block]
+    layouts = [parameter for block in blocks for parameter in block.parameters] * len(kinds)
+    sizes = [len(block.parameters) for block in blocks]
+    split = torch.split(norms_of_shards(shards, layouts), sizes * len(kinds))
+    return [tuple(split[i :: len(blocks)]) for i in range(len(blocks))]
+
+
+def ratio_or_one(over: Tensor, under: Tensor, *must_be_positive: Tensor) -> Tensor:
+    """over / under for each layer, and one where a norm is zero, so that a layer of zeros can leave zero."""
+    is_defined = torch.stack([norm > 0 for norm in must_be_positive]).all(dim=0)
+    return torch.where(is_defined, over / under, torch.ones_like(over))
+
+
+def check_range(optimizer: str, **rules: tuple[bool, str, object]) -> None:
+    """Complain about all options at once.
+
+    Args:
+        optimizer: its name.
+        rules: by option: whether it is met, what is allowed, what was given.
+
+    Raises:
+        ValueError: names each option that is out of range.
+    """
+    faults = [
+        f"{name} must be {allowed}, got {given!r}" for name, (is_met, allowed, given) in rules.items() if not is_met
+    ]
+    if faults:
+        raise ValueError(f"{optimizer}: " + "; ".join(faults))
