@@ -5,7 +5,7 @@ one micro-batch; a zero-bubble schedule splits B = I + W into the gradients of t
 
     GPipe, 1F1B            (p - 1) / (m + p - 1)
     interleaved 1F1B       (p - 1) / (V m + p - 1)
-    zero-bubble (ZB-H1)    (p - 1)(F + I - W) / (m (F + B) + (p - 1)(F + I - W))
+    zero-bubble (ZB-H1)    (p - 1)(F + I - W) / (V m (F + B) + (p - 1)(F + I - W))
 
 Sources: Huang et al., "GPipe", NeurIPS 2019; Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
 Clusters Using Megatron-LM", SC 2021, section 2.2; Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, table 1.
@@ -49,19 +49,19 @@ EQUAL = Times()
 
 
 def bubble(schedule: str, p: int, m: int, stages_per_rank: int = 1, times: Times = EQUAL) -> float:
-    """The idle share of a step in [0, 1), by formula; `times` matter to zero-bubble schedules only.
+    """The idle share of a step in [0, 1), by formula: for m >= p, and interleaved schedules in whole rounds of p.
 
-    Raises:
-        ValueError: a schedule without a formula.
+    Args:
+        schedule: one of the engine's.
+        p: ranks of the pipeline.
+        m: micro-batches.
+        stages_per_rank: V.
+        times: of one stage; they matter to zero-bubble schedules only.
     """
-    if schedule in ("gpipe", "1f1b"):
-        return (p - 1) / (m + p - 1)
-    if schedule in ("interleaved-1f1b", "looped-bfs"):
+    if schedule in ("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs"):
         return (p - 1) / (stages_per_rank * m + p - 1)
-    if schedule != "interleaved-zero-bubble":
-        raise ValueError(f"schedule: {schedule!r} has no formula; `simulate` plays it")
-    idle = (p - 1) * max(0.0, times.forward + times.backward_input - times.backward_weight) / stages_per_rank
-    busy = m * (times.forward + times.backward_input + times.backward_weight)
+    idle = (p - 1) * max(0.0, times.forward + times.backward_input - times.backward_weight)
+    busy = stages_per_rank * m * (times.forward + times.backward_input + times.backward_weight)
     return idle / (busy + idle)
 
 
@@ -156,11 +156,21 @@ def _torch_actions(schedule: str, p: int, m: int, stages_per_rank: int) -> list[
         for k in range(stages_per_rank)
     ]
     orders = get_schedule_class(SCHEDULES[schedule][0])(stages, n_microbatches=m).pipeline_order
-    return [
-        [
-            Action(action.stage_index, action.computation_type.value, action.microbatch_index)
-            for action in orders[rank]
-            if action is not None and action.computation_type.value in "FBIW"
-        ]
-        for rank in range(p)
-    ]
+    return [[found for action in orders[rank] if action is not None for found in _plain(action)] for rank in range(p)]
+
+
+def _plain(action: Any) -> list[Action]:
+    """An action of torch's as ours; one that overlaps two as those two; none for what only moves or frees."""
+    if action.sub_actions is not None:
+        return [found for part in action.sub_actions for found in _plain(part)]
+    kind = action.computation_type.value
+    return [Action(action.stage_index, kind, action.microbatch_index)] if kind in (*"FBIW",) else []
+
+
+def most_in_flight(order: Sequence[Action]) -> int:
+    """How many forward passes of a rank wait for the end of their backward pass (of W, where it is split), at most."""
+    waiting = most = 0
+    for action in order:
+        waiting += {FORWARD: 1, BACKWARD: -1, BACKWARD_WEIGHT: -1}.get(action.kind, 0)
+        most = max(most, waiting)
+    return most

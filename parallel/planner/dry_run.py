@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from atoll.parallel.engine import pipeline
 from atoll.parallel.engine.assemble import assemble
-from atoll.parallel.engine.batch import Batch
+from atoll.parallel.data.batch import Batch
 from atoll.parallel.engine.forked import PRELOAD, RankFailed
 from atoll.parallel.engine.mesh import AXES, Axes
 from atoll.parallel.engine.step import Engine
@@ -59,6 +59,16 @@ class DryRun:
             calls[call.axis, call.kind] += 1
             num_bytes[call.axis, call.kind] += call.num_bytes
         return {key: (calls[key], num_bytes[key]) for key in calls}
+
+    def hidden(self) -> dict[tuple[str, str], tuple[int, int, float]]:
+        """(axis, kind) -> calls, how many of them some computation can hide, and the mean share of the step that it is."""
+        found: dict[tuple[str, str], list[float]] = {}
+        for call in self.collectives:
+            share = call.window(self.flops) / self.flops if self.flops else 0.0
+            found.setdefault((call.axis, call.kind), []).append(share)
+        return {
+            key: (len(all_), sum(share > 0 for share in all_), sum(all_) / len(all_)) for key, all_ in found.items()
+        }
 
 
 def decoder_config(shape: ModelShape) -> DecoderConfig:

@@ -142,7 +142,9 @@ def _activations(model: ModelShape, candidate: Candidate, pp_rank: int) -> float
     passes = in_flight(candidate, pp_rank)
     num_blocks = sum(cut[stage].num_blocks for stage in own) / len(own) * passes
     whole = block_activations(model, candidate)
-    kept = block_input(model, candidate) * num_blocks + whole if candidate.plan.recompute == "full" else whole * num_blocks
+    kept = (
+        block_input(model, candidate) * num_blocks + whole if candidate.plan.recompute == "full" else whole * num_blocks
+    )
     if any(cut[stage].has_head for stage in own):  # those of one micro-batch are `work`
         kept += (-(-passes // len(own)) - 1) * _words(model, candidate) * (candidate.item_bytes + FP32)
     return kept
@@ -166,19 +168,20 @@ def _words(model: ModelShape, candidate: Candidate) -> float:
 
 
 def in_flight(candidate: Candidate, pp_rank: int) -> int:
-    """Forward passes of one stage and micro-batch that wait for their backward pass, at most (1 without a pipeline).
+    """Forward passes of a rank's stages that wait for the end of their backward pass, at most (1 without a pipeline).
 
-    GPipe: all. 1F1B: one for each stage from here to the end. Interleaved with V stages on a rank: the warm-up has
-    (V - 1) p + 2 (p - 1 - rank) and one more begins (Narayanan et al. 2021, section 2.2).
+    GPipe: all of the m V. 1F1B: p - rank. Interleaved 1F1B: (V - 1) p + 2 (p - 1 - rank) + 1. Zero-bubble: V p.
+    DualPipeV: 2 p + 1. (`bubble.most_in_flight` counts them in a schedule's own list of actions.)
     """
     plan, p = candidate.plan, candidate.mesh.pp
     if p == 1:
         return 1
+    most = {
+        "1f1b": p - pp_rank,
+        "interleaved-1f1b": (plan.stages - 1) * p + 2 * (p - 1 - pp_rank) + 1,
+        "interleaved-zero-bubble": plan.num_stages,
+        "zbv-zero-bubble": plan.num_stages,
+        "dualpipe-v": plan.num_stages + 1,
+    }
     passes = plan.microbatches * plan.stages
-    if plan.schedule == "1f1b":
-        return min(passes, p - pp_rank)
-    if plan.schedule.startswith("interleaved"):
-        return min(passes, (plan.stages - 1) * p + 2 * (p - 1 - pp_rank) + 1)
-    if plan.schedule == "zbv-zero-bubble":
-        return min(passes, 2 * p)
-    return passes
+    return min(passes, most.get(plan.schedule, passes))

@@ -179,16 +179,16 @@ _GPT = {"mlp": "gelu", "norm": "layernorm", "biases": True, "positions": True, "
 _LLAMA = {"kv_heads": 8, "vocab": 128256, "sequence": 8192}
 
 MODELS: dict[str, ModelShape] = {
-    "gpt2-xl": ModelShape(layers=48, hidden=1600, heads=25, vocab=50257, sequence=1024, nominal=1.5e9, **_GPT),
+    "gpt2-xl": ModelShape(layers=48, hidden=1600, heads=25, vocab=50304, sequence=1024, nominal=1.5e9, **_GPT),
     "bert-large": ModelShape(
-        layers=24, hidden=1024, heads=16, vocab=30522, sequence=512, segments=2, nominal=0.32e9, **_GPT
+        layers=24, hidden=1024, heads=16, vocab=30592, sequence=512, segments=2, nominal=0.32e9, **_GPT
     ),
-    "turing-nlg": ModelShape(layers=78, hidden=4256, heads=28, vocab=50257, sequence=1024, nominal=17.2e9, **_GPT),
-    "gpt3": ModelShape(layers=96, hidden=12288, heads=96, vocab=50257, sequence=2048, nominal=175e9, **_GPT),
+    "turing-nlg": ModelShape(layers=78, hidden=4256, heads=28, vocab=50304, sequence=1024, nominal=17.2e9, **_GPT),
+    "gpt3": ModelShape(layers=96, hidden=12288, heads=96, vocab=50304, sequence=2048, nominal=175e9, **_GPT),
     "llama-1b": ModelShape(layers=16, hidden=2048, heads=32, ffn=8192, tied=True, **_LLAMA),
     "llama-8b": ModelShape(layers=32, hidden=4096, heads=32, ffn=14336, **_LLAMA),
 }
-"""Models by name.
+"""Models by name. Vocabularies are padded to a multiple of 128 (GPT's 50257, BERT's 30522), so that tp can cut them.
 
 Sources: Radford et al. 2019; Devlin et al. 2019; Microsoft, "Turing-NLG" (2020); Brown et al. 2020, table 2.1; Meta's
 Llama 3.1 8B and Llama 3.2 1B.

@@ -41,8 +41,10 @@ class Traffic:
     """Bytes of all calls: of what the group holds together; for an all-reduce or a send, of the tensor."""
     ranks: int
     """Ranks of the group."""
-    behind: str
+    behind: str = ""
     """The computation that can hide it; empty: none, it is waited for."""
+    window: float = 0.0
+    """The share of the step's computation that this is."""
 
     @property
     def sent(self) -> float:
@@ -64,6 +66,16 @@ def traffic(model: ModelShape, candidate: Candidate, rank: int = 0) -> list[Traf
     return [item for item in found if item.count]
 
 
+def totals(model: ModelShape, candidate: Candidate, rank: int = 0) -> dict[tuple[str, str], tuple[int, int]]:
+    """(axis, kind) -> calls and bytes, as a dry run counts them; what a pipeline sends it receives as often."""
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for item in traffic(model, candidate, rank):
+        for kind in (SEND, "receive") if item.kind == SEND else (item.kind,):
+            calls, num_bytes = found.get((item.axis, kind), (0, 0))
+            found[item.axis, kind] = (calls + item.count, num_bytes + round(item.payload))
+    return found
+
+
 # ---------------------------------------------------------------- data parallelism
 
 
@@ -72,17 +84,20 @@ def _data(own: Share, candidate: Candidate) -> Iterator[Traffic]:
     r, d = mesh.dp_replicate if plan.outer == "none" else 1, mesh.dp_shard
     gradient_bytes = 2 if plan.reduce_dtype == "bf16" else FP32
     if plan.is_ddp:
-        yield Traffic("dp_replicate", REDUCE, "gradients", 1, gradient_bytes * own.whole, r, "backward")
+        window = 2 / 3 / plan.microbatches
+        yield Traffic("dp_replicate", REDUCE, "gradients", 1, gradient_bytes * own.whole, r, "backward", window)
         return
     gathers, reductions = _times(candidate)
+    # what moves once in a step has one micro-batch to hide behind; a backward pass is two thirds of it
+    forward, backward = min(1.0, gathers / plan.microbatches), 2 / 3 * reductions / plan.microbatches
     if d > 1:
         calls, size = gathers * own.num_units, gathers * candidate.item_bytes * own.gathered
-        yield Traffic("dp_shard", GATHER, "parameters", calls, size, d, "forward and backward")
+        yield Traffic("dp_shard", GATHER, "parameters", calls, size, d, "forward, backward", forward)
         calls, size = reductions * own.num_units, reductions * gradient_bytes * own.gathered
-        yield Traffic("dp_shard", SCATTER, "gradients", calls, size, d, "backward")
+        yield Traffic("dp_shard", SCATTER, "gradients", calls, size, d, "backward", backward)
     if r > 1:
         calls, size = reductions * own.num_units, reductions * gradient_bytes * own.gathered // d
-        yield Traffic("dp_replicate", REDUCE, "gradients", calls, size, r, "backward")
+        yield Traffic("dp_replicate", REDUCE, "gradients", calls, size, r, "backward", backward)
 
 
 def _times(candidate: Candidate) -> tuple[int, int]:
@@ -118,14 +133,14 @@ def _tensor(model: ModelShape, candidate: Candidate, rank: int) -> Iterator[Traf
     again = m * blocks if plan.recompute == "full" else 0  # up to the last product, whose sum nobody needs again
     if plan.sequence_parallel:
         gathers, scatters = calls + 2 * again, calls + again
-        yield Traffic("tp", GATHER, "activations", gathers, gathers * whole, t, "")
-        yield Traffic("tp", SCATTER, "activations", scatters, scatters * whole, t, "")
+        yield Traffic("tp", GATHER, "activations", gathers, gathers * whole, t)
+        yield Traffic("tp", SCATTER, "activations", scatters, scatters * whole, t)
         yield _norm_gradients(model, candidate, own)
     else:
-        yield Traffic("tp", REDUCE, "activations", calls + again, (calls + again) * whole, t, "")
+        yield Traffic("tp", REDUCE, "activations", calls + again, (calls + again) * whole, t)
     if heads and not plan.loss_parallel:
         logits = candidate.item_bytes * model.sequence * candidate.microbatch * model.vocab
-        yield Traffic("tp", GATHER, "logits", m, m * logits, t, "")
+        yield Traffic("tp", GATHER, "logits", m, m * logits, t)
 
 
 def _norm_gradients(model: ModelShape, candidate: Candidate, own: list[Stage]) -> Traffic:
@@ -138,9 +153,9 @@ def _norm_gradients(model: ModelShape, candidate: Candidate, own: list[Stage]) -
     vectors = sum(weight.size for stage in own for weight in _whole_weights(model, stage))
     calls = sum(1 for stage in own for _ in _whole_weights(model, stage))
     if not plan.is_sharded:
-        return Traffic("tp", REDUCE, "gradients", 1, FP32 * vectors, t, "")
+        return Traffic("tp", REDUCE, "gradients", 1, FP32 * vectors, t)
     times, item = (1, FP32) if reduces_late(candidate) else (plan.microbatches, candidate.item_bytes)
-    return Traffic("tp", REDUCE, "gradients", times * calls, times * item * vectors, t, "backward")
+    return Traffic("tp", REDUCE, "gradients", times * calls, times * item * vectors, t)
 
 
 def _whole_weights(model: ModelShape, stage: Stage) -> Iterator[Weight]:
@@ -163,8 +178,8 @@ def _pipeline(model: ModelShape, candidate: Candidate, rank: int) -> Iterator[Tr
     size = block_input(model, candidate)
     for what, boundaries in (("activations", ahead), ("gradients", back)):
         calls = plan.microbatches * boundaries
-        yield Traffic("pp", SEND, what, calls, calls * size, mesh.pp, "other micro-batches")
+        yield Traffic("pp", SEND, what, calls, calls * size, mesh.pp, "other micro-batches", 1.0)
     ends = {0, plan.num_stages - 1}
     if model.tied and len(ends.intersection(own)) == 1:
         held = chunk(model.vocab // mesh.tp, mesh.dp_shard, at["dp_shard"]) * model.hidden
-        yield Traffic("pp", REDUCE, "tied table", 1, FP32 * held, 2, "")
+        yield Traffic("pp", REDUCE, "tied table", 1, FP32 * held, 2)
