@@ -34,7 +34,7 @@ test-parallel: setup # every strategy at every rank count, as a table; about fiv
 	$(BIN)/python -m tests.parallel.engine.cases
 
 test-cuda: setup # what needs a GPU
-	$(BIN)/python -m pytest -q tests/aggregation/test_device.py
+	$(BIN)/python -m pytest -q tests/aggregation/test_device.py tests/parallel/engine/test_cuda.py
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -4,10 +4,11 @@ Saving is asynchronous by default: the ranks copy their shards into memory and g
 them, and the last step of it, on rank 0, is the renaming. What went wrong there is raised at the next `save`, `load` or
 `close`, on all ranks. The thread has a gloo group of its own: no two threads ever use one group.
 
-Source: PyTorch, "Distributed Checkpoint" (torch.distributed.checkpoint); that one without
-`.metadata` is none is the rule of torchtitan.
+Source: PyTorch, "Distributed Checkpoint" (torch.distributed.checkpoint); the rule that one without `.metadata` is none
+is torchtitan's.
 """
 
+import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -31,11 +32,14 @@ from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed,
 from atoll.parallel.checkpoint.randomness import generator_state, restore_generators, seed_generators
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.checkpoint.reading import Saved
-from atoll.parallel.checkpoint.state import MODEL, Loading, as_bytes, held_by, state_to_save
+from atoll.parallel.checkpoint.state import MODEL, Loading, as_bytes, first_names, held_by, state_to_save
 from atoll.parallel.checkpoint.store import Store, read_about, reading
 
 RANDOM = "random"
-"""Key of the state of a rank's random number generators: random/RANK, JSON as bytes."""
+"""Before the rank: the state of its random number generators, JSON as bytes."""
+
+OWN = "own"
+"""Before rank and key: a tensor that is this rank's alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +52,15 @@ class Restored:
     extra: dict[str, Any]
     """What the trainer had handed to `save`."""
 
-    is_same_random: bool
-    """Whether every rank goes on with its own random numbers. If not, since the ranks or the mesh are others than when
-    it was saved, they were seeded anew from seed, step and rank."""
+    slots: dict[str, torch.Tensor]
+    """What was handed to `save` as such, for the parameters of this rank and laid out as they are."""
+
+    is_same_mesh: bool
+    """Whether ranks and mesh are those that it was saved under. Then every rank goes on with its own random numbers;
+    else they are seeded anew, from seed, step and rank."""
+
+    own: dict[str, torch.Tensor]
+    """What this rank had handed to `save` as its own, on the CPU; empty on another mesh."""
 
 
 class Checkpointer:
@@ -61,8 +71,10 @@ class Checkpointer:
         keep: how many of the last ones stay.
         every: those of a multiple of so many steps stay for good; none: no others than the last ones.
         asynchronous: whether training goes on while one is written. Without a process group it never does.
-        mesh: the degrees of the mesh, by axis: noted, and the random state is the ranks' own only on an equal one.
-        tied: of each further name of a tied weight, the first one, when a pipeline has split them (`state.tied_names`).
+        mesh: the degrees of the mesh, by axis: noted, and what is a rank's own is given back on an equal one alone.
+        tied: the names of each tied weight of the whole model (`engine.ties.tied_names`): a pipeline may split them.
+        replica: which copy of the model this rank's optimizers train, when each copy's have a state of their own (local
+            SGD, DiLoCo); with 0 for all, one copy's are saved and everybody gets them.
         seed: of the run, for ranks that must start with random numbers of their own.
 
     Raises:
@@ -77,18 +89,26 @@ class Checkpointer:
         every: int | None = None,
         asynchronous: bool = True,
         mesh: Mapping[str, int] | None = None,
-        tied: Mapping[str, str] | None = None,
+        tied: Sequence[Sequence[str]] = (),
+        replica: int = 0,
         seed: int = 0,
     ) -> None:
         self._store = Store(Path(folder), keep, every)
-        self._mesh, self._tied, self._seed = dict(mesh or {}), dict(tied or {}), seed
+        self._mesh, self._tied, self._replica, self._seed = dict(mesh or {}), first_names(tied), replica, seed
         self._ranks = Ranks()
         self._is_asynchronous = asynchronous and self._ranks.group is not None
         self._group: Any = dist.new_group(backend="gloo") if self._ranks.group is not None else None
         self._writing: Future[None] | None = None
 
     def save(
-        self, parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], extra: Mapping[str, Any], step: int
+        self,
+        parts: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        extra: Mapping[str, Any],
+        step: int,
+        *,
+        slots: Mapping[str, torch.Tensor] | None = None,
+        own: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         """Save the run after `step` steps; when this returns, parts and optimizers may change.
 
@@ -97,25 +117,30 @@ class Checkpointer:
             optimizers: one for each part.
             extra: JSON values, the same on every rank (rank 0's are kept): the loader's state, the schedule, a config.
             step: steps done; an older checkpoint of the same step is replaced.
+            slots: tensors of parameters' shapes and layouts by KIND/NAME (an outer optimizer's momentum): they go where
+                the parameters go.
+            own: tensors of this rank alone (what a compression has left out): lost when the mesh changes.
 
         Raises:
             CheckpointFailed: this one cannot be begun or was not written, or the one before was not.
         """
         self._settle()
         held = held_by(parts, optimizers, self._tied)
-        state = state_to_save(held) | {f"{RANDOM}/{self._ranks.rank}": as_bytes(generator_state())}
-        fault = ""
+        state = state_to_save(held, slots or {}, self._replica)
+        state |= {f"{OWN}/{self._ranks.rank}/{key}": tensor for key, tensor in (own or {}).items()}
+        state[f"{RANDOM}/{self._ranks.rank}"] = as_bytes(generator_state())
+        fault, frozen = "", {}
         try:
-            as_bytes(dict(extra))
+            frozen = json.loads(json.dumps(dict(extra)))  # the trainer may change its own while this is being written
             if self._ranks.is_first:
                 self._store.begin(step)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             fault = f"extra: {error}"
         except OSError as error:
             fault = f"{self._store.folder}: {error}"
         self._raise_failed([*held.faults, *filter(None, [fault])])
         facts = self._ranks.gather({"tied": held.tied, "buffers": sorted(held.buffers)})
-        publish = partial(self._publish, step, dict(extra), facts) if self._ranks.is_first else None
+        publish = partial(self._publish, step, frozen, facts) if self._ranks.is_first else None
         written = self._write(state, self._store.temporary(step))
         self._writing = Future()
         written.add_done_callback(partial(_then, publish, self._writing))
@@ -147,12 +172,13 @@ class Checkpointer:
             loading, about = self._open(stack, parts, optimizers, path)
             self._ranks.insist(loading.prepare(), CheckpointMismatch)
             self._ranks.insist(_broken(loading.fill), CheckpointBroken)
-            is_same = (about["world"], about["mesh"]) == (self._ranks.size, self._mesh)
-            if is_same:
-                restore_generators(*loading.saved.read_values([f"{RANDOM}/{self._ranks.rank}"]))
+            is_same_mesh = (about["world"], about["mesh"]) == (self._ranks.size, self._mesh)
+            own: dict[str, torch.Tensor] = {}
+            if is_same_mesh:
+                own = self._take_back(loading.saved)
             else:
                 seed_generators(self._seed, about["step"], self._ranks.rank)
-        return Restored(about["step"], about["extra"], is_same)
+        return Restored(about["step"], about["extra"], loading.slots, is_same_mesh, own)
 
     def close(self) -> None:
         """Wait for the checkpoint that is being written.
@@ -189,7 +215,7 @@ class Checkpointer:
             stack.enter_context(reading(path))
             about = read_about(path)
             held = held_by(parts, optimizers, about["tied"] | self._tied)
-            opened.append((Loading(held, Saved(path)), about))
+            opened.append((Loading(held, Saved(path), self._replica), about))
             differences.extend(opened[0][0].check())
 
         self._ranks.insist(_broken(look), CheckpointBroken)
@@ -201,6 +227,15 @@ class Checkpointer:
         if faults:
             raise CheckpointMismatch(f"{path} is of another model: {listed(faults)}")
         return loading, about
+
+    def _take_back(self, saved: Saved) -> dict[str, torch.Tensor]:
+        """What is this rank's alone."""
+        restore_generators(*saved.read_values([f"{RANDOM}/{self._ranks.rank}"]))
+        kind = f"{OWN}/{self._ranks.rank}"
+        own = {key: saved.entries[f"{kind}/{key}"] for key in saved.names(kind)}
+        tensors = {key: torch.empty(entry.shape, dtype=entry.dtype) for key, entry in own.items()}
+        saved.read({f"{kind}/{key}": tensor for key, tensor in tensors.items()})
+        return tensors
 
     def _write(self, state: dict[str, torch.Tensor], folder: Path) -> Future[Any]:
         planner = DefaultSavePlanner(flatten_state_dict=False)

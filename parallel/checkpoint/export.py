@@ -23,7 +23,7 @@ from atoll.aggregation.tensorfile import BUFFERS, TensorFileCorrupted, TensorFil
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch, listed
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.checkpoint.reading import Entry, Saved
-from atoll.parallel.checkpoint.state import MODEL, held_by
+from atoll.parallel.checkpoint.state import MODEL, first_names, held_by
 from atoll.parallel.checkpoint.store import read_about, reading
 
 DTYPES = {
@@ -66,18 +66,18 @@ def export_checkpoint(path: Path, out: Path) -> tuple[Piece, ...]:
             return writer.finish()
 
 
-def export_model(parts: Sequence[nn.Module], out: Path, tied: Mapping[str, str] | None = None) -> None:
+def export_model(parts: Sequence[nn.Module], out: Path, tied: Sequence[Sequence[str]] = ()) -> None:
     """Write the model of a running mesh to a safetensors file on rank 0's storage; every rank must call it.
 
     Args:
         parts: of this rank.
         out: where the file appears, complete and durable, or not at all.
-        tied: of each further name of a tied weight, the first one, when a pipeline has split them.
+        tied: the names of each tied weight of the whole model (`engine.ties.tied_names`).
 
     Raises:
         CheckpointFailed: the file cannot be written, or a tensor may not travel; on every rank.
     """
-    ranks, held = Ranks(), held_by(parts, (), tied)
+    ranks, held = Ranks(), held_by(parts, (), first_names(tied))
     try:
         mine = dict(reversed(held.tensors))  # of two copies the first, as everywhere
         entries = {
@@ -108,19 +108,19 @@ def export_model(parts: Sequence[nn.Module], out: Path, tied: Mapping[str, str] 
         ranks.close()
 
 
-def import_model(parts: Sequence[nn.Module], file: Path, tied: Mapping[str, str] | None = None) -> None:
+def import_model(parts: Sequence[nn.Module], file: Path, tied: Sequence[Sequence[str]] = ()) -> None:
     """Put a safetensors file into a running mesh; every rank reads what it has a share of, and must call it.
 
     Args:
         parts: of this rank; half-precision ones are rounded to.
         file: that every rank can read.
-        tied: of each further name of a tied weight, the first one, when a pipeline has split them.
+        tied: the names of each tied weight of the whole model (`engine.ties.tied_names`).
 
     Raises:
         CheckpointBroken: the file cannot be read.
         CheckpointMismatch: it is of another model; every difference is listed, and the parts are as they were.
     """
-    ranks, held = Ranks(), held_by(parts, (), tied)
+    ranks, held = Ranks(), held_by(parts, (), first_names(tied))
     try:
         there: dict[str, Tensor] = {}
         faults = list(held.faults)

@@ -3,6 +3,7 @@
     model/NAME           a parameter or buffer
     optimizer/NAME/KEY   a tensor that the optimizer keeps for that parameter, such as exp_avg
     values/NAME          what else it has for it, numbers and the settings of its group: JSON, as bytes
+    slot/KIND/NAME       a tensor of the parameter's shape that another keeps, such as DiLoCo's momentum
 
 NAME is the one that the whole, unwrapped model gives the tensor. A rank has some of the names (a pipeline's stages have
 theirs) and of each tensor some part (a DTensor's shard); PyTorch writes each part once. Loading goes the other way:
@@ -17,7 +18,7 @@ Adam; so the optimizers' state is taken as it is, and a parameter that has none 
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +29,7 @@ from torch.optim import Optimizer
 
 from atoll.parallel.checkpoint.reading import Saved
 
-MODEL, OPTIMIZER, VALUES = "model", "optimizer", "values"
+MODEL, OPTIMIZER, VALUES, SLOT = "model", "optimizer", "values", "slot"
 
 NOT_SETTINGS = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
 """What an optimizer's group says of which parameters it has and by which code it steps: that is the loading run's."""
@@ -58,6 +59,8 @@ class Held:
     tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     """A name is here twice if the rank has two copies of a tied weight."""
     trained: list[Trained] = field(default_factory=list)
+    parameters: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    """Under the names that the parts themselves have for them."""
     tied: dict[str, str] = field(default_factory=dict)
     """Of each further name of a tied weight, the first one."""
     buffers: set[str] = field(default_factory=set)
@@ -66,20 +69,20 @@ class Held:
     """What cannot be saved or loaded."""
 
 
-def held_by(parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], tied: Mapping[str, str] | None = None) -> Held:
+def held_by(parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], tied: Mapping[str, str]) -> Held:
     """What the parts of this rank hold.
 
     Args:
         parts: with the names of the whole model; wrapped (DDP, activation checkpoints, compiled) or not.
         optimizers: one for each part, in their order; or none, and only the model is looked at.
-        tied: of each further name of a tied weight, the first one (`tied_names`); ties within a part are found.
+        tied: of each further name of a tied weight, the first one (`first_names`); ties within a part are found.
 
     Raises:
         ValueError: not as many optimizers as parts.
     """
     if optimizers and len(optimizers) != len(parts):
         raise ValueError(f"one optimizer for each part: got {len(optimizers)} for {len(parts)}")
-    held = Held(tied=dict(tied or {}))
+    held = Held(tied=dict(tied))
     for i, part in enumerate(parts):
         tensors = get_model_state_dict(part) if part.state_dict() else {}
         names = _names_of_parameters(part, held)
@@ -93,11 +96,9 @@ def held_by(parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], tied: M
     return held
 
 
-def tied_names(model: nn.Module) -> dict[str, str]:
-    """Of each further name of a tied weight of a whole model, also one on the meta device, the first one."""
-    held = Held()
-    _names_of_parameters(model, held)
-    return held.tied
+def first_names(tied: Iterable[Sequence[str]]) -> dict[str, str]:
+    """Of each further name of a tied weight, the first one; from groups of names (`engine.ties.tied_names`)."""
+    return {name: names[0] for names in tied for name in names[1:]}
 
 
 def _names_of_parameters(part: nn.Module, held: Held) -> dict[int, str]:
@@ -107,6 +108,7 @@ def _names_of_parameters(part: nn.Module, held: Held) -> dict[int, str]:
         (name,) = _get_fqns(part, wrapped)
         if id(parameter) not in names:
             names[id(parameter)] = held.tied.get(name, name)
+            held.parameters.append((name, parameter))
         elif name != names[id(parameter)]:
             held.tied.setdefault(name, names[id(parameter)])
     return names
@@ -129,16 +131,25 @@ def _add_tensors(held: Held, tensors: Mapping[str, Any], parameters: set[str]) -
         seen.add(first)
 
 
-def state_to_save(held: Held) -> dict[str, torch.Tensor]:
-    """All that is to be saved, by key; what cannot be is added to the faults."""
+def state_to_save(held: Held, slots: Mapping[str, torch.Tensor], replica: int = 0) -> dict[str, torch.Tensor]:
+    """All that is to be saved, by key; what cannot be is added to the faults.
+
+    Args:
+        held: by this rank.
+        slots: what others than the optimizers keep, by KIND/NAME.
+        replica: which copy's optimizers these are, when each copy's have a state of their own.
+    """
     state: dict[str, torch.Tensor] = {}
+    for slot, tensor in slots.items():
+        kind, _, name = slot.partition("/")
+        state.setdefault(f"{SLOT}/{kind}/{held.tied.get(name, name)}", tensor)
     for name, tensor in held.tensors:
         state.setdefault(f"{MODEL}/{name}", tensor)
     for trained in held.trained:
         numbers = {}
         for key, value in trained.kept.items():
             if isinstance(value, torch.Tensor):
-                state.setdefault(f"{OPTIMIZER}/{trained.name}/{key}", value)
+                state.setdefault(f"{_of(replica)}/{trained.name}/{key}", value)
             else:
                 numbers[key] = value
         settings = {key: _plain(value) for key, value in trained.group.items() if key not in NOT_SETTINGS}
@@ -148,6 +159,10 @@ def state_to_save(held: Held) -> dict[str, torch.Tensor]:
         except TypeError as error:
             held.faults.append(f"what {type(trained.optimizer).__name__} keeps for {trained.name}: {error}")
     return state
+
+
+def _of(replica: int) -> str:
+    return f"{OPTIMIZER}.{replica}" if replica else OPTIMIZER
 
 
 def as_bytes(value: Any) -> torch.Tensor:
@@ -168,12 +183,14 @@ class Loading:
     fill()      reads
     """
 
-    def __init__(self, held: Held, saved: Saved) -> None:
+    def __init__(self, held: Held, saved: Saved, replica: int = 0) -> None:
         self._held, self.saved = held, saved
+        self.slots: dict[str, torch.Tensor] = {}
+        self._optimizer = _of(replica if saved.names(_of(replica)) else 0)
         self.names = sorted({name for name, _ in held.tensors})
         self._targets: list[dict[str, torch.Tensor]] = []
         self._values: dict[str, dict[str, Any]] = {}
-        self._keys = _keys_by_name(saved)
+        self._keys = _keys_by_name(saved.names(self._optimizer))
 
     def check(self) -> list[str]:
         """What of this rank's the checkpoint has not, or has otherwise.
@@ -208,13 +225,13 @@ class Loading:
             keys = self._keys.get(trained.name, [])
             kept = {key: self._place_of(trained, key) for key in keys} | numbers
             for key in keys:
-                entry = f"{OPTIMIZER}/{trained.name}/{key}"
+                entry = f"{self._optimizer}/{trained.name}/{key}"
                 faults += self._differences(f"{key} of {trained.name}", entry, kept[key])
                 self._aim(entry, kept[key])
             trained.optimizer.state.pop(trained.parameter, None)
             if kept:
                 trained.optimizer.state[trained.parameter] = kept
-        return faults + self._set_settings()
+        return faults + self._set_settings() + self._prepare_slots()
 
     def fill(self) -> None:
         """Read everything into its place.
@@ -247,10 +264,22 @@ class Loading:
         there = trained.kept.get(key)
         if isinstance(there, torch.Tensor):
             return there
-        entry = self.saved.entries[f"{OPTIMIZER}/{trained.name}/{key}"]
+        entry = self.saved.entries[f"{self._optimizer}/{trained.name}/{key}"]
         if entry.shape == tuple(trained.parameter.shape):
             return torch.zeros_like(trained.parameter, dtype=entry.dtype)
         return torch.zeros(entry.shape, dtype=entry.dtype, device=trained.parameter.device)
+
+    def _prepare_slots(self) -> list[str]:
+        faults = []
+        for kind in sorted({slot.partition("/")[0] for slot in self.saved.names(SLOT)}):
+            for name, parameter in self._held.parameters:
+                entry = f"{SLOT}/{kind}/{self._held.tied.get(name, name)}"
+                if entry in self.saved.entries:
+                    slot = torch.zeros_like(parameter.detach(), dtype=self.saved.entries[entry].dtype)
+                    faults += self._differences(f"{kind} of {name}", entry, slot)
+                    self._aim(entry, slot)
+                    self.slots[f"{kind}/{name}"] = slot
+        return faults
 
     def _set_settings(self) -> list[str]:
         """Each group gets back its settings; the parameters of one group must have had the same."""
@@ -266,14 +295,12 @@ class Loading:
         return faults
 
 
-def _keys_by_name(saved: Saved) -> dict[str, list[str]]:
-    """Of each parameter, the keys of the tensors that its optimizer has kept."""
+def _keys_by_name(entries: Iterable[str]) -> dict[str, list[str]]:
+    """Of each parameter, the keys of the tensors that its optimizer has kept; from NAME/KEY."""
     keys: dict[str, list[str]] = {}
-    for entry in saved.entries:
-        kind, _, rest = entry.partition("/")
-        if kind == OPTIMIZER:
-            name, _, key = rest.rpartition("/")
-            keys.setdefault(name, []).append(key)
+    for entry in entries:
+        name, _, key = entry.rpartition("/")
+        keys.setdefault(name, []).append(key)
     return keys
 
 

@@ -10,6 +10,7 @@ Every file is on the disk before a folder gets its final name, and it has that n
 left over by a crash is cleared away when the next checkpoint begins.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -18,7 +19,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from atoll.parallel.checkpoint.errors import CheckpointBroken
 from atoll.parallel.checkpoint.reading import CONTENTS
@@ -67,7 +68,7 @@ def read_about(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """While the block runs, nobody deletes the checkpoint.
+    """While the block runs, nobody deletes the checkpoint; where the storage has locks (flock).
 
     Raises:
         CheckpointBroken: it is not there, or is just being deleted.
@@ -77,12 +78,7 @@ def reading(path: Path) -> Iterator[None]:
     except OSError as error:
         raise CheckpointBroken(f"{path} is no complete checkpoint: {error}") from error
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            is_there = os.path.samestat(os.fstat(file.fileno()), (path / ABOUT).stat())
-        except OSError:
-            is_there = False
-        if not is_there:
+        if not (_lock(file, fcntl.LOCK_SH) and (path / ABOUT).is_file()):
             raise CheckpointBroken(f"{path} is just being deleted")
         yield
 
@@ -168,12 +164,19 @@ class Store:
 def _delete(path: Path) -> None:
     """Unless somebody reads it; then the next checkpoint tries again."""
     with (path / ABOUT).open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _lock(file, fcntl.LOCK_EX):
             return
         gone = path.rename(path.with_name(f"{path.name}.gone"))
     shutil.rmtree(gone)
+
+
+def _lock(file: BinaryIO, kind: int) -> bool:
+    """Whether nobody else's lock is in the way; on storage that has no locks nobody's is."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+    return True
 
 
 def _write(path: Path, text: str) -> None:

@@ -27,7 +27,6 @@ class DiLoCo:
 
     Args:
         group: the replicas.
-        parameters: as all of them start.
         every: H >= 1.
         lr: α.
         momentum: μ.
@@ -37,7 +36,6 @@ class DiLoCo:
     def __init__(
         self,
         group: dist.ProcessGroup,
-        parameters: Parameters,
         *,
         every: int,
         lr: float = 0.7,
@@ -45,12 +43,15 @@ class DiLoCo:
         wire: torch.dtype | None = None,
     ) -> None:
         self._group, self._every, self._wire = group, every, wire
-        self._anchors = [shard.clone() for shard in local_shards(parameters)]
-        self._optimizer = torch.optim.SGD(self._anchors, lr=lr, momentum=momentum, nesterov=momentum > 0)
+        self._lr, self._momentum = lr, momentum
+        self._anchors: list[torch.Tensor] = []
+        self._optimizer: torch.optim.Optimizer | None = None
         self._are_apart = False
 
     def before_step(self, parameters: Parameters) -> None:
-        """Nothing: every replica follows its own gradient."""
+        """Before the very first step: remember the weights that all replicas begin with."""
+        if self._optimizer is None:
+            self._begin(parameters)
 
     def after_step(self, parameters: Parameters, step: int) -> None:
         """The outer step, when the inner one is the last of H."""
@@ -60,7 +61,7 @@ class DiLoCo:
 
     def flush(self, parameters: Parameters) -> None:
         """The outer step on what the replicas have done since the last one: in between a shorter round than H."""
-        if not self._are_apart:
+        if not self._are_apart or self._optimizer is None:
             return
         shards = local_shards(parameters)
         moves = [anchor - shard for anchor, shard in zip(self._anchors, shards, strict=True)]
@@ -76,12 +77,11 @@ class DiLoCo:
         """The outer momentum v of each parameter; nothing before the first meeting."""
         if self._are_apart:
             raise RuntimeError("the replicas differ: flush before saving")
-        found = {}
-        for (name, parameter), anchor in zip(parameters.items(), self._anchors, strict=True):
-            buffer = self._optimizer.state[anchor].get("momentum_buffer")
-            if buffer is not None:
-                found[MOMENTUM + name] = like(parameter, buffer)
-        return found
+        if self._optimizer is None:
+            return {}
+        buffers = [self._optimizer.state[anchor].get("momentum_buffer") for anchor in self._anchors]
+        pairs = zip(parameters.items(), buffers, strict=True)
+        return {MOMENTUM + name: like(parameter, buffer) for (name, parameter), buffer in pairs if buffer is not None}
 
     def load_state(self, state: Mapping[str, torch.Tensor], parameters: Parameters) -> None:
         """θ are the loaded parameters.
@@ -92,11 +92,15 @@ class DiLoCo:
         names = [MOMENTUM + name for name in parameters]
         if state and set(state) != set(names):
             raise ValueError(f"outer momentum: not of these parameters: {sorted(set(state) ^ set(names))}")
-        for anchor, shard in zip(self._anchors, local_shards(parameters), strict=True):
-            anchor.copy_(shard)
-        self._optimizer.state.clear()
+        optimizer = self._begin(parameters)
         if state:
             buffers = local_shards({name: state[name] for name in names})
             for anchor, buffer in zip(self._anchors, buffers, strict=True):
-                self._optimizer.state[anchor]["momentum_buffer"] = buffer.clone()
+                optimizer.state[anchor]["momentum_buffer"] = buffer.clone()
         self._are_apart = False
+
+    def _begin(self, parameters: Parameters) -> torch.optim.Optimizer:
+        self._anchors = [shard.clone() for shard in local_shards(parameters)]
+        nesterov = self._momentum > 0
+        self._optimizer = torch.optim.SGD(self._anchors, lr=self._lr, momentum=self._momentum, nesterov=nesterov)
+        return self._optimizer

@@ -43,16 +43,21 @@ class PendingMean:
     """The mean over a group's ranks, on its way.
 
     Args:
-        tensors: at least float; on every rank of the group the same shapes. They may change once this returns.
+        tensors: floats (or integers, with divisor 1), of the same shapes on every rank; free to change afterwards.
         group: whose ranks take part.
         wire: the dtype that travels, float16 or bfloat16 for half the bytes of float32; None: each tensor's own.
+        divisor: of the sum; None: the number of ranks.
     """
 
     def __init__(
-        self, tensors: Sequence[torch.Tensor], group: dist.ProcessGroup, wire: torch.dtype | None = None
+        self,
+        tensors: Sequence[torch.Tensor],
+        group: dist.ProcessGroup,
+        wire: torch.dtype | None = None,
+        divisor: int | None = None,
     ) -> None:
         self._tensors = [torch.empty_like(tensor) for tensor in tensors]
-        self._num_ranks = group.size()
+        self._divisor = group.size() if divisor is None else divisor
         self._buckets = list(_buckets(tensors))
         self._sent = [self._flat([tensors[i] for i in bucket], wire) for bucket in self._buckets]
         self._works = [dist.all_reduce(flat, group=group, async_op=True) for flat in self._sent]
@@ -69,7 +74,8 @@ class PendingMean:
 
     def _flat(self, tensors: Sequence[torch.Tensor], wire: torch.dtype | None) -> torch.Tensor:
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])  # a copy, also of one
-        flat /= self._num_ranks  # before the sum: a half overflows early
+        if self._divisor != 1:
+            flat /= self._divisor  # before the sum: a half overflows early
         return flat.to(wire or flat.dtype)
 
 

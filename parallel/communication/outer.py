@@ -24,6 +24,14 @@ STATED = {"local_sgd": (), "diloco": ("lr", "momentum", "wire"), "delayed": ("co
 """The methods, and what each can be told besides its number of steps."""
 
 
+_READ: dict[str, Callable[[str], Any]] = {
+    "lr": float,
+    "momentum": float,
+    "wire": str,
+    "correction": {"true": True, "false": False}.__getitem__,
+}
+
+
 class Outer(Protocol):
     """What happens around the inner optimizer's steps; all ranks of the group call the same in the same order."""
 
@@ -105,7 +113,7 @@ def parse_outer(text: str) -> OuterConfig | None:
             faults.append(f"outer: {method} has no setting {name!r} (it has: {allowed})")
             continue
         try:
-            values[name] = READ[name](given)
+            values[name] = _READ[name](given)
         except (ValueError, KeyError):
             faults.append(f"outer.{name}: {given!r} is no {name}")
     if faults:
@@ -113,22 +121,12 @@ def parse_outer(text: str) -> OuterConfig | None:
     return OuterConfig(method=method, steps=int(steps), **values)
 
 
-READ: dict[str, Callable[[str], Any]] = {
-    "lr": float,
-    "momentum": float,
-    "wire": str,
-    "correction": {"true": True, "false": False}.__getitem__,
-}
-
-
-def make_outer(config: OuterConfig, group: dist.ProcessGroup, parameters: Parameters) -> Outer:
-    """The method, at the start of training: the parameters must be the same on all ranks of the group."""
+def make_outer(config: OuterConfig, group: dist.ProcessGroup) -> Outer:
+    """The method between the replicas of a group, whose parameters must be the same when the first step begins."""
     match config.method:
         case "local_sgd":
             return LocalSgd(group, every=config.steps)
         case "diloco":
-            return DiLoCo(
-                group, parameters, every=config.steps, lr=config.lr, momentum=config.momentum, wire=WIRES[config.wire]
-            )
+            return DiLoCo(group, every=config.steps, lr=config.lr, momentum=config.momentum, wire=WIRES[config.wire])
         case _:
             return DelayedAveraging(group, delay=config.steps, correction=config.correction)

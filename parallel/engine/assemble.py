@@ -1,6 +1,6 @@
 """From a model and a plan to an engine: cut, lay over the mesh, give it its optimizers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -64,6 +64,7 @@ def assemble(
     device: torch.device | str = "cpu",
     lr: Callable[[int], float] | None = None,
     clip_norm: float | None = None,
+    rows: int | None = None,
 ) -> Engine:
     """Build the engine of this rank.
 
@@ -77,6 +78,7 @@ def assemble(
         device: of this rank.
         lr: step (from 0) -> learning rate; None leaves it to the optimizer.
         clip_norm: largest L2 norm of the global gradient.
+        rows: examples of this rank's largest batch, for a pipeline whose first batch may be a smaller one.
 
     Raises:
         ValueError: the model cannot be cut so; with every reason.
@@ -95,7 +97,7 @@ def assemble(
     executor: Executor
     if plan.mesh.pp > 1:
         assert axes is not None
-        executor = Pipeline(parts, loss, plan, axes, device)
+        executor = Pipeline(parts, loss, plan, axes, device, rows)
     else:
         executor = Passes(parts[0], loss, plan, device)
     return Engine(
@@ -108,7 +110,7 @@ def assemble(
         lr=lr,
         clip_norm=clip_norm,
         ties=separated,
-        outer=_outer(parts, plan, axes),
+        outer=_outer(plan, axes),
         compression=_compression(parts[0], plan, axes),
     )
 
@@ -150,11 +152,11 @@ def _laid_out(part: nn.Module, plan: Plan, axes: Axes | None) -> nn.Module:
     return apply_data_parallel(part, axes, plan, names)
 
 
-def _outer(parts: Sequence[nn.Module], plan: Plan, axes: Axes | None) -> Outer | None:
+def _outer(plan: Plan, axes: Axes | None) -> Outer | None:
     config = parse_outer(plan.outer)
     if config is None or axes is None:
         return None
-    return make_outer(config, axes.group("dp_replicate"), dict(pair for part in parts for pair in trained(part)))
+    return make_outer(config, axes.group("dp_replicate"))
 
 
 def _compression(part: nn.Module, plan: Plan, axes: Axes | None) -> HookState | None:

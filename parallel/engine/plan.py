@@ -22,6 +22,9 @@ SCHEDULES = {
 V_SHAPED = ("zbv-zero-bubble", "dualpipe-v")
 """In these the model goes down the ranks and comes back: rank r of p has the stages r and 2p - 1 - r."""
 
+FULL = ("1f1b", "dualpipe-v")
+"""These need a micro-batch for each stage."""
+
 PRECISIONS = ("fp32", "bf16")
 RECOMPUTE = ("none", "selective", "full")
 BATCHNORM = ("local", "sync")
@@ -188,9 +191,9 @@ def _pipeline_conflicts(plan: Plan, least: int) -> Iterator[str]:
         and plan.microbatches > plan.mesh.pp
     ):
         yield (f"plan.num_microbatches: {plan.schedule} needs a multiple of pp={plan.mesh.pp}, got {plan.microbatches}")
-    if plan.schedule == "dualpipe-v" and plan.microbatches < plan.num_stages:
+    if plan.schedule in FULL and plan.microbatches < plan.num_stages:
         stages = plan.num_stages
-        yield f"plan.num_microbatches: dualpipe-v needs at least {stages}, its stages, got {plan.microbatches}"
+        yield f"plan.num_microbatches: {plan.schedule} needs at least {stages}, its stages, got {plan.microbatches}"
 
 
 def _is_batchnorm(text: str) -> bool:

@@ -21,6 +21,7 @@ STAGES = (("embed", "up"), ("down", "norm", "out"))
 """What each of two pipeline stages has."""
 
 TIED = {"out.weight": "embed.weight"}
+TIED_NAMES = [["embed.weight", "out.weight"]]
 
 Full = dict[str, np.ndarray[Any, Any]]
 """Whole tensors by name; arrays, since a tensor that a process hands on dies with it."""
@@ -127,7 +128,7 @@ def save_after(folder: Path, layout: str, num_steps: int, asynchronous: bool = F
     for number in range(num_steps):
         step(parts, optimizers, number, is_tied)
     saved = everything(parts, optimizers)
-    with Checkpointer(folder, asynchronous=asynchronous, tied=TIED if is_tied else None) as checkpointer:
+    with Checkpointer(folder, asynchronous=asynchronous, tied=TIED_NAMES if is_tied else ()) as checkpointer:
         checkpointer.save(parts, optimizers, {"examples": 3 * num_steps}, num_steps)
         step(parts, optimizers, num_steps, is_tied)
     return saved, everything(parts, optimizers)
@@ -140,7 +141,7 @@ def load_and_step(folder: Path, layout: str, num_steps: int, is_tied: bool = Fal
         for part in parts:
             for tensor in [*part.parameters(), *(b for b in part.buffers() if b.is_floating_point())]:
                 tensor.fill_(7.0)
-    with Checkpointer(folder, tied=TIED if is_tied else None) as checkpointer:
+    with Checkpointer(folder, tied=TIED_NAMES if is_tied else ()) as checkpointer:
         path = checkpointer.latest()
         assert path is not None
         restored = checkpointer.load(parts, optimizers, path)

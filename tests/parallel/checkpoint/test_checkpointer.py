@@ -16,6 +16,7 @@ from torch.optim import SGD
 
 from atoll.parallel.checkpoint.checkpointer import Checkpointer
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch
+from atoll.parallel.checkpoint.store import read_about
 from atoll.parallel.engine.forked import RankFailed, run_ranks
 from tests.parallel.checkpoint.runs import Tiny, build, everything, load_and_step, step
 
@@ -131,7 +132,7 @@ def load_and_draw(folder: Path, seed: int) -> tuple[bool, list[float]]:
     parts, optimizers = build("ddp")
     with Checkpointer(folder, seed=seed) as checkpointer:
         restored = checkpointer.load(parts, optimizers, folder / "step-00000001")
-    return restored.is_same_random, draws()
+    return restored.is_same_mesh, draws()
 
 
 def test_every_rank_goes_on_with_its_own_random_numbers(tmp_path: Path) -> None:
@@ -199,6 +200,19 @@ def test_what_is_no_json_is_refused_before_anything_is_written(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
+def save_and_change(folder: Path) -> None:
+    parts, optimizers = build("plain")
+    extra: dict[str, Any] = {"loader": {"seen": [1]}}
+    with Checkpointer(folder) as checkpointer:
+        checkpointer.save(parts, optimizers, extra, 1)
+        extra["loader"]["seen"].append(2)
+
+
+def test_the_trainer_may_change_its_own_state_while_it_is_being_written(tmp_path: Path) -> None:
+    run_ranks(save_and_change, 1, tmp_path)
+    assert read_about(tmp_path / "step-00000001")["extra"] == {"loader": {"seen": [1]}}
+
+
 def load_broken(folder: Path) -> str:
     parts, optimizers = build("fsdp")
     with Checkpointer(folder) as checkpointer, pytest.raises(CheckpointBroken) as caught:
@@ -263,7 +277,7 @@ def die_while_saving(folder: Path, victim: int, number: int, asynchronous: bool)
 def test_a_kill_in_the_middle_leaves_the_one_before(tmp_path: Path, asynchronous: bool) -> None:
     total = run_ranks(die_while_saving, 1, tmp_path / "whole", 0, 0, asynchronous)[0]
     assert total >= 5
-    for number in {1, 2, total // 2, total}:
+    for number in (1, total // 2, total):
         with pytest.raises(RankFailed, match="rank 0: died with exit code -9"):
             run_ranks(die_while_saving, 1, tmp_path / str(number), 0, number, asynchronous)
         path = (tmp_path / str(number) / "latest").read_text("utf-8")

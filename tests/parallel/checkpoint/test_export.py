@@ -12,12 +12,12 @@ from atoll.aggregation.tensorfile import read, read_buffers
 from atoll.parallel.checkpoint.checkpointer import Checkpointer
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch
 from atoll.parallel.checkpoint.export import export_checkpoint, export_model, import_model
-from atoll.parallel.checkpoint.state import tied_names
 from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.parameters import buffers_of, parameters_of
-from tests.parallel.checkpoint.runs import TIED, Tiny, build, everything, save_after, step
+from tests.parallel.checkpoint.runs import TIED, TIED_NAMES, Tiny, build, everything, save_after, step
 
-LAYOUTS = [("plain", 1), ("fsdp", 2), ("tp", 2), ("stages", 4)]
+LAYOUTS = [("plain", 1, True), ("fsdp", 2, False), ("tp", 2, False), ("stages", 4, True)]
+"""With how many ranks, and whether with a tied weight."""
 
 
 def trained(is_tied: bool) -> Tiny:
@@ -33,7 +33,7 @@ def trained(is_tied: bool) -> Tiny:
 def export_after(folder: Path, out: Path, layout: str, is_tied: bool) -> None:
     """Train, save, and export both what was saved and what runs."""
     parts, optimizers = build(layout, is_tied)
-    tied = TIED if is_tied else None
+    tied = TIED_NAMES if is_tied else []
     for number in range(2):
         step(parts, optimizers, number, is_tied)
     with Checkpointer(folder, tied=tied) as checkpointer:
@@ -41,13 +41,10 @@ def export_after(folder: Path, out: Path, layout: str, is_tied: bool) -> None:
     export_model(parts, out, tied)
 
 
-@pytest.mark.parametrize(("layout", "num_ranks"), LAYOUTS)
-@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize(("layout", "num_ranks", "is_tied"), LAYOUTS)
 def test_an_export_is_what_one_process_would_have_trained(
     tmp_path: Path, layout: str, num_ranks: int, is_tied: bool
 ) -> None:
-    if is_tied and layout == "tp":
-        pytest.skip("the tie is not what tensor parallelism is about")
     run_ranks(export_after, num_ranks, tmp_path, tmp_path / "live", layout, is_tied)
     export_checkpoint(tmp_path / "step-00000002", tmp_path / "saved")
     assert (tmp_path / "live").read_bytes() == (tmp_path / "saved").read_bytes()
@@ -62,26 +59,20 @@ def test_an_export_is_what_one_process_would_have_trained(
 def import_into(file: Path, layout: str, is_tied: bool) -> Any:
     parts, optimizers = build(layout, is_tied)
     step(parts, optimizers, 5, is_tied)
-    import_model(parts, file, TIED if is_tied else None)
+    import_model(parts, file, TIED_NAMES if is_tied else ())
     return everything(parts, [torch.optim.SGD(part.parameters()) for part in parts])
 
 
-@pytest.mark.parametrize(("layout", "num_ranks"), LAYOUTS)
-def test_an_export_can_be_put_into_any_layout(tmp_path: Path, layout: str, num_ranks: int) -> None:
-    is_tied = layout != "tp"
+@pytest.mark.parametrize(("layout", "num_ranks", "is_tied"), LAYOUTS)
+def test_an_export_can_be_put_into_any_layout(tmp_path: Path, layout: str, num_ranks: int, is_tied: bool) -> None:
     model = trained(is_tied)
-    tensors = {name: tensor for name, tensor in model.state_dict().items() if name not in tied_names(model)}
+    tensors = {name: tensor for name, tensor in model.state_dict().items() if not (is_tied and name in TIED)}
     save_file(tensors, tmp_path / "model")
     found: dict[str, Any] = {}
     for of_rank in run_ranks(import_into, num_ranks, tmp_path / "model", layout, is_tied):
         found |= of_rank
     assert found.keys() == model.state_dict().keys()
     assert all(np.array_equal(found[name], tensor.numpy()) for name, tensor in model.state_dict().items())
-
-
-def test_tied_names_are_found_without_memory() -> None:
-    with torch.device("meta"):
-        assert tied_names(Tiny(is_tied=True)) == TIED
 
 
 def test_half_precision_is_exported_as_float32_and_rounded_back(tmp_path: Path) -> None:

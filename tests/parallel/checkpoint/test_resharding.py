@@ -22,14 +22,14 @@ def equal(left: Full, right: Full) -> bool:
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Full, Full]:
-    """Saved by four ranks of FSDP after three steps."""
+    """Saved by four ranks of FSDP after three steps, which took the fourth while it was being written."""
     folder = tmp_path_factory.mktemp("run")
-    results = run_ranks(save_after, 4, folder, "fsdp", 3)
+    results = run_ranks(save_after, 4, folder, "fsdp", 3, True)
     return folder, merged(results, 0), merged(results, 1)
 
 
 @pytest.mark.parametrize(("layout", "num_ranks"), [("plain", 1), ("fsdp", 2), ("tp", 2), ("ddp", 2), ("stages", 4)])
-def test_what_four_sharded_ranks_saved_goes_on_under_any_layout(
+def test_what_four_sharded_ranks_saved_as_they_trained_goes_on_under_any_layout(
     sharded: tuple[Path, Full, Full], layout: str, num_ranks: int
 ) -> None:
     folder, saved, later = sharded
@@ -60,7 +60,7 @@ def test_a_run_saved_before_its_first_step_starts_as_it_would_have(tmp_path: Pat
     assert equal(merged(after, 1), merged(before, 1))
 
 
-@pytest.mark.parametrize(("saving", "loading"), [("plain", "stages"), ("stages", "plain"), ("fsdp", "stages")])
+@pytest.mark.parametrize(("saving", "loading"), [("fsdp", "stages"), ("stages", "plain")])
 def test_tied_weights_are_one_wherever_the_copies_are(tmp_path: Path, saving: str, loading: str) -> None:
     ranks = {"plain": 1, "fsdp": 2, "stages": 2}
     before = run_ranks(save_after, ranks[saving], tmp_path, saving, 2, False, True)
@@ -73,10 +73,3 @@ def test_tied_weights_are_one_wherever_the_copies_are(tmp_path: Path, saving: st
                 assert np.array_equal(found[f"{first} {kept}"], expected[f"{first} {kept}"])
                 if f"{alias} {kept}" in found:  # of a stage that has the copy alone
                     assert np.array_equal(found[f"{alias} {kept}"], expected[f"{first} {kept}"])
-
-
-def test_an_asynchronous_save_holds_what_a_synchronous_one_would(tmp_path: Path) -> None:
-    for asynchronous in (True, False):
-        before = run_ranks(save_after, 2, tmp_path / str(asynchronous), "fsdp", 2, asynchronous)
-        after = run_ranks(load_and_step, 1, tmp_path / str(asynchronous), "plain", 2)
-        assert equal(merged(after, 0), merged(before, 0))
