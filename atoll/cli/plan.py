@@ -64,8 +64,8 @@ DryRuns = Annotated[
     typer.Option(
         "--dry-run",
         metavar="RANK,...",
-        help="Also build these ranks of the chosen plan with the engine itself, on tensors without memory and a network "
-        "that is not there, run a step, and show what it holds and sends beside what was predicted.",
+        help="Also build these ranks of the first plan with the engine itself, on tensors without memory and without a "
+        "network, run a step, and show what it holds and sends beside what was predicted.",
     ),
 ]
 Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="How many meshes to show.")]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from atoll.parallel.engine.plan import SCHEDULES, V_SHAPED
+from atoll.parallel.engine.plan import SCHEDULES
 
 FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = "F", "B", "I", "W"
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 
 from atoll.parallel.engine.blueprint import balanced
 from atoll.parallel.engine.mesh import AXES, Mesh
@@ -109,7 +110,7 @@ def stages(model: ModelShape, num_stages: int) -> tuple[Stage, ...]:
     if num_stages > len(names):
         raise ValueError(f"{len(names)} pieces (embedding, {model.layers} blocks, norm, head) for {num_stages} stages")
     bounds = [0, *balanced([weights.get(name, 1.0) for name in names], num_stages), len(names)]
-    return tuple(_stage(model, names[start:end], num_stages) for start, end in zip(bounds, bounds[1:], strict=False))
+    return tuple(_stage(model, names[start:end], num_stages) for start, end in pairwise(bounds))
 
 
 def _stage(model: ModelShape, names: list[str], num_stages: int) -> Stage:

@@ -84,4 +84,4 @@ CLUSTERS: dict[str, Cluster] = {
     "cpu": Cluster(per_node=2, memory=16e9, flops=1e11, flops_fp32=1e11, inside=5e9, across=1.25e9),
 }
 """One node of each kind. The peaks and NVLink rates are the vendor's data sheets' (dense, one direction); between nodes
-200 Gb/s (A100) and 400 Gb/s (H100, H200) for each device. `cpu` is a rough guess for two cores and gloo: measure yours."""
+200 Gb/s (A100) and 400 Gb/s (H100, H200) for each device. `cpu` is a guess for two cores and gloo: measure."""

@@ -1,8 +1,8 @@
 """What a step really does, seen from below: every collective, what could hide it, and the bytes that are alive.
 
-An operation is ready when all that it reads has been computed. Between the moment at which a collective's input is ready
-and the first operation that reads its output, the rank computes something else: that computation can hide it. Both
-moments are counted in floating-point operations of the step, so the answer is about the order of dependence and not
+An operation is ready when all that it reads has been computed. Between the moment at which a collective's input is
+ready and the first operation that reads its output, the rank computes something else: that can hide it. Both moments
+are counted in floating-point operations of the step, so the answer is about the order of dependence and not
 about the machine. A collective without such computation is waited for, whatever the machine.
 """
 
@@ -54,7 +54,7 @@ class Collective:
         return max(0.0, (end if self.needed is None else self.needed) - self.ready)
 
 
-class Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operation on plain tensors while it is on.
 
     Args:
@@ -62,7 +62,7 @@ class Watch(TorchDispatchMode):
     """
 
     def __init__(self, axis_of: Callable[[str], str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.collectives: list[Collective] = []
         self.flops = 0.0
         """Operations so far, of products and attention."""
@@ -154,7 +154,7 @@ class Watch(TorchDispatchMode):
         for leaf in torch.utils._pytree.tree_leaves(given):
             if isinstance(leaf, str) and leaf not in ("sum", "avg", "max", "min"):
                 return self._axis_of(leaf)
-            if isinstance(leaf, torch.ScriptObject) and "ProcessGroup" in str(leaf._type()):  # type: ignore[attr-defined]
+            if isinstance(leaf, torch.ScriptObject) and "ProcessGroup" in str(leaf._type()):
                 return self._axis_of(dist.ProcessGroup.unbox(leaf).group_name)
         return ""
 

@@ -1,8 +1,8 @@
 """One rank of any mesh in one process: the engine's own build and step, on tensors without memory and a fake network.
 
-The process group is torch's fake one, in which a collective returns at once; the model is built on `meta` and
-materialized as fake tensors, which have shapes and no data. So 64 ranks' worth of an 8 B model fit a laptop, and what is
-counted is what the engine really does: every collective, the bytes of the rank's shards, what is alive when.
+The process group is torch's fake one, in which a collective returns at once; the model is built on `meta` and made of
+fake tensors, which have shapes and no data. So any rank of 64, with a model of 8 B, fits a laptop, and what is counted
+is what the engine really does: every collective, the bytes of the rank's shards, what is alive when.
 """
 
 import multiprocessing
@@ -18,12 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.distributed_c10d import _resolve_process_group  # type: ignore[attr-defined]
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
+from atoll.parallel.data.batch import Batch
 from atoll.parallel.engine import pipeline
 from atoll.parallel.engine.assemble import assemble
-from atoll.parallel.data.batch import Batch
 from atoll.parallel.engine.forked import PRELOAD, RankFailed
 from atoll.parallel.engine.mesh import AXES, Axes
 from atoll.parallel.engine.step import Engine
@@ -61,7 +62,7 @@ class DryRun:
         return {key: (calls[key], num_bytes[key]) for key in calls}
 
     def hidden(self) -> dict[tuple[str, str], tuple[int, int, float]]:
-        """(axis, kind) -> calls, how many of them some computation can hide, and the mean share of the step that it is."""
+        """(axis, kind) -> calls, how many some computation can hide, and the mean share of the step that this is."""
         found: dict[tuple[str, str], list[float]] = {}
         for call in self.collectives:
             share = call.window(self.flops) / self.flops if self.flops else 0.0
@@ -151,7 +152,7 @@ def _build(model: nn.Module, shape: ModelShape, candidate: Candidate, axes: Axes
 
 def _axis_of(candidate: Candidate, group: str) -> str:
     """The axis on which the ranks of a process group differ."""
-    ranks = dist.get_process_group_ranks(dist.distributed_c10d._resolve_process_group(group))  # type: ignore[arg-type]
+    ranks = dist.get_process_group_ranks(_resolve_process_group(group))  # type: ignore[arg-type]
     places = [coordinates(candidate.mesh, rank) for rank in ranks]
     return "+".join(axis for axis in AXES if len({place[axis] for place in places}) > 1)
 
@@ -190,7 +191,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _loss(outputs: Any, targets: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy in float32. The targets are floats, so that nobody needs to look at fake values to count them."""
+    """Mean cross entropy in float32. The targets are floats: nobody needs to look at fake values to count them."""
     return functional.cross_entropy(outputs.flatten(0, 1).float(), targets.flatten().long())
 
 

@@ -8,10 +8,10 @@ rank's shards, gathered: of the same units on all shards together.
     gradients     4 held
     optimizer     4 moments x held + 4 for each tensor's step counter
     transient     w x gathered: of all of the stage below ZeRO-3, of two blocks and the rest of the stage with it;
-                  gradients on their way: of one unit, or, where they accumulate unreduced, 4 gathered in place of 4 held;
-                  a pipeline's buffers for what it receives: w s b h / t' for each micro-batch and neighbour
-    activations   of one block and micro-batch w s b (2 h / t' + 2 h + (2 h + 2 kv + k f) / t), where k = 2 with gelu and
-                  4 with swiglu; with full recomputation w s b h / t', and once the above; times the blocks and the
+                  gradients on their way: of one unit, or, where they accumulate unreduced, 4 gathered in place of 4
+                  held; a pipeline's buffers for what it receives: w s b h / t' for each micro-batch and neighbour
+    activations   of one block and micro-batch w s b (2 h / t' + 2 h + (2 h + 2 kv + k f) / t), where k = 2 with gelu
+                  and 4 with swiglu; with full recomputation w s b h / t', and once the above; times the blocks and the
                   micro-batches in flight
     work          the larger of the logits, their fp32 copy and its gradient, s b v (w + 4 + 4) / t under loss parallel,
                   and of the gradients inside one block, w s b (2 h + (k + 2) / 2 f / t)
@@ -59,7 +59,7 @@ class Memory:
     @property
     def total(self) -> float:
         """All terms."""
-        return sum(getattr(self, field.name) for field in fields(self))
+        return float(sum(getattr(self, field.name) for field in fields(self)))
 
 
 def memory(model: ModelShape, candidate: Candidate, rank: int = 0, *, counted: str = "engine") -> Memory:
@@ -98,7 +98,7 @@ def _by_convention(model: ModelShape, candidate: Candidate, counted: str) -> Mem
     part = (model.nominal or model.parameters) / (mesh.pp * mesh.tp)
     held = accounting.states(part, ACCOUNTINGS[counted], zero=plan.zero_stage, num_ranks=mesh.dp_shard)
     kept = accounting.activations(model, candidate.microbatch) / (mesh.pp * mesh.tp)
-    return Memory(*held, activations=kept * in_flight(candidate, 0))
+    return Memory(held[0], held[1], held[2], activations=kept * in_flight(candidate, 0))
 
 
 def _transient(own: Share, candidate: Candidate) -> float:

@@ -36,7 +36,7 @@ class Times:
     @property
     def step(self) -> float:
         """All of it."""
-        return sum(getattr(self, field.name) for field in fields(self))
+        return float(sum(getattr(self, field.name) for field in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 
 from atoll.parallel.engine.mesh import AXES, Mesh
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.planner.candidate import Candidate, crosses
+from atoll.parallel.planner.accounting import ACCOUNTINGS
+from atoll.parallel.planner.candidate import ITEM_BYTES, MOMENTS, Candidate, crosses
 from atoll.parallel.planner.cluster import Cluster
 from atoll.parallel.planner.memory import worst
 from atoll.parallel.planner.prediction import Prediction, predict
@@ -26,6 +27,9 @@ CLOSE = 0.99
 
 PIPELINES = (("1f1b", 1), ("interleaved-1f1b", 2), ("interleaved-zero-bubble", 2))
 """Schedules that are tried, with the stages on each rank."""
+
+SPLIT = ("interleaved-zero-bubble", "zbv-zero-bubble", "dualpipe-v")
+"""Schedules that take the gradients of inputs and of weights apart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +44,22 @@ class Wanted:
     """Whose state is kept."""
     counted: str = "engine"
     """How memory is counted: `engine`, or a convention of `accounting`."""
+
+    def __post_init__(self) -> None:
+        rules = {
+            f"batch: must be a whole number >= 1, got {self.batch!r}": type(self.batch) is int and self.batch >= 1,
+            **{
+                f"{name}: must be one of {', '.join(allowed)}, got {getattr(self, name)!r}": getattr(self, name)
+                in allowed
+                for name, allowed in (
+                    ("precision", tuple(ITEM_BYTES)),
+                    ("optimizer", tuple(MOMENTS)),
+                    ("counted", ("engine", *ACCOUNTINGS)),
+                )
+            },
+        }
+        if faults := [f"training.{fault}" for fault, is_met in rules.items() if not is_met]:
+            raise ValueError("\n".join(faults))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +175,9 @@ def misfit(model: ModelShape, cluster: Cluster, wanted: Wanted, mesh: Mesh, *, i
 def _candidates(model: ModelShape, cluster: Cluster, wanted: Wanted, mesh: Mesh) -> Iterator[tuple[Candidate, float]]:
     """Of each kind of plan the largest micro-batch that fits, or else the smallest; with its memory."""
     for plan in _plans(model, wanted, mesh):
-        for recompute in ("none", "full"):
-            tried = list(_sized(model, replace(plan, recompute=recompute), wanted, cluster))
-            if tried:
-                yield tried[-1]
-            if tried and tried[-1][1] <= cluster.room:
-                break  # recomputation costs time and nothing else is gained
+        tried = list(_sized(model, plan, wanted, cluster))
+        if tried:
+            yield tried[-1]
 
 
 def _plans(model: ModelShape, wanted: Wanted, mesh: Mesh) -> Iterator[Plan]:
@@ -168,16 +185,28 @@ def _plans(model: ModelShape, wanted: Wanted, mesh: Mesh) -> Iterator[Plan]:
         if mesh.pp * stages_per_rank > model.layers:
             continue
         for zero in (1, 2, 3) if mesh.dp_shard > 1 else (None,):
-            if zero == 3 and schedule == "interleaved-zero-bubble":
-                continue  # torch loses gradients of blocks that are gathered anew for the halves of a backward pass
-            yield Plan(
-                mesh=mesh,
-                zero=zero,
-                schedule=schedule,
-                stages_per_rank=stages_per_rank if stages_per_rank > 1 else None,
-                precision=wanted.precision,
-                loss_parallel=mesh.tp > 1,
-            )
+            for recompute in ("none", "full"):
+                plan = Plan(
+                    mesh=mesh,
+                    zero=zero,
+                    schedule=schedule,
+                    stages_per_rank=stages_per_rank if stages_per_rank > 1 else None,
+                    precision=wanted.precision,
+                    loss_parallel=mesh.tp > 1,
+                    recompute=recompute,
+                )
+                if not spoils(plan):
+                    yield plan
+
+
+def spoils(plan: Plan) -> bool:
+    """Whether a schedule that splits the backward pass meets what torch does not split well.
+
+    Of blocks that ZeRO-3 gathers anew for each half, gradients are lost; full recomputation repeats a block's forward
+    for each of its weights.
+    """
+    is_split = plan.mesh.pp > 1 and plan.schedule in SPLIT
+    return is_split and (plan.zero_stage == 3 or plan.recompute == "full")
 
 
 def _sized(model: ModelShape, plan: Plan, wanted: Wanted, cluster: Cluster) -> Iterator[tuple[Candidate, float]]:

@@ -44,7 +44,7 @@ class ModelShape:
     """Heads of keys and values; they divide `heads`. None: as many."""
 
     ffn: int | None = None
-    """Width inside the MLP (f). None: 4 h with gelu, 8/3 h rounded up to a multiple of 256 with swiglu."""
+    """Width inside the MLP (f). None: 4 h with gelu, 8/3 h rounded up to a multiple of 32 with swiglu."""
 
     vocab: int
     """Rows of the embedding (v >= 1)."""
@@ -92,7 +92,7 @@ class ModelShape:
         """Width inside the MLP (f)."""
         if self.ffn is not None:
             return self.ffn
-        return 4 * self.hidden if self.mlp == "gelu" else -(-8 * self.hidden // (3 * 256)) * 256
+        return 4 * self.hidden if self.mlp == "gelu" else (8 * self.hidden // 3 + 31) // 32 * 32
 
     @property
     def parameters(self) -> int:
@@ -155,7 +155,7 @@ def _faults(shape: ModelShape) -> list[str]:
     faults = [
         f"model.{name}: must be a whole number >= {int(name != 'segments')}, got {value!r}"
         for name, value in given.items()
-        if not (value is None and hints[name] != int) and (type(value) is not int or value < (name != "segments"))
+        if not (value is None and hints[name] is not int) and (type(value) is not int or value < (name != "segments"))
     ]
     if faults:
         return faults
@@ -175,18 +175,38 @@ def _faults(shape: ModelShape) -> list[str]:
     return [fault for is_met, fault in rules if not is_met]
 
 
-_GPT = {"mlp": "gelu", "norm": "layernorm", "biases": True, "positions": True, "tied": True}
-_LLAMA = {"kv_heads": 8, "vocab": 128256, "sequence": 8192}
+def _gpt(
+    layers: int, hidden: int, heads: int, sequence: int, nominal: float, vocab: int = 50304, segments: int = 0
+) -> ModelShape:
+    return ModelShape(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        vocab=vocab,
+        sequence=sequence,
+        tied=True,
+        mlp="gelu",
+        norm="layernorm",
+        biases=True,
+        positions=True,
+        segments=segments,
+        nominal=nominal,
+    )
+
+
+def _llama(layers: int, hidden: int, ffn: int, *, tied: bool) -> ModelShape:
+    return ModelShape(
+        layers=layers, hidden=hidden, heads=32, kv_heads=8, ffn=ffn, vocab=128256, sequence=8192, tied=tied
+    )
+
 
 MODELS: dict[str, ModelShape] = {
-    "gpt2-xl": ModelShape(layers=48, hidden=1600, heads=25, vocab=50304, sequence=1024, nominal=1.5e9, **_GPT),
-    "bert-large": ModelShape(
-        layers=24, hidden=1024, heads=16, vocab=30592, sequence=512, segments=2, nominal=0.32e9, **_GPT
-    ),
-    "turing-nlg": ModelShape(layers=78, hidden=4256, heads=28, vocab=50304, sequence=1024, nominal=17.2e9, **_GPT),
-    "gpt3": ModelShape(layers=96, hidden=12288, heads=96, vocab=50304, sequence=2048, nominal=175e9, **_GPT),
-    "llama-1b": ModelShape(layers=16, hidden=2048, heads=32, ffn=8192, tied=True, **_LLAMA),
-    "llama-8b": ModelShape(layers=32, hidden=4096, heads=32, ffn=14336, **_LLAMA),
+    "gpt2-xl": _gpt(48, 1600, 25, 1024, 1.5e9),
+    "bert-large": _gpt(24, 1024, 16, 512, 0.32e9, vocab=30592, segments=2),
+    "turing-nlg": _gpt(78, 4256, 28, 1024, 17.2e9),
+    "gpt3": _gpt(96, 12288, 96, 2048, 175e9),
+    "llama-1b": _llama(16, 2048, 8192, tied=True),
+    "llama-8b": _llama(32, 4096, 14336, tied=False),
 }
 """Models by name. Vocabularies are padded to a multiple of 128 (GPT's 50257, BERT's 30522), so that tp can cut them.
 
@@ -196,5 +216,10 @@ Llama 3.1 8B and Llama 3.2 1B.
 
 
 def as_decoder(shape: ModelShape) -> ModelShape:
-    """The Llama-style decoder of the same layers, widths, heads and vocabulary: what the engine's own model can be."""
-    return replace(shape, mlp="swiglu", norm="rmsnorm", biases=False, positions=False, segments=0, nominal=None)
+    """The Llama-style decoder of the same blocks, width, heads and vocabulary: what the engine's own model can be.
+
+    Two matrices of f columns become three of 2/3 f, rounded up to a multiple of 32, which have as many parameters.
+    """
+    ffn = shape.ffn if shape.mlp == "swiglu" else (2 * shape.width // 3 + 31) // 32 * 32
+    plain = {"norm": "rmsnorm", "biases": False, "positions": False, "segments": 0, "nominal": None}
+    return replace(shape, mlp="swiglu", ffn=ffn, **plain)  # type: ignore[arg-type]

@@ -65,7 +65,7 @@ def read(
 
 
 def _value(types: tuple[type, ...], text: str) -> Any:
-    """What a text stands for; the text itself where it is none of the types, which the thing then refuses by its name."""
+    """What a text stands for; itself where it is of none of the types, which the thing then refuses by its name."""
     if NoneType in types and text == "none":
         return None
     if bool in types:

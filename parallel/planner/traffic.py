@@ -6,9 +6,10 @@ Legend: n ranks of a group, M bytes of what the group holds together. A ring mov
     all-reduce                   2 (n - 1) / n  M
     send                         M
 
-ZeRO-1 and -2 gather and reduce each parameter once, which is the volume of DDP's all-reduce; ZeRO-3 gathers it again for
-the backward pass: 1.5 times as much. A tensor-parallel block has two all-reduces of its activations in each direction,
-or, with the sequence cut, an all-gather and a reduce-scatter in place of each; recomputation repeats the forward's.
+ZeRO-1 and -2 gather and reduce each parameter once, which is the volume of DDP's all-reduce; ZeRO-3 gathers it again
+for the backward pass: 1.5 times as much. A tensor-parallel block has two all-reduces of its activations in each
+direction, or, with the sequence cut, an all-gather and a reduce-scatter in place of each; recomputation repeats those
+of the forward pass.
 
 Sources: Rajbhandari et al. 2020, section 7; Shoeybi et al., "Megatron-LM", 2019, section 3; Korthikanti et al. 2022,
 section 4.2; Narayanan et al. 2021, section 3.2.
@@ -17,6 +18,7 @@ section 4.2; Narayanan et al. 2021, section 3.2.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from atoll.parallel.engine.plan import Plan
 from atoll.parallel.planner.candidate import Candidate, Stage, coordinates, stages, stages_of
 from atoll.parallel.planner.memory import FP32, block_input, reduces_late
 from atoll.parallel.planner.shape import ModelShape, Weight
@@ -34,7 +36,7 @@ class Traffic:
     kind: str
     """all_gather, reduce_scatter, all_reduce or send."""
     what: str
-    """parameters, gradients, activations, logits, tied table."""
+    """parameters, gradients, activations, logits, loss, tied table."""
     count: int
     """Calls in one step."""
     payload: float
@@ -60,7 +62,7 @@ class Traffic:
 
 
 def traffic(model: ModelShape, candidate: Candidate, rank: int = 0) -> list[Traffic]:
-    """Everything that a rank sends in one step but a few numbers (units, loss, norm), summed by axis, kind and purpose."""
+    """Everything that a rank sends in one step but a few numbers (units, loss, norm), by axis, kind and purpose."""
     own = share(model, candidate, rank)
     found = [*_data(own, candidate), *_tensor(model, candidate, rank), *_pipeline(model, candidate, rank)]
     return [item for item in found if item.count]
@@ -82,10 +84,10 @@ def totals(model: ModelShape, candidate: Candidate, rank: int = 0) -> dict[tuple
 def _data(own: Share, candidate: Candidate) -> Iterator[Traffic]:
     plan, mesh = candidate.plan, candidate.mesh
     r, d = mesh.dp_replicate if plan.outer == "none" else 1, mesh.dp_shard
-    gradient_bytes = 2 if plan.reduce_dtype == "bf16" else FP32
+    size_of_one = gradient_bytes(plan)
     if plan.is_ddp:
         window = 2 / 3 / plan.microbatches
-        yield Traffic("dp_replicate", REDUCE, "gradients", 1, gradient_bytes * own.whole, r, "backward", window)
+        yield Traffic("dp_replicate", REDUCE, "gradients", 1, size_of_one * own.whole, r, "backward", window)
         return
     gathers, reductions = _times(candidate)
     # what moves once in a step has one micro-batch to hide behind; a backward pass is two thirds of it
@@ -93,18 +95,23 @@ def _data(own: Share, candidate: Candidate) -> Iterator[Traffic]:
     if d > 1:
         calls, size = gathers * own.num_units, gathers * candidate.item_bytes * own.gathered
         yield Traffic("dp_shard", GATHER, "parameters", calls, size, d, "forward, backward", forward)
-        calls, size = reductions * own.num_units, reductions * gradient_bytes * own.gathered
+        calls, size = reductions * own.num_units, reductions * size_of_one * own.gathered
         yield Traffic("dp_shard", SCATTER, "gradients", calls, size, d, "backward", backward)
     if r > 1:
-        calls, size = reductions * own.num_units, reductions * gradient_bytes * own.gathered // d
+        calls, size = reductions * own.num_units, reductions * size_of_one * own.gathered // d
         yield Traffic("dp_replicate", REDUCE, "gradients", calls, size, r, "backward", backward)
+
+
+def gradient_bytes(plan: Plan) -> int:
+    """Of one number of a gradient that travels, or waits until it does."""
+    return 2 if plan.reduce_dtype == "bf16" else FP32
 
 
 def _times(candidate: Candidate) -> tuple[int, int]:
     """How often in a step a unit is gathered, and how often its gradients are reduced.
 
-    A pipeline reduces once, after the last backward pass of a stage, and leaves what a backward pass has gathered for the
-    next forward pass.
+    A pipeline reduces once, after the last backward pass of a stage, and leaves what a backward pass has gathered for
+    the next forward pass.
     """
     plan = candidate.plan
     m = plan.microbatches
@@ -138,7 +145,10 @@ def _tensor(model: ModelShape, candidate: Candidate, rank: int) -> Iterator[Traf
         yield _norm_gradients(model, candidate, own)
     else:
         yield Traffic("tp", REDUCE, "activations", calls + again, (calls + again) * whole, t)
-    if heads and not plan.loss_parallel:
+    if heads and plan.loss_parallel:  # the largest logit, the sum of exponentials, and the logit of the target
+        tokens = FP32 * model.sequence * candidate.microbatch
+        yield Traffic("tp", REDUCE, "loss", 3 * m, 3 * m * tokens, t)
+    elif heads:
         logits = candidate.item_bytes * model.sequence * candidate.microbatch * model.vocab
         yield Traffic("tp", GATHER, "logits", m, m * logits, t)
 
@@ -146,15 +156,16 @@ def _tensor(model: ModelShape, candidate: Candidate, rank: int) -> Iterator[Traf
 def _norm_gradients(model: ModelShape, candidate: Candidate, own: list[Stage]) -> Traffic:
     """Every rank has seen a part of the sequence, so what is whole on each has a gradient in parts.
 
-    `fully_shard` adds them up when it reduces gradients: in each backward pass in the dtype of the products, or once after
-    the last one, until which they have been accumulated in fp32. Without it the step adds up all of them in one call.
+    `fully_shard` adds them up when it reduces gradients: in each backward pass in the dtype of the products, or once
+    after the last one, until which they wait in the dtype of the reduction. Without it the step adds them up in one
+    call.
     """
     plan, t = candidate.plan, candidate.mesh.tp
     vectors = sum(weight.size for stage in own for weight in _whole_weights(model, stage))
     calls = sum(1 for stage in own for _ in _whole_weights(model, stage))
     if not plan.is_sharded:
         return Traffic("tp", REDUCE, "gradients", 1, FP32 * vectors, t)
-    times, item = (1, FP32) if reduces_late(candidate) else (plan.microbatches, candidate.item_bytes)
+    times, item = (1, gradient_bytes(plan)) if reduces_late(candidate) else (plan.microbatches, candidate.item_bytes)
     return Traffic("tp", REDUCE, "gradients", times * calls, times * item * vectors, t)
 
 
