@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 PEERS := .venv-peers/.installed
-BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs
+BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu
 
 .PHONY: setup peers demo test test-parallel test-cuda check format proto docs bench soak mutants clean
 
@@ -34,7 +34,7 @@ test-parallel: setup # every strategy at every rank count, as a table; about fiv
 	$(BIN)/python -m tests.parallel.engine.cases
 
 test-cuda: setup # what needs a GPU
-	$(BIN)/python -m pytest -q tests/aggregation/test_device.py
+	$(BIN)/python -m pytest -q tests/aggregation/test_device.py tests/parallel/engine/test_cuda.py
 
 check: setup
 	$(BIN)/ruff format --check .

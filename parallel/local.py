@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from types import NoneType
-from typing import Any, get_args, get_type_hints
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.parallel.overrides import overridden, type_faults
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 
@@ -48,70 +49,12 @@ class Local:
     "head.*", or several with commas; None: all travel."""
 
     def __post_init__(self) -> None:
-        faults = [
-            f"local.{name}: expected {_words(hint)}, got {getattr(self, name)!r}"
-            for name, hint in _hints().items()
-            if not _fits(hint, getattr(self, name))
-        ] or _range_faults(self)
-        if faults:
+        if faults := type_faults(self, "local") or _range_faults(self):
             raise ValueError("; ".join(faults))
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> "Local":
-        """A copy with other values, as from `--set local.lr=0.05`.
-
-        Args:
-            overrides: by field name, without `local.`. Values of the field's type, or their text from a command
-                line ("0.05", "true", "none").
-
-        Raises:
-            ValueError: unknown keys, wrong types, values out of range; all faults at once.
-        """
-        hints = _hints()
-        changes: dict[str, Any] = {}
-        faults: list[str] = []
-        for key, given in overrides.items():
-            if key not in hints:
-                faults.append(f"local.{key}: unknown key, got {given!r} (known: {', '.join(hints)})")
-                continue
-            value = _read(hints[key], given) if isinstance(given, str) else given
-            if _fits(hints[key], value):
-                changes[key] = value
-            else:
-                faults.append(f"local.{key}: expected {_words(hints[key])}, got {given!r}")
-        try:
-            changed = replace(self, **changes)
-        except ValueError as error:
-            faults.append(str(error))
-        if faults:
-            raise ValueError("; ".join(faults))
-        return changed
-
-
-def _hints() -> dict[str, tuple[type, ...]]:
-    """Of each field, the types that it may have."""
-    hints = get_type_hints(Local)
-    return {field.name: get_args(hints[field.name]) or (hints[field.name],) for field in fields(Local)}
-
-
-def _fits(hint: tuple[type, ...], value: object) -> bool:
-    """Whether the value has one of the types; an int is a float, but a bool is not an int."""
-    return type(value) in hint or (type(value) is int and float in hint)
-
-
-def _read(hint: tuple[type, ...], text: str) -> object:
-    """The value that a command line's text stands for; the text itself when it stands for none."""
-    if NoneType in hint and text.lower() == "none":
-        return None
-    if bool in hint:
-        return {"true": True, "false": False}.get(text.lower(), text)
-    try:
-        return int(text) if int in hint else float(text) if float in hint else text
-    except ValueError:
-        return text
-
-
-def _words(hint: tuple[type, ...]) -> str:
-    return " or ".join("none" if kind is NoneType else kind.__name__ for kind in hint)
+        """A copy with other values, as from `--set local.lr=0.05`; arguments and errors as `overrides.overridden`."""
+        return overridden(self, "local", overrides)
 
 
 def _range_faults(local: Local) -> list[str]:

@@ -12,6 +12,7 @@ from atoll.cli.coordinator import coordinator
 from atoll.cli.faults import EXIT_BUG, Commands
 from atoll.cli.new import new
 from atoll.cli.settings import settings
+from atoll.cli.train import train
 
 app = typer.Typer(
     cls=Commands, name="atoll", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
@@ -39,6 +40,7 @@ app.command()(new)
 app.command()(coordinator)
 app.command()(aggregator)
 app.command()(agent)
+app.command()(train)
 app.add_typer(runs.app, name="run")
 app.add_typer(rounds.app, name="round")
 app.add_typer(clients.app, name="client")

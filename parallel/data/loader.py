@@ -1,7 +1,7 @@
 """A rank's batches in the order's steps, fetched ahead if wanted, resumable to the exact example."""
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -141,7 +141,7 @@ class Loader:
         batches, is_pinned = _Batches(self._dataset), self._device.type == "cuda"
         positions = _positions(self._began, self.order, self._rank, epoch=self._epoch, step=self._step)
         if self._num_workers:
-            return iter(
+            return _by_workers(
                 DataLoader(
                     batches,
                     batch_size=None,  # an index is a batch's indices
@@ -179,6 +179,14 @@ class _Batches(Dataset[Any]):
 
     def pinned(self, indices: Indices) -> Any:
         return map_tensors(torch.Tensor.pin_memory, self[indices])
+
+
+def _by_workers(batches: Iterable[Any]) -> Iterator[Any]:
+    """What torch's loader gives. Its errors hold on to themselves, and to the processes, by their traceback."""
+    try:
+        yield from batches
+    except Exception as error:
+        raise error.with_traceback(None) from None
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -64,6 +64,7 @@ def assemble(
     device: torch.device | str = "cpu",
     lr: Callable[[int], float] | None = None,
     clip_norm: float | None = None,
+    rows: int | None = None,
 ) -> Engine:
     """Build the engine of this rank.
 
@@ -77,6 +78,7 @@ def assemble(
         device: of this rank.
         lr: step (from 0) -> learning rate; None leaves it to the optimizer.
         clip_norm: largest L2 norm of the global gradient.
+        rows: examples of this rank's largest batch, for a pipeline whose first batch may be a smaller one.
 
     Raises:
         ValueError: the model cannot be cut so; with every reason.
@@ -95,7 +97,7 @@ def assemble(
     executor: Executor
     if plan.mesh.pp > 1:
         assert axes is not None
-        executor = Pipeline(parts, loss, plan, axes, device)
+        executor = Pipeline(parts, loss, plan, axes, device, rows)
     else:
         executor = Passes(parts[0], loss, plan, device)
     return Engine(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from atoll.parallel.data.batch import IGNORED, Batch, map_tensors, tensors
+from atoll.parallel.data.batch import Batch, count_units, map_tensors, tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class Micro:
     inputs: Any
     targets: Any
 
-    count: int | torch.Tensor
-    """Units that its loss averages over; a tensor on the device where counting must not wait for it."""
+    count: int
+    """Units that its loss averages over. 0: what its loss says must not be asked; a mean over nothing is no number."""
 
     rows: int
     """Of `targets`; `inputs` may have been filled up with more."""
@@ -40,7 +40,7 @@ def split(batch: Batch, number: int) -> list[Micro]:
         end = start + size + (index < larger)
         rows = slice(start, end) if end > start else slice(0, 1)
         targets = _rows(batch.targets, rows)
-        count = 0 if end == start or batch.count == 0 else _count(targets)
+        count = 0 if end == start else _count(batch, targets)
         found.append(Micro(_rows(batch.inputs, rows), targets, count, rows.stop - rows.start))
         start = end
     return found
@@ -62,7 +62,7 @@ def split_padded(batch: Batch, number: int, size: int) -> list[Micro]:
     for start in range(0, number * size, size):
         end = max(start, min(start + size, num_rows))
         targets = _rows(batch.targets, slice(start, end))
-        count = 0 if batch.count == 0 or end == start else _count(targets)
+        count = 0 if end == start else _count(batch, targets)
         found.append(Micro(_filled(batch.inputs, start, size, num_rows), targets, count, end - start))
     return found
 
@@ -72,11 +72,13 @@ def rows_of(batch: Batch) -> int:
     return len(next(tensors(batch.inputs)))
 
 
-def _count(targets: Any) -> int | torch.Tensor:
-    """As `data.batch.count_units`, without waiting for a device."""
-    if isinstance(targets, torch.Tensor) and not targets.is_floating_point() and targets.dtype != torch.bool:
-        return (targets != IGNORED).sum()
-    return len(next(tensors(targets)))
+def _count(batch: Batch, targets: Any) -> int:
+    """Units of some rows of a batch; a device is asked only where some of the batch's targets are ignored."""
+    if batch.count == 0:
+        return 0
+    if isinstance(batch.targets, torch.Tensor) and batch.count == batch.targets.numel():
+        return int(targets.numel())
+    return count_units(targets)
 
 
 def _rows(tree: Any, rows: slice) -> Any:

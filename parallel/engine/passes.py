@@ -13,8 +13,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
-from atoll.parallel.data.batch import Batch, map_tensors
-from atoll.parallel.engine.microbatches import split
+from atoll.parallel.data.batch import Batch, map_tensors, tensors
+from atoll.parallel.engine.microbatches import Micro, split
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.sharding import whole
 
@@ -23,6 +23,16 @@ Loss = Callable[[Any, Any], torch.Tensor]
 
 Observe = Callable[[Any, Any], None]
 """(outputs, targets) of a batch that was evaluated."""
+
+
+def share_of_loss(loss: Loss, outputs: Any, micro: Micro, total: int | torch.Tensor) -> torch.Tensor:
+    """What a micro-batch adds to the mean over all `total` units: its own mean times its share of them."""
+    if micro.count == 0:  # its mean is over nothing; but the passes must be taken
+        return torch.stack([tensor.sum() * 0.0 for tensor in tensors(outputs)]).sum()
+    found = loss(outputs, micro.targets)
+    if isinstance(total, int) and micro.count == total:
+        return found
+    return found * (micro.count / total)
 
 
 class Passes:
@@ -56,13 +66,11 @@ class Passes:
         for index, micro in enumerate(micros):
             is_last = index == len(micros) - 1
             with self._synchronizing(is_last or after_first is not None, is_last), self._computing():
-                loss = self._loss(self._model(micro.inputs), micro.targets)
-                is_whole = isinstance(total, int) and isinstance(micro.count, int) and micro.count == total
-                weighted = loss if is_whole else loss * (micro.count / total)
+                weighted = share_of_loss(self._loss, self._model(micro.inputs), micro, total)
                 (weighted * self._scale if self._scale != 1 else weighted).backward()  # type: ignore[no-untyped-call]
             losses.append(whole(weighted.detach()))
             if index == 0 and after_first is not None:
-                after_first(int(micro.count))
+                after_first(micro.count)
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def evaluate(self, batch: Batch, observe: Observe) -> None:

@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from atoll.parallel.data.batch import Batch, map_tensors, tensors
 from atoll.parallel.engine.mesh import Axes
 from atoll.parallel.engine.microbatches import Micro, rows_of, split_padded
-from atoll.parallel.engine.passes import Loss, Observe
+from atoll.parallel.engine.passes import Loss, Observe, share_of_loss
 from atoll.parallel.engine.plan import SCHEDULES, V_SHAPED, Plan
 from atoll.parallel.engine.sharding import whole
 
@@ -60,9 +60,18 @@ class Pipeline:
         plan: for the schedule.
         axes: of the mesh.
         device: where the stages compute.
+        rows: examples of this rank's largest batch; None: the first one is as large as any.
     """
 
-    def __init__(self, parts: Sequence[nn.Module], loss: Loss, plan: Plan, axes: Axes, device: torch.device) -> None:
+    def __init__(
+        self,
+        parts: Sequence[nn.Module],
+        loss: Loss,
+        plan: Plan,
+        axes: Axes,
+        device: torch.device,
+        rows: int | None = None,
+    ) -> None:
         indices = stages_of(axes.coordinates["pp"], plan)
         group = axes.group("pp")
         stages = [
@@ -81,7 +90,7 @@ class Pipeline:
         self._micros: list[Micro] = []
         self._total: int | torch.Tensor = 1
         self._observe: Observe | None = None
-        self._rows: int | None = None
+        self._rows = None if rows is None else -(-rows // plan.microbatches)
 
     def train(
         self, batch: Batch, total: int | torch.Tensor, after_first: Callable[[int], None] | None = None
@@ -89,8 +98,8 @@ class Pipeline:
         """As `passes.Passes.train`; the loss is 0 on ranks without the last stage.
 
         Raises:
-            ValueError: the batch has more rows than the first one had; or a measurement after the first micro-batch is
-                asked for, which a pipeline has not.
+            ValueError: the batch has more rows than `rows`, or than the first one had; or a measurement after the
+                first micro-batch is asked for, which a pipeline has not.
         """
         if after_first is not None:
             raise ValueError("a pipeline has no moment at which the gradients are those of one micro-batch")
@@ -123,14 +132,13 @@ class Pipeline:
 
     def _weighted_loss(self, outputs: Any, number: torch.Tensor) -> torch.Tensor:
         micro = self._micros[int(number.reshape(-1)[0])]
-        if micro.rows == 0:
-            return sum((tensor.sum() * 0.0 for tensor in tensors(outputs)), torch.zeros((), device=self._device))
         rows = micro.rows
         real = map_tensors(lambda tensor: tensor[:rows] if len(tensor) > rows else tensor, outputs)
         if self._observe is not None:
-            self._observe(map_tensors(whole, real), micro.targets)
+            if rows:
+                self._observe(map_tensors(whole, real), micro.targets)
             return torch.zeros((), device=self._device)
-        return self._loss(real, micro.targets) * (micro.count / self._total)
+        return share_of_loss(self._loss, real, micro, self._total)
 
 
 def each_together(join: Callable[[list[torch.Tensor]], torch.Tensor], trees: Sequence[Any]) -> Any:

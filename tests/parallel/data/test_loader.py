@@ -1,7 +1,7 @@
 """The loader hands out what the order says, whoever fetches it, and goes on exactly where its state was taken."""
 
-import gc
 import json
+import multiprocessing
 import threading
 from dataclasses import replace
 from itertools import islice
@@ -138,6 +138,16 @@ def test_other_ranks_finish_the_epoch_of_the_old_parts_and_then_cut_their_own(ot
     ]
 
 
+def test_from_the_next_epoch_on_the_state_is_that_of_the_ranks_of_today() -> None:
+    order = Order(num_examples=50, batch_size=8, num_ranks=4, sampling="partition")
+    four = ranks(order)
+    two = ranks(replace(order, num_ranks=2), four[0].state())
+    assert two[0].state()["num_ranks"] == 4
+    run(two, 9)
+    assert two[0].state()["num_ranks"] == 2
+    assert run(ranks(replace(order, num_ranks=2), two[0].state()), 9) == run(two, 9)
+
+
 def test_a_second_change_of_ranks_within_an_epoch_keeps_its_batches_too() -> None:
     order = Order(num_examples=60, batch_size=6, num_ranks=3, sampling="partition")
     three = ranks(order)
@@ -169,14 +179,16 @@ def test_an_error_surfaces_at_its_own_step_and_is_tried_again(how: dict[str, int
     assert [examples(batch) for batch in loader] == [[4, 5], [6, 7], [8, 9]]
 
 
-def test_an_error_of_a_worker_process_surfaces_at_its_own_step() -> None:
+def test_an_error_of_a_worker_process_surfaces_at_its_own_step_and_ends_the_process() -> None:
     order = Order(num_examples=10, batch_size=2, shuffle=False)
     loader = Loader(Numbers(10, broken=frozenset({5})), order, num_workers=1)
+    before = multiprocessing.active_children()
     assert [examples(batch) for batch in islice(loader, 2)] == [[0, 1], [2, 3]]
+    assert len(multiprocessing.active_children()) == len(before) + 1
     with pytest.raises(OSError, match="example 5 cannot be read"):
         next(iter(loader))
     assert loader.state()["step"] == 2
-    gc.collect()  # torch's error is a cycle that holds on to the worker
+    assert multiprocessing.active_children() == before
 
 
 def test_breaking_off_goes_on_later_with_the_rest_of_the_epoch() -> None:

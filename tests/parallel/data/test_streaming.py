@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
@@ -63,14 +63,25 @@ def test_shards_on_disk_give_the_batches_of_the_same_arrays_in_memory(tmp_path: 
             assert same(list(streamed), list(plain))
 
 
+class Watched(ArrayShards):
+    """Counts the files that it reads."""
+
+    loads = 0
+
+    def _load(self, source: Source) -> Any:
+        self.loads += 1
+        return super()._load(source)
+
+
+@pytest.mark.parametrize(("num_open", "loads"), [(1, 5), (2, 3), (3, 3)])
+def test_the_shards_at_hand_are_those_used_last(tmp_path: Path, num_open: int, loads: int) -> None:
+    data = Watched(write_shards(tmp_path, "npz")[0], num_open=num_open)
+    for index in (0, 7, 1, 20, 2):  # shards 0, 2, 0, 4, 0
+        data[index]
+    assert data.loads == loads
+
+
 def test_with_the_orders_shards_every_file_is_read_once_in_an_epoch(tmp_path: Path) -> None:
-    class Watched(ArrayShards):
-        loads = 0
-
-        def _load(self, source: Source) -> Any:
-            self.loads += 1
-            return super()._load(source)
-
     sources, _ = write_shards(tmp_path, "npz")
     data = Watched(sources, num_open=2)
     assert len(list(Loader(data, Order(num_examples=50, batch_size=4, shards=data.shards, open_shards=2)))) == 13
@@ -106,6 +117,7 @@ def endless(loader: IterableLoader) -> Any:
         yield from loader
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 4), st.integers(4, 9), st.integers(0, 20), st.sampled_from([0, 2]))
 def test_a_stream_comes_once_in_an_epoch_in_equal_steps(
     size: int, num_ranks: int, batch_size: int, buffer_size: int, prefetch: int
@@ -121,6 +133,7 @@ def test_a_stream_comes_once_in_an_epoch_in_equal_steps(
         assert buffer_size > 1 or seen == expected
 
 
+@settings(deadline=None)
 @given(
     st.integers(8, 40), st.integers(1, 4), st.integers(1, 4), st.integers(0, 20), st.sampled_from(["uneven", "drop"])
 )
@@ -138,6 +151,13 @@ def test_a_stream_goes_on_exactly_on_any_number_of_ranks(
     streams = [endless(loader) for loader in resumed]
     for _ in range(12):
         assert [number for stream in streams for number in shown(next(stream))] == shown(next(undisturbed))
+
+
+def test_a_stream_has_an_order_of_its_own_in_each_epoch() -> None:
+    loader = IterableLoader(numbers(50), batch_size=5, buffer_size=25)
+    first, second = ([number % 100 for batch in loader for number in shown(batch)] for _ in range(2))
+    assert sorted(first) == sorted(second) == list(range(50))
+    assert first != second
 
 
 def test_a_stream_drops_its_last_examples_if_asked() -> None:

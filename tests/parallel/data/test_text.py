@@ -1,11 +1,12 @@
 """Tokens and their windows, against plain Python over bytes."""
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.parallel.data.batch import count_units
@@ -40,6 +41,8 @@ def test_text_files_read_in_place_are_what_packing_writes(paths: list[Path]) -> 
         for stop in range(start, min(len(FLAT), start + 40), 7):
             assert tokens[start:stop].tolist() == FLAT[start:stop]
     assert tokens[0 : len(FLAT)].tolist() == FLAT
+    with pytest.raises(ValueError, match="only runs of tokens can be read, got a step of 2"):
+        tokens[::2]
 
 
 def test_a_file_that_has_become_shorter_is_noticed(paths: list[Path]) -> None:
@@ -79,6 +82,7 @@ def test_a_file_of_other_numbers_is_no_corpus(tmp_path: Path) -> None:
         load_tokens(tmp_path / "floats.npy")
 
 
+@settings(deadline=None)
 @given(st.integers(2, 60), st.integers(1, 20))
 def test_every_token_but_the_first_is_a_target_once_with_the_token_before_it(num_tokens: int, sequence: int) -> None:
     if sequence >= num_tokens:
@@ -119,3 +123,14 @@ def test_documents_that_come_one_by_one_are_packed_as_on_disk(is_masked: bool) -
     assert len(found) == whole
     for index in range(whole):
         assert all(torch.equal(a, b) for a, b in zip(found[index], windows[index], strict=True))
+
+
+def test_packing_takes_the_memory_of_a_piece_not_of_the_corpus(tmp_path: Path) -> None:
+    (tmp_path / "large.txt").write_bytes(b"a line of text\n" * 400_000)  # 6 MB
+    tracemalloc.start()
+    try:
+        pack_text([tmp_path / "large.txt"], tmp_path / "tokens.npy", piece_bytes=1 << 16)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2_000_000

@@ -110,30 +110,33 @@ class Case:
         return reference.token_loss if isinstance(self.model(), Decoder) else nn.functional.cross_entropy
 
 
-def train(case: Case) -> Trace:
+def train(case: Case, device: str = "cpu") -> Trace:
     """The case on this rank; every rank returns the losses, norms and parameters that it has."""
     plan = case.plan
-    axes = Axes(plan.mesh, "cpu") if plan.mesh.size > 1 or plan.is_sharded else None
+    axes = Axes(plan.mesh, torch.device(device).type) if plan.mesh.size > 1 or plan.is_sharded else None
     engine = assemble(
         case.model(),
         plan,
         loss=case.loss(),
         make_optimizer=lambda named: reference.make_optimizer(case.optimizer, named),
         axes=axes,
+        device=device,
         clip_norm=case.clip_norm,
     )
     losses, norms = [], []
     for inputs, targets in case.batches():
-        measured = engine.step(mine(inputs, targets, axes))
+        measured = engine.step(mine(inputs, targets, axes).to(device))
         assert measured.grad_norm is not None
         losses.append(measured.loss.item())
         norms.append(measured.grad_norm.item())
     average_buffers(engine.parts, axes)
     inner = [getattr(part, "module", part) for part in engine.parts]
     parameters = {
-        name: whole(p.detach()).clone() for part in inner for name, p in part.named_parameters(remove_duplicate=False)
+        name: whole(p.detach()).clone().cpu()
+        for part in inner
+        for name, p in part.named_parameters(remove_duplicate=False)
     }
-    buffers = {name: b.clone() for part in inner for name, b in part.named_buffers()}
+    buffers = {name: b.clone().cpu() for part in inner for name, b in part.named_buffers()}
     return Trace(losses, norms, parameters, buffers)
 
 
@@ -147,8 +150,8 @@ def mine(inputs: torch.Tensor, targets: torch.Tensor, axes: Axes | None) -> Batc
     return Batch(inputs[rows], targets[rows], count_units(targets[rows]))
 
 
-def train_by_name(name: str) -> Trace:
-    return train(next(case for case in CASES if case.name == name))
+def train_by_name(name: str, device: str = "cpu") -> Trace:
+    return train(next(case for case in CASES if case.name == name), device)
 
 
 def check(case: Case, *, optimizer: str | None = None) -> dict[str, float]:
@@ -161,6 +164,15 @@ def check(case: Case, *, optimizer: str | None = None) -> dict[str, float]:
         case.model(), case.loss(), case.batches(), optimizer or case.optimizer, clip_norm=case.clip_norm
     )
     traces = run_ranks(train_by_name, case.ranks, case.name, timeout_s=300) if case.ranks > 1 else [alone(case)]
+    return compare(case, traces, expected)
+
+
+def compare(case: Case, traces: list[Trace], expected: Trace) -> dict[str, float]:
+    """The largest differences of all ranks from the plain loop.
+
+    Raises:
+        AssertionError: one is larger than the case allows.
+    """
     worst = {"loss": 0.0, "norm": 0.0, "parameter": 0.0, "buffer": 0.0}
     seen: set[str] = set()
     for trace in traces:
@@ -216,9 +228,10 @@ def one_axis() -> Iterator[Case]:
         for schedule in ("gpipe", "1f1b"):
             yield Case(f"{schedule} {ranks}", plan(pp=ranks, schedule=schedule), decoder, last=10)
         yield Case(f"sync batch norm {ranks}", plan(dp_replicate=ranks, batchnorm="sync"), cnn_with_norms, last=11)
-    for ranks in (2, 4):
+    for ranks in (2, 4, 8):
         for schedule in ("interleaved-1f1b", "looped-bfs", "interleaved-zero-bubble", "zbv-zero-bubble", "dualpipe-v"):
-            yield Case(f"{schedule} {ranks}", plan(pp=ranks, schedule=schedule), decoder, last=10)
+            model = deep if ranks == 8 else decoder
+            yield Case(f"{schedule} {ranks}", plan(pp=ranks, schedule=schedule), model, last=10)
 
 
 def details() -> Iterator[Case]:
@@ -252,6 +265,14 @@ def several_axes() -> Iterator[Case]:
     yield Case("pp x tp 2x2, tied", plan(pp=2, tp=2), tied)
     yield Case("pp x tp 2x2, loss parallel", plan(pp=2, tp=2, loss_parallel=True))
     yield Case("pp x tp 2x2, loss parallel, tied", plan(pp=2, tp=2, loss_parallel=True), tied)
+    for ranks, axes in {"2x4": {"pp": 2, "dp_shard": 4}, "4x2": {"pp": 4, "dp_shard": 2}}.items():
+        yield Case(f"pp x fsdp {ranks}", plan(**axes), decoder)
+    for ranks, axes in {"2x4": {"pp": 2, "tp": 4}, "4x2": {"pp": 4, "tp": 2}}.items():
+        yield Case(f"pp x tp {ranks}", plan(**axes), decoder)
+    yield Case("fsdp x tp 2x4", plan(dp_shard=2, tp=4))
+    yield Case("ddp x tp 4x2", plan(dp_replicate=4, tp=2))
+    yield Case("hsdp 4x2", plan(dp_replicate=4, dp_shard=2), last=13)
+    yield Case("pp x hsdp 2x2x2", plan(pp=2, dp_replicate=2, dp_shard=2), tied)
     yield Case("pp x fsdp x tp 2x2x2", plan(pp=2, dp_shard=2, tp=2))
     yield Case("pp x fsdp x tp 2x2x2, gpipe", plan(pp=2, dp_shard=2, tp=2, schedule="gpipe"), last=5)
     yield Case("pp x fsdp x tp 2x2x2, interleaved", plan(pp=2, dp_shard=2, tp=2, schedule="interleaved-1f1b"), four)
@@ -283,6 +304,10 @@ def half_precision() -> Iterator[Case]:
     yield Case("zero-3 2 bf16 reduced", plan(dp_shard=2, precision="bf16", reduce_dtype="bf16"), **bf16)  # type: ignore[arg-type]
     yield Case("tp 2 bf16", plan(tp=2, precision="bf16"), **bf16)  # type: ignore[arg-type]
     yield Case("1f1b 2 bf16", plan(pp=2, precision="bf16"), **bf16)  # type: ignore[arg-type]
+
+
+def deep() -> nn.Module:
+    return decoder(16)
 
 
 def grouped() -> nn.Module:

@@ -67,6 +67,7 @@ def token_batches(vocab: int, sequence: int, *, last: int = BATCH, ignored: bool
         inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         if ignored:
             lengths = torch.randint(1, sequence, (size, 1), generator=generator)
+            lengths[-(size // 2) :] = 0  # half of the examples have nothing to learn from
             targets[torch.arange(sequence) >= lengths] = -100
         found.append((inputs, targets))
     return found

@@ -117,6 +117,14 @@ def test_no_step_waits_for_the_device(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_weights_follow_float32_ones(kind: Any) -> None:
+    exact = stepped(kind, MATRIX.float(), lr=0.1)
+    rough = stepped(kind, MATRIX.bfloat16(), lr=0.1)
+    assert rough.dtype == torch.bfloat16
+    torch.testing.assert_close(rough.float(), exact, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_closure_s_loss_is_returned_and_frozen_parameters_stay(kind: Any) -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     model[0].requires_grad_(False)

@@ -1,10 +1,12 @@
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from atoll.parallel.optimizers.make import OPTIONS, OptimizerConfig, make_optimizer
+from atoll.parallel.optimizers.make import ELEMENTWISE, LAYERWISE, OPTIONS, OptimizerConfig, make_optimizer
 
 
 def model() -> nn.Module:
@@ -88,3 +90,10 @@ def test_options_that_are_not_given_are_the_method_s_own() -> None:
 def test_all_faults_of_a_config_are_named_at_once(options: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         OptimizerConfig(**options)
+
+
+def test_the_page_has_every_option_as_it_is() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "large_batch.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (\w+=.*) \|$", page, re.MULTILINE))
+    assert rows == {name: ", ".join(f"{key}={value}" for key, value in own.items()) for name, own in OPTIONS.items()}
+    assert OPTIONS.keys() == {*LAYERWISE, *ELEMENTWISE}

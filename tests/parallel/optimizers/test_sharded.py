@@ -29,7 +29,8 @@ from atoll.parallel.engine.forked import RankFailed, run_ranks
 from atoll.parallel.optimizers.lamb import LAMB
 from atoll.parallel.optimizers.larc import LARC
 from atoll.parallel.optimizers.lars import LARS
-from atoll.parallel.optimizers.norms import norms
+from atoll.parallel.optimizers.make import OptimizerConfig, make_optimizer
+from atoll.parallel.optimizers.norms import norms, total_norm
 from atoll.parallel.optimizers.novograd import NovoGrad
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -250,6 +251,55 @@ def test_sharded_state_goes_through_a_checkpoint_and_carries_on_exactly() -> Non
             assert is_cut, kind
             for name, array in straight.items():
                 assert np.array_equal(array, resumed[name]), f"{kind}: {name}"
+
+
+def train_mixed() -> dict[str, Arrays]:
+    """Tensor parallelism that leaves some layers plain, which torch's own loop over all tensors at once refuses."""
+    results = {}
+    for name in ("adamw", "lamb"):
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
+        model = parallelize_module(fresh(), mesh, {"first": ColwiseParallel(), "second": RowwiseParallel()})
+        optimizer = make_optimizer(OptimizerConfig(name=name, lr=0.01), model.named_parameters())
+        for step in range(STEPS):
+            gradients(model, step)
+            optimizer.step()
+        results[name] = whole(model)
+    return results
+
+
+def test_plain_and_sharded_parameters_may_be_mixed() -> None:
+    expected = {}
+    for name in ("adamw", "lamb"):
+        model = fresh()
+        optimizer = make_optimizer(OptimizerConfig(name=name, lr=0.01), model.named_parameters())
+        for step in range(STEPS):
+            gradients(model, step)
+            optimizer.step()
+        expected[name] = {key: tensor.numpy() for key, tensor in model.state_dict().items()}
+    for results in run_ranks(train_mixed, 2):
+        for name, weights in results.items():
+            for key, array in expected[name].items():
+                np.testing.assert_allclose(weights[key], array, rtol=1e-5, atol=1e-5, err_msg=f"{name}: {key}")
+
+
+def noise_pair(num_ranks: int) -> tuple[float, float]:
+    """|G|² of the first half of a batch and of all of it, read off the gradients between two micro-batches."""
+    rank, model = (dist.get_rank(), fresh()) if num_ranks > 1 else (0, fresh())
+    if num_ranks > 1:
+        sharded(model, init_device_mesh("cpu", (num_ranks,), mesh_dim_names=("dp_shard",)))
+    squares = []
+    for inputs, targets in zip(*(tensor.chunk(2) for tensor in batch(0)), strict=True):
+        share = nn.functional.mse_loss(model(inputs.chunk(num_ranks)[rank]), targets.chunk(num_ranks)[rank])
+        (share / 2).backward()  # each micro-batch is half of the batch
+        squares.append(float(total_norm([p.grad for p in model.parameters() if p.grad is not None])) ** 2)
+    return squares[0] * 2**2, squares[1]
+
+
+def test_the_noise_scale_s_two_norms_can_be_read_between_the_micro_batches_of_a_sharded_model() -> None:
+    small, big = noise_pair(1)
+    assert small != pytest.approx(big, rel=0.01)
+    for found in run_ranks(noise_pair, 2, 2):
+        assert found == pytest.approx((small, big), rel=1e-5)
 
 
 def miscount() -> None:

@@ -1,0 +1,119 @@
+"""`atoll train`: the pooled data of all sites, centralized, in one process or on a mesh."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atoll.cli import options
+from atoll.cli.printing import as_json, note, say, seconds
+
+if TYPE_CHECKING:
+    from atoll.cli.training.control import Fault
+    from atoll.parallel.trainer.run import Result
+
+What = Annotated[
+    str, typer.Argument(metavar="TASK", help="The task, `module:attribute` or `path/to/file.py:attribute`.")
+]
+Nproc = Annotated[
+    int | None,
+    typer.Option(
+        "--nproc", metavar="N", help="Ranks to start on this machine; without it, or under `torchrun`, none is started."
+    ),
+]
+MeshText = Annotated[
+    str | None,
+    typer.Option(
+        "--mesh",
+        metavar="AXES",
+        help="Degrees of the axes pp, dp_replicate, dp_shard and tp, such as dp=2,tp=2; dp stands for dp_replicate, "
+        "with ZeRO for dp_shard. By default all ranks are dp.",
+    ),
+]
+Zero = Annotated[int | None, typer.Option("--zero", metavar="STAGE", help="ZeRO stage 1, 2 or 3; short for plan.zero.")]
+Epochs = Annotated[int | None, typer.Option("--epochs", metavar="N", help="Short for train.epochs.")]
+Steps = Annotated[int | None, typer.Option("--steps", metavar="N", help="Short for train.steps.")]
+Out = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="Where everything is kept; by default atoll-train-NAME."),
+]
+Device = Annotated[str, typer.Option("--device", metavar="KIND", help="cpu, cuda or auto.")]
+Fresh = Annotated[
+    bool,
+    typer.Option("--fresh/--resume", help="Insist on an empty folder, instead of going on from its newest checkpoint."),
+]
+Restarts = Annotated[
+    int,
+    typer.Option("--max-restarts", metavar="N", help="So often all ranks are started again when one dies (--nproc)."),
+]
+
+
+def train(
+    task: What,
+    nproc: Nproc = None,
+    mesh: MeshText = None,
+    zero: Zero = None,
+    epochs: Epochs = None,
+    steps: Steps = None,
+    out: Out = None,
+    device: Device = "auto",
+    overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
+    fresh: Fresh = False,
+    max_restarts: Restarts = 3,
+    json: options.Json = False,
+) -> None:
+    """Train centrally: the same task on the pooled data of all its sites, in one process or on a mesh.
+
+    It goes on from the newest checkpoint in its folder. Ctrl-C or SIGTERM saves and ends with 130; the same command
+    then goes on. A mistake in what was asked for ends with 2, a training that fails with 1.
+    """
+    from atoll.cli.training.request import Request, check_place, job_of
+
+    short = {"train.epochs": epochs, "train.steps": steps}
+    request = Request(
+        task=task,
+        nproc=nproc,
+        mesh=mesh,
+        zero=zero,
+        out=out,
+        device=device,
+        overrides=[*overrides, *(f"{key}={value}" for key, value in short.items() if value is not None)],
+        is_fresh=fresh,
+    )
+    check_place(request)
+    job = job_of(request)
+    if nproc is not None and nproc > 1:
+        from atoll.cli.training.launch import launch
+
+        outcome = launch(request, max_restarts=max_restarts)
+    else:
+        from atoll.cli.training.rank import run_here
+
+        outcome = run_here(job, request)
+    raise typer.Exit(_conclude(outcome, request.folder, json))
+
+
+def _conclude(outcome: "Result | Fault", folder: Path, json: bool) -> int:
+    """Say what has become of it, unless whoever has started us does so; the exit code."""
+    from atoll.cli.training.control import INTERRUPTED, Fault, is_launched
+    from atoll.cli.training.progress import shown
+    from atoll.parallel.engine.world import read_world
+
+    if isinstance(outcome, Fault):
+        for line in outcome.lines if not is_launched() else ():
+            note(line)
+        return outcome.code
+    world = read_world()
+    if world.is_first and not is_launched():
+        if json:
+            as_json(outcome)
+        else:
+            say(
+                f"{outcome.task}: {outcome.why} after {outcome.steps} steps ({outcome.epochs:.4g} epochs, "
+                f"{seconds(outcome.seconds)}) on {outcome.mesh}, {outcome.device}"
+            )
+            if outcome.metrics:
+                say(shown(outcome.metrics))
+            say(f"everything is in {folder}" if outcome.why != "interrupted" else "the same command goes on from here")
+    is_alone = world.size == 1 and not is_launched()  # a launcher would take it for a failure
+    return INTERRUPTED if outcome.why == "interrupted" and is_alone else 0

@@ -1,0 +1,103 @@
+"""Several ranks on this machine, started, restarted and ended by torchrun."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from atoll.cli.training.control import INTERRUPTED, Control, Fault
+from atoll.cli.training.request import Request
+from atoll.parallel.trainer.run import RESULT, Result
+
+POLL_S = 0.1
+END_S = 5.0
+"""Ranks that are told to end without saving have so long."""
+
+
+def launch(request: Request, *, max_restarts: int) -> Result | Fault:
+    """Train in as many ranks as are asked for, and wait for them.
+
+    When a rank dies, all are started again and go on from the newest checkpoint. The first SIGINT or SIGTERM lets them
+    save and end, a second one ends them.
+    """
+    assert request.nproc is not None
+    result = request.folder / RESULT
+    result.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="atoll-train-") as folder:
+        control = Control(Path(folder))
+        command = [
+            *(sys.executable, "-m", "atoll.cli.training.elastic"),
+            *("--nnodes=1", f"--nproc-per-node={request.nproc}", f"--max-restarts={max_restarts}"),
+            *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"),
+            *("--monitor-interval=0.2", f"--log-dir={folder}"),
+            *("-m", "atoll", "train", *request.for_a_rank),
+        ]
+        environment = os.environ | _environment(request.nproc) | control.environment
+        signals = 0
+
+        def told(_number: int, _frame: object) -> None:
+            nonlocal signals
+            signals += 1
+            control.tell_to_stop()
+            if signals > 1:
+                process.terminate()
+
+        process = subprocess.Popen(command, env=environment, start_new_session=True)
+        with _on_signals(told):
+            code = _wait(process, control)
+        if fault := control.fault():
+            return fault
+    if code == 0 and result.exists():
+        return Result(**json.loads(result.read_text("utf-8")))
+    if signals:
+        return Fault(INTERRUPTED, ("atoll: ended before it was saved",))
+    return Fault(1, (f"atoll: ranks have died more than {max_restarts} times; what they said is above",))
+
+
+def _wait(process: "subprocess.Popen[bytes]", control: Control) -> int:
+    """Until all ranks have ended. One that has failed by itself would do so again: then all are ended."""
+    try:
+        while True:
+            try:
+                return process.wait(POLL_S)
+            except subprocess.TimeoutExpired:
+                if control.fault() is not None:
+                    return _end(process)
+    finally:
+        if process.poll() is None:
+            _end(process)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> int:
+    process.terminate()
+    try:
+        return process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+@contextmanager
+def _on_signals(told: Callable[[int, object], None]) -> Iterator[None]:
+    before = {number: signal.signal(number, told) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _environment(num_ranks: int) -> dict[str, str]:
+    """What the ranks need: loopback alone, their share of the cores, and a store that is new after each restart."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    wanted = {"OMP_NUM_THREADS": str(max(1, cores // num_ranks))}
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    wanted |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+    # gloo would meet the dead ranks' addresses in the shared store
+    wanted["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    return {name: value for name, value in wanted.items() if name not in os.environ}

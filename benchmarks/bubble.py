@@ -1,0 +1,152 @@
+"""How long the ranks of a pipeline stand idle, beside what theory says.
+
+    python -m benchmarks.bubble [--pass-ms N] [--steps N]
+
+Each rank sleeps a fixed time for each forward pass, as long for each gradient of activations and as long for each
+gradient of weights, so that two processors are enough for four ranks. Measured is the engine's own step through its own
+schedules; idle is what is left of it beside the sleeps. Theory, with p ranks, m micro-batches, V stages of a rank:
+
+    gpipe, 1f1b         (p - 1) / (m + p - 1)
+    interleaved-1f1b    (p - 1) / (V m + p - 1)
+
+Zero-bubble schedules are reported beside 1f1b's share; they have a bar of their own: less than it.
+Sources: Huang et al., "GPipe", 2019, section 2.3; Narayanan et al., "Efficient Large-Scale Language Model Training",
+2021, section 2.2; Qi et al., "Zero Bubble Pipeline Parallelism", 2023.
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from atoll.parallel.data.batch import Batch
+from atoll.parallel.engine.assemble import assemble
+from atoll.parallel.engine.forked import run_ranks
+from atoll.parallel.engine.mesh import Axes, Mesh
+from atoll.parallel.engine.plan import Plan
+from benchmarks.report import Bar, conclude, say
+
+ZERO_BUBBLE = ("interleaved-zero-bubble", "zbv-zero-bubble")
+FEATURES = 4
+
+
+class Slept(torch.autograd.Function):
+    """The identity, whose passes take a fixed time."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, forward_s: float, backward_s: float) -> torch.Tensor:
+        """Sleep; the backward pass will, too."""
+        ctx.backward_s = backward_s
+        time.sleep(forward_s)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """Sleep."""
+        time.sleep(ctx.backward_s)
+        return gradients[0], None, None
+
+
+class Stage(nn.Module):
+    """x W, where each of the three passes takes `pass_s`."""
+
+    def __init__(self, pass_s: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(FEATURES))
+        self.pass_s = pass_s
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(rows, features) -> the same."""
+        weight = Slept.apply(self.weight, 0.0, self.pass_s)  # type: ignore[no-untyped-call]
+        slept: torch.Tensor = Slept.apply(x, self.pass_s, self.pass_s if x.requires_grad else 0.0)  # type: ignore[no-untyped-call]
+        if (
+            not x.requires_grad
+        ):  # the first stage has no gradient of its inputs to compute, and takes the time all the same
+            weight = Slept.apply(weight, 0.0, self.pass_s)  # type: ignore[no-untyped-call]
+        return slept @ weight
+
+
+def step_s(plan: Plan, pass_s: float, steps: int) -> float:
+    """Median seconds of a step on this rank, after one that is not counted."""
+    axes = Axes(plan.mesh, "cpu")
+    model = nn.Sequential(*(Stage(pass_s) for _ in range(plan.num_stages)))
+    engine = assemble(
+        model,
+        plan,
+        loss=lambda outputs, _targets: outputs.mean(),
+        make_optimizer=lambda named: torch.optim.SGD([p for _, p in named], lr=0.0),
+        axes=axes,
+    )
+    rows = plan.microbatches
+    batch = Batch(torch.ones(rows, FEATURES), torch.zeros(rows), rows)
+    taken = []
+    for _ in range(steps + 1):
+        dist.barrier()
+        began = time.perf_counter()
+        engine.step(batch, total=rows, report=False)
+        dist.barrier()
+        taken.append(time.perf_counter() - began)
+    return median(taken[1:])
+
+
+def steps_of(plans: list[Plan], pass_s: float, steps: int) -> list[float]:
+    """Of several plans, in one set of ranks."""
+    torch.set_num_threads(1)
+    return [step_s(plan, pass_s / plan.stages, steps) for plan in plans]
+
+
+def theory(plan: Plan) -> float:
+    p, m, v = plan.mesh.pp, plan.microbatches, plan.stages
+    return (p - 1) / (v * m + p - 1)
+
+
+def plans_of(p: int) -> list[Plan]:
+    """Every schedule, with those numbers of micro-batches from 1 to 16 that it takes."""
+    mesh = Mesh(pp=p)
+    found = [Plan(mesh=mesh, schedule="gpipe", num_microbatches=m) for m in range(1, 17)]
+    found += [Plan(mesh=mesh, schedule="1f1b", num_microbatches=m) for m in range(p, 17)]
+    for schedule in ("interleaved-1f1b", *ZERO_BUBBLE):
+        found += [Plan(mesh=mesh, schedule=schedule, num_microbatches=m) for m in range(p, 17, p)]
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--pass-ms", type=float, default=50.0, help="of each of a micro-batch's three passes on a rank")
+    parser.add_argument("--steps", type=int, default=1)
+    given = parser.parse_args(arguments)
+    pass_s = given.pass_ms / 1e3
+    rows, worst, zero_bubble = [], 0.0, 0.0
+    for p in (2, 4):
+        plans = plans_of(p)
+        times = [
+            max(each) for each in zip(*run_ranks(steps_of, p, plans, pass_s, given.steps, timeout_s=900), strict=True)
+        ]
+        for plan, seconds in zip(plans, times, strict=True):
+            idle = 1 - 3 * pass_s * plan.microbatches / seconds
+            expected = theory(plan)
+            rows.append({"p": p, "m": plan.microbatches, "schedule": plan.schedule, "idle": idle, "theory": expected})
+            say(f"p={p} m={plan.microbatches:<2} {plan.schedule:<24} idle {idle:6.1%}  theory {expected:6.1%}")
+            if plan.schedule in ZERO_BUBBLE:
+                zero_bubble = max(zero_bubble, idle - (p - 1) / (plan.microbatches + p - 1))
+            else:
+                worst = max(worst, abs(idle - expected))
+    bars = [
+        Bar.at_most("largest difference of the idle share from theory", worst, 0.02),
+        Bar.at_most("idle share of zero-bubble schedules beyond that of 1f1b", zero_bubble, 0.0),
+    ]
+    ours = {"pass_ms": given.pass_ms, "steps": given.steps, "shares": [_rounded(row) for row in rows]}
+    return conclude("bubble", bars, ours=ours, theirs={"theory": "see the docstring"})
+
+
+def _rounded(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

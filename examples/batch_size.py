@@ -1,0 +1,312 @@
+"""What a larger batch costs and saves on digits: steps and examples to a target, noise scale, sharpness of the minima.
+
+For each batch size the digits task is trained on the pooled data of all its owners until the test accuracy reaches the
+target for the first time. The learning rate is tuned for each batch on a grid (Shallue et al. 2018 ask for all settings
+to be tuned anew; here only the rate is, the momentum stays), or follows a rule from the best rate of one batch. Then
+the smallest and the largest batch are trained to the same training loss, and the sharpness of their minima is measured
+(Keskar et al. 2016). The last line is the whole result as JSON.
+
+    python -m examples.batch_size
+    python -m examples.batch_size --batches 16,64,256 --target 0.95 --optimizer lars --rule linear
+"""
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from atoll.cli.printing import say, table
+from atoll.parallel.optimizers.critical_batch import fit_critical_batch
+from atoll.parallel.optimizers.make import OPTIONS, OptimizerConfig, make_optimizer
+from atoll.parallel.optimizers.noise_scale import NoiseScale, estimate
+from atoll.parallel.optimizers.norms import total_norm
+from atoll.parallel.optimizers.schedule import Schedule, scaled_lr
+from atoll.parallel.optimizers.sharpness import sharpness
+from examples import digits
+
+LIKELY = {"sgd": 0.02, "adam": 0.002, "adamw": 0.002, "lars": 2.0, "larc": 0.08, "lamb": 0.01, "novograd": 0.02}
+"""For each optimizer, a rate in the middle of its grid, likely to be good with a batch of 8."""
+
+WARMUP_STEPS = 5
+EPSILONS = (1e-3, 5e-4)
+LOOK_EVERY = 10  # steps between two looks at the loss of all training examples
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """The pooled training examples of all owners, and the server's test set."""
+
+    images: Tensor
+    digits: Tensor
+    test_images: Tensor
+    test_digits: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What is asked for."""
+
+    optimizer: str
+    batches: tuple[int, ...]
+    target: float
+    rule: str
+    base_batch: int
+    max_epochs: int
+    max_steps: int
+    seeds: int
+    train_loss: float
+
+    @property
+    def grid(self) -> tuple[float, ...]:
+        """The learning rates that are tried."""
+        return tuple(LIKELY[self.optimizer] * 2.0**power for power in range(-2, 6))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One batch size: how soon it reached the target, at the best rate; None where it never did."""
+
+    batch: int
+    lr: float | None
+    steps: float | None
+    examples: float | None
+    epochs: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Minimum:
+    """Where one training ended."""
+
+    trained: str
+    batch: int
+    lr: float
+    steps: int
+    train_loss: float
+    test_accuracy: float
+    sharpness: tuple[float, ...]
+    """For each of EPSILONS."""
+
+
+def load() -> Data:
+    """All owners' training splits, one after the other."""
+    sites = [digits.load_site(site, "train")[:] for site in digits.SITES]
+    images, targets = (torch.cat(parts) for parts in zip(*sites, strict=True))
+    return Data(images, targets, *digits.load_test()[:])
+
+
+def train(data: Data, optimizer_name: str, batch: int, lr: float, seed: int) -> Iterator[nn.Module]:
+    """The model after each step, without end; an epoch has a new order and drops its rest."""
+    torch.manual_seed(seed)
+    model = digits.make_model()
+    momentum = 0.9 if "momentum" in OPTIONS[optimizer_name] else None
+    config = OptimizerConfig(name=optimizer_name, lr=lr, momentum=momentum, weight_decay=0.0)
+    optimizer = make_optimizer(config, model.named_parameters())
+    schedule = Schedule(lr=lr, steps=WARMUP_STEPS, warmup_steps=WARMUP_STEPS)
+    orders = (torch.randperm(len(data.digits)) for _ in itertools.count())
+    chosen = (order[i : i + batch] for order in orders for i in range(0, len(order) - batch + 1, batch))
+    for step, indices in enumerate(chosen):
+        for group in optimizer.param_groups:
+            group["lr"] = schedule(step)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(data.images[indices]), data.digits[indices]).backward()
+        optimizer.step()
+        yield model
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, data: Data) -> float:
+    """On the test set."""
+    return float((model(data.test_images).argmax(dim=1) == data.test_digits).float().mean())
+
+
+def steps_to_target(data: Data, sweep: Sweep, batch: int, lr: float, seed: int, limit: int) -> int | None:
+    """The first step after which the target is met, looked at every step, later every 4 %; None if not by `limit`."""
+    looked = 0
+    for step, model in enumerate(train(data, sweep.optimizer, batch, lr, seed), start=1):
+        if step >= looked * 1.04 or step == limit:
+            looked = step
+            if accuracy(model, data) >= sweep.target:
+                return step
+        if step >= limit:
+            return None
+    return None
+
+
+def best(data: Data, sweep: Sweep, batch: int, rates: Sequence[float]) -> Row:
+    """The rate with the fewest steps, by the median over the seeds; a run that cannot win any more is left."""
+    best_lr, needed = None, math.inf
+    for lr in rates:
+        limit = int(min(sweep.max_steps, sweep.max_epochs * len(data.digits) // batch, needed))
+        runs = [steps_to_target(data, sweep, batch, lr, seed, limit) for seed in range(sweep.seeds)]
+        median = statistics.median(math.inf if run is None else float(run) for run in runs)
+        if median < needed:
+            best_lr, needed = lr, median
+    if best_lr is None:
+        return Row(batch, None, None, None, None)
+    return Row(batch, best_lr, needed, needed * batch, needed * batch / len(data.digits))
+
+
+def run_sweep(data: Data, sweep: Sweep) -> list[Row]:
+    """One row for each batch size."""
+    if sweep.rule == "tuned":
+        return [best(data, sweep, batch, _likely_first(sweep, batch)) for batch in sweep.batches]
+    base = best(data, sweep, sweep.base_batch, _likely_first(sweep, sweep.base_batch))
+    if base.lr is None:
+        raise SystemExit(f"no rate of {sweep.grid} reaches {sweep.target} with the base batch {sweep.base_batch}")
+    scaled = {batch: scaled_lr(base.lr, batch, sweep.base_batch, sweep.rule) for batch in sweep.batches}
+    return [best(data, sweep, batch, (lr,)) for batch, lr in scaled.items()]
+
+
+def _likely_first(sweep: Sweep, batch: int) -> list[float]:
+    """The grid, from the likeliest rate outwards, so that the others are soon seen to lose."""
+    likely = scaled_lr(LIKELY[sweep.optimizer], batch, 8, "sqrt")
+    return sorted(sweep.grid, key=lambda lr: abs(math.log(lr / likely)))
+
+
+def measure_noise(data: Data, sweep: Sweep, batch: int, lr: float, steps: int) -> dict[str, float | None]:
+    """B_simple in a training with one batch size: of the first fifth of its steps, of the last, and of all."""
+    scales = {"first_fifth": NoiseScale(0.999), "last_fifth": NoiseScale(0.999), "all": NoiseScale(0.999)}
+    generator = torch.Generator().manual_seed(0)
+    for step, model in enumerate(itertools.islice(train(data, sweep.optimizer, batch, lr, seed=0), steps)):
+        micro = torch.randperm(len(data.digits), generator=generator)[:256].view(16, 16)
+        gradients = [_gradient(model, data, indices) for indices in micro]
+        small = statistics.fmean(float(total_norm(one)) ** 2 for one in gradients)
+        mean = [torch.stack(parts).mean(dim=0) for parts in zip(*gradients, strict=True)]
+        found = estimate(small_batch=16, small_squared=small, big_batch=256, big_squared=float(total_norm(mean)) ** 2)
+        scales["all"].add(found)
+        if step < steps / 5:
+            scales["first_fifth"].add(found)
+        elif step >= steps * 4 / 5:
+            scales["last_fifth"].add(found)
+    return {part: scale.simple for part, scale in scales.items()}
+
+
+def _gradient(model: nn.Module, data: Data, indices: Tensor) -> tuple[Tensor, ...]:
+    loss = nn.functional.cross_entropy(model(data.images[indices]), data.digits[indices])
+    return torch.autograd.grad(loss, list(model.parameters()))
+
+
+def minimum(data: Data, sweep: Sweep, trained: str, batch: int, lr: float) -> Minimum:
+    """Train to the wanted training loss, or for as many steps as the sweep allows, and measure the sharpness there."""
+
+    def loss() -> Tensor:
+        return nn.functional.cross_entropy(model(data.images), data.digits)
+
+    model = digits.make_model()
+    for step, model in enumerate(train(data, sweep.optimizer, batch, lr, seed=0), start=1):  # noqa: B007
+        if step >= sweep.max_steps or (step % LOOK_EVERY == 0 and loss().item() <= sweep.train_loss):
+            break
+    sharp = tuple(sharpness(loss, list(model.parameters()), epsilon=epsilon) for epsilon in EPSILONS)
+    return Minimum(trained, batch, lr, step, loss().item(), accuracy(model, data), sharp)
+
+
+def measure_minima(data: Data, sweep: Sweep, rows: list[Row]) -> list[Minimum]:
+    """The smallest batch, and the largest at its own rate and, if that is another, at the small one's."""
+    reached = [(row.batch, row.lr) for row in rows if row.lr is not None]
+    if len(reached) < 2:
+        return []
+    (small, small_lr), (large, large_lr) = reached[0], reached[-1]
+    kinds = [("small batch", small, small_lr), ("large batch", large, large_lr)]
+    if small_lr != large_lr:
+        kinds.append(("large batch, the small one's rate", large, small_lr))
+    return [minimum(data, sweep, trained, batch, lr) for trained, batch, lr in kinds]
+
+
+def critical(rows: list[Row]) -> dict[str, Any]:
+    """The fitted law, or why there is none."""
+    try:
+        law = fit_critical_batch({row.batch: row.steps for row in rows if row.steps is not None})
+    except ValueError as error:
+        return {"batch": None, "why": str(error)}
+    return {"batch": law.batch, "min_steps": law.min_steps, "min_examples": law.min_examples}
+
+
+def measure(sweep: Sweep) -> dict[str, Any]:
+    """Everything, as it goes into the JSON."""
+    began, data = time.monotonic(), load()
+    if max(sweep.batches) > len(data.digits):
+        raise SystemExit(
+            f"the largest batch {max(sweep.batches)} is more than the {len(data.digits)} training examples"
+        )
+    rows = run_sweep(data, sweep)
+    middle = next((row for row in rows if row.batch >= sweep.base_batch and row.lr is not None), None)
+    noise: Mapping[str, float | None] = {}
+    if middle is not None and middle.lr is not None and middle.steps is not None:
+        noise = {"batch": middle.batch, **measure_noise(data, sweep, middle.batch, middle.lr, int(middle.steps))}
+    return {
+        "name": "batch_size",
+        "settings": {**asdict(sweep), "momentum": 0.9, "grid": sweep.grid, "warmup_steps": WARMUP_STEPS},
+        "examples": len(data.digits),
+        "rows": [asdict(row) for row in rows],
+        "critical": critical(rows),
+        "noise_scale": noise,
+        "minima": [asdict(one) for one in measure_minima(data, sweep, rows)],
+        "epsilons": EPSILONS,
+        "seconds": time.monotonic() - began,
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    """The result as tables."""
+    settings = result["settings"]
+    say(f"{settings['optimizer']}, rate {settings['rule']} on {', '.join(f'{lr:g}' for lr in settings['grid'])}")
+    say(f"{result['examples']} training examples; target: {settings['target']:.0%} of the test set\n")
+    columns = ["batch", "lr", "steps", "examples", "epochs"]
+    table(columns, ([row[column] for column in columns] for row in result["rows"]), empty="no batch sizes")
+    found = result["critical"]
+    if found["batch"] is None:
+        say(f"\ncritical batch: none, {found['why']}")
+    else:
+        least = f"least steps {found['min_steps']:.3g}, least examples {found['min_examples']:.3g}"
+        say(f"\ncritical batch: {found['batch']:.3g} ({least})")
+    if noise := result["noise_scale"]:
+        parts = ", ".join(f"{part.replace('_', ' ')} {_rounded(noise[part])}" for part in noise if part != "batch")
+        say(f"gradient noise scale, trained with batch {noise['batch']}: {parts}\n")
+    columns = ["trained", "batch", "lr", "steps", "train_loss", "test_accuracy"]
+    heads = [*columns, *(f"sharpness({epsilon:g})" for epsilon in EPSILONS)]
+    rows = ([*(one[column] for column in columns), *one["sharpness"]] for one in result["minima"])
+    table(heads, rows, empty="no minima: fewer than two batch sizes reached the target")
+    say(f"\n{result['seconds']:.0f} s\n")
+
+
+def _rounded(scale: float | None) -> str:
+    return "not positive" if scale is None else f"{scale:.3g}"
+
+
+def main() -> None:
+    """Read the command line, measure, print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--batches", default="16,32,64,128,256,512,1024", help="batch sizes, with commas")
+    parser.add_argument("--target", type=float, default=0.95, help="test accuracy to reach")
+    parser.add_argument("--optimizer", choices=LIKELY, default="sgd", help="sgd, lars and larc with a momentum of 0.9")
+    parser.add_argument("--rule", choices=["tuned", "linear", "sqrt"], default="tuned", help="how the rate is chosen")
+    parser.add_argument("--base-batch", type=int, default=32, help="whose best rate a rule scales")
+    parser.add_argument("--max-epochs", type=int, default=100, help="of one training")
+    parser.add_argument("--max-steps", type=int, default=1500, help="of one training")
+    parser.add_argument("--seeds", type=int, default=1, help="trainings per rate, whose median counts")
+    parser.add_argument("--train-loss", type=float, default=0.02, help="where the sharpness is measured")
+    parser.add_argument("--json", action="store_true", help="print nothing but the JSON")
+    given = parser.parse_args()
+    try:
+        batches = tuple(sorted({int(batch) for batch in given.batches.split(",")}))
+    except ValueError:
+        parser.error(f"--batches: whole numbers with commas, got {given.batches!r}")
+    if min(batches) < 1 or min(given.max_epochs, given.max_steps, given.seeds, given.base_batch) < 1:
+        parser.error("batches, --base-batch, --max-epochs, --max-steps and --seeds must be at least 1")
+    names = ("optimizer", "target", "rule", "base_batch", "max_epochs", "max_steps", "seeds", "train_loss")
+    result = measure(Sweep(batches=batches, **{name: getattr(given, name) for name in names}))
+    if not given.json:
+        show(result)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

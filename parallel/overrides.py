@@ -1,0 +1,82 @@
+"""Other values for the fields of a settings dataclass, from TOML or from a command line's text; all faults at once."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import fields, replace
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_type_hints
+
+Settings = TypeVar("Settings")
+
+
+def overridden(
+    settings: Settings, section: str, overrides: Mapping[str, Any], hidden: Collection[str] = ()
+) -> Settings:
+    """A copy with other values, as from `--set local.lr=0.05`.
+
+    Args:
+        settings: a dataclass of plain values, which checks their ranges when it is made.
+        section: what stands before the dot, for the messages.
+        overrides: by field name. Values of the field's type, or their text from a command line ("0.05", "none").
+        hidden: fields that are set in another way.
+
+    Raises:
+        ValueError: unknown keys, wrong types, values out of range; all faults at once.
+    """
+    hints = types_of(type(settings), hidden)
+    changes: dict[str, Any] = {}
+    faults: list[str] = []
+    for key, given in overrides.items():
+        if key not in hints:
+            faults.append(f"{section}.{key}: unknown key, got {given!r} (known: {', '.join(hints)})")
+            continue
+        value = _read(hints[key], given) if isinstance(given, str) else given
+        if fits(hints[key], value):
+            changes[key] = value
+        else:
+            faults.append(f"{section}.{key}: expected {words(hints[key])}, got {given!r}")
+    changed = settings
+    try:
+        changed = replace(settings, **changes)  # type: ignore[type-var]
+    except ValueError as error:
+        faults.append(str(error))
+    if faults:
+        raise ValueError("; ".join(faults))
+    return changed
+
+
+def type_faults(settings: object, section: str, hidden: Collection[str] = ()) -> list[str]:
+    """The fields that are of a wrong type."""
+    return [
+        f"{section}.{name}: expected {words(hint)}, got {getattr(settings, name)!r}"
+        for name, hint in types_of(type(settings), hidden).items()
+        if not fits(hint, getattr(settings, name))
+    ]
+
+
+def types_of(kind: type, hidden: Collection[str] = ()) -> dict[str, tuple[type, ...]]:
+    """Of each field, the types that it may have."""
+    hints = get_type_hints(kind)
+    names = [field.name for field in fields(kind) if field.name not in hidden]
+    return {name: get_args(hints[name]) or (hints[name],) for name in names}
+
+
+def fits(hint: tuple[type, ...], value: object) -> bool:
+    """Whether the value has one of the types; an int is a float, but a bool is not an int."""
+    return type(value) in hint or (type(value) is int and float in hint)
+
+
+def words(hint: tuple[type, ...]) -> str:
+    """The types as a person would say them."""
+    return " or ".join("none" if kind is NoneType else kind.__name__ for kind in hint)
+
+
+def _read(hint: tuple[type, ...], text: str) -> object:
+    """The value that a command line's text stands for; the text itself when it stands for none."""
+    if NoneType in hint and text.lower() == "none":
+        return None
+    if bool in hint:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    try:
+        return int(text) if int in hint else float(text) if float in hint else text
+    except ValueError:
+        return text

@@ -1,0 +1,44 @@
+"""The metrics of a model on a mesh: each rank sees its share of the data, and the sums of all make the exact values."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from atoll.parallel.checkpoint.ranks import Ranks
+from atoll.parallel.data.batch import Batch, count_units, map_tensors
+from atoll.parallel.engine.step import Engine
+from atoll.parallel.metrics import Statistics, add, as_statistics, merge, of_batch, values
+from atoll.parallel.task import Task
+
+
+def evaluate(engine: Engine, task: Task, batches: Iterable[Batch], ranks: Ranks) -> dict[str, float | None]:
+    """The values of the loss and the task's metrics; the same on every rank, and the same for any number of ranks.
+
+    The loss is the mean over its units (examples, or tokens that count). Sums are exact for counts and correctly
+    rounded for the rest. Every rank must call it.
+
+    Args:
+        engine: at rest, flushed.
+        task: for the loss and the metrics.
+        batches: of this rank; on every rank as many.
+        ranks: to exchange the sums.
+    """
+    sums: Statistics = {}
+
+    def observe(outputs: Any, targets: Any) -> None:
+        nonlocal sums
+        outputs = map_tensors(_readable, outputs)
+        statistics = of_batch(task.metrics, outputs, targets)
+        if "loss" not in statistics and (units := count_units(targets)):
+            statistics |= as_statistics({"loss": (task.loss(outputs, targets).item() * units, units)})
+        sums = add(sums, statistics)
+
+    for batch in batches:
+        engine.evaluate(batch, observe)
+    return values(task.metrics, merge(ranks.gather(sums)))
+
+
+def _readable(tensor: torch.Tensor) -> torch.Tensor:
+    """Half precision is for computing the outputs, not for judging them."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

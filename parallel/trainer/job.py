@@ -1,0 +1,71 @@
+"""What is to be trained, and everything that is wrong with it: found before any process group can hang."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from atoll.parallel.engine.assemble import check_model
+from atoll.parallel.engine.plan import Plan
+from atoll.parallel.task import Task
+from atoll.parallel.trainer.config import TrainConfig
+from atoll.parallel.trainer.recipe import batch_size_of
+
+
+class JobRefused(ValueError):
+    """The job cannot be begun; the message has every reason, separated by semicolons."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A task, and how it is trained."""
+
+    name: str
+    """Of the task, wherever its file lies (`task.task_name`)."""
+
+    task: Task
+    config: TrainConfig
+    plan: Plan
+
+
+def check_job(job: Job, world_size: int) -> None:
+    """Insist that the job can be begun by so many ranks, as far as can be said without the data.
+
+    Raises:
+        JobRefused: with everything that does not fit.
+    """
+    task, config, plan = job.task, job.config, job.plan
+    faults = []
+    try:
+        plan.mesh.check_world(world_size)
+    except ValueError as error:
+        faults.append(str(error))
+    if task.fit is not None:
+        faults.append("the task brings a loop of its own (fit), which the trainer cannot spread over a mesh or resume")
+    if not task.sites:
+        faults.append("the task names no sites, so there is no data to pool")
+    if config.noise_every is not None and plan.mesh.pp > 1:
+        faults.append(
+            f"train.noise_every: a pipeline cannot measure it, got {config.noise_every} with pp={plan.mesh.pp}"
+        )
+    known = config.batch_size is not None or task.local.batch_size is not None
+    batch = batch_size_of(task.local, config, 0, plan.mesh.dp) if known else None
+    if plan.mesh.pp > 1 and config.eval_batch_size is not None and batch is not None and config.eval_batch_size > batch:
+        faults.append(
+            f"train.eval_batch_size: at most the batch of {batch} in a pipeline, got {config.eval_batch_size}"
+        )
+    try:
+        check_model(model_on_meta(task), plan, batch_size=batch)
+    except ValueError as error:
+        faults.append(str(error))
+    if faults:
+        raise JobRefused("; ".join(faults))
+
+
+def model_on_meta(task: Task) -> nn.Module:
+    """The model without memory for its values; with, if its own code cannot build it so."""
+    try:
+        with torch.device("meta"):
+            return task.model()
+    except (RuntimeError, NotImplementedError):
+        return task.model()

@@ -1,0 +1,78 @@
+"""What a training reports, and where it is written: one JSON object for each event, and TensorBoard's files.
+
+begin        step (that it goes on from), steps, the settings
+step         step, epoch, loss (before the step), grad_norm, lr, examples_per_s, memory_bytes, seconds, ...
+evaluation   step, and DATA/METRIC for each
+checkpoint   step
+end          step, why (finished, early, interrupted), seconds
+"""
+
+import json
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+Event = dict[str, Any]
+"""Plain values; `event` says which kind."""
+
+Report = Callable[[Event], None]
+
+NOT_DRAWN = ("event", "step", "epoch")
+
+
+def to_all(*reports: Report) -> Report:
+    """One report that reaches several."""
+
+    def report(event: Event) -> None:
+        for each in reports:
+            each(event)
+
+    return report
+
+
+def json_log(path: Path) -> Report:
+    """Append each event to a file, as one line that is there at once.
+
+    After a restart the steps behind the checkpoint come again: of several lines of one step, the last counts.
+    """
+
+    def report(event: Event) -> None:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(event) + "\n")
+
+    return report
+
+
+def has_tensorboard() -> bool:
+    """Whether the package is installed (the extra `tensorboard`)."""
+    return find_spec("tensorboard") is not None
+
+
+def tensorboard(folder: Path) -> Report:
+    """Draw every number of steps and evaluations, in TensorBoard's own files."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer: Any = SummaryWriter(str(folder))
+
+    def report(event: Event) -> None:
+        if event["event"] in ("step", "evaluation"):
+            for name, value in event.items():
+                if name not in NOT_DRAWN and value is not None:
+                    writer.add_scalar(name, value, event["step"])
+        if event["event"] in ("evaluation", "end"):
+            writer.flush()
+        if event["event"] == "end":
+            writer.close()
+
+    return report
+
+
+def read_log(path: Path, kind: str) -> dict[int, Event]:
+    """The events of a kind by their step; of several of one step the last."""
+    found = {}
+    for line in path.read_text("utf-8").splitlines():
+        event = json.loads(line)
+        if event["event"] == kind:
+            found[event["step"]] = event
+    return found

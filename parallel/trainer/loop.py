@@ -1,0 +1,184 @@
+"""The training itself: step, look, save; until it is done, told to stop, or no longer gets better."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.parallel.checkpoint.export import export_model
+from atoll.parallel.checkpoint.ranks import Ranks
+from atoll.parallel.data.batch import Batch
+from atoll.parallel.data.loader import Loader
+from atoll.parallel.engine.step import Engine, Measured
+from atoll.parallel.errors import NotFinite
+from atoll.parallel.task import Task
+from atoll.parallel.trainer.config import TrainConfig
+from atoll.parallel.trainer.evaluation import evaluate
+from atoll.parallel.trainer.guard import Guard
+from atoll.parallel.trainer.logs import Report
+from atoll.parallel.trainer.meter import Meter
+from atoll.parallel.trainer.noise import NoiseMeter
+from atoll.parallel.trainer.patience import Patience
+from atoll.parallel.trainer.recipe import Recipe
+from atoll.parallel.trainer.saver import Saver
+from atoll.parallel.trainer.stopping import Agreement
+
+Values = dict[str, float | None]
+"""Of the metrics, by DATA/METRIC."""
+
+MODEL, BEST = "model.safetensors", "best.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What follows a step."""
+
+    log: bool
+    evaluation: bool
+    checkpoint: bool
+
+    @property
+    def any(self) -> bool:
+        """Whether the step's numbers are wanted."""
+        return self.log or self.evaluation or self.checkpoint
+
+
+@dataclass(slots=True, kw_only=True)
+class Training:
+    """One rank's side of a training; every method is called by all ranks, at the same point."""
+
+    task: Task
+    config: TrainConfig
+    recipe: Recipe
+    engine: Engine
+    loader: Loader
+    """Of the training data."""
+
+    tests: Mapping[str, Loader]
+    """What is evaluated, by name."""
+
+    saver: Saver
+    agreement: Agreement
+    patience: Patience
+    noise: NoiseMeter
+    meter: Meter
+    guard: Guard
+    ranks: Ranks
+    report: Report
+    folder: Path
+    """Where the model goes."""
+
+    tied: list[list[str]]
+    """Names of the tied weights of the whole model."""
+
+    values: Values | None = None
+    """Of the last evaluation, if it was after the last step."""
+
+    def run(self) -> str:
+        """Train to the end.
+
+        Returns:
+            Why it ended: finished, early or interrupted. In each case the last checkpoint is complete.
+
+        Raises:
+            NotFinite: the loss is no number any more; the checkpoints are of steps before that.
+        """
+        self.meter.resume()
+        for batch in self._batches():
+            due = self._due()
+            measured = self._step(batch, due)
+            if due.any:
+                self._check_finite()
+            if due.log:
+                self._log(measured)
+            if due.evaluation:
+                self._watch(self._evaluate())
+            if due.checkpoint:
+                self._save()
+            if due.evaluation or due.checkpoint:
+                self.meter.resume()
+            if self.agreement.should_stop():
+                self._check_finite()
+                self._save()
+                return "interrupted"
+        return self._finish()
+
+    def _batches(self) -> Iterator[Batch]:
+        """Those that are left."""
+        while self.engine.steps < self.recipe.steps and not self.patience.is_over:
+            for batch in self.loader:
+                yield batch
+                if self.engine.steps >= self.recipe.steps or self.patience.is_over:
+                    return
+
+    def _due(self) -> Due:
+        """What follows the step whose batch the loader has just handed out."""
+        step, config = self.engine.steps + 1, self.config
+        is_last = step == self.recipe.steps
+        ends_epoch = self.loader.step == len(self.loader)
+
+        def is_due(every: int | None) -> bool:
+            return is_last or (ends_epoch if every is None else step % every == 0)
+
+        return Due(is_due(config.log_every), is_due(config.eval_every), is_due(config.checkpoint_every))
+
+    def _step(self, batch: Batch, due: Due) -> Measured:
+        measures = self.noise.is_due(self.engine.steps + 1)
+        measured = self.engine.step(batch, report=due.any, measure_noise=measures)
+        if measures:
+            self.noise.see(measured.noise)
+        self.guard.see(self.engine.steps, measured.loss, measured.grad_norm)
+        self.meter.step(batch, self.recipe.order.size(self.loader.step - 1))
+        self.values = None
+        return measured
+
+    def _check_finite(self) -> None:
+        if (step := self.guard.first_bad_step()) is not None:
+            newest = self.saver.newest
+            kept = f"the checkpoint of step {newest} is kept" if newest else "there is no checkpoint yet"
+            raise NotFinite(
+                f"the loss or its gradient is no finite number in step {step} "
+                f"(learning rate {self.recipe.schedule(step - 1):g}); {kept}"
+            )
+
+    def _log(self, measured: Measured) -> None:
+        step = self.engine.steps
+        event: dict[str, Any] = {"event": "step", "step": step, "epoch": self._epochs()}
+        event["loss"] = measured.loss.item()
+        if measured.grad_norm is not None:
+            event["grad_norm"] = measured.grad_norm.item()
+        event["lr"] = self.recipe.schedule(step - 1)
+        self.report(event | self.meter.read(step) | self.noise.read())
+
+    def _epochs(self) -> float:
+        return round(self.loader.epoch + self.loader.step / len(self.loader), 4)
+
+    def _evaluate(self) -> Values:
+        self.engine.flush()
+        found: Values = {}
+        for name, batches in self.tests.items():
+            values = evaluate(self.engine, self.task, batches, self.ranks)
+            found |= {f"{name}/{metric}": value for metric, value in values.items()}
+        self.report({"event": "evaluation", "step": self.engine.steps, "epoch": self._epochs(), **found})
+        self.values = found
+        return found
+
+    def _watch(self, found: Values) -> None:
+        """Look whether it became better; if so, this is the model to keep."""
+        if self.config.patience is not None:
+            self.patience.see(found.get(f"{next(iter(self.tests))}/{self.config.watch}"))
+            if self.patience.waited == 0:
+                export_model(self.engine.parts, self.folder / BEST, self.tied)
+
+    def _save(self) -> None:
+        if self.saver.newest != self.engine.steps:
+            self.saver.save()
+            self.report({"event": "checkpoint", "step": self.engine.steps})
+
+    def _finish(self) -> str:
+        """What there is at the end of every training, also of one that had ended before."""
+        if self.values is None:
+            self._evaluate()
+        self._save()
+        export_model(self.engine.parts, self.folder / MODEL, self.tied)
+        return "early" if self.patience.is_over else "finished"

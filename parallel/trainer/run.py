@@ -1,0 +1,259 @@
+"""One rank's whole training: from a job to a model on disk. Everything that can be wrong is found first."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from atoll.parallel.checkpoint.checkpointer import Checkpointer
+from atoll.parallel.checkpoint.randomness import seed_generators
+from atoll.parallel.checkpoint.ranks import Ranks
+from atoll.parallel.data.loader import Loader
+from atoll.parallel.engine.assemble import assemble
+from atoll.parallel.engine.mesh import Axes
+from atoll.parallel.engine.step import Engine
+from atoll.parallel.engine.ties import tied_names
+from atoll.parallel.engine.world import World, process_group
+from atoll.parallel.optimizers.make import make_optimizer
+from atoll.parallel.trainer.data import in_order, test_data, training_data
+from atoll.parallel.trainer.flops import flops_per_example, peak_flops
+from atoll.parallel.trainer.guard import Guard
+from atoll.parallel.trainer.job import Job, JobRefused, check_job
+from atoll.parallel.trainer.logs import Report
+from atoll.parallel.trainer.loop import Training, Values
+from atoll.parallel.trainer.meter import Meter
+from atoll.parallel.trainer.noise import NoiseMeter
+from atoll.parallel.trainer.patience import Patience
+from atoll.parallel.trainer.recipe import Recipe, make_recipe
+from atoll.parallel.trainer.saver import Carried, Saver, settings_of
+from atoll.parallel.trainer.stopping import Agreement
+from atoll.parallel.training import seed_everything
+
+CHECKPOINTS, LOG, RESULT, TENSORBOARD = "checkpoints", "log.jsonl", "result.json", "tensorboard"
+"""What lies in the folder of a training, beside the models."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a training has come to."""
+
+    task: str
+    why: str
+    """finished, early or interrupted"""
+    steps: int
+    epochs: float
+    examples: int
+    """That were trained on, those of later epochs again."""
+    metrics: Values
+    """By DATA/METRIC, of the last model; empty after an interruption."""
+    seconds: float
+    """All processes together [s]."""
+    mesh: str
+    ranks: int
+    device: str
+    torch: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a rank is given by whoever starts it."""
+
+    world: World
+    device: str
+    """cpu or cuda"""
+    folder: Path
+    """Of this training; on storage that all ranks share."""
+    clock: Callable[[], float]
+    """The present instant [s], monotonic."""
+    is_told_to_stop: Callable[[], bool]
+    report: Report
+    """Of the first rank; the others' do nothing."""
+
+
+def train(job: Job, here: Surroundings) -> Result:
+    """Train, or go on where the newest checkpoint in the folder is.
+
+    Every rank of the job calls it. The first one writes log, models and result.
+
+    Raises:
+        JobRefused: the job does not fit itself, its data or the world; with every reason, before any process group.
+        TaskBroken: there is nothing to train on.
+        RunDiffers, CheckpointMismatch: the folder holds another training.
+        NotFinite: the loss is no number any more.
+    """
+    check_job(job, here.world.size)
+    data, tests = training_data(job.task), test_data(job.task)
+    seed_everything(job.config.seed)
+    model = job.task.model()
+    recipe = _recipe(job, len(data), model)
+    with _axes(job, here) as axes:
+        return _Builder(job, recipe, here, axes, model).train(data, tests)
+
+
+def _recipe(job: Job, num_examples: int, model: nn.Module) -> Recipe:
+    has_norms = any(isinstance(module, _BatchNorm) for module in model.modules())
+    try:
+        return make_recipe(
+            job.task.local,
+            job.config,
+            num_examples=num_examples,
+            num_ranks=job.plan.mesh.dp,
+            least_rows=2 * job.plan.microbatches if has_norms else 1,
+        )
+    except ValueError as error:
+        raise JobRefused(str(error)) from error
+
+
+@contextmanager
+def _axes(job: Job, here: Surroundings) -> Iterator[Axes | None]:
+    """The mesh over a process group of its own; None where one process needs neither."""
+    if job.plan.mesh.size == 1 and not job.plan.is_sharded:
+        yield None
+        return
+    with process_group(here.world, here.device):
+        yield Axes(job.plan.mesh, here.device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    job: Job
+    recipe: Recipe
+    here: Surroundings
+    axes: Axes | None
+    model: nn.Module
+
+    @property
+    def device(self) -> torch.device:
+        return self.here.world.device(self.here.device)
+
+    @property
+    def dp_rank(self) -> int:
+        return 0 if self.axes is None else self.axes.dp_rank
+
+    def train(self, data: Any, tests: Any) -> Result:
+        job, here, config = self.job, self.here, self.job.config
+        tied = tied_names(self.model)
+        engine = self._engine()
+        seed_generators(config.seed, 0, self.dp_rank)  # ranks with the same data draw the same
+        loader = Loader(
+            data,
+            self.recipe.order,
+            rank=self.dp_rank,
+            device=self.device,
+            prefetch=config.prefetch,
+            num_workers=config.workers,
+        )
+        patience, noise, meter = Patience(config), NoiseMeter(config.noise_every), self._meter(data)
+        carried: dict[str, Carried] = {"loader": loader, "patience": patience, "noise": noise, "meter": meter}
+        ranks = Ranks()
+        with self._checkpointer(tied) as checkpointer:
+            saver = Saver(checkpointer, settings_of(job, self.recipe), engine, carried, config.seed)
+            saver.restore()
+            here.report(
+                {"event": "begin", "step": engine.steps, "steps": self.recipe.steps, "task": job.name}
+                | {"train": asdict(config), "local": asdict(job.task.local), "plan": asdict(job.plan)}
+            )
+            training = Training(
+                task=job.task,
+                config=config,
+                recipe=self.recipe,
+                engine=engine,
+                loader=loader,
+                tests=self._tests(tests),
+                saver=saver,
+                agreement=Agreement(here.is_told_to_stop, here.clock, ranks.group),
+                patience=patience,
+                noise=noise,
+                meter=meter,
+                guard=Guard(self.device),
+                ranks=ranks,
+                report=here.report,
+                folder=here.folder,
+                tied=tied,
+            )
+            why = training.run()
+        ranks.close()
+        return self._result(training, why)
+
+    def _engine(self) -> Engine:
+        order = self.recipe.order
+        return assemble(
+            self.model,
+            self.job.plan,
+            loss=self.job.task.loss,
+            make_optimizer=lambda named: make_optimizer(self.recipe.optimizer, named),
+            axes=self.axes,
+            device=self.device,
+            lr=self.recipe.schedule,
+            clip_norm=self.recipe.clip_norm,
+            rows=max(order.counts(step)[self.dp_rank] for step in {0, order.num_steps - 1}),
+        )
+
+    def _tests(self, tests: Any) -> dict[str, Loader]:
+        order = self.recipe.order
+        size = self.job.config.eval_batch_size or order.batch_size
+        return {
+            name: in_order(data, batch_size=size, num_ranks=order.num_ranks, rank=self.dp_rank, device=self.device)
+            for name, data in tests.items()
+        }
+
+    def _meter(self, data: Any) -> Meter:
+        peak = peak_flops(self.device, self.job.plan.precision)
+        flops = None
+        if peak is not None and self.here.world.is_first:
+            flops = flops_per_example(self.job.task, torch.utils.data.default_collate([data[0]])[0])
+        return Meter(
+            self.here.clock,
+            steps=self.recipe.steps,
+            device=self.device,
+            flops=flops,
+            peak=peak and peak * self.here.world.size,
+        )
+
+    def _checkpointer(self, tied: list[list[str]]) -> Checkpointer:
+        plan, config = self.job.plan, self.job.config
+        has_copies = self.axes is not None and plan.outer != "none"
+        return Checkpointer(
+            self.here.folder / CHECKPOINTS,
+            keep=config.keep,
+            asynchronous=config.asynchronous,
+            mesh=plan.mesh.degrees,
+            tied=tied,
+            replica=self.axes.coordinates["dp_replicate"] if has_copies and self.axes is not None else 0,
+            seed=config.seed,
+        )
+
+    def _result(self, training: Training, why: str) -> Result:
+        steps, order = training.engine.steps, self.recipe.order
+        epochs, rest = divmod(steps, order.num_steps)
+        of_epoch = order.batch_size * (order.num_steps - 1) + order.size(order.num_steps - 1)
+        result = Result(
+            task=self.job.name,
+            why=why,
+            steps=steps,
+            epochs=round(steps / order.num_steps, 4),
+            examples=epochs * of_epoch + rest * order.batch_size,
+            metrics=training.values or {},
+            seconds=training.meter.seconds,
+            mesh=str(self.job.plan.mesh),
+            ranks=self.here.world.size,
+            device=torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
+            torch=torch.__version__,
+        )
+        self.here.report({"event": "end", "step": steps, "why": why, "seconds": result.seconds})
+        if self.here.world.is_first:
+            _write(self.here.folder / RESULT, json.dumps(asdict(result), indent=2) + "\n")
+        return result
+
+
+def _write(path: Path, text: str) -> None:
+    """Let a small file appear at once."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text, "utf-8")
+    part.replace(path)

@@ -1,0 +1,109 @@
+"""Saves and restores a training: the model, and all else that makes the next step what it would have been."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from atoll.parallel.checkpoint.checkpointer import Checkpointer
+from atoll.parallel.checkpoint.randomness import seed_generators
+from atoll.parallel.checkpoint.store import read_about
+from atoll.parallel.engine.step import Engine
+from atoll.parallel.trainer.job import Job
+from atoll.parallel.trainer.recipe import Recipe, differences
+
+
+class RunDiffers(ValueError):
+    """The folder holds a training with other settings; the message names what differs."""
+
+
+class Carried(Protocol):
+    """Something with a state of plain values that must survive a restart."""
+
+    def state(self) -> dict[str, Any]:
+        """What it is now."""
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Become what it was."""
+
+
+def settings_of(job: Job, recipe: Recipe) -> dict[str, Any]:
+    """What decides the sequence of models. Not the mesh: under every mesh it is the same one."""
+    plan = job.plan
+    settings = {
+        "task": job.name,
+        "train": {"seed": job.config.seed, **recipe.described},
+        "plan": {name: getattr(plan, name) for name in ("precision", "batchnorm", "outer", "compression")},
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(settings))
+    return plain
+
+
+class Saver:
+    """The checkpoints of one training. Every method is called by all ranks, at the same point.
+
+    Args:
+        checkpointer: where they go.
+        settings: as `settings_of`; a run with others is not gone on with.
+        engine: what is trained.
+        carried: by name.
+        seed: for random numbers on another mesh.
+    """
+
+    def __init__(
+        self,
+        checkpointer: Checkpointer,
+        settings: Mapping[str, Any],
+        engine: Engine,
+        carried: Mapping[str, Carried],
+        seed: int,
+    ) -> None:
+        self._checkpointer, self._settings, self._engine = checkpointer, dict(settings), engine
+        self._carried, self._seed = carried, seed
+        self.newest: int | None = None
+        """Steps of the newest checkpoint, complete or being written."""
+
+    def save(self) -> None:
+        """Make one model of all ranks and save it; nothing when this step is saved already."""
+        engine = self._engine
+        if self.newest == engine.steps:
+            return
+        engine.flush()
+        extra = {"settings": self._settings, **{name: each.state() for name, each in self._carried.items()}}
+        slots = engine.outer.state(engine.parameters) if engine.outer is not None else {}
+        own = engine.compression.state_dict() if engine.compression is not None else {}
+        self._checkpointer.save(engine.parts, engine.optimizers, extra, engine.steps, slots=slots, own=own)
+        self.newest = engine.steps
+
+    def restore(self) -> bool:
+        """Go on from the newest checkpoint; False when there is none.
+
+        Raises:
+            RunDiffers: it is of a training with other settings.
+            CheckpointMismatch: it is of another model.
+        """
+        path = self._checkpointer.latest()
+        if path is None:
+            return False
+        _check_settings(path, self._settings)
+        engine = self._engine
+        restored = self._checkpointer.load(engine.parts, engine.optimizers, path)
+        engine.steps = self.newest = restored.step
+        if engine.outer is not None:
+            engine.outer.load_state(restored.slots, engine.parameters)
+        if engine.compression is not None and restored.own:
+            engine.compression.load_state_dict(restored.own)
+        for name, each in self._carried.items():
+            each.load_state(restored.extra[name])
+        if not restored.is_same_mesh:
+            seed_generators(self._seed, restored.step, 0 if engine.axes is None else engine.axes.dp_rank)
+        return True
+
+
+def _check_settings(path: Path, settings: dict[str, Any]) -> None:
+    before = read_about(path)["extra"].get("settings", {})
+    if found := list(differences(before, settings)):
+        raise RunDiffers(
+            f"{path.parent.parent} holds a training with other settings: {'; '.join(found)}; "
+            "go on with those, or choose another folder (--out)"
+        )
