@@ -78,6 +78,8 @@ def process_group(
 ) -> Iterator[None]:
     """The default process group while the block runs: NCCL on GPUs (with gloo beside it for the CPU), gloo elsewhere.
 
+    Where there is one already, it is that one, and it stays.
+
     Args:
         world: this process's place.
         device: `cpu` or `cuda`.
@@ -87,6 +89,10 @@ def process_group(
     """
     if device == "cuda":
         torch.cuda.set_device(world.device(device))
+    if dist.is_initialized():
+        with _known_warnings():
+            yield
+        return
     if store is None and world.size == 1:
         store = dist.HashStore()  # type: ignore[attr-defined]
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
