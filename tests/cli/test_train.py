@@ -20,7 +20,8 @@ from tests.parallel.trainer.training import mesh, model, on_ranks, run
 ROOT = Path(__file__).parents[2]
 TASKS = ROOT / "tests" / "parallel" / "trainer" / "tasks.py"
 TASK = f"{TASKS}:task"
-LIMIT_S = 100.0
+LIMIT_S = 240.0
+pytestmark = pytest.mark.timeout(300)
 EVERY_STEP = ["--set", "train.log_every=1", "--set", "train.batch_size=8", "--set", "train.checkpoint_every=3"]
 
 
