@@ -85,7 +85,7 @@ def test_it_trains_says_so_and_goes_on_unless_it_must_be_fresh(tmp_path: Path) -
     assert "tasks: finished after 21 steps (3 epochs" in again.stdout.replace("tasks:task", "tasks")
     assert "going on from step 14" in again.stderr
     assert refused("train", TASK, "--out", out, *EVERY_STEP, "--set", "local.lr=0.5")[0].startswith(
-        f"{out} holds a training with other settings: train.optimizer.lr was 0.2, now 0.5"
+        f"{out} holds a training with other settings: local.lr was 0.2, now 0.5"
     )
 
 
