@@ -85,7 +85,7 @@ def test_what_has_finished_is_not_trained_again_and_may_be_trained_on(tmp_path: 
 
 def test_a_folder_with_other_settings_is_refused_with_what_differs(tmp_path: Path) -> None:
     run(tmp_path, config=replace(CONFIG, epochs=1))
-    with pytest.raises(RunDiffers, match=r"train\.optimizer\.lr was 0\.2, now 0\.3; .*train\.seed was 0, now 1"):
+    with pytest.raises(RunDiffers, match=r"settings: local\.lr was 0\.2, now 0\.3; train\.seed was 0, now 1; go"):
         run(
             tmp_path,
             task=replace(tasks.task, local=replace(tasks.task.local, lr=0.3)),
