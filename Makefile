@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 PEERS := .venv-peers/.installed
-BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs
+BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu
 
 .PHONY: setup peers demo test test-parallel test-cuda check format proto docs bench soak mutants clean
 
@@ -30,8 +30,9 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest -q
 
-test-parallel: setup # every strategy at every rank count, as a table; about five minutes
+test-parallel: setup # every strategy at every rank count, as a table, then the digits under each; about ten minutes
 	$(BIN)/python -m tests.parallel.engine.cases
+	$(BIN)/python -m tests.parallel.trainer.everywhere
 
 test-cuda: setup # what needs a GPU
 	$(BIN)/python -m pytest -q tests/aggregation/test_device.py tests/parallel/engine/test_cuda.py

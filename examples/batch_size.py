@@ -16,7 +16,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ from atoll.parallel.optimizers.sharpness import sharpness
 from examples import digits
 
 LIKELY = {"sgd": 0.02, "adam": 0.002, "adamw": 0.002, "lars": 2.0, "larc": 0.08, "lamb": 0.01, "novograd": 0.02}
-"""For each optimizer, a rate in the middle of its grid, likely to be good with a batch of 32."""
+"""For each optimizer, a rate in the middle of its grid, likely to be good with a batch of 8."""
 
 WARMUP_STEPS = 5
 EPSILONS = (1e-3, 5e-4)
@@ -67,7 +67,7 @@ class Sweep:
     @property
     def grid(self) -> tuple[float, ...]:
         """The learning rates that are tried."""
-        return tuple(LIKELY[self.optimizer] * 2.0**power for power in range(-3, 5))
+        return tuple(LIKELY[self.optimizer] * 2.0**power for power in range(-2, 6))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,43 +140,35 @@ def steps_to_target(data: Data, sweep: Sweep, batch: int, lr: float, seed: int, 
     return None
 
 
-def best(data: Data, sweep: Sweep, batch: int, rates: tuple[float, ...], start: int = 0) -> Row:
-    """The rate with the fewest steps, from `rates[start]` up or down as long as the next one needs fewer."""
-    found: dict[int, float] = {}
-
-    def steps(i: int) -> float:
-        """By the median over the seeds; a run that cannot win any more is left and counts as endless."""
-        if i not in found and 0 <= i < len(rates):
-            limit = min(sweep.max_steps, sweep.max_epochs * len(data.digits) // batch, *found.values())
-            runs = [steps_to_target(data, sweep, batch, rates[i], seed, int(limit)) for seed in range(sweep.seeds)]
-            found[i] = statistics.median(math.inf if run is None else float(run) for run in runs)
-        return found.get(i, math.inf)
-
-    chosen = start
-    for way in (1, -1):
-        while steps(chosen + way) < steps(chosen) or (steps(chosen) == math.inf and 0 <= chosen + way < len(rates)):
-            chosen += way
-    if steps(chosen) == math.inf:
+def best(data: Data, sweep: Sweep, batch: int, rates: Sequence[float]) -> Row:
+    """The rate with the fewest steps, by the median over the seeds; a run that cannot win any more is left."""
+    best_lr, needed = None, math.inf
+    for lr in rates:
+        limit = int(min(sweep.max_steps, sweep.max_epochs * len(data.digits) // batch, needed))
+        runs = [steps_to_target(data, sweep, batch, lr, seed, limit) for seed in range(sweep.seeds)]
+        median = statistics.median(math.inf if run is None else float(run) for run in runs)
+        if median < needed:
+            best_lr, needed = lr, median
+    if best_lr is None:
         return Row(batch, None, None, None, None)
-    needed = steps(chosen)
-    return Row(batch, rates[chosen], needed, needed * batch, needed * batch / len(data.digits))
+    return Row(batch, best_lr, needed, needed * batch, needed * batch / len(data.digits))
 
 
 def run_sweep(data: Data, sweep: Sweep) -> list[Row]:
     """One row for each batch size."""
     if sweep.rule == "tuned":
-        return [best(data, sweep, batch, sweep.grid, _likely(sweep, batch)) for batch in sweep.batches]
-    base = best(data, sweep, sweep.base_batch, sweep.grid, _likely(sweep, sweep.base_batch))
+        return [best(data, sweep, batch, _likely_first(sweep, batch)) for batch in sweep.batches]
+    base = best(data, sweep, sweep.base_batch, _likely_first(sweep, sweep.base_batch))
     if base.lr is None:
         raise SystemExit(f"no rate of {sweep.grid} reaches {sweep.target} with the base batch {sweep.base_batch}")
     scaled = {batch: scaled_lr(base.lr, batch, sweep.base_batch, sweep.rule) for batch in sweep.batches}
     return [best(data, sweep, batch, (lr,)) for batch, lr in scaled.items()]
 
 
-def _likely(sweep: Sweep, batch: int) -> int:
-    """Where on the grid to begin."""
-    likely = scaled_lr(LIKELY[sweep.optimizer], batch, 32, "sqrt")
-    return min(range(len(sweep.grid)), key=lambda i: abs(math.log(sweep.grid[i] / likely)))
+def _likely_first(sweep: Sweep, batch: int) -> list[float]:
+    """The grid, from the likeliest rate outwards, so that the others are soon seen to lose."""
+    likely = scaled_lr(LIKELY[sweep.optimizer], batch, 8, "sqrt")
+    return sorted(sweep.grid, key=lambda lr: abs(math.log(lr / likely)))
 
 
 def measure_noise(data: Data, sweep: Sweep, batch: int, lr: float, steps: int) -> dict[str, float | None]:
@@ -292,7 +284,7 @@ def _rounded(scale: float | None) -> str:
 def main() -> None:
     """Read the command line, measure, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--batches", default="16,32,64,128,256,512,1024", help="batch sizes, with commas")
+    parser.add_argument("--batches", default="16,32,64,128,256,512", help="batch sizes, with commas")
     parser.add_argument("--target", type=float, default=0.95, help="test accuracy to reach")
     parser.add_argument("--optimizer", choices=LIKELY, default="sgd", help="sgd, lars and larc with a momentum of 0.9")
     parser.add_argument("--rule", choices=["tuned", "linear", "sqrt"], default="tuned", help="how the rate is chosen")

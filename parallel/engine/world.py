@@ -12,6 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+# Its default arguments keep the group that there is when it is first imported, which making an optimizer does: then
+# gloo's threads outlive the group, and now and then abort the process when the interpreter ends.
+import torch.distributed.nn.functional
+
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 """What `torchrun` sets. Without all three this process is alone."""
 
@@ -78,6 +82,8 @@ def process_group(
 ) -> Iterator[None]:
     """The default process group while the block runs: NCCL on GPUs (with gloo beside it for the CPU), gloo elsewhere.
 
+    Where there is one already, it is that one, and it stays.
+
     Args:
         world: this process's place.
         device: `cpu` or `cuda`.
@@ -87,6 +93,10 @@ def process_group(
     """
     if device == "cuda":
         torch.cuda.set_device(world.device(device))
+    if dist.is_initialized():
+        with _known_warnings():
+            yield
+        return
     if store is None and world.size == 1:
         store = dist.HashStore()  # type: ignore[attr-defined]
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -51,7 +52,7 @@ class Result:
     examples: int
     """That were trained on, those of later epochs again."""
     metrics: Values
-    """By DATA/METRIC, of the last model; empty after an interruption."""
+    """By DATA/METRIC, of the last model; empty where an interruption came before its evaluation."""
     seconds: float
     """All processes together [s]."""
     mesh: str
@@ -112,12 +113,14 @@ def _recipe(job: Job, num_examples: int, model: nn.Module) -> Recipe:
 
 @contextmanager
 def _axes(job: Job, here: Surroundings) -> Iterator[Axes | None]:
-    """The mesh over a process group of its own; None where one process needs neither."""
+    """The mesh over a process group, ours or one that is there; None where one process needs neither."""
     if job.plan.mesh.size == 1 and not job.plan.is_sharded:
         yield None
-        return
-    with process_group(here.world, here.device):
+    elif dist.is_initialized():
         yield Axes(job.plan.mesh, here.device)
+    else:
+        with process_group(here.world, here.device):
+            yield Axes(job.plan.mesh, here.device)
 
 
 @dataclass(frozen=True, slots=True)

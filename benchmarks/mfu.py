@@ -1,0 +1,128 @@
+"""Which share of a GPU's bf16 peak the engine reaches with a model of a billion parameters.
+
+    python -m benchmarks.mfu [--steps N] [--only NAME ..] [--device cuda|cpu] [--scale S]
+
+Two decoders in bf16 with float32 masters under `fully_shard` at one rank, fused AdamW, eager and with compiled blocks:
+one of GPT-2's largest size (1.5 B) and one of the size of Llama 3.2 (1 B). The share is 6 N_matmul + 12 L h s FLOP per
+token, without a discount for the causal mask, over the peak of the device's data sheet. `--scale` divides widths and
+depths, to see that it runs where there is no GPU; then there is no peak, and no bar.
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from atoll.parallel.data.batch import Batch
+from atoll.parallel.engine.assemble import assemble
+from atoll.parallel.engine.mesh import Axes
+from atoll.parallel.engine.plan import Plan
+from atoll.parallel.engine.world import World, process_group
+from atoll.parallel.models.decoder import Decoder, DecoderConfig
+from atoll.parallel.optimizers.make import OptimizerConfig, make_optimizer
+from atoll.parallel.trainer.flops import peak_flops
+from benchmarks.report import Bar, conclude, say
+
+MODELS = {
+    "gpt2-xl": (DecoderConfig(vocab=50_304, dim=1600, layers=48, heads=25, ffn=4288, sequence=1024), 8),
+    "llama-1b": (
+        DecoderConfig(vocab=32_000, dim=2048, layers=16, heads=32, kv_heads=8, ffn=8192, sequence=2048),
+        4,
+    ),
+}
+"""The decoder, and sequences of one step."""
+
+BARS = {False: 0.33, True: 0.40}
+"""By whether blocks are compiled."""
+
+
+def flops_per_token(model: Decoder, config: DecoderConfig) -> float:
+    """6 N_matmul + 12 L h s; the embedding is looked up, not multiplied."""
+    matrices = sum(p.numel() for p in model.parameters() if p.dim() > 1) - config.vocab * config.dim
+    return 6.0 * matrices + 12.0 * config.layers * config.dim * config.sequence
+
+
+def measured(
+    config: DecoderConfig, sequences: int, device: torch.device, *, compile: bool, steps: int
+) -> dict[str, Any]:
+    """Tokens per second, FLOP/s and the most memory of one configuration."""
+    torch.manual_seed(0)
+    model = Decoder(config)
+    flops = flops_per_token(model, config)
+    parameters = sum(p.numel() for p in model.parameters())
+    plan = Plan(zero=3, precision="bf16", compile=compile)
+    engine = assemble(
+        model,
+        plan,
+        loss=lambda outputs, targets: nn.functional.cross_entropy(outputs.flatten(0, 1).float(), targets.flatten()),
+        make_optimizer=lambda named: make_optimizer(OptimizerConfig(name="adamw", lr=1e-4), named),
+        axes=Axes(plan.mesh, device.type),
+        device=device,
+    )
+    tokens = torch.randint(0, config.vocab, (sequences, config.sequence + 1), device=device)
+    batch = Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), sequences * config.sequence)
+    times = []
+    for step in range(steps + 3):
+        _wait(device)
+        began = time.perf_counter()
+        engine.step(batch, total=batch.count, report=False)
+        _wait(device)
+        if step >= 3:
+            times.append(time.perf_counter() - began)
+    rate = batch.count / median(times)
+    held = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
+    return {"parameters": parameters, "tokens_per_s": rate, "flops": rate * flops, "memory_gib": held}
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def scaled(config: DecoderConfig, by: int) -> DecoderConfig:
+    """A decoder of the same form with 1/by of the layers and the vocabulary, and of the features per head."""
+    return replace(
+        config,
+        dim=config.dim // by // (2 * config.heads) * 2 * config.heads or 2 * config.heads,
+        layers=max(1, config.layers // by),
+        vocab=config.vocab // by,
+        ffn=config.hidden // by,
+        sequence=config.sequence // by,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--only", nargs="*", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--scale", type=int, default=1)
+    given = parser.parse_args(arguments)
+    if given.device == "cuda" and not torch.cuda.is_available():
+        return conclude("mfu", [], ours="not measured: there is no GPU", theirs=None, why_not="there is no GPU")
+    device = World().device(given.device)
+    peak = peak_flops(device, "bf16")
+    bars, figures = [], {}
+    with process_group(World(), given.device):
+        for name in given.only:
+            config, sequences = MODELS[name]
+            for compile in (False, True) if given.device == "cuda" else (False,):
+                found = measured(scaled(config, given.scale), sequences, device, compile=compile, steps=given.steps)
+                figures[f"{name}, {'compiled' if compile else 'eager'}"] = found
+                share = None if peak is None else found["flops"] / peak
+                shown = f"{share:.1%} of the peak" if share is not None else "the peak is not known"
+                say(f"{name} {'compiled' if compile else 'eager'}: {found['tokens_per_s']:,.0f} tokens/s, {shown}")
+                if share is not None and given.scale == 1:
+                    bars.append(Bar.at_least(f"{name}, {'compiled' if compile else 'eager'}", share, BARS[compile]))
+                torch._dynamo.reset()
+    ours = {"device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu", "scale": given.scale} | figures
+    return conclude("mfu", bars, ours=ours, theirs=None, why_not="the other side of the bar is the data sheet's peak")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
