@@ -32,6 +32,7 @@ test: setup
 
 test-parallel: setup # every strategy at every rank count, as a table, then the digits under each; about ten minutes
 	$(BIN)/python -m tests.parallel.engine.cases
+	$(BIN)/python -m tests.parallel.planner.dry_runs 50
 	$(BIN)/python -m tests.parallel.trainer.everywhere
 
 test-cuda: setup # what needs a GPU

@@ -22,6 +22,9 @@ SCHEDULES = {
 V_SHAPED = ("zbv-zero-bubble", "dualpipe-v")
 """In these the model goes down the ranks and comes back: rank r of p has the stages r and 2p - 1 - r."""
 
+SPLIT = ("interleaved-zero-bubble", "zbv-zero-bubble", "dualpipe-v")
+"""These compute the gradients of weights after those of activations: `fully_shard` must not let go of them before."""
+
 FULL = ("1f1b", "dualpipe-v")
 """These need a micro-batch for each stage."""
 
@@ -191,6 +194,8 @@ def _pipeline_conflicts(plan: Plan, least: int) -> Iterator[str]:
         and plan.microbatches > plan.mesh.pp
     ):
         yield (f"plan.num_microbatches: {plan.schedule} needs a multiple of pp={plan.mesh.pp}, got {plan.microbatches}")
+    if plan.schedule in SPLIT and plan.zero_stage == 3:
+        yield f"plan.zero: {plan.schedule} needs its weights until their gradients are there: 1 or 2, got 3"
     if plan.schedule in FULL and plan.microbatches < plan.num_stages:
         stages = plan.num_stages
         yield f"plan.num_microbatches: {plan.schedule} needs at least {stages}, its stages, got {plan.microbatches}"
