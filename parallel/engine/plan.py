@@ -196,6 +196,8 @@ def _pipeline_conflicts(plan: Plan, least: int) -> Iterator[str]:
         yield (f"plan.num_microbatches: {plan.schedule} needs a multiple of pp={plan.mesh.pp}, got {plan.microbatches}")
     if plan.schedule in SPLIT and plan.zero_stage == 3:
         yield f"plan.zero: {plan.schedule} needs its weights until their gradients are there: 1 or 2, got 3"
+    if plan.schedule in SPLIT and plan.recompute == "full":
+        yield f"plan.recompute: {plan.schedule} would recompute a block for each of its weights: none or selective"
     if plan.schedule in FULL and plan.microbatches < plan.num_stages:
         stages = plan.num_stages
         yield f"plan.num_microbatches: {plan.schedule} needs at least {stages}, its stages, got {plan.microbatches}"

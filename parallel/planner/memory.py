@@ -25,9 +25,10 @@ products and attention return and is counted as none.
 
 from dataclasses import dataclass, fields
 
+from atoll.parallel.engine.plan import SPLIT
 from atoll.parallel.planner import accounting
 from atoll.parallel.planner.accounting import ACCOUNTINGS
-from atoll.parallel.planner.candidate import MOMENTS, SPLIT, Candidate, coordinates, stages, stages_of
+from atoll.parallel.planner.candidate import MOMENTS, Candidate, coordinates, stages, stages_of
 from atoll.parallel.planner.shape import ModelShape
 from atoll.parallel.planner.units import Share, share
 

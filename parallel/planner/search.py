@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from atoll.parallel.engine.mesh import AXES, Mesh
-from atoll.parallel.engine.plan import Plan
+from atoll.parallel.engine.plan import SPLIT, Plan
 from atoll.parallel.planner.accounting import ACCOUNTINGS
-from atoll.parallel.planner.candidate import ITEM_BYTES, MOMENTS, SPLIT, Candidate, crosses
+from atoll.parallel.planner.candidate import ITEM_BYTES, MOMENTS, Candidate, crosses
 from atoll.parallel.planner.cluster import Cluster
 from atoll.parallel.planner.memory import worst
 from atoll.parallel.planner.prediction import Prediction, predict
@@ -183,7 +183,9 @@ def _plans(model: ModelShape, wanted: Wanted, mesh: Mesh) -> Iterator[Plan]:
             continue
         for zero in (1, 2, 3) if mesh.dp_shard > 1 else (None,):
             for recompute in ("none", "full"):
-                plan = Plan(
+                if mesh.pp > 1 and schedule in SPLIT and (zero == 3 or recompute == "full"):
+                    continue  # the engine refuses them
+                yield Plan(
                     mesh=mesh,
                     zero=zero,
                     schedule=schedule,
@@ -192,18 +194,6 @@ def _plans(model: ModelShape, wanted: Wanted, mesh: Mesh) -> Iterator[Plan]:
                     loss_parallel=mesh.tp > 1,
                     recompute=recompute,
                 )
-                if not spoils(plan):
-                    yield plan
-
-
-def spoils(plan: Plan) -> bool:
-    """Whether a schedule that splits the backward pass meets what torch does not split well.
-
-    Of blocks that ZeRO-3 gathers anew for each half, gradients are lost; full recomputation repeats a block's forward
-    for each of its weights.
-    """
-    is_split = plan.mesh.pp > 1 and plan.schedule in SPLIT
-    return is_split and (plan.zero_stage == 3 or plan.recompute == "full")
 
 
 def _sized(model: ModelShape, plan: Plan, wanted: Wanted, cluster: Cluster) -> Iterator[tuple[Candidate, float]]:

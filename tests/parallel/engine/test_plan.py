@@ -32,6 +32,7 @@ from tests.parallel.engine.cases import OwnModule, decoder, mlp
         ({"mesh": Mesh(pp=4), "schedule": "interleaved-1f1b", "num_microbatches": 10}, "multiple"),
         ({"mesh": Mesh(pp=2), "schedule": "dualpipe-v", "num_microbatches": 3}, "at least 4, its stages, got 3"),
         ({"mesh": Mesh(pp=2, dp_shard=2), "schedule": "zbv-zero-bubble", "zero": 3}, "1 or 2, got 3"),
+        ({"mesh": Mesh(pp=2), "schedule": "dualpipe-v", "recompute": "full"}, "none or selective"),
         ({"loss_parallel": True}, "needs tp > 1"),
         ({"offload": True, "zero": 0}, "plan.offload"),
         ({"outer": "local_sgd:4"}, "dp_replicate must be more than 1"),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.planner.accounting import ACCOUNTINGS
 from atoll.parallel.planner.cluster import CLUSTERS, Cluster
-from atoll.parallel.planner.search import Wanted, complexity, lost, meshes, search, spoils, why
+from atoll.parallel.planner.search import Wanted, complexity, lost, meshes, search, why
 from atoll.parallel.planner.shape import MODELS, ModelShape
 
 SMALL = ModelShape(layers=8, hidden=512, heads=8, vocab=1024, sequence=256)
@@ -96,7 +96,6 @@ def test_plans_fit_have_the_batch_and_are_in_order(nodes: int, batch: int, count
     for one in found.ranked:
         assert one.memory.total <= 0.9 * 4e9
         assert one.candidate.batch == batch
-        assert not spoils(one.candidate.plan)
         assert 0 < one.mfu <= cluster.efficiency
     speeds = [one.tokens_per_s for one in found.ranked[1:]]
     assert speeds == sorted(speeds, reverse=True)
