@@ -10,6 +10,9 @@ from atoll.parallel.engine.plan import V_SHAPED, Plan
 from atoll.parallel.planner.cluster import Cluster
 from atoll.parallel.planner.shape import ModelShape, Weight
 
+SPLIT = ("interleaved-zero-bubble", "zbv-zero-bubble", "dualpipe-v")
+"""Schedules that take the gradients of inputs and of weights apart."""
+
 ITEM_BYTES = {"bf16": 2, "fp32": 4}
 
 MOMENTS = {"sgd": 0, "momentum": 1, "novograd": 1, "adam": 2, "adamw": 2, "lamb": 2}

@@ -110,7 +110,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kind = KINDS.get(func._opname) if func.namespace in ("c10d", "_c10d_functional") else None
         if kind is not None:
             self._communicate(kind, func, (args, kwargs), before, after)
-        elif not (func.is_view or func.namespace in ("c10d", "_c10d_functional")):
+        elif func._opname == "wait_tensor":
+            self._arrive(before, after)
+        elif func.namespace not in ("c10d", "_c10d_functional", "prim") and not func.is_view:
             self._compute(func, args, kwargs, before, after, result)
         for tensor in after:
             self.hold(tensor)
@@ -128,6 +130,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         written = after if func.namespace == "_c10d_functional" else before
         for key in (tensor.untyped_storage()._cdata for tensor in written if kind != "send"):
             self._travelling[key], self._ready[key] = collective, ready
+
+    def _arrive(self, before: list[torch.Tensor], after: list[torch.Tensor]) -> None:
+        """What has been waited for may be another tensor than what was written."""
+        for old, new in zip(before, after, strict=True):
+            key, collective = new.untyped_storage()._cdata, self._travelling.get(old.untyped_storage()._cdata)
+            if collective is not None:
+                self._travelling[key], self._ready[key] = collective, collective.ready
 
     def _compute(
         self, func: Any, args: Any, kwargs: Any, before: list[torch.Tensor], after: list[torch.Tensor], result: Any

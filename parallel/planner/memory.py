@@ -10,9 +10,9 @@ rank's shards, gathered: of the same units on all shards together.
     transient     w x gathered: of all of the stage below ZeRO-3, of two blocks and the rest of the stage with it;
                   gradients on their way: of one unit, or, where they accumulate unreduced, 4 gathered in place of 4
                   held; a pipeline's buffers for what it receives: w s b h / t' for each micro-batch and neighbour
-    activations   of one block and micro-batch w s b (2 h / t' + 2 h + (2 h + 2 kv + k f) / t), where k = 2 with gelu
-                  and 4 with swiglu; with full recomputation w s b h / t', and once the above; times the blocks and the
-                  micro-batches in flight
+    activations   of one block and micro-batch w s b (2 h / t' + 2 h + (j h + 2 kv + k f) / t), with gelu j = 2 and
+                  k = 2, with swiglu j = 3 (heads are joined in a copy) and k = 4; with full recomputation w s b h / t',
+                  and once the above; times the blocks and the micro-batches in flight
     work          the larger of the logits, their fp32 copy and its gradient, s b v (w + 4 + 4) / t under loss parallel,
                   and of the gradients inside one block, w s b (2 h + (k + 2) / 2 f / t)
 
@@ -27,11 +27,15 @@ from dataclasses import dataclass, fields
 
 from atoll.parallel.planner import accounting
 from atoll.parallel.planner.accounting import ACCOUNTINGS
-from atoll.parallel.planner.candidate import MOMENTS, Candidate, coordinates, stages, stages_of
+from atoll.parallel.planner.candidate import MOMENTS, SPLIT, Candidate, coordinates, stages, stages_of
 from atoll.parallel.planner.shape import ModelShape
 from atoll.parallel.planner.units import Share, share
 
 FP32 = 4
+
+BETWEEN_HALVES = 1.5
+"""What a split backward pass holds until its second half, beside the activations: gradients of every product (measured
+in dry runs: 1.3 to 1.6)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,8 @@ def block_activations(model: ModelShape, candidate: Candidate) -> float:
     """Bytes that one block keeps of one micro-batch without recomputation."""
     h, t = model.hidden, candidate.mesh.tp
     kv = model.num_kv_heads * model.head_size
-    products = 2 * h + 2 * kv + (2 if model.mlp == "gelu" else 4) * model.width
+    is_gpt = model.mlp == "gelu"
+    products = (2 if is_gpt else 3) * h + 2 * kv + (2 if is_gpt else 4) * model.width
     elements = 2 * h / candidate.cut_tokens + 2 * h + products / t
     return candidate.item_bytes * model.sequence * candidate.microbatch * elements
 
@@ -145,6 +150,8 @@ def _activations(model: ModelShape, candidate: Candidate, pp_rank: int) -> float
     kept = (
         block_input(model, candidate) * num_blocks + whole if candidate.plan.recompute == "full" else whole * num_blocks
     )
+    if candidate.mesh.pp > 1 and candidate.plan.schedule in SPLIT:
+        kept *= BETWEEN_HALVES
     if any(cut[stage].has_head for stage in own):  # those of one micro-batch are `work`
         kept += (-(-passes // len(own)) - 1) * _words(model, candidate) * (candidate.item_bytes + FP32)
     return kept

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from atoll.parallel.engine.mesh import AXES, Mesh
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.planner.accounting import ACCOUNTINGS
-from atoll.parallel.planner.candidate import ITEM_BYTES, MOMENTS, Candidate, crosses
+from atoll.parallel.planner.candidate import ITEM_BYTES, MOMENTS, SPLIT, Candidate, crosses
 from atoll.parallel.planner.cluster import Cluster
 from atoll.parallel.planner.memory import worst
 from atoll.parallel.planner.prediction import Prediction, predict
@@ -27,9 +27,6 @@ CLOSE = 0.99
 
 PIPELINES = (("1f1b", 1), ("interleaved-1f1b", 2), ("interleaved-zero-bubble", 2))
 """Schedules that are tried, with the stages on each rank."""
-
-SPLIT = ("interleaved-zero-bubble", "zbv-zero-bubble", "dualpipe-v")
-"""Schedules that take the gradients of inputs and of weights apart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,8 @@ from atoll.parallel.planner.memory import memory
 from atoll.parallel.planner.shape import ModelShape
 from tests.parallel.planner.dry_runs import case, differences
 
+pytestmark = pytest.mark.timeout(600)  # on a busy machine; half a minute on an idle one
+
 SMALL = ModelShape(layers=4, hidden=64, heads=4, ffn=96, vocab=128, sequence=32)
 
 
@@ -47,12 +49,11 @@ def test_what_can_be_hidden_is_told_from_what_is_waited_for() -> None:
     run = apart(SMALL, Candidate(plan=Plan(mesh=Mesh(dp_shard=2, tp=2))))
     hidden = run.hidden()
     calls, can_be, _ = hidden["dp_shard", "reduce_scatter"]
-    assert calls == 5
-    assert can_be >= 4  # behind all that is computed until the optimizer; the last one ends the backward pass
+    assert (calls, calls - can_be) == (5, 2)  # nothing is computed after the first block's and the embedding's
     calls, can_be, _ = hidden["dp_shard", "all_gather"]
     assert (calls, calls - can_be) == (10, 2)  # nothing is computed before the embedding and the first block
-    calls, can_be, _ = hidden["tp", "reduce_scatter"]
-    assert can_be <= calls // 4
+    assert hidden["tp", "reduce_scatter"] == (18, 0, 0.0)
+    assert hidden["tp", "all_gather"][:2] == (19, 0)
 
 
 def test_what_the_engine_refuses_is_refused() -> None:
