@@ -20,6 +20,9 @@ from torch.distributed.tensor.parallel import ParallelStyle
 Styles = dict[str, ParallelStyle]
 """By the module's name, in which `*` stands for any part: how torch cuts it."""
 
+LIGHT = 0.1
+"""What a piece without parameters costs, such as an activation, beside a block (1)."""
+
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
@@ -38,7 +41,8 @@ class Blueprint:
     """By name: numbers that tp must divide, such as the heads of an attention."""
 
     weights: Mapping[str, float] = field(default_factory=dict)
-    """By name in the chain: what a piece costs beside a block (1), for the cut into stages."""
+    """By name in the chain: what a piece costs beside a block (1), for the cut into stages. Without parameters it is
+    light unless it is named here."""
 
 
 def blueprint_of(model: nn.Module) -> Blueprint:
@@ -89,7 +93,7 @@ def cut(model: nn.Module, num_stages: int) -> list[list[str]]:
     """Which pieces each stage of a pipeline has: runs of the chain whose heaviest is as light as possible.
 
     Raises:
-        ValueError: the model has no chain, or fewer pieces than stages.
+        ValueError: the model has no chain, fewer pieces than stages, or too few that have parameters.
     """
     names, weights = pieces(model), blueprint_of(model).weights
     if not names:
@@ -98,9 +102,16 @@ def cut(model: nn.Module, num_stages: int) -> list[list[str]]:
         )
     if len(names) < num_stages:
         raise ValueError(f"{len(names)} layers ({', '.join(names)}) cannot fill {num_stages} stages of a pipeline")
-    costs = [weights.get(name, weights.get(name.rpartition(".")[0], 1.0)) for name in names]
+    have = {name: any(True for _ in model.get_submodule(name).parameters()) for name in names}
+    costs = [weights.get(name, weights.get(name.rpartition(".")[0], 1.0 if have[name] else LIGHT)) for name in names]
     bounds = [0, *balanced(costs, num_stages), len(names)]
-    return [names[start:end] for start, end in pairwise(bounds)]
+    stages = [names[start:end] for start, end in pairwise(bounds)]
+    if bare := [stage for stage in stages if not any(have[name] for name in stage)]:
+        raise ValueError(
+            f"{sum(have.values())} layers with parameters cannot fill {num_stages} stages of a pipeline: "
+            f"{', '.join(bare[0])} would be one without any"
+        )
+    return stages
 
 
 def balanced(costs: Sequence[float], num_stages: int) -> list[int]:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from atoll.parallel.engine.forked import run_ranks
+from atoll.parallel.engine.plan import Plan
 from atoll.parallel.trainer.run import Result
 from tests.parallel.trainer import tasks
 from tests.parallel.trainer.training import mesh, model, on_ranks, run
@@ -28,7 +29,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
 
 
 def test_two_ranks_see_what_one_sees_also_where_the_data_is_uneven(alone: tuple[Path, Result], tmp_path: Path) -> None:
-    """53 examples in batches of 8, 13 and 9 to be evaluated: no rank has as many as the other."""
+    """52 examples in batches of 8, 13 and 9 to be evaluated: of these no rank has as many as the other."""
     folder, expected = alone
     results = run_ranks(on_ranks, 2, tmp_path, mesh(dp_replicate=2))
     assert results[0] == replace(results[1], seconds=results[0].seconds)
@@ -55,3 +56,15 @@ def test_a_training_that_is_told_to_stop_on_one_rank_goes_on_under_every_other_m
     assert tasks.losses(tmp_path) == pytest.approx(tasks.losses(folder), abs=1e-5)
     assert end.metrics == pytest.approx(expected.metrics, abs=1e-5)
     same_model(tmp_path, folder)
+
+
+def seed_of_a_rank(folder: Path, plan: Plan) -> int:
+    on_ranks(folder, plan)
+    return torch.initial_seed()
+
+
+def test_ranks_draw_different_dropout_where_their_data_differs_and_the_same_where_it_does_not(tmp_path: Path) -> None:
+    first, second = run_ranks(seed_of_a_rank, 2, tmp_path / "dp", mesh(dp_replicate=2))
+    assert first != second
+    first, second = run_ranks(seed_of_a_rank, 2, tmp_path / "pp", mesh(pp=2))
+    assert first == second
