@@ -39,6 +39,9 @@ from atoll.parallel.training import seed_everything
 CHECKPOINTS, LOG, RESULT, TENSORBOARD = "checkpoints", "log.jsonl", "result.json", "tensorboard"
 """What lies in the folder of a training, beside the models."""
 
+SMALL = 1_000_000
+"""Parameters from which on products are worth more than one thread."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
@@ -93,8 +96,15 @@ def train(job: Job, here: Surroundings) -> Result:
     seed_everything(job.config.seed)
     model = job.task.model()
     recipe = _recipe(job, len(data), model)
-    with _axes(job, here) as axes:
+    with _threads(threads_for(model, job.config.threads)), _axes(job, here) as axes:
         return _Builder(job, recipe, here, axes, model).train(data, tests)
+
+
+def threads_for(model: nn.Module, wanted: int | None) -> int:
+    """How many threads of a CPU share one product: those wanted, or one where more would only wait for each other."""
+    if wanted is not None:
+        return wanted
+    return 1 if sum(parameter.numel() for parameter in model.parameters()) < SMALL else torch.get_num_threads()
 
 
 def _recipe(job: Job, num_examples: int, model: nn.Module) -> Recipe:
@@ -109,6 +119,16 @@ def _recipe(job: Job, num_examples: int, model: nn.Module) -> Recipe:
         )
     except ValueError as error:
         raise JobRefused(str(error)) from error
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -3,11 +3,14 @@
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import nn
 
 from atoll import Local
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.patience import Patience
 from atoll.parallel.trainer.recipe import differences, make_recipe
+from atoll.parallel.trainer.run import threads_for
 
 LOCAL = Local(epochs=3, batch_size=16, lr=0.1, momentum=0.9, weight_decay=0.01, clip_norm=2.0)
 
@@ -91,3 +94,9 @@ def test_patience_counts_evaluations_that_are_not_better_by_enough() -> None:
     assert not again.is_over
     again.see(0.86)
     assert again.is_over
+
+
+def test_small_models_take_one_thread_unless_told_otherwise() -> None:
+    assert threads_for(nn.Linear(10, 10), None) == 1
+    assert threads_for(nn.Linear(10, 10), 3) == 3
+    assert threads_for(nn.Linear(1000, 1000), None) == torch.get_num_threads()
