@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from atoll.parallel.engine.blueprint import replace
+from atoll.parallel.optimizers.norms import local
 
 
 def convert(part: nn.Module, kind: str, group: dist.ProcessGroup | None) -> None:
@@ -27,11 +27,13 @@ def convert(part: nn.Module, kind: str, group: dist.ProcessGroup | None) -> None
     """
     if kind == "local" or (kind == "sync" and group is None):
         return
-    for name, module in list(part.named_modules()):
-        if isinstance(module, _BatchNorm):
-            size = int(kind.partition(":")[2] or 0)
-            other = GhostBatchNorm(module, size) if size else SyncedBatchNorm(module, group)
-            replace(part, name, other)
+    size = int(kind.partition(":")[2] or 0)
+    converted: dict[nn.Module, nn.Module] = {}
+    for name, norm in list(part.named_modules(remove_duplicate=False)):
+        if isinstance(norm, _BatchNorm):
+            if norm not in converted:
+                converted[norm] = GhostBatchNorm(norm, size) if size else SyncedBatchNorm(norm, group)
+            part.set_submodule(name, converted[norm])
 
 
 class _Converted(_BatchNorm):
@@ -86,7 +88,7 @@ class SyncedBatchNorm(_Converted):
             )
         shape = [1, -1, *([1] * (input.dim() - 2))]
         dims = [dim for dim in range(input.dim()) if dim != 1]
-        x = input.float()
+        x = local(input).float()  # under tp a replica
         count = torch.full((1,), float(x.numel() // x.shape[1]), device=x.device)
         sums = torch.cat([x.sum(dims), count])
         sums = summed(sums, self.group)
@@ -97,7 +99,8 @@ class SyncedBatchNorm(_Converted):
         self._update(mean.detach(), variance.detach(), sums[-1].detach())
         normalized = centred * (variance + self.eps).rsqrt().view(shape)
         if self.affine:
-            normalized = normalized * self.weight.float().view(shape) + self.bias.float().view(shape)
+            weight, bias = local(self.weight).float(), local(self.bias).float()
+            normalized = normalized * weight.view(shape) + bias.view(shape)
         output: torch.Tensor = normalized.to(input.dtype)
         return output
 
@@ -106,11 +109,12 @@ class SyncedBatchNorm(_Converted):
         if not self.training or self.running_mean is None or self.running_var is None:
             return
         assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+        running_mean, running_var, batches = map(local, (self.running_mean, self.running_var, self.num_batches_tracked))
+        batches.add_(1)
+        momentum = 1.0 / float(batches) if self.momentum is None else self.momentum
+        running_mean.lerp_(mean.to(running_mean.dtype), momentum)
         unbiased = variance * (count / (count - 1).clamp(min=1))
-        self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
+        running_var.lerp_(unbiased.to(running_var.dtype), momentum)
 
 
 def summed(x: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:

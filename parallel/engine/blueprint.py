@@ -12,7 +12,7 @@ that its `forward` is untouched and parameters keep their names.
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from torch import nn
 from torch.distributed.tensor.parallel import ParallelStyle
@@ -31,14 +31,17 @@ class Blueprint:
     """How a model can be cut."""
 
     chain: Sequence[str] = ()
-    """Names of the modules that `forward` calls one after another, each with nothing but what the one before returns.
-    A container (ModuleList, ModuleDict, Sequential) stands for its items, which are the blocks."""
+    """Names of the modules that `forward` calls one after another, each with nothing but what the one before returns,
+    which is a tensor. A container (ModuleList, ModuleDict, Sequential) stands for its items, which are the blocks."""
 
     tensor: Callable[[bool, bool], Styles] | None = None
     """(sequence_parallel, loss_parallel) -> the styles of tensor parallelism."""
 
     divisible: Mapping[str, int] = field(default_factory=dict)
     """By name: numbers that tp must divide, such as the heads of an attention."""
+
+    sequence: int | None = None
+    """The dimension of the inputs that `tensor` cuts where the sequence is parallel; tp must divide its length."""
 
     weights: Mapping[str, float] = field(default_factory=dict)
     """By name in the chain: what a piece costs beside a block (1), for the cut into stages. Without parameters it is
@@ -51,17 +54,21 @@ def blueprint_of(model: nn.Module) -> Blueprint:
     if isinstance(declared, Blueprint):
         return declared
     if isinstance(model, nn.Sequential):
-        return Blueprint(chain=tuple(name for name, _ in model.named_children()))
+        return Blueprint(chain=tuple(model._modules))  # `named_children` leaves out a module that is there twice
     return Blueprint()
 
 
 def pieces(model: nn.Module) -> list[str]:
-    """The model's chain with its containers opened: names of modules in the order in which they are called."""
+    """The model's chain with its containers opened: names of modules in the order in which they are called.
+
+    A module may be there under several names; a container that is stays closed, for a stage cannot have half of it.
+    """
+    outer = blueprint_of(model).chain
+    modules = [model.get_submodule(name) for name in outer]
     names = []
-    for name in blueprint_of(model).chain:
-        module = model.get_submodule(name)
-        if isinstance(module, CONTAINERS):
-            names += [f"{name}.{item}" for item, _ in module.named_children()]
+    for name, module in zip(outer, modules, strict=True):
+        if isinstance(module, CONTAINERS) and modules.count(module) == 1:
+            names += [f"{name}.{item}" for item in module._modules]
         else:
             names.append(name)
     return names
@@ -71,19 +78,24 @@ def blocks(model: nn.Module) -> list[str]:
     """The repeated parts of a model, each of which is sharded, recomputed and compiled by itself.
 
     The items of the containers in its chain; of a model without a chain the items of its outermost containers; of a
-    Sequential its own children. Only what holds parameters.
+    Sequential its own children. Only what is called and holds parameters, each once.
     """
-    chain = blueprint_of(model).chain
-    if chain and not isinstance(model, nn.Sequential):
-        names = [name for name in pieces(model) if name not in chain]
+    outer = blueprint_of(model).chain
+    if outer and not isinstance(model, nn.Sequential):
+        names = [name for name in pieces(model) if name not in outer]
     else:
         names = list(_outermost_items(model))
-    return [name for name in names if any(True for _ in model.get_submodule(name).parameters())]
+    found: dict[nn.Module, str] = {}
+    for name in names:
+        module = model.get_submodule(name)
+        if any(True for _ in module.parameters()):
+            found.setdefault(module, name)
+    return list(found.values())
 
 
 def _outermost_items(module: nn.Module, prefix: str = "") -> Iterator[str]:
     for name, child in module.named_children():
-        if isinstance(module, CONTAINERS):
+        if isinstance(module, CONTAINERS) and not isinstance(child, nn.ModuleList | nn.ModuleDict):
             yield prefix + name
         else:
             yield from _outermost_items(child, f"{prefix}{name}.")
@@ -92,26 +104,44 @@ def _outermost_items(module: nn.Module, prefix: str = "") -> Iterator[str]:
 def cut(model: nn.Module, num_stages: int) -> list[list[str]]:
     """Which pieces each stage of a pipeline has: runs of the chain whose heaviest is as light as possible.
 
+    Each has something to train: a piece that has not goes with the one before it.
+
     Raises:
-        ValueError: the model has no chain, fewer pieces than stages, or too few that have parameters.
+        ValueError: the model has no chain, uses a name or a tensor that cannot lie on one stage, or has fewer pieces
+            to train than stages.
     """
     names, weights = pieces(model), blueprint_of(model).weights
     if not names:
         raise ValueError(
             f"a pipeline needs a chain: {type(model).__name__} is no nn.Sequential and declares no blueprint.chain"
         )
-    if len(names) < num_stages:
-        raise ValueError(f"{len(names)} layers ({', '.join(names)}) cannot fill {num_stages} stages of a pipeline")
-    have = {name: any(True for _ in model.get_submodule(name).parameters()) for name in names}
-    costs = [weights.get(name, weights.get(name.rpartition(".")[0], 1.0 if have[name] else LIGHT)) for name in names]
-    bounds = [0, *balanced(costs, num_stages), len(names)]
-    stages = [names[start:end] for start, end in pairwise(bounds)]
-    if bare := [stage for stage in stages if not any(have[name] for name in stage)]:
-        raise ValueError(
-            f"{sum(have.values())} layers with parameters cannot fill {num_stages} stages of a pipeline: "
-            f"{', '.join(bare[0])} would be one without any"
-        )
-    return stages
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"the chain has {', '.join(twice)} more than once; each call needs a name of its own")
+    if outside := _outside(model, names):
+        raise ValueError(f"{', '.join(outside)} belong to no module of the chain, so every stage would use them")
+    starts = [index for index, name in enumerate(names) if _is_trained(model.get_submodule(name))]
+    if len(starts) < num_stages:
+        trained = ", ".join(names[start] for start in starts)
+        raise ValueError(f"{len(starts)} layers ({trained}) cannot fill {num_stages} stages of a pipeline")
+    runs = [names[start:end] for start, end in pairwise([0, *starts[1:], len(names)])]
+    costs = [sum(_cost(name, model, weights) for name in run) for run in runs]
+    bounds = [0, *balanced(costs, num_stages), len(runs)]
+    return [list(chain.from_iterable(runs[start:end])) for start, end in pairwise(bounds)]
+
+
+def _cost(name: str, model: nn.Module, weights: Mapping[str, float]) -> float:
+    has_parameters = any(True for _ in model.get_submodule(name).parameters())
+    return weights.get(name, weights.get(name.rpartition(".")[0], 1.0 if has_parameters else LIGHT))
+
+
+def _outside(model: nn.Module, names: Sequence[str]) -> list[str]:
+    """Parameters and buffers of a model that are in none of these modules."""
+    tensors = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
+    return [tensor for tensor in tensors if not any(tensor.startswith(f"{name}.") for name in names)]
+
+
+def _is_trained(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def balanced(costs: Sequence[float], num_stages: int) -> list[int]:
@@ -139,22 +169,10 @@ def balanced(costs: Sequence[float], num_stages: int) -> list[int]:
 
 def stage(model: nn.Module, keep: Sequence[str]) -> nn.Module:
     """A copy of the model in which every other piece of its chain does nothing."""
-    others: dict[int, object] = {
-        id(model.get_submodule(name)): nn.Identity() for name in pieces(model) if name not in keep
-    }
-    return copy.deepcopy(model, others)  # what is not kept is not copied either
-
-
-def replace(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Put another module in the place of the one that has this name."""
-    parent, _, attribute = name.rpartition(".")
-    _put(model.get_submodule(parent), attribute, module)
-
-
-def _put(parent: nn.Module, attribute: str, module: nn.Module) -> None:
-    if isinstance(parent, nn.ModuleDict):
-        parent[attribute] = module
-    elif isinstance(parent, nn.ModuleList | nn.Sequential):
-        parent[int(attribute)] = module
-    else:
-        setattr(parent, attribute, module)
+    others = {name: model.get_submodule(name) for name in pieces(model) if name not in keep}
+    kept = {module for name in keep for module in model.get_submodule(name).modules()}
+    uncopied: dict[int, object] = {id(module): nn.Identity() for module in others.values() if module not in kept}
+    part = copy.deepcopy(model, uncopied)
+    for name in others:  # under one of its names a module may be kept, and not under another
+        part.set_submodule(name, nn.Identity())
+    return part

@@ -1,6 +1,7 @@
 """Buffers, such as a batch norm's running statistics: each rank's differ, because its data does."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -23,11 +24,40 @@ def average_buffers(parts: Sequence[nn.Module], axes: Axes | None) -> None:
             continue
         group = axes.group(axis)
         for part in parts:
-            saved = part.state_dict().keys()
-            for buffer in (buffer for name, buffer in part.named_buffers() if name in saved):
+            for _, _, buffer in saved_buffers(part):
                 value = buffer.to_local() if isinstance(buffer, DTensor) else buffer
                 if value.is_floating_point():
                     dist.all_reduce(value, group=group)
                     value.div_(axes.mesh.degrees[axis])
                 else:
                     dist.broadcast(value, group_src=0, group=group)
+
+
+Place = tuple[nn.Module, str, torch.Tensor]
+"""The module that holds a buffer, the name that it has there, the buffer."""
+
+
+def saved_buffers(module: nn.Module) -> list[Place]:
+    """The buffers that are state; the others are tables that a model could compute again."""
+    return [
+        (holder, name, buffer)
+        for holder in module.modules()
+        for name, buffer in holder.named_buffers(recurse=False)
+        if name not in holder._non_persistent_buffers_set
+    ]
+
+
+@contextmanager
+def unchanged(module: nn.Module) -> Iterator[None]:
+    """Whatever runs in the block changes copies of the module's saved buffers.
+
+    Copies, because an original that is written back would not be what an earlier pass has kept for its backward pass.
+    """
+    places = saved_buffers(module)
+    for holder, name, buffer in places:
+        setattr(holder, name, buffer.clone())
+    try:
+        yield
+    finally:
+        for holder, name, buffer in places:
+            setattr(holder, name, buffer)

@@ -28,11 +28,18 @@ Observe = Callable[[Any, Any], None]
 def share_of_loss(loss: Loss, outputs: Any, micro: Micro, total: int | torch.Tensor) -> torch.Tensor:
     """What a micro-batch adds to the mean over all `total` units: its own mean times its share of them."""
     if micro.count == 0:  # its mean is over nothing; but the passes must be taken
-        return torch.stack([tensor.sum() * 0.0 for tensor in tensors(outputs)]).sum()
-    found = loss(outputs, micro.targets)
+        return torch.stack([(tensor * 0.0).nan_to_num().sum() for tensor in tensors(outputs)]).sum()
+    found = loss(map_tensors(in_single, outputs), micro.targets)
+    if found.dim():
+        raise ValueError(f"the loss must be a single number, the mean over the batch; got shape {tuple(found.shape)}")
     if isinstance(total, int) and micro.count == total:
         return found
     return found * (micro.count / total)
+
+
+def in_single(tensor: torch.Tensor) -> torch.Tensor:
+    """float32 for the loss, where the model has computed in half precision: its sums need the digits."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 class Passes:
@@ -47,6 +54,7 @@ class Passes:
 
     def __init__(self, model: nn.Module, loss: Loss, plan: Plan, device: torch.device) -> None:
         self._model, self._loss, self._plan, self._device = model, loss, plan, device
+        self._is_complete = False
         # DDP takes the mean over its ranks of what is to be a sum.
         self._scale = plan.synced_dp if isinstance(model, DistributedDataParallel) else 1
 
@@ -69,9 +77,27 @@ class Passes:
                 weighted = share_of_loss(self._loss, self._model(micro.inputs), micro, total)
                 (weighted * self._scale if self._scale != 1 else weighted).backward()  # type: ignore[no-untyped-call]
             losses.append(whole(weighted.detach()))
+            if is_last:
+                self._insist_on_gradients()
             if index == 0 and after_first is not None:
                 after_first(micro.count)
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    def _insist_on_gradients(self) -> None:
+        """Once, under DDP: it adds up nothing of a bucket in which one gradient is missing, and says so a step later.
+
+        Raises:
+            ValueError: a parameter has got none.
+        """
+        if self._is_complete or not isinstance(self._model, DistributedDataParallel):
+            return
+        self._is_complete = True
+        named = self._model.module.named_parameters()
+        if missing := [name for name, parameter in named if parameter.requires_grad and parameter.grad is None]:
+            raise ValueError(
+                f"{', '.join(missing)}: no gradient, which DDP waits for; freeze what is not used "
+                "(requires_grad_(False)), or share out the model (dp_shard)"
+            )
 
     def evaluate(self, batch: Batch, observe: Observe) -> None:
         """Let `observe` see outputs and targets of a batch; of a filler nothing is seen."""

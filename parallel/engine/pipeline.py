@@ -4,8 +4,8 @@ Every micro-batch has the same shape; a batch that is smaller is filled up, and 
 the schedule passes around as targets are the numbers of the micro-batches, so that targets may be any tree.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,7 +14,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 from torch.distributed.tensor.parallel import loss_parallel
 
-from atoll.parallel.data.batch import Batch, map_tensors, tensors
+from atoll.parallel.data.batch import Batch, map_tensors
+from atoll.parallel.engine.buffers import unchanged
 from atoll.parallel.engine.mesh import Axes
 from atoll.parallel.engine.microbatches import Micro, rows_of, split_padded
 from atoll.parallel.engine.passes import Loss, Observe, share_of_loss
@@ -30,25 +31,27 @@ def stages_of(rank: int, plan: Plan) -> list[int]:
 
 
 class Stage(PipelineStage):
-    """A stage whose buffers do not see the pass that torch makes to learn the shapes."""
+    """A stage whose buffers do not see the pass that torch makes to learn the shapes, and that can be evaluated.
+
+    Without a backward pass two stages of one rank have no gradients to hand over; torch would insist.
+    """
+
+    def get_local_bwd_output(self, mb_index: int) -> Any:
+        """Gradients of its inputs for the stage before, if that is on the same rank."""
+        return super().get_local_bwd_output(mb_index) if self.has_backward else ()  # type: ignore[no-untyped-call]
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
+        """Gradients of its outputs from the stage after, if that is on the same rank."""
+        if self.has_backward:
+            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
     def _compute_outputs(self, *args: Any, module: nn.Module, **kwargs: Any) -> Any:
-        with _unchanged(module):
+        with unchanged(module):
             return super()._compute_outputs(*args, module=module, **kwargs)
 
     def _shape_inference(self, *args: Any, **kwargs: Any) -> Any:  # what it is called in torch 2.11
-        with _unchanged(self.submod):
+        with unchanged(self.submod):
             return super()._shape_inference(*args, **kwargs)  # type: ignore[misc]
-
-
-@contextmanager
-def _unchanged(module: nn.Module) -> Iterator[None]:
-    before = [(buffer, buffer.clone(), buffer._version) for buffer in module.buffers()]
-    yield
-    with torch.no_grad():
-        for buffer, value, version in before:
-            if buffer._version != version:  # what was only read must stay as it is for the backward pass
-                buffer.copy_(value)
 
 
 class Pipeline:
@@ -98,8 +101,8 @@ class Pipeline:
         """As `passes.Passes.train`; the loss is 0 on ranks without the last stage.
 
         Raises:
-            ValueError: the batch has more rows than `rows`, or than the first one had; or a measurement after the
-                first micro-batch is asked for, which a pipeline has not.
+            ValueError: the inputs are no single tensor; the batch has more rows than `rows`, or than the first one
+                had; or a measurement after the first micro-batch is asked for, which a pipeline has not.
         """
         if after_first is not None:
             raise ValueError("a pipeline has no moment at which the gradients are those of one micro-batch")
@@ -121,11 +124,13 @@ class Pipeline:
             self._observe = None
 
     def _run(self, batch: Batch, losses: list[torch.Tensor], go: Callable[..., Any]) -> None:
+        if not isinstance(batch.inputs, torch.Tensor):
+            raise ValueError(f"a pipeline's inputs must be one tensor, got {type(batch.inputs).__name__}")
         number = self._plan.microbatches
         if self._rows is None:
             self._rows = -(-rows_of(batch) // number)
         self._micros = split_padded(batch, number, self._rows)
-        inputs = each_together(torch.cat, [micro.inputs for micro in self._micros])
+        inputs = torch.cat([micro.inputs for micro in self._micros])
         numbers = torch.arange(number) if self.is_last else None
         options: dict[str, Any] = {"target": numbers, "losses": losses if self.is_last else None}
         go(*((inputs,) if self.is_first else ()), **options, return_outputs=False)
@@ -139,9 +144,3 @@ class Pipeline:
                 self._observe(map_tensors(whole, real), micro.targets)
             return torch.zeros((), device=self._device)
         return share_of_loss(self._loss, real, micro, self._total)
-
-
-def each_together(join: Callable[[list[torch.Tensor]], torch.Tensor], trees: Sequence[Any]) -> Any:
-    """One tree whose tensors join those of several trees of the same form."""
-    rows = [iter(list(tensors(tree))) for tree in trees]
-    return map_tensors(lambda _tensor: join([next(row) for row in rows]), trees[0])

@@ -23,7 +23,7 @@ V_SHAPED = ("zbv-zero-bubble", "dualpipe-v")
 """In these the model goes down the ranks and comes back: rank r of p has the stages r and 2p - 1 - r."""
 
 SPLIT = ("interleaved-zero-bubble", "zbv-zero-bubble", "dualpipe-v")
-"""These compute the gradients of weights after those of activations: `fully_shard` must not let go of them before."""
+"""These go back through a stage twice: for the gradients of its inputs, and later for those of its weights."""
 
 FULL = ("1f1b", "dualpipe-v")
 """These need a micro-batch for each stage."""
@@ -173,6 +173,8 @@ def _conflicts(plan: Plan) -> Iterator[str]:
             f"plan.compression: {plan.compression} is a hook of DDP: dp_replicate > 1 without dp_shard, tp, pp, zero; "
             f"got {mesh}, zero={plan.zero_stage}; reduce_dtype=bf16 is for the others"
         )
+    if plan.reduce_dtype != "fp32" and plan.is_ddp:
+        yield f"plan.reduce_dtype: {plan.reduce_dtype} is for fully_shard; under DDP it is compression=bf16"
     if plan.offload and plan.zero == 0:
         yield "plan.offload: needs zero 1, 2 or 3, got zero=0"
     if plan.outer != "none" and mesh.dp_replicate == 1:
@@ -196,8 +198,8 @@ def _pipeline_conflicts(plan: Plan, least: int) -> Iterator[str]:
         yield (f"plan.num_microbatches: {plan.schedule} needs a multiple of pp={plan.mesh.pp}, got {plan.microbatches}")
     if plan.schedule in SPLIT and plan.zero_stage == 3:
         yield f"plan.zero: {plan.schedule} needs its weights until their gradients are there: 1 or 2, got 3"
-    if plan.schedule in SPLIT and plan.recompute == "full":
-        yield f"plan.recompute: {plan.schedule} would recompute a block for each of its weights: none or selective"
+    if plan.schedule in SPLIT and plan.recompute != "none":
+        yield f"plan.recompute: {plan.schedule} goes back through a stage twice: must be none, got {plan.recompute}"
     if plan.schedule in FULL and plan.microbatches < plan.num_stages:
         stages = plan.num_stages
         yield f"plan.num_microbatches: {plan.schedule} needs at least {stages}, its stages, got {plan.microbatches}"

@@ -4,13 +4,19 @@ Sources: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; Kor
 Recomputation in Large Transformer Models", 2022, section 5 (selective).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from atoll.parallel.engine.buffers import saved_buffers, unchanged
+
+Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
+"""Around the forward pass, and around its repetition."""
 
 EXPENSIVE = frozenset(
     {
@@ -34,13 +40,27 @@ EXPENSIVE = frozenset(
 def recompute(block: nn.Module, kind: str) -> None:
     """Let a block keep only what enters it (`full`), or that and its expensive results (`selective`).
 
-    Its `forward` is wrapped, not the module, so that names and hooks stay as they are.
+    Its `forward` is wrapped, not the module, so that names and hooks stay as they are. Buffers that are state, such as
+    running statistics, do not see the repetition.
     """
     inner: Callable[..., Any] = block.forward
     options: dict[str, Any] = {"use_reentrant": False}
     if kind == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+    if saved_buffers(block):
+        options["context_fn"] = partial(_unchanged_again, block, options.get("context_fn"))
     block.forward = partial(checkpoint, inner, **options)
+
+
+def _unchanged_again(block: nn.Module, inner: Callable[[], Contexts] | None) -> Contexts:
+    forward, again = (nullcontext(), nullcontext()) if inner is None else inner()
+    return forward, _both(unchanged(block), again)
+
+
+@contextmanager
+def _both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+    with outer, inner:
+        yield
 
 
 def _policy(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:

@@ -58,6 +58,7 @@ def apply_tensor_parallel(part: nn.Module, mesh: DeviceMesh, plan: Plan) -> None
     if declared is None:
         raise ValueError(f"tp={plan.mesh.tp}: {type(part).__name__} declares no blueprint.tensor, so it cannot be cut")
     tied = tied_names(part)
+    frozen = [name for name, parameter in part.named_parameters(remove_duplicate=False) if not parameter.requires_grad]
     found = _matching(part, declared(plan.sequence_parallel, plan.loss_parallel))
     for name, style in found.items():
         parallelize_module(part.get_submodule(name) if name else part, mesh, style)
@@ -66,6 +67,8 @@ def apply_tensor_parallel(part: nn.Module, mesh: DeviceMesh, plan: Plan) -> None
             parallelize_module(module, mesh, Replicated())
     for names in tied:
         _tie(part, names)
+    for name in frozen:  # some of torch's styles make new parameters, which would be trained
+        part.get_parameter(name).requires_grad_(False)
 
 
 def _matching(part: nn.Module, styles: Styles) -> Styles:
@@ -80,6 +83,11 @@ def _matching(part: nn.Module, styles: Styles) -> Styles:
             ):
                 found[name] = style
     return found
+
+
+def unmatched(model: nn.Module, styles: Styles) -> list[str]:
+    """Those of a whole model's styles that no module has the name for."""
+    return [pattern for pattern, style in styles.items() if not _matching(model, {pattern: style})]
 
 
 def _tie(part: nn.Module, names: list[str]) -> None:
@@ -116,7 +124,7 @@ def apply_data_parallel(part: nn.Module, axes: Axes, plan: Plan, block_names: li
     }
     if plan.offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=axes.device_mesh.device_type == "cuda")
-    for name in block_names:
+    for name in _separable(part, block_names):
         fully_shard(part.get_submodule(name), **options)
     fully_shard(part, **options)
     for module in part.modules():
@@ -124,6 +132,16 @@ def apply_data_parallel(part: nn.Module, axes: Axes, plan: Plan, block_names: li
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo knows no other; with a factor of 1 it costs nothing
     return part
+
+
+def _separable(part: nn.Module, block_names: list[str]) -> list[str]:
+    """The blocks that share no parameter with what is outside them: `fully_shard` gathers it in one place."""
+    tied = tied_names(part)
+
+    def is_separable(block: str) -> bool:
+        return all(len({name.startswith(f"{block}.") for name in names}) == 1 for names in tied)
+
+    return [block for block in block_names if is_separable(block)]
 
 
 def _data_mesh(axes: Axes, plan: Plan) -> DeviceMesh:

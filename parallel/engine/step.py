@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from atoll.parallel.communication.hooks import HookState
 from atoll.parallel.communication.outer import Outer
-from atoll.parallel.data.batch import Batch
+from atoll.parallel.data.batch import Batch, tensors
 from atoll.parallel.engine.buffers import average_buffers
 from atoll.parallel.engine.gradients import clip, gradients_of, settle, total_norm
 from atoll.parallel.engine.mesh import Axes
@@ -74,6 +74,7 @@ class Engine:
         device: torch.device,
         lr: Callable[[int], float] | None = None,
         clip_norm: float | None = None,
+        sequence: int | None = None,
         ties: Ties | None = None,
         outer: Outer | None = None,
         compression: HookState | None = None,
@@ -85,6 +86,7 @@ class Engine:
         self._executor, self._lr, self._clip_norm, self._ties = executor, lr, clip_norm, ties
         self.parameters = dict(pair for part in parts for pair in trained(part))
         """By name in the whole model: those that lie here and are trained."""
+        self._sequence = sequence
         self._values = list(self.parameters.values())
 
     @property
@@ -105,7 +107,11 @@ class Engine:
             total: units of the global batch where the caller knows them, which saves a small all-reduce.
             report: whether the loss of the global batch and the norm of the gradient are wanted.
             measure_noise: whether a `NoiseSample` is wanted; the batch is taken in at least two micro-batches.
+
+        Raises:
+            ValueError: tp cannot cut the sequence of these inputs.
         """
+        self._check(batch)
         for part in self.parts:
             part.train()
         for optimizer in self.optimizers:
@@ -120,7 +126,7 @@ class Engine:
         if self._clip_norm is not None and norm is not None:
             clip(gradients_of(self._values), norm, self._clip_norm)
         self._update()
-        return Measured(self._global(loss) if report else loss, norm, noise)
+        return Measured(self._global(loss, units) if report else loss, norm, noise)
 
     def flush(self) -> None:
         """Make one model of all ranks: for before an evaluation, a checkpoint, an export."""
@@ -132,11 +138,24 @@ class Engine:
         """Let `observe` see outputs and targets, in eval mode; on the ranks of the last stage, once for each tp group.
 
         Every rank must call it as often as the others, with fillers where it has nothing.
+
+        Raises:
+            ValueError: as `step`.
         """
+        self._check(batch)
         for part in self.parts:
             part.eval()
         is_seen = self.axes is None or self.axes.coordinates["tp"] == 0
         self._executor.evaluate(batch, observe if is_seen else _ignore)
+
+    def _check(self, batch: Batch) -> None:
+        """Every rank of a tp group has the same inputs, so that none of them goes on without the others."""
+        if self._sequence is None or self.axes is None:
+            return
+        tp = self.axes.mesh.tp
+        lengths = [tensor.shape[self._sequence] for tensor in tensors(batch.inputs) if tensor.dim() > self._sequence]
+        if wrong := [length for length in lengths if length % tp]:
+            raise ValueError(f"tp={tp} must divide the length of the sequence (sequence_parallel), got {wrong[0]}")
 
     def _settle(self) -> None:
         """Finish the sums that the passes leave open."""
@@ -170,13 +189,16 @@ class Engine:
         owned = gradients_of(self._values if self._ties is None else self._ties.owned(self._values))
         return total_norm(owned, self.axes, self.device)
 
-    def _global(self, loss: torch.Tensor) -> torch.Tensor:
+    def _global(self, loss: torch.Tensor, units: int | torch.Tensor) -> torch.Tensor:
         if self.axes is None:
             return loss
         total = self.axes.sum_over(loss.clone(), "pp", *self._synced_axes())
-        if self.plan.outer != "none":  # each copy has a mean of its own
-            total = self.axes.sum_over(total, "dp_replicate") / self.axes.mesh.dp_replicate
-        return total
+        if self.plan.outer == "none":
+            return total
+        both = torch.stack([total * units, torch.as_tensor(units, dtype=total.dtype, device=total.device)])
+        weighted, of_all = self.axes.sum_over(both, "dp_replicate")  # each copy has a mean of its own
+        mean: torch.Tensor = weighted / of_all.clamp(min=1)
+        return mean
 
     def _after_first(self, count: int) -> tuple[int, torch.Tensor]:
         """Units of all ranks' first micro-batches, and the squared norm of what the gradients are now."""

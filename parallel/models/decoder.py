@@ -162,6 +162,7 @@ class Decoder(nn.Module):
                 "ffn": config.hidden,
                 "vocab": config.vocab,
             },
+            sequence=1,
             weights={"embed": 0.1, "norm": 0.1, "head": max(0.1, config.vocab / (12 * config.dim))},
         )
 

@@ -60,6 +60,14 @@ def own_sequential() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Tanh(), nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 10))
 
 
+def repeating() -> nn.Module:
+    """The same objects in several places: an activation, a layer, a container."""
+    torch.manual_seed(0)
+    tanh, layer = nn.Tanh(), nn.Linear(24, 24)
+    block = nn.Sequential(nn.Linear(24, 24), tanh)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 24), tanh, layer, block, layer, block, tanh, nn.Linear(24, 10))
+
+
 class OwnModule(nn.Module):
     """A user's own module, without a blueprint."""
 
@@ -75,6 +83,21 @@ class OwnModule(nn.Module):
             x = x + layer(x).tanh()
         logits: torch.Tensor = self.leave(x)
         return logits
+
+
+def tied_blocks() -> nn.Module:
+    """Two blocks share a weight."""
+    model = own_module()
+    assert isinstance(model, OwnModule)
+    model.middle[2].weight = model.middle[0].weight
+    return model
+
+
+def frozen() -> nn.Module:
+    model = small()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("norm" not in name and "embed" not in name)
+    return model
 
 
 def own_module() -> nn.Module:
@@ -136,7 +159,7 @@ def train(case: Case, device: str = "cpu") -> Trace:
         for part in inner
         for name, p in part.named_parameters(remove_duplicate=False)
     }
-    buffers = {name: b.clone().cpu() for part in inner for name, b in part.named_buffers()}
+    buffers = {name: whole(b).clone().cpu() for part in inner for name, b in part.named_buffers()}
     return Trace(losses, norms, parameters, buffers)
 
 
@@ -211,6 +234,8 @@ def one_rank() -> Iterator[Case]:
     yield Case("single accumulate 3, uneven", plan(accumulate=3), last=7)
     yield Case("single, recomputed", plan(recompute="full"))
     yield Case("single, recomputed selectively", plan(recompute="selective"))
+    yield Case("single, recomputed, batch norm", plan(recompute="full"), cnn_with_norms)
+    yield Case("single, recomputed selectively, batch norm", plan(recompute="selective"), cnn_with_norms)
     yield Case("single, ignored tokens, accumulate 2", plan(accumulate=2), ignored=True)
     yield Case("single fsdp", plan(zero=3))
 
@@ -289,6 +314,37 @@ def other_models() -> Iterator[Case]:
             yield Case(f"{name}: tp 2", plan(tp=2), model, last=5)
 
 
+def batch_norms() -> Iterator[Case]:
+    """Their running statistics are part of what must be equal."""
+    whole_batch = {"schedule": "gpipe", "num_microbatches": 1}
+    yield Case("batch norm, tp 2", plan(tp=2), cnn_with_norms)
+    yield Case("batch norm, gpipe 2 in one", plan(pp=2, **whole_batch), cnn_with_norms)
+    yield Case("sync batch norm, zero-3 2", plan(dp_shard=2, batchnorm="sync"), cnn_with_norms, last=11)
+    yield Case("sync batch norm, ddp x tp 2x2", plan(dp_replicate=2, tp=2, batchnorm="sync"), cnn_with_norms)
+    yield Case(
+        "sync batch norm, gpipe x ddp 2x2", plan(pp=2, dp_replicate=2, batchnorm="sync", **whole_batch), cnn_with_norms
+    )
+    yield Case(
+        "sync batch norm 2, recomputed", plan(dp_replicate=2, batchnorm="sync", recompute="full"), cnn_with_norms
+    )
+
+
+def frozen_parameters() -> Iterator[Case]:
+    """An embedding and the norms keep their values."""
+    axes = ({"dp_replicate": 2}, {"dp_shard": 2}, {"tp": 2}, {"pp": 2})
+    for name, axis in zip(("ddp", "zero-3", "tp+sp", "1f1b"), axes, strict=True):
+        yield Case(f"frozen: {name} 2", plan(**axis), frozen, clip_norm=0.5)
+    yield Case("frozen: fsdp x tp 2x2", plan(dp_shard=2, tp=2), frozen, clip_norm=0.5)
+
+
+def shared_modules() -> Iterator[Case]:
+    """The same object in several places of a model."""
+    yield Case("repeating: 1f1b 2", plan(pp=2), repeating, last=5)
+    yield Case("repeating: zero-3 2", plan(dp_shard=2), repeating, last=5)
+    yield Case("repeating: interleaved-1f1b 2", plan(pp=2, schedule="interleaved-1f1b"), repeating, last=5)
+    yield Case("tied blocks: zero-3 2", plan(dp_shard=2), tied_blocks, last=5)
+
+
 def compiled() -> Iterator[Case]:
     """These need a C++ compiler, and a minute each."""
     yield Case("single, compiled", plan(compile=True), loss_tolerance=1e-5, norm_tolerance=1e-5)
@@ -322,7 +378,18 @@ def four() -> nn.Module:
     return decoder(4)
 
 
-CASES = [*one_rank(), *one_axis(), *details(), *several_axes(), *other_models(), *half_precision(), *compiled()]
+CASES = [
+    *one_rank(),
+    *one_axis(),
+    *details(),
+    *several_axes(),
+    *other_models(),
+    *shared_modules(),
+    *batch_norms(),
+    *frozen_parameters(),
+    *half_precision(),
+    *compiled(),
+]
 
 
 def main() -> None:

@@ -1,3 +1,4 @@
+from collections import OrderedDict
 from itertools import combinations, pairwise
 
 import pytest
@@ -6,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from atoll.parallel.engine.blueprint import balanced, blocks, cut, pieces, stage
-from tests.parallel.engine.cases import OwnModule, cnn, decoder, mlp, own_sequential
+from atoll.parallel.engine.batchnorm import GhostBatchNorm, convert
+from atoll.parallel.engine.blueprint import Blueprint, balanced, blocks, cut, pieces, stage
+from tests.parallel.engine.cases import OwnModule, cnn, decoder, mlp, own_sequential, repeating
 
 
 def heaviest(costs: list[float], cuts: list[int]) -> float:
@@ -33,7 +35,7 @@ def test_equal_layers_are_dealt_equally() -> None:
     assert stages[-1][-2:] == ["norm", "head"]
 
 
-@pytest.mark.parametrize("model", [decoder(4), decoder(4, tied=True), mlp(), cnn(), own_sequential()])
+@pytest.mark.parametrize("model", [decoder(4), decoder(4, tied=True), mlp(), cnn(), own_sequential(), repeating()])
 @pytest.mark.parametrize("num_stages", [1, 2, 3])
 def test_stages_one_after_another_are_the_model(model: nn.Module, num_stages: int) -> None:
     inputs = torch.randint(0, 64, (3, 16)) if "embed" in dict(model.named_children()) else torch.randn(3, 1, 8, 8)
@@ -67,5 +69,52 @@ def test_every_stage_of_a_row_of_layers_has_parameters_or_the_cut_is_refused() -
     for num_stages in (2, 3, 4):
         for names in cut(model, num_stages):
             assert any(int(name) % 3 == 0 for name in names), names
-    with pytest.raises(ValueError, match="4 layers with parameters cannot fill 5 stages"):
+    with pytest.raises(ValueError, match="cannot fill 5 stages"):
         cut(model, 5)
+
+
+def test_a_stage_without_anything_to_train_is_not_made() -> None:
+    """Its optimizer would have no parameters, and the activations before it no gradient."""
+    model = own_sequential()
+    assert cut(model, 3) == [["0", "1", "2"], ["3", "4"], ["5"]]
+    model[1].requires_grad_(False)
+    assert cut(model, 2) == [["0", "1", "2", "3", "4"], ["5"]]
+    with pytest.raises(ValueError, match=r"2 layers \(3, 5\) cannot fill 3 stages"):
+        cut(model, 3)
+
+
+class Positions(nn.Module):
+    """Adds positions in `forward`, which every stage would do again."""
+
+    blueprint = Blueprint(chain=("enter", "leave"))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.positions = nn.Parameter(torch.randn(4))
+
+
+def test_what_lies_outside_the_chain_cannot_be_cut() -> None:
+    with pytest.raises(ValueError, match="positions belong to no module of the chain"):
+        cut(Positions(), 2)
+
+
+def test_a_name_that_is_called_twice_cannot_be_cut() -> None:
+    model = OwnModule()
+    model.blueprint = Blueprint(chain=("enter", "middle", "enter", "leave"))  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="the chain has enter more than once"):
+        cut(model, 2)
+
+
+def test_blocks_are_what_is_called_and_each_is_there_once() -> None:
+    pairs = nn.ModuleList(nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]) for _ in range(2))
+    assert blocks(nn.ModuleDict({"pairs": pairs})) == ["pairs.0.0", "pairs.0.1", "pairs.1.0", "pairs.1.1"]
+    assert blocks(repeating()) == ["1", "3", "4", "8"]
+
+
+def test_a_batch_norm_is_converted_under_each_of_its_names() -> None:
+    norm = nn.BatchNorm1d(4)
+    model = nn.Sequential(OrderedDict(first=norm, middle=nn.Linear(4, 4), last=norm))
+    convert(model, "ghost:2", None)
+    assert isinstance(model.first, GhostBatchNorm)
+    assert model.first is model.last

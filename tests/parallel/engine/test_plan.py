@@ -1,13 +1,16 @@
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel
 
 from atoll.parallel.engine.assemble import assemble, check_model
+from atoll.parallel.engine.blueprint import Blueprint
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
 from tests.parallel.engine import reference
-from tests.parallel.engine.cases import OwnModule, decoder, mlp
+from tests.parallel.engine.cases import OwnModule, decoder, mlp, repeating
 
 
 @pytest.mark.parametrize(
@@ -32,9 +35,14 @@ from tests.parallel.engine.cases import OwnModule, decoder, mlp
         ({"mesh": Mesh(pp=4), "schedule": "interleaved-1f1b", "num_microbatches": 10}, "multiple"),
         ({"mesh": Mesh(pp=2), "schedule": "dualpipe-v", "num_microbatches": 3}, "at least 4, its stages, got 3"),
         ({"mesh": Mesh(pp=2, dp_shard=2), "schedule": "zbv-zero-bubble", "zero": 3}, "1 or 2, got 3"),
-        ({"mesh": Mesh(pp=2), "schedule": "dualpipe-v", "recompute": "full"}, "none or selective"),
+        ({"mesh": Mesh(pp=2), "schedule": "dualpipe-v", "recompute": "full"}, "must be none, got full"),
         ({"loss_parallel": True}, "needs tp > 1"),
         ({"offload": True, "zero": 0}, "plan.offload"),
+        ({"mesh": Mesh(dp_replicate=2), "reduce_dtype": "bf16"}, "under DDP it is compression=bf16"),
+        (
+            {"mesh": Mesh(pp=2), "schedule": "zbv-zero-bubble", "recompute": "selective"},
+            "plan.recompute: zbv-zero-bubble .* must be none, got selective",
+        ),
         ({"outer": "local_sgd:4"}, "dp_replicate must be more than 1"),
     ],
 )
@@ -72,6 +80,20 @@ def test_one_wrapper_at_most() -> None:
     assert not Plan(mesh=Mesh(dp_replicate=2), outer="local_sgd:2").is_ddp  # nothing is added up in each step
 
 
+def misnamed() -> nn.Module:
+    model = OwnModule()
+    model.blueprint = Blueprint(tensor=lambda _sequence, _loss: {"layer.0": ColwiseParallel()})  # type: ignore[assignment]
+    return model
+
+
+def twice_in_a_stage() -> nn.Module:
+    """A layer that is called twice, so light that both calls come to lie on one stage."""
+    model = repeating()
+    weights = {"3": 0.1, "4": 0.1, "5": 0.1, "6": 1.2}
+    model.blueprint = Blueprint(chain=[name for name in model._modules], weights=weights)  # type: ignore[assignment]
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "plan", "named"),
     [
@@ -84,6 +106,13 @@ def test_one_wrapper_at_most() -> None:
             Plan(mesh=Mesh(pp=2, dp_shard=2)),
             "global batch of 7 is too small for dp=2 ranks with 4 micro-batches",
         ),
+        (nn.Flatten(), Plan(), "Flatten has no parameter to train"),
+        (misnamed(), Plan(mesh=Mesh(tp=2)), "blueprint.tensor: no module is called layer.0"),
+        (
+            twice_in_a_stage(),
+            Plan(mesh=Mesh(pp=2), schedule="zbv-zero-bubble"),
+            "3.weight and 5.weight are one weight: no schedule that parts its gradients",
+        ),
         (mlp(), Plan(accumulate=8), "global batch of 7 is too small for dp=1 ranks with 8"),
     ],
 )
@@ -92,11 +121,27 @@ def test_a_model_that_cannot_be_cut_is_refused_before_any_rank_waits(model: nn.M
         check_model(model, plan, batch_size=7)
 
 
+def test_the_largest_norm_must_be_positive() -> None:
+    with pytest.raises(ValueError, match=r"clip_norm must be above 0, got -1.0"):
+        assemble(mlp(), Plan(), loss=nn.functional.cross_entropy, make_optimizer=sgd, clip_norm=-1.0)
+
+
+def test_an_optimizer_of_other_parameters_is_refused() -> None:
+    """Those of the model before it was cut, say: nothing would be trained."""
+    other = [("weight", nn.Parameter(torch.zeros(3, 2)))]
+    with pytest.raises(ValueError, match=r"1 others are in its optimizer, the first of shape \(3, 2\)"):
+        assemble(mlp(), Plan(), loss=nn.functional.cross_entropy, make_optimizer=lambda _named: sgd(other))
+
+
+def sgd(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    return reference.make_optimizer("sgd", named)
+
+
 def test_a_mesh_needs_its_axes() -> None:
     with pytest.raises(ValueError, match="needs the axes"):
         assemble(
             mlp(),
             Plan(mesh=Mesh(dp_shard=2)),
             loss=nn.functional.cross_entropy,
-            make_optimizer=lambda named: reference.make_optimizer("sgd", named),
+            make_optimizer=sgd,
         )

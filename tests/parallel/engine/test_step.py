@@ -1,6 +1,7 @@
 """What the step does beside the losses: evaluation, the noise sample, rarely meeting copies, what a user gets wrong."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -50,8 +51,10 @@ def evaluated(plan: Plan, last: int) -> tuple[float, int]:
         Plan(mesh=Mesh(tp=2)),
         Plan(mesh=Mesh(pp=2)),
         Plan(mesh=Mesh(pp=2), schedule="interleaved-1f1b"),
+        Plan(mesh=Mesh(pp=2), schedule="zbv-zero-bubble"),
+        Plan(mesh=Mesh(pp=2), schedule="dualpipe-v"),
     ],
-    ids=["ddp", "fsdp", "tp", "pp", "interleaved"],
+    ids=["ddp", "fsdp", "tp", "pp", "interleaved", "zbv", "dualpipe"],
 )
 def test_an_evaluation_sees_every_example_once(plan: Plan) -> None:
     last = 7 if plan.mesh.pp == 1 else 16
@@ -125,6 +128,20 @@ def test_copies_that_meet_rarely_differ_from_the_plain_loop_and_not_from_each_ot
     assert max(float((first[name] - expected.parameters[name]).abs().max()) for name in first) > 1e-4
 
 
+def first_loss(plan: Plan, rows: int) -> float:
+    engine = engine_of(mlp(), plan)
+    inputs, targets = reference.image_batches()[0]
+    return engine.step(mine(inputs[:rows], targets[:rows], engine.axes)).loss.item()
+
+
+@pytest.mark.parametrize("rows", [16, 5, 1])
+def test_the_loss_of_several_copies_weighs_them_by_their_units(rows: int) -> None:
+    """Of one example the second copy has nothing."""
+    expected = first_loss(Plan(), rows)
+    plan = Plan(mesh=Mesh(dp_replicate=2), outer="local_sgd:2")
+    assert run_ranks(first_loss, 2, plan, rows) == pytest.approx([expected] * 2, rel=1e-6)
+
+
 def compressed_losses(compression: str) -> list[float]:
     engine = engine_of(mlp(), Plan(mesh=Mesh(dp_replicate=2), compression=compression))
     inputs, targets = reference.image_batches()[0]
@@ -189,3 +206,74 @@ def test_a_gradient_that_is_no_number_is_seen_in_the_norm() -> None:
     measured = engine.step(Batch(*reference.image_batches()[0], 16))
     assert measured.grad_norm is not None
     assert math.isnan(measured.grad_norm.item())
+
+
+def one_step(
+    model: Callable[[], nn.Module], plan: Plan, batches: Any, loss: Any = nn.functional.cross_entropy
+) -> float:
+    engine = engine_of(model(), plan, loss)
+    return engine.step(mine(*batches[0], engine.axes)).loss.item()
+
+
+def unused() -> nn.Module:
+    model = mlp()
+    model.extra = nn.Linear(3, 3)
+    return model
+
+
+@pytest.mark.parametrize("plan", [Plan(mesh=Mesh(tp=2)), Plan(mesh=Mesh(tp=2, pp=2))], ids=["tp", "pp x tp"])
+def test_a_sequence_that_tp_does_not_divide_is_refused_on_every_rank(plan: Plan) -> None:
+    with pytest.raises(RankFailed, match=r"tp=2 must divide the length of the sequence \(sequence_parallel\), got 15"):
+        run_ranks(one_step, plan.mesh.size, small, plan, reference.token_batches(64, 15), reference.token_loss)
+
+
+def step_with_a_dict() -> None:
+    engine = engine_of(mlp(), Plan(mesh=Mesh(pp=2)))
+    inputs, targets = reference.image_batches()[0]
+    engine.step(Batch({"images": inputs}, targets, len(targets)))
+
+
+def test_a_pipeline_that_is_not_given_one_tensor_says_so() -> None:
+    with pytest.raises(RankFailed, match=r"a pipeline's inputs must be one tensor, got dict"):
+        run_ranks(step_with_a_dict, 2)
+
+
+def test_a_parameter_that_ddp_would_wait_for_is_named() -> None:
+    with pytest.raises(RankFailed, match=r"extra.weight, extra.bias: no gradient, which DDP waits for"):
+        run_ranks(one_step, 2, unused, Plan(mesh=Mesh(dp_replicate=2)), reference.image_batches())
+
+
+def loss_of_each(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def test_a_loss_that_is_no_single_number_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a single number, the mean over the batch; got shape \(16,\)"):
+        one_step(mlp, Plan(), reference.image_batches(), loss_of_each)
+    with pytest.raises(RankFailed, match=r"a single number, the mean over the batch; got shape"):
+        run_ranks(one_step, 2, mlp, Plan(mesh=Mesh(pp=2)), reference.image_batches(), loss_of_each)
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_the_loss_of_a_bf16_model_has_the_digits_of_float32(zero: int) -> None:
+    """In bfloat16 a loss of about 2 comes in steps of 1/64."""
+    plan = Plan(precision="bf16", zero=zero)
+    [loss] = run_ranks(one_step, 1, mlp, plan, reference.image_batches())
+    assert loss != float(torch.tensor(loss).bfloat16())
+
+
+class Masked(nn.Module):
+    """Half of its outputs are excluded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        masked: torch.Tensor = self.inner(images).masked_fill(torch.arange(10) >= 5, -math.inf)
+        return masked
+
+
+def test_a_filler_s_outputs_may_be_infinite() -> None:
+    inputs, _ = reference.image_batches()[0]
+    assert one_step(Masked, Plan(), [(inputs, torch.full((16,), -100))]) == 0.0
