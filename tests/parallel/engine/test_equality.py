@@ -24,6 +24,7 @@ HERE = (
     "tp+sp+loss 2",
     "gpipe 2",
     "1f1b 2, tied",
+    "zbv-zero-bubble 2, tied",
     "interleaved-1f1b 2",
     "interleaved-zero-bubble 2",
     "zbv-zero-bubble 2",

@@ -53,6 +53,14 @@ def test_tp_is_the_fastest_axis_and_pp_the_slowest() -> None:
     assert {size for _, _, size in places} == {2}
 
 
+def part_of_the_batch() -> int:
+    return Axes(Mesh(dp_replicate=2, dp_shard=2), "cpu").dp_rank
+
+
+def test_the_parts_of_a_batch_lie_in_the_order_of_the_ranks() -> None:
+    assert run_ranks(part_of_the_batch, 4) == [0, 1, 2, 3]
+
+
 def test_ranks_of_another_number_than_the_mesh_s_do_not_hang() -> None:
     with pytest.raises(RankFailed, match="8 ranks, but there are 2"):
         run_ranks(place, 2, timeout_s=30)
