@@ -30,8 +30,10 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest -q
 
-test-parallel: setup # every strategy at every rank count, as a table; about five minutes
+test-parallel: setup # every strategy at every rank count, as a table, then the digits under each; about ten minutes
 	$(BIN)/python -m tests.parallel.engine.cases
+	$(BIN)/python -m tests.parallel.planner.dry_runs 50
+	$(BIN)/python -m tests.parallel.trainer.everywhere
 
 test-cuda: setup # what needs a GPU
 	$(BIN)/python -m pytest -q tests/aggregation/test_device.py tests/parallel/engine/test_cuda.py

@@ -284,7 +284,7 @@ def _rounded(scale: float | None) -> str:
 def main() -> None:
     """Read the command line, measure, print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--batches", default="16,32,64,128,256,512,1024", help="batch sizes, with commas")
+    parser.add_argument("--batches", default="16,32,64,128,256,512", help="batch sizes, with commas")
     parser.add_argument("--target", type=float, default=0.95, help="test accuracy to reach")
     parser.add_argument("--optimizer", choices=LIKELY, default="sgd", help="sgd, lars and larc with a momentum of 0.9")
     parser.add_argument("--rule", choices=["tuned", "linear", "sqrt"], default="tuned", help="how the rate is chosen")

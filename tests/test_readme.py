@@ -111,7 +111,7 @@ def unseen(expected: str, output: str) -> list[str]:
 def test_the_commands_of_the_readme_end_in_a_committed_model(tmp_path: Path) -> None:
     outcome = execute("".join(blocks("run")), tmp_path)
     assert outcome.is_good, outcome
-    assert len(outcome.codes) == 8
+    assert len(outcome.codes) == 9
     for expected in blocks("output"):
         assert unseen(expected, outcome.output) == [], outcome.output
     assert (tmp_path / "digits" / "model.safetensors").stat().st_size > 10_000
@@ -138,7 +138,7 @@ def test_an_output_of_the_readme_that_is_not_true_is_noticed() -> None:
 
 def test_the_readme_is_short_and_has_blocks_to_run() -> None:
     assert len(README.splitlines()) <= 200
-    assert len(blocks("run")) == len(blocks("output")) == 2
+    assert len(blocks("run")) == len(blocks("output")) == 3
 
 
 def test_every_make_target_of_the_readme_is_there() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+SECTIONS = ("run", "coordinator", "aggregator", "agent", "local", "train", "plan")
 PAGES = ("configuration.md", "operations.md", "protocol.md")
 
 _PART = re.compile(r"(<!-- begin generated: ([^>]+?) -->\n).*?(<!-- end generated -->)", re.DOTALL)
@@ -113,7 +114,7 @@ def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 _GENERATORS: dict[str, Callable[[], str]] = {
-    **{f"settings {section}": _settings(section) for section in ("run", "coordinator", "aggregator", "agent", "local")},
+    **{f"settings {section}": _settings(section) for section in SECTIONS},
     "commands": _commands,
     "steps": _steps,
     "server events": _words("atoll.server.events", "Event"),

@@ -27,16 +27,21 @@ class Section(StrEnum):
     AGGREGATOR = "aggregator"
     AGENT = "agent"
     LOCAL = "local"
+    TRAIN = "train"
+    PLAN = "plan"
 
 
 Which = Annotated[
     Section | None,
-    typer.Argument(metavar="[run|coordinator|aggregator|agent|local]", help="Whose settings; by default all."),
+    typer.Argument(
+        metavar="[run|coordinator|aggregator|agent|local|train|plan]", help="Whose settings; by default all."
+    ),
 ]
 
 
 def settings(which: Which = None, json: options.Json = False) -> None:
-    """Explain every setting: of a run, the coordinator, a rank of the aggregation, an agent, the local training."""
+    """Explain every setting: of a run, the coordinator, a rank of the aggregation, an agent, the local training; of a
+    centralized training and of the plan by which it lies on its ranks."""
     sections = {section: described(section) for section in Section if which in (None, section)}
     if json:
         as_json(sections)
@@ -55,6 +60,8 @@ _TITLES = {
     Section.AGGREGATOR: "A rank of the aggregation: its TOML (--config), or --set on `atoll aggregator`",
     Section.AGENT: "An agent: its TOML (--config), or --set on `atoll agent`",
     Section.LOCAL: "The local training: the task's `Local`, and the table [local] of a run's TOML over it",
+    Section.TRAIN: "A centralized training: --set on `atoll train`",
+    Section.PLAN: "How a model lies on its ranks: --set on `atoll train`, beside --mesh and --zero",
 }
 
 
@@ -64,8 +71,8 @@ def described(section: Section) -> "list[Setting]":
     from atoll.protocol.settings import describe
     from atoll.server.config import AggregatorConfig, HostFile, RunConfig
 
-    if section is Section.LOCAL:
-        return list(_described_local())
+    if section in (Section.LOCAL, Section.TRAIN, Section.PLAN):
+        return list(_described_fields(section))
     models: dict[Section, type[BaseModel]] = {
         Section.RUN: RunConfig,
         Section.COORDINATOR: HostFile,
@@ -75,15 +82,21 @@ def described(section: Section) -> "list[Setting]":
     return describe(models[section])
 
 
-def _described_local() -> "Iterator[Setting]":
+def _described_fields(section: Section) -> "Iterator[Setting]":
+    """The settings that are the fields of a dataclass."""
+    from atoll.parallel.engine.plan import Plan
     from atoll.parallel.local import Local
+    from atoll.parallel.trainer.config import TrainConfig
     from atoll.protocol.settings import Setting, type_text
 
-    docs, hints = _attribute_docs(Local), get_type_hints(Local)
-    for field in dataclasses.fields(Local):
+    kinds = {Section.LOCAL: Local, Section.TRAIN: TrainConfig, Section.PLAN: Plan}
+    docs, hints = _attribute_docs(kinds[section]), get_type_hints(kinds[section])
+    for field in dataclasses.fields(kinds[section]):
+        if field.default is dataclasses.MISSING:
+            continue  # the mesh: it has an option of its own
         may_be_none = type(None) in getattr(hints[field.name], "__args__", ())
         yield Setting(
-            key=f"local.{field.name}",
+            key=f"{section}.{field.name}",
             type=type_text(hints[field.name]) + (' | "none"' if may_be_none else ""),
             default=_toml(field.default),
             doc=docs[field.name],

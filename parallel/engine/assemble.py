@@ -105,8 +105,12 @@ def assemble(
         raise ValueError(f"clip_norm must be above 0, got {clip_norm}")
     if axes is None and (plan.mesh.size > 1 or plan.is_sharded):
         raise ValueError(f"a plan with {plan.mesh} and zero={plan.zero_stage} needs the axes of its mesh")
-    parts, ties = _cut(model, plan, axes)
     is_meta = any(parameter.is_meta for parameter in model.parameters())
+    if is_meta and plan.mesh.tp == 1 and not plan.is_sharded:
+        raise ValueError(
+            "a model on meta must be sharded or cut along tp: materializing a plain one makes other tensors"
+        )
+    parts, ties = _cut(model, plan, axes)
     if not is_meta and not plan.offload:
         parts = [part.to(device) for part in parts]
     parts = [_laid_out(part, plan, axes) for part in parts]

@@ -20,6 +20,9 @@ from torch.distributed.tensor.parallel import ParallelStyle
 Styles = dict[str, ParallelStyle]
 """By the module's name, in which `*` stands for any part: how torch cuts it."""
 
+LIGHT = 0.1
+"""What a piece without parameters costs, such as an activation, beside a block (1)."""
+
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
@@ -41,7 +44,8 @@ class Blueprint:
     """The dimension of the inputs that `tensor` cuts where the sequence is parallel; tp must divide its length."""
 
     weights: Mapping[str, float] = field(default_factory=dict)
-    """By name in the chain: what a piece costs beside a block (1), for the cut into stages."""
+    """By name in the chain: what a piece costs beside a block (1), for the cut into stages. Without parameters it is
+    light unless it is named here."""
 
 
 def blueprint_of(model: nn.Module) -> Blueprint:
@@ -120,9 +124,14 @@ def cut(model: nn.Module, num_stages: int) -> list[list[str]]:
         trained = ", ".join(names[start] for start in starts)
         raise ValueError(f"{len(starts)} layers ({trained}) cannot fill {num_stages} stages of a pipeline")
     runs = [names[start:end] for start, end in pairwise([0, *starts[1:], len(names)])]
-    costs = [sum(weights.get(name, weights.get(name.rpartition(".")[0], 1.0)) for name in run) for run in runs]
+    costs = [sum(_cost(name, model, weights) for name in run) for run in runs]
     bounds = [0, *balanced(costs, num_stages), len(runs)]
     return [list(chain.from_iterable(runs[start:end])) for start, end in pairwise(bounds)]
+
+
+def _cost(name: str, model: nn.Module, weights: Mapping[str, float]) -> float:
+    has_parameters = any(True for _ in model.get_submodule(name).parameters())
+    return weights.get(name, weights.get(name.rpartition(".")[0], 1.0 if has_parameters else LIGHT))
 
 
 def _outside(model: nn.Module, names: Sequence[str]) -> list[str]:

@@ -3,8 +3,7 @@
 norm² = sum over pp of  sum over the shards of  |local gradient|²,   every element counted once
 """
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -12,11 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from atoll.parallel.engine.mesh import Axes
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+from atoll.parallel.optimizers.norms import local, norms
 
 
 def gradients_of(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
@@ -54,49 +49,20 @@ def _is_replicated(parameter: DTensor) -> bool:
 
 
 @torch.no_grad()
-def total_norm(gradients: Iterable[torch.Tensor], axes: Axes | None, device: torch.device) -> torch.Tensor:
+def total_norm(gradients: Sequence[torch.Tensor], axes: Axes | None, device: torch.device) -> torch.Tensor:
     """The L2 norm of the gradient of the whole model, float32, the same on every rank.
 
-    One all-reduce of a handful of numbers for each axis that something is sharded over, and one over pp.
+    One all-reduce of a number for each tensor over each axis along which tensors are cut, and of one number over pp.
 
     Args:
         gradients: that this rank holds, plain or DTensors; a tied weight once.
         axes: of the mesh; None on a single device.
         device: where the result goes.
     """
-    by_shards: dict[tuple[str, ...], list[torch.Tensor]] = defaultdict(list)
-    for gradient in gradients:
-        by_shards[_shards(gradient)].append(local(gradient))
-    keys = sorted(by_shards)
-    squares = torch.zeros(max(1, len(keys)), dtype=torch.float64, device=device)
-    for index, key in enumerate(keys):
-        norms = torch.stack(torch._foreach_norm(by_shards[key]))
-        squares[index] = norms.to(squares.device, torch.float64).square().sum()
+    square = norms(gradients).to(device, torch.float64).square().sum()
     if axes is not None:
-        squares = _summed(squares, keys, axes)
-    return squares.sum().sqrt().to(torch.float32)
-
-
-def _summed(squares: torch.Tensor, keys: list[tuple[str, ...]], axes: Axes) -> torch.Tensor:
-    for axis in ("tp", "dp_shard", "dp_replicate"):
-        mine = torch.tensor([axis in sharded for sharded in keys] or [False], device=squares.device)
-        if axes.mesh.degrees[axis] > 1 and bool(mine.any()):
-            summed = squares.clone()
-            dist.all_reduce(summed, group=axes.group(axis))
-            squares = torch.where(mine, summed, squares)
-    total = squares.sum().reshape(1)
-    return axes.sum_over(total, "pp")
-
-
-def _shards(gradient: torch.Tensor) -> tuple[str, ...]:
-    """Over which axes the elements of a gradient are distributed."""
-    if not isinstance(gradient, DTensor):
-        return ()
-    names = gradient.device_mesh.mesh_dim_names or ()
-    if any(placement.is_partial() for placement in gradient.placements):
-        raise ValueError(f"a gradient is not yet added up: {gradient.placements} over {names}")
-    sharded = [name for name, placement in zip(names, gradient.placements, strict=True) if not placement.is_replicate()]
-    return tuple(sharded)
+        axes.sum_over(square, "pp")
+    return square.sqrt().to(torch.float32)
 
 
 @torch.no_grad()

@@ -196,8 +196,10 @@ def _pipeline_conflicts(plan: Plan, least: int) -> Iterator[str]:
         and plan.microbatches > plan.mesh.pp
     ):
         yield (f"plan.num_microbatches: {plan.schedule} needs a multiple of pp={plan.mesh.pp}, got {plan.microbatches}")
-    if plan.schedule in SPLIT and plan.recompute == "selective":
-        yield f"plan.recompute: {plan.schedule} goes back through a stage twice: must be none or full, got selective"
+    if plan.schedule in SPLIT and plan.zero_stage == 3:
+        yield f"plan.zero: {plan.schedule} needs its weights until their gradients are there: 1 or 2, got 3"
+    if plan.schedule in SPLIT and plan.recompute != "none":
+        yield f"plan.recompute: {plan.schedule} goes back through a stage twice: must be none, got {plan.recompute}"
     if plan.schedule in FULL and plan.microbatches < plan.num_stages:
         stages = plan.num_stages
         yield f"plan.num_microbatches: {plan.schedule} needs at least {stages}, its stages, got {plan.microbatches}"

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from atoll.parallel.engine.gradients import local
 from atoll.parallel.engine.mesh import Axes
+from atoll.parallel.optimizers.norms import local
 
 
 def tied_names(model: nn.Module) -> list[list[str]]:

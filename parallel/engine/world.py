@@ -12,6 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+# Its default arguments keep the group that there is when it is first imported, which making an optimizer does: then
+# gloo's threads outlive the group, and now and then abort the process when the interpreter ends.
+import torch.distributed.nn.functional
+
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 """What `torchrun` sets. Without all three this process is alone."""
 

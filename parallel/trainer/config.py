@@ -29,6 +29,7 @@ AT_LEAST_1_OR_NONE = (
     "checkpoint_every",
     "patience",
     "noise_every",
+    "threads",
 )
 
 
@@ -75,6 +76,10 @@ class TrainConfig:
 
     workers: int = 0
     """Processes that fetch, where reading an example takes Python long; 0: a thread does (>= 0)."""
+
+    threads: int | None = None
+    """Of each process, for the arithmetic on a CPU (>= 1); none: one for a model of fewer than a million parameters,
+    whose products are too small to share, and for others as many as torch or OMP_NUM_THREADS says."""
 
     seed: int = 0
     """Of the initial weights, the order of the examples and what the model draws (>= 0)."""

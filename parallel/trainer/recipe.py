@@ -1,7 +1,7 @@
 """From a task's `Local`, a config and the size of the pooled data to all that a training of so many ranks needs."""
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 from atoll.parallel.data.order import Last, Order, Sampling
@@ -30,16 +30,27 @@ class Recipe:
 
     @property
     def described(self) -> dict[str, Any]:
-        """As plain values. Not the number of ranks; and of a constant rate not the steps, so that one may train on."""
-        order = {key: value for key, value in asdict(self.order).items() if key not in ("num_ranks", "last_min")}
-        schedule = asdict(self.schedule)
-        if self.schedule.kind == "constant":
-            schedule["steps"] = None
+        """As plain values, by the names under which an operator sets them.
+
+        Not the number of ranks: it changes nothing. And of a constant rate not the steps, so that one may train on.
+        """
+        order, schedule = self.order, self.schedule
+        is_constant = schedule.kind == "constant"
         return {
-            "order": order,
-            "optimizer": asdict(self.optimizer),
-            "schedule": schedule,
-            "clip_norm": self.clip_norm,
+            "pooled examples": order.num_examples,
+            "train.batch_size": order.batch_size,
+            "train.sampling": order.sampling,
+            "train.last": order.last,
+            "train.seed": order.seed,
+            "train.optimizer": self.optimizer.name,
+            "train.schedule": schedule.kind,
+            "train.steps": None if is_constant else self.steps,
+            "train.warmup_steps": schedule.warmup_steps,
+            "train.end_lr": schedule.end_lr,
+            "local.lr": schedule.lr,
+            "local.shuffle": order.shuffle,
+            "local.clip_norm": self.clip_norm,
+            **{f"local.{name}": value for name, value in self.optimizer.options.items()},
         }
 
 
@@ -106,11 +117,7 @@ def _optimizer(local: Local, config: TrainConfig, lr: float) -> OptimizerConfig:
     return OptimizerConfig(name=config.optimizer or local.optimizer, lr=lr)
 
 
-def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """What two descriptions do not agree on, one line for each value."""
-    for key in sorted(before.keys() | now.keys()):
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            yield from differences(old, new, f"{prefix}{key}.")
-        elif old != new:
-            yield f"{prefix}{key} was {old!r}, now {new!r}"
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What two descriptions do not agree on."""
+    keys = sorted(before.keys() | now.keys())
+    return [f"{key} was {before.get(key)!r}, now {now.get(key)!r}" for key in keys if before.get(key) != now.get(key)]

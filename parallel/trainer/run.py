@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -38,6 +39,9 @@ from atoll.parallel.training import seed_everything
 CHECKPOINTS, LOG, RESULT, TENSORBOARD = "checkpoints", "log.jsonl", "result.json", "tensorboard"
 """What lies in the folder of a training, beside the models."""
 
+SMALL = 1_000_000
+"""Parameters from which on products are worth more than one thread."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
@@ -51,7 +55,7 @@ class Result:
     examples: int
     """That were trained on, those of later epochs again."""
     metrics: Values
-    """By DATA/METRIC, of the last model; empty after an interruption."""
+    """By DATA/METRIC, of the last model; empty where an interruption came before its evaluation."""
     seconds: float
     """All processes together [s]."""
     mesh: str
@@ -92,8 +96,15 @@ def train(job: Job, here: Surroundings) -> Result:
     seed_everything(job.config.seed)
     model = job.task.model()
     recipe = _recipe(job, len(data), model)
-    with _axes(job, here) as axes:
+    with _threads(threads_for(model, job.config.threads)), _axes(job, here) as axes:
         return _Builder(job, recipe, here, axes, model).train(data, tests)
+
+
+def threads_for(model: nn.Module, wanted: int | None) -> int:
+    """How many threads of a CPU share one product: those wanted, or one where more would only wait for each other."""
+    if wanted is not None:
+        return wanted
+    return 1 if sum(parameter.numel() for parameter in model.parameters()) < SMALL else torch.get_num_threads()
 
 
 def _recipe(job: Job, num_examples: int, model: nn.Module) -> Recipe:
@@ -111,13 +122,25 @@ def _recipe(job: Job, num_examples: int, model: nn.Module) -> Recipe:
 
 
 @contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def _axes(job: Job, here: Surroundings) -> Iterator[Axes | None]:
-    """The mesh over a process group of its own; None where one process needs neither."""
+    """The mesh over a process group, ours or one that is there; None where one process needs neither."""
     if job.plan.mesh.size == 1 and not job.plan.is_sharded:
         yield None
-        return
-    with process_group(here.world, here.device):
+    elif dist.is_initialized():
         yield Axes(job.plan.mesh, here.device)
+    else:
+        with process_group(here.world, here.device):
+            yield Axes(job.plan.mesh, here.device)
 
 
 @dataclass(frozen=True, slots=True)

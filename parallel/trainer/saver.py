@@ -29,13 +29,8 @@ class Carried(Protocol):
 
 def settings_of(job: Job, recipe: Recipe) -> dict[str, Any]:
     """What decides the sequence of models. Not the mesh: under every mesh it is the same one."""
-    plan = job.plan
-    settings = {
-        "task": job.name,
-        "train": {"seed": job.config.seed, **recipe.described},
-        "plan": {name: getattr(plan, name) for name in ("precision", "batchnorm", "outer", "compression")},
-    }
-    plain: dict[str, Any] = json.loads(json.dumps(settings))
+    of_plan = {f"plan.{name}": getattr(job.plan, name) for name in ("precision", "batchnorm", "outer", "compression")}
+    plain: dict[str, Any] = json.loads(json.dumps({"task": job.name, **recipe.described, **of_plan}))
     return plain
 
 
@@ -102,7 +97,7 @@ class Saver:
 
 def _check_settings(path: Path, settings: dict[str, Any]) -> None:
     before = read_about(path)["extra"].get("settings", {})
-    if found := list(differences(before, settings)):
+    if found := differences(before, settings):
         raise RunDiffers(
             f"{path.parent.parent} holds a training with other settings: {'; '.join(found)}; "
             "go on with those, or choose another folder (--out)"

@@ -9,6 +9,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from atoll.cli.printing import seconds, size
 from atoll.parallel.trainer.logs import Event, Report
 
+EVERY_S = 1.0
+"""Where there is no terminal, steps are told of no oftener."""
+
 
 def progress(stream: TextIO, say: Callable[[str], None]) -> Report:
     """A report for a person.
@@ -21,13 +24,15 @@ def progress(stream: TextIO, say: Callable[[str], None]) -> Report:
 
 
 def _lines(say: Callable[[str], None]) -> Report:
-    total = 0
+    total, told_at = 0, -EVERY_S
 
     def report(event: Event) -> None:
-        nonlocal total
+        nonlocal total, told_at
         total = event.get("steps", total)
         if event["event"] == "step":
-            say(f"step {event['step']}/{total}  {speed(event)}")
+            if event["seconds"] - told_at >= EVERY_S:
+                told_at = event["seconds"]
+                say(f"step {event['step']}/{total}  {speed(event)}")
         elif text := about(event):
             say(text)
 

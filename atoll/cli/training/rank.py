@@ -19,12 +19,15 @@ from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed,
 from atoll.parallel.engine.world import read_world
 from atoll.parallel.errors import NotFinite, TaskBroken
 from atoll.parallel.trainer.job import Job, JobRefused
-from atoll.parallel.trainer.logs import Report, has_tensorboard, json_log, tensorboard, to_all
+from atoll.parallel.trainer.logs import Event, Report, has_tensorboard, json_log, tensorboard, to_all
 from atoll.parallel.trainer.run import LOG, TENSORBOARD, Result, Surroundings, train
 from atoll.parallel.trainer.saver import RunDiffers
 
 REFUSED = (JobRefused, TaskBroken, RunDiffers, CheckpointMismatch, CheckpointBroken)
 """What the operator can mend."""
+
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+"""Where torchrun wants to read of an error."""
 
 FAILED = (NotFinite, CheckpointFailed)
 """What the training has come to, in words that need no traceback."""
@@ -35,16 +38,21 @@ def run_here(job: Job, request: Request) -> Result | Fault:
     control = control_of(os.environ)
     try:
         with _told_to_stop(control) as is_told:
-            result = record(_train)(job, request, is_told)
-            assert result is not None
-            return result
+            return _recorded(job, request, is_told) if ERROR_FILE in os.environ else _train(job, request, is_told)
     except Exception as error:
         fault = _fault_of(error)
         if control is not None and is_lost_peer(error):
-            note(f"rank {read_world().rank} has lost another: {fault.lines[-1]}")
+            note(f"rank {read_world().rank} has lost another: {fault.lines[-1].partition('. ')[0]}")
         elif control is not None:
             control.fail(fault)
         return fault
+
+
+def _recorded(job: Job, request: Request, is_told: Callable[[], bool]) -> Result:
+    """Under torchrun, which tells what has failed first."""
+    result = record(_train)(job, request, is_told)
+    assert result is not None
+    return result
 
 
 def _train(job: Job, request: Request, is_told: Callable[[], bool]) -> Result:
@@ -52,11 +60,8 @@ def _train(job: Job, request: Request, is_told: Callable[[], bool]) -> Result:
     report: Report = _nobody
     if world.is_first:
         folder.mkdir(parents=True, exist_ok=True)
-        reports = [json_log(folder / LOG), progress(sys.stderr, note)]
-        if has_tensorboard():
-            reports.append(tensorboard(folder / TENSORBOARD))
-        else:
-            note("no TensorBoard files: the package is not installed (pip install 'atoll[tensorboard]')")
+        drawn = tensorboard(folder / TENSORBOARD) if has_tensorboard() else _without_tensorboard
+        reports = [json_log(folder / LOG), progress(sys.stderr, note), drawn]
         report = to_all(*reports)
     here = Surroundings(
         world=world,
@@ -106,6 +111,12 @@ def _fault_of(error: Exception) -> Fault:
         return Fault(1, (f"atoll: {error}",))
     rank = f"rank {read_world().rank}:\n" if read_world().size > 1 else ""
     return Fault(1, tuple((rank + traceback.format_exc()).splitlines()))
+
+
+def _without_tensorboard(event: Event) -> None:
+    """Say once that it is not there."""
+    if event["event"] == "begin" and event["step"] == 0:
+        note("no TensorBoard files: the package is not installed (pip install 'atoll[tensorboard]')")
 
 
 def _nobody(_event: object) -> None:

@@ -203,6 +203,26 @@ def test_a_process_alone_opens_and_closes_its_group() -> None:
     assert not dist.is_initialized()
 
 
+LAST_WORDS = """
+from pathlib import Path
+import torch
+import atoll.parallel.communication.horovod as hvd
+hvd.init()
+torch.optim.SGD([hvd.allreduce(torch.ones(2))], lr=0.1)
+hvd.shutdown()
+print(*(task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").iterdir()))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc: make test there")
+def test_no_thread_of_the_group_outlives_it() -> None:
+    """One that waits for Python's lock when the interpreter ends aborts the process: seen in one of eight runs."""
+    run = subprocess.run([sys.executable, "-c", LAST_WORDS], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    assert "python" in run.stdout
+    assert "gloo" not in run.stdout
+
+
 def test_the_example_is_as_good_under_torchrun_as_alone(tmp_path: Path) -> None:
     saved = tmp_path / "digits.safetensors"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -63,6 +63,16 @@ def test_blocks_are_found_where_a_model_says_nothing() -> None:
     assert blocks(nn.Linear(2, 2)) == []
 
 
+def test_every_stage_of_a_row_of_layers_has_parameters_or_the_cut_is_refused() -> None:
+    """Activations and poolings are light; a stage of nothing else could not be trained."""
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(3, 3), nn.ReLU(), nn.Identity())))
+    for num_stages in (2, 3, 4):
+        for names in cut(model, num_stages):
+            assert any(int(name) % 3 == 0 for name in names), names
+    with pytest.raises(ValueError, match="cannot fill 5 stages"):
+        cut(model, 5)
+
+
 def test_a_stage_without_anything_to_train_is_not_made() -> None:
     """Its optimizer would have no parameters, and the activations before it no gradient."""
     model = own_sequential()

@@ -34,12 +34,14 @@ from tests.parallel.engine.cases import OwnModule, decoder, mlp, repeating
         ({"mesh": Mesh(pp=2), "schedule": "zbv-zero-bubble", "stages_per_rank": 3}, "exactly 2, got 3"),
         ({"mesh": Mesh(pp=4), "schedule": "interleaved-1f1b", "num_microbatches": 10}, "multiple"),
         ({"mesh": Mesh(pp=2), "schedule": "dualpipe-v", "num_microbatches": 3}, "at least 4, its stages, got 3"),
+        ({"mesh": Mesh(pp=2, dp_shard=2), "schedule": "zbv-zero-bubble", "zero": 3}, "1 or 2, got 3"),
+        ({"mesh": Mesh(pp=2), "schedule": "dualpipe-v", "recompute": "full"}, "must be none, got full"),
         ({"loss_parallel": True}, "needs tp > 1"),
         ({"offload": True, "zero": 0}, "plan.offload"),
         ({"mesh": Mesh(dp_replicate=2), "reduce_dtype": "bf16"}, "under DDP it is compression=bf16"),
         (
             {"mesh": Mesh(pp=2), "schedule": "zbv-zero-bubble", "recompute": "selective"},
-            "plan.recompute: zbv-zero-bubble .* must be none or full, got selective",
+            "plan.recompute: zbv-zero-bubble .* must be none, got selective",
         ),
         ({"outer": "local_sgd:4"}, "dp_replicate must be more than 1"),
     ],
@@ -84,6 +86,14 @@ def misnamed() -> nn.Module:
     return model
 
 
+def twice_in_a_stage() -> nn.Module:
+    """A layer that is called twice, so light that both calls come to lie on one stage."""
+    model = repeating()
+    weights = {"3": 0.1, "4": 0.1, "5": 0.1, "6": 1.2}
+    model.blueprint = Blueprint(chain=[name for name in model._modules], weights=weights)  # type: ignore[assignment]
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "plan", "named"),
     [
@@ -99,7 +109,7 @@ def misnamed() -> nn.Module:
         (nn.Flatten(), Plan(), "Flatten has no parameter to train"),
         (misnamed(), Plan(mesh=Mesh(tp=2)), "blueprint.tensor: no module is called layer.0"),
         (
-            repeating(),
+            twice_in_a_stage(),
             Plan(mesh=Mesh(pp=2), schedule="zbv-zero-bubble"),
             "3.weight and 5.weight are one weight: no schedule that parts its gradients",
         ),

@@ -1,0 +1,396 @@
+"""`atoll plan`: the meshes that could train a model on a cluster, what each would cost, and which one and why."""
+
+import dataclasses
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atoll.cli import options
+from atoll.cli.faults import CommandError
+from atoll.cli.printing import as_json, note, say, size, table
+
+if TYPE_CHECKING:
+    from atoll.parallel.planner.candidate import Candidate
+    from atoll.parallel.planner.cluster import Cluster
+    from atoll.parallel.planner.dry_run import DryRun
+    from atoll.parallel.planner.prediction import Prediction
+    from atoll.parallel.planner.search import Found, Wanted
+    from atoll.parallel.planner.shape import ModelShape
+
+TABLES = ("model", "cluster", "training")
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A preset (gpt2-xl, bert-large, turing-nlg, gpt3, llama-1b, llama-8b), numbers "
+        "(layers=32,hidden=4096,heads=32,vocab=32000), a preset with numbers over it (llama-8b,sequence=4096), "
+        "or a TOML with the tables model, cluster and training.",
+    ),
+]
+Machines = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="CLUSTER",
+        help="A preset (a100-80, h100-80, h200-141, cpu: one node each) with numbers over it: h100-80,nodes=8; "
+        "or nodes, per_node, memory, flops, flops_fp32, inside, across.",
+    ),
+]
+Batch = Annotated[int | None, typer.Option("--batch", metavar="N", help="Sequences of one step, on all devices.")]
+MeshText = Annotated[
+    str | None, typer.Option("--mesh", metavar="MESH", help="Only this mesh, such as pp=4,dp=4,tp=4; by default all.")
+]
+Precision = Annotated[
+    str | None, typer.Option("--precision", metavar="bf16|fp32", help="What products compute in; by default bf16.")
+]
+Optimizer = Annotated[
+    str | None,
+    typer.Option("--optimizer", metavar="NAME", help="sgd, momentum, novograd, adam, adamw or lamb; by default adamw."),
+]
+Counted = Annotated[
+    str | None,
+    typer.Option(
+        "--count",
+        metavar="engine|lecture|zero-paper",
+        help="How memory is counted: as this engine holds it, or by a convention of the literature.",
+    ),
+]
+DryRuns = Annotated[
+    str,
+    typer.Option(
+        "--dry-run",
+        metavar="RANK,...",
+        help="Also build these ranks of the first plan with the engine itself, on tensors without memory and without a "
+        "network, run a step, and show what it holds and sends beside what was predicted.",
+    ),
+]
+Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="How many meshes to show.")]
+
+
+def plan(
+    model: Model,
+    cluster: Machines = None,
+    batch: Batch = None,
+    mesh: MeshText = None,
+    precision: Precision = None,
+    optimizer: Optimizer = None,
+    count: Counted = None,
+    dry_run: DryRuns = "",
+    top: Top = 8,
+    json: options.Json = False,
+) -> None:
+    """List the meshes that can train a model on a cluster: memory, traffic, bubble and step time, and why the first is
+    the first.
+
+    Nothing is started and no device is needed. `docs/planning.md` explains every number.
+    """
+    from atoll.parallel.planner.search import search, why
+
+    given = {"batch": batch, "precision": precision, "optimizer": optimizer, "counted": count}
+    shape, machines, wanted = asked_for(model, cluster, {name: value for name, value in given.items() if value})
+    ranks = _ranks(dry_run, machines.world)
+    try:
+        only = None if mesh is None else _mesh(mesh)
+        found = search(shape, machines, wanted, only=only)
+    except ValueError as error:
+        raise CommandError(*str(error).splitlines()) from error
+    if not found.ranked:
+        raise CommandError(
+            "no mesh can train this", *(f"{count} x {kind}: {one}" for kind, count, one in found.refused)
+        )
+    checked = [(rank, *_dry_run(shape, found.ranked[0].candidate, rank)) for rank in ranks]
+    if json:
+        as_json(_plain(shape, machines, wanted, found, checked, top))
+        return
+    _say_asked(model, shape, machines, wanted)
+    _say_ranked(found, top)
+    best = found.ranked[0]
+    say("\nThe first of them")
+    for sentence in [_in_words(best.candidate), *why(shape, machines, found)]:
+        say(f"  {sentence}")
+    _say_costs(shape, machines, best)
+    for rank, run, predicted_for, candidate in checked:
+        _say_dry_run(rank, run, predicted_for, candidate)
+
+
+# ---------------------------------------------------------------- what was asked for
+
+
+def asked_for(model: str, cluster: str | None, training: dict[str, Any]) -> "tuple[ModelShape, Cluster, Wanted]":
+    """The model, the cluster and the training that the arguments name; options win over the tables of a TOML.
+
+    Raises:
+        CommandError: with everything that is wrong.
+    """
+    from atoll.parallel.planner.cluster import CLUSTERS, Cluster
+    from atoll.parallel.planner.search import Wanted
+    from atoll.parallel.planner.shape import MODELS, ModelShape
+    from atoll.parallel.planner.spec import parse, read
+
+    tables, faults = _tables(model)
+    shape, fault = _attempt(
+        lambda: (
+            read(ModelShape, MODELS, tables["model"], what="model")
+            if tables
+            else parse(ModelShape, MODELS, model, what="model")
+        )
+    )
+    faults += fault
+    by_table = tables.get("cluster", {"preset": "h100-80"})
+    machines, fault = _attempt(
+        lambda: (
+            read(Cluster, CLUSTERS, by_table, what="cluster")
+            if cluster is None
+            else parse(Cluster, CLUSTERS, cluster, what="cluster")
+        )
+    )
+    faults += fault
+    defaults = {"batch": 8 * (machines.world if machines else 1)}
+    wanted, fault = _attempt(
+        lambda: read(Wanted, {}, {**defaults, **tables.get("training", {}), **training}, what="training")
+    )
+    faults += fault
+    if faults or shape is None or machines is None or wanted is None:
+        raise CommandError(*faults)
+    return shape, machines, wanted
+
+
+def _attempt(make: Any) -> tuple[Any, list[str]]:
+    try:
+        return make(), []
+    except ValueError as error:
+        return None, str(error).splitlines()
+
+
+def _tables(model: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    if not model.endswith(".toml"):
+        return {}, []
+    try:
+        document = tomllib.loads(Path(model).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise CommandError(f"{model}: cannot be read: {error}") from error
+    known = {name: value for name, value in document.items() if name in TABLES and isinstance(value, dict)}
+    faults = [f"{model}: {name}: unknown (tables: {', '.join(TABLES)})" for name in document if name not in known]
+    return {"model": {}, **known}, faults
+
+
+def _mesh(text: str) -> Any:
+    from atoll.parallel.engine.mesh import parse_mesh
+
+    return parse_mesh(text)
+
+
+def _ranks(text: str, world: int) -> list[int]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    wrong = [word for word in words if not word.isdecimal() or int(word) >= world]
+    if wrong:
+        raise CommandError(f"--dry-run: ranks must be whole numbers below {world}, got {', '.join(wrong)}")
+    return [int(word) for word in words]
+
+
+# ---------------------------------------------------------------- for a person
+
+
+def _say_asked(name: str, shape: "ModelShape", cluster: "Cluster", wanted: "Wanted") -> None:
+    say(
+        f"{name}: {shape.parameters / 1e9:.4g} B parameters, {shape.layers} blocks of width {shape.hidden}\n"
+        f"{cluster.world} devices ({cluster.nodes} x {cluster.per_node}) of {size(round(cluster.memory))}, "
+        f"{cluster.usable:.0%} of it for the plan\n"
+        f"{wanted.batch} sequences of {shape.sequence} tokens in a step, {wanted.precision}, {wanted.optimizer}\n"
+    )
+
+
+def _say_ranked(found: "Found", top: int) -> None:
+    from atoll.parallel.planner.search import lost
+
+    best = found.ranked[0]
+    rows = [_row(number, one) for number, one in enumerate(found.ranked[:top], 1)]
+    table(
+        ["#", "pp", "rep", "shard", "tp", "zero", "m x b", "recompute", "memory", "bubble", "step", "tokens/s", "MFU"],
+        rows,
+        empty="",
+    )
+    if len(found.ranked) > 1:
+        say("\nWhy not the others")
+        for number, one in enumerate(found.ranked[1:top], 2):
+            say(f"  {number}: {lost(one, best)}")
+    if len(found.ranked) > top:
+        say(f"  and {len(found.ranked) - top} meshes more that fit (--top)")
+    for kind, count, example in found.refused:
+        say(f"  {count} {'mesh' if count == 1 else 'meshes'} cannot be: {kind} ({example})")
+
+
+def _row(number: int, found: "Prediction") -> Sequence[object]:
+    plan, mesh = found.candidate.plan, found.candidate.mesh
+    return (
+        *(number, mesh.pp, mesh.dp_replicate, mesh.dp_shard, mesh.tp, plan.zero_stage),
+        *(f"{plan.microbatches} x {found.candidate.microbatch}", plan.recompute, size(round(found.memory.total))),
+        *(f"{found.bubble:.1%}", f"{found.times.step:.4g} s", f"{found.tokens_per_s:.4g}", f"{found.mfu:.1%}"),
+    )
+
+
+def _in_words(candidate: "Candidate") -> str:
+    plan = candidate.plan
+    per = f", {plan.stages} stages on a rank" if plan.stages > 1 else ""
+    pipeline = f"schedule {plan.schedule}{per}, " if plan.mesh.pp > 1 else ""
+    sharing = (
+        "DDP" if plan.is_ddp else f"ZeRO-{plan.zero_stage}" if plan.mesh.dp_shard > 1 else "nothing sharded over data"
+    )
+    return (
+        f"{plan.mesh}: {sharing}, {pipeline}{plan.microbatches} micro-batches of {candidate.microbatch}, "
+        f"recomputes {plan.recompute}."
+    )
+
+
+def _say_costs(shape: "ModelShape", cluster: "Cluster", best: "Prediction") -> None:
+    from atoll.parallel.planner.candidate import crosses
+    from atoll.parallel.planner.prediction import seconds, sent_by
+
+    say("\nMemory of the rank that needs most")
+    terms = {field.name: getattr(best.memory, field.name) for field in dataclasses.fields(best.memory)}
+    table(
+        ["term", "bytes"],
+        [(name, size(round(value))) for name, value in {**terms, "total": best.memory.total}.items()],
+        empty="",
+    )
+    say("\nWhat the first rank of the first stage sends in a step")
+    table(
+        ["axis", "link", "kind", "of", "calls", "sent", "time", "behind"],
+        [
+            (
+                *(item.axis, "across nodes" if crosses(best.candidate.mesh, item.axis, cluster) else "in the node"),
+                *(item.kind, item.what, item.count, size(round(item.sent))),
+                *(f"{seconds(item, best.candidate, cluster):.3g} s", item.behind or "nothing"),
+            )
+            for item in sent_by(shape, best.candidate, 0)
+        ],
+        empty="nothing: one device",
+    )
+    say("\nTime of a step")
+    times = {field.name: getattr(best.times, field.name) for field in dataclasses.fields(best.times)}
+    table(["part", "seconds"], [*times.items(), ("step", best.times.step)], empty="")
+
+
+# ---------------------------------------------------------------- dry runs
+
+
+def _dry_run(shape: "ModelShape", candidate: "Candidate", rank: int) -> "tuple[DryRun, ModelShape, Candidate]":
+    """The run, and for what: of another model than a Llama-style decoder for the decoder of its sizes, and DDP as
+    `fully_shard` with copies.
+    """
+    from atoll.parallel.planner.dry_run import apart
+    from atoll.parallel.planner.shape import as_decoder
+
+    decoder = as_decoder(shape)
+    if decoder != shape:
+        note("dry run: of the Llama-style decoder with these sizes, which the engine can build")
+    if candidate.plan.is_ddp:
+        note("dry run: with fully_shard and copies, for DDP's own buckets do not run on tensors without memory")
+        candidate = dataclasses.replace(candidate, plan=dataclasses.replace(candidate.plan, zero=1))
+    try:
+        return apart(decoder, candidate, rank), decoder, candidate
+    except ValueError as error:
+        raise CommandError(*str(error).splitlines()) from error
+
+
+def compared(run: "DryRun", shape: "ModelShape", candidate: "Candidate") -> list[dict[str, Any]]:
+    """What a dry run has measured beside what the formulas say: bytes of the state, and every kind of collective."""
+    from atoll.parallel.planner.memory import memory
+    from atoll.parallel.planner.traffic import totals
+
+    expected = memory(shape, candidate, run.rank)
+    rows: list[dict[str, Any]] = [
+        {"what": name, "measured": getattr(run, name), "predicted": getattr(expected, name), "is_estimate": False}
+        for name in ("parameters", "gradients", "optimizer")
+    ]
+    rows.append({"what": "peak", "measured": run.peak, "predicted": round(expected.total), "is_estimate": True})
+    counted, said = run.counted(), totals(shape, candidate, run.rank)
+    for axis, kind in sorted(counted.keys() | said.keys()):
+        calls, num_bytes = counted.get((axis, kind), (0, 0))
+        expected_calls, expected_bytes = said.get((axis, kind), (0, 0))
+        what = f"{axis} {kind}"
+        rows.append({"what": f"{what}, calls", "measured": calls, "predicted": expected_calls, "is_estimate": False})
+        rows.append({"what": what, "measured": num_bytes, "predicted": expected_bytes, "is_estimate": False})
+    return rows
+
+
+def _say_dry_run(rank: int, run: "DryRun", shape: "ModelShape", candidate: "Candidate") -> None:
+    say(f"\nDry run of rank {rank}: one step of the engine itself")
+    table(
+        ["", "measured", "predicted", ""],
+        [
+            (
+                row["what"],
+                *(
+                    value if row["what"].endswith("calls") else size(value)
+                    for value in (row["measured"], row["predicted"])
+                ),
+                _verdict(row),
+            )
+            for row in compared(run, shape, candidate)
+        ],
+        empty="",
+    )
+    say("\nWhat can hide its collectives: computation that neither waits for them nor they for it")
+    rows = [(*key, calls, hidden, f"{share:.1%}") for key, (calls, hidden, share) in run.hidden().items()]
+    table(["axis", "kind", "calls", "can be hidden", "of the step, each"], rows, empty="no collectives")
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    if row["is_estimate"]:
+        return f"estimate, {row['predicted'] / row['measured'] - 1:+.1%}"
+    return "equal" if row["measured"] == row["predicted"] else "DIFFERENT"
+
+
+# ---------------------------------------------------------------- for a script
+
+
+def _plain(
+    shape: "ModelShape",
+    cluster: "Cluster",
+    wanted: "Wanted",
+    found: "Found",
+    checked: "Iterable[tuple[int, DryRun, ModelShape, Candidate]]",
+    top: int,
+) -> dict[str, Any]:
+    from atoll.parallel.planner.prediction import sent_by
+    from atoll.parallel.planner.search import lost, why
+
+    best = found.ranked[0]
+    return {
+        "model": {**dataclasses.asdict(shape), "parameters": shape.parameters},
+        "cluster": cluster,
+        "training": wanted,
+        "plans": [
+            {
+                "mesh": one.candidate.mesh,
+                "plan": one.candidate.plan,
+                "microbatch": one.candidate.microbatch,
+                "memory": {**dataclasses.asdict(one.memory), "total": one.memory.total},
+                "times": {**dataclasses.asdict(one.times), "step": one.times.step},
+                "bubble": one.bubble,
+                "tokens_per_s": one.tokens_per_s,
+                "mfu": one.mfu,
+                "lost": "" if one is best else lost(one, best),
+            }
+            for one in found.ranked[:top]
+        ],
+        "why": why(shape, cluster, found),
+        "traffic": sent_by(shape, best.candidate, 0),
+        "refused": [{"reason": kind, "meshes": count, "example": one} for kind, count, one in found.refused],
+        "dry_runs": [
+            {"rank": rank, "compared": compared(run, of, candidate), "hidden": _hidden(run)}
+            for rank, run, of, candidate in checked
+        ],
+    }
+
+
+def _hidden(run: "DryRun") -> list[dict[str, Any]]:
+    return [
+        {"axis": axis, "kind": kind, "calls": calls, "can_be_hidden": hidden, "share_of_step": share}
+        for (axis, kind), (calls, hidden, share) in run.hidden().items()
+    ]

@@ -1,0 +1,87 @@
+"""The machines: how many devices, what each holds and computes, and how fast bytes move between them."""
+
+import math
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """Equal nodes of equal devices. Ranks fill a node before they begin the next one."""
+
+    nodes: int = 1
+    """Machines (>= 1)."""
+
+    per_node: int = 8
+    """Devices in one of them (>= 1)."""
+
+    memory: float
+    """Bytes of one device."""
+
+    flops: float
+    """Peak 16-bit floating-point operations per second of one device, dense."""
+
+    flops_fp32: float
+    """The same in 32 bits."""
+
+    inside: float
+    """Bytes per second that one device sends to its own node, in one direction."""
+
+    across: float
+    """Bytes per second that one device sends to other nodes."""
+
+    latency_inside: float = 5e-6
+    """Seconds until the first byte, inside a node."""
+
+    latency_across: float = 2e-5
+    """Seconds until the first byte, between nodes."""
+
+    efficiency: float = 0.5
+    """What matrix products reach of the peak, in (0, 1]: measure it with one device and put it here."""
+
+    usable: float = 0.9
+    """The part of the memory that a plan may fill, in (0, 1]; the rest is for fragments, kernels and libraries."""
+
+    def __post_init__(self) -> None:
+        if faults := _faults(self):
+            raise ValueError("\n".join(faults))
+
+    @property
+    def world(self) -> int:
+        """Ranks: one for each device."""
+        return self.nodes * self.per_node
+
+    @property
+    def room(self) -> float:
+        """Bytes of one device that a plan may fill."""
+        return self.memory * self.usable
+
+    def spans_nodes(self, stride: int, degree: int) -> bool:
+        """Whether a group of `degree` ranks, `stride` apart, has members on two nodes."""
+        return degree > 1 and (stride * degree > self.per_node or self.per_node % (stride * degree) != 0)
+
+    def seconds(self, num_bytes: float, steps: int, *, across: bool) -> float:
+        """Time of messages: latency for each of the `steps`, and the bytes that a device sends by its bandwidth."""
+        latency, bandwidth = (self.latency_across, self.across) if across else (self.latency_inside, self.inside)
+        return steps * latency + num_bytes / bandwidth
+
+
+def _faults(cluster: Cluster) -> list[str]:
+    faults = []
+    for field in fields(cluster):
+        value = getattr(cluster, field.name)
+        is_whole, is_share = field.name in ("nodes", "per_node"), field.name in ("efficiency", "usable")
+        if is_whole and not (type(value) is int and value >= 1):
+            faults.append(f"cluster.{field.name}: must be a whole number >= 1, got {value!r}")
+        elif not is_whole and not (type(value) in (int, float) and 0 < value <= (1 if is_share else math.inf)):
+            faults.append(f"cluster.{field.name}: must be a number > 0{' and <= 1' * is_share}, got {value!r}")
+    return faults
+
+
+CLUSTERS: dict[str, Cluster] = {
+    "a100-80": Cluster(memory=80e9, flops=312e12, flops_fp32=19.5e12, inside=300e9, across=25e9),
+    "h100-80": Cluster(memory=80e9, flops=989e12, flops_fp32=67e12, inside=450e9, across=50e9),
+    "h200-141": Cluster(memory=141e9, flops=989e12, flops_fp32=67e12, inside=450e9, across=50e9),
+    "cpu": Cluster(per_node=2, memory=16e9, flops=1e11, flops_fp32=1e11, inside=5e9, across=1.25e9),
+}
+"""One node of each kind. The peaks and NVLink rates are the vendor's data sheets' (dense, one direction); between nodes
+200 Gb/s (A100) and 400 Gb/s (H100, H200) for each device. `cpu` is a guess for two cores and gloo: measure."""

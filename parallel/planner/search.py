@@ -1,0 +1,277 @@
+"""Every mesh of a cluster that could train a model: those that fit, best first, and why the others cannot.
+
+A mesh is tried with the stages of ZeRO, the schedules of a pipeline, and the largest micro-batch that fits, or with
+recomputation if none does. Plans are ranked by predicted tokens per second. Where two are within a per cent of each
+other, the prediction cannot tell them apart and the one with fewer moving parts is better.
+
+The rules of the field follow: tensor parallelism inside a node, for its activations are waited for; pipeline and data
+across nodes, for they send less or later; ZeRO where memory is short. Sources: Narayanan et al. 2021, section 3 (its
+"takeaways"); Rajbhandari et al. 2020, section 5.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from atoll.parallel.engine.mesh import AXES, Mesh
+from atoll.parallel.engine.plan import SPLIT, Plan
+from atoll.parallel.planner.accounting import ACCOUNTINGS
+from atoll.parallel.planner.candidate import ITEM_BYTES, MOMENTS, Candidate, crosses
+from atoll.parallel.planner.cluster import Cluster
+from atoll.parallel.planner.memory import worst
+from atoll.parallel.planner.prediction import Prediction, predict
+from atoll.parallel.planner.shape import ModelShape
+
+CLOSE = 0.99
+"""Two predictions in this ratio or nearer are one."""
+
+PIPELINES = (("1f1b", 1), ("interleaved-1f1b", 2), ("interleaved-zero-bubble", 2))
+"""Schedules that are tried, with the stages on each rank."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What is to be trained."""
+
+    batch: int
+    """Sequences of one step, on all ranks together (>= 1)."""
+    precision: str = "bf16"
+    """bf16 or fp32: what products compute in."""
+    optimizer: str = "adamw"
+    """Whose state is kept."""
+    counted: str = "engine"
+    """How memory is counted: `engine`, or a convention of `accounting`."""
+
+    def __post_init__(self) -> None:
+        rules = {
+            f"batch: must be a whole number >= 1, got {self.batch!r}": type(self.batch) is int and self.batch >= 1,
+            **{
+                f"{name}: must be one of {', '.join(allowed)}, got {getattr(self, name)!r}": getattr(self, name)
+                in allowed
+                for name, allowed in (
+                    ("precision", tuple(ITEM_BYTES)),
+                    ("optimizer", tuple(MOMENTS)),
+                    ("counted", ("engine", *ACCOUNTINGS)),
+                )
+            },
+        }
+        if faults := [f"training.{fault}" for fault, is_met in rules.items() if not is_met]:
+            raise ValueError("\n".join(faults))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The outcome of a search."""
+
+    ranked: tuple[Prediction, ...]
+    """The best plan of each mesh that fits, the best mesh first."""
+    refused: tuple[tuple[str, int, str], ...]
+    """Why the other meshes cannot be, the commonest reason first: the reason, how many meshes, one of them."""
+
+
+def search(model: ModelShape, cluster: Cluster, wanted: Wanted, *, only: Mesh | None = None) -> Found:
+    """Try every mesh of as many ranks as the cluster has devices, or `only` one.
+
+    Raises:
+        ValueError: `only` has another number of ranks.
+    """
+    if only is not None:
+        only.check_world(cluster.world)
+    best: list[Prediction] = []
+    counts: Counter[str] = Counter()
+    examples: dict[str, str] = {}
+    for mesh in [only] if only is not None else list(meshes(cluster.world)):
+        found, reason = _best_of(model, cluster, wanted, mesh, is_free=only is None)
+        if found is not None:
+            best.append(found)
+        else:
+            counts[reason.kind] += 1
+            examples.setdefault(reason.kind, reason.text)
+    refused = tuple((kind, count, examples[kind]) for kind, count in counts.most_common())
+    return Found(tuple(ranked(best)), refused)
+
+
+def meshes(world: int) -> Iterator[Mesh]:
+    """Every mesh of so many ranks."""
+    for pp in divisors(world):
+        for tp in divisors(world // pp):
+            for dp_shard in divisors(world // pp // tp):
+                yield Mesh(pp=pp, dp_replicate=world // pp // tp // dp_shard, dp_shard=dp_shard, tp=tp)
+
+
+def divisors(number: int) -> list[int]:
+    """Ascending."""
+    return [k for k in range(1, number + 1) if number % k == 0]
+
+
+def ranked(predictions: list[Prediction]) -> list[Prediction]:
+    """Fastest first; but what leads is the simplest of those that are as fast as the fastest."""
+    by_speed = sorted(predictions, key=lambda found: -found.tokens_per_s)
+    if not by_speed:
+        return []
+    close = [found for found in by_speed if found.tokens_per_s >= CLOSE * by_speed[0].tokens_per_s]
+    first = min(close, key=lambda found: (complexity(found.candidate), found.memory.total))
+    return [first, *(found for found in by_speed if found is not first)]
+
+
+def complexity(candidate: Candidate) -> tuple[int, int, bool]:
+    """How many moving parts a plan has: axes, ZeRO's stage, recomputation."""
+    axes = sum(degree > 1 for degree in candidate.mesh.degrees.values())
+    return axes, candidate.plan.zero_stage, candidate.plan.recompute != "none"
+
+
+# ---------------------------------------------------------------- one mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a mesh cannot be."""
+
+    kind: str
+    text: str
+
+
+def _best_of(
+    model: ModelShape, cluster: Cluster, wanted: Wanted, mesh: Mesh, *, is_free: bool
+) -> tuple[Prediction | None, Reason]:
+    reason = misfit(model, cluster, wanted, mesh, is_free=is_free)
+    if reason is not None:
+        return None, reason
+    candidates = list(_candidates(model, cluster, wanted, mesh))
+    fitting = [candidate for candidate, memory in candidates if memory <= cluster.room]
+    if not fitting:
+        kind = f"more memory than the {cluster.room / 1e9:.4g} GB of a device that may be filled"
+        if not candidates:
+            return None, Reason("fewer micro-batches than stages", f"{mesh}: a batch of {wanted.batch} sequences")
+        return None, Reason(kind, f"{mesh}: {min(memory for _, memory in candidates) / 1e9:.4g} GB")
+    found = [predict(model, candidate, cluster, counted=wanted.counted) for candidate in fitting]
+    return ranked(found)[0], Reason("", "")
+
+
+def misfit(model: ModelShape, cluster: Cluster, wanted: Wanted, mesh: Mesh, *, is_free: bool = True) -> Reason | None:
+    """What forbids a mesh before memory is asked; None: nothing. A mesh that was asked for may cross nodes."""
+    divisible = {
+        "heads": model.heads,
+        "kv_heads": model.num_kv_heads,
+        "ffn": model.width,
+        "vocab": model.vocab,
+        "sequence": model.sequence,
+    }
+    for name, number in divisible.items():
+        if number % mesh.tp:
+            return Reason(f"tp does not divide {name}={number}", f"tp={mesh.tp}")
+    if is_free and crosses(mesh, "tp", cluster):
+        return Reason("tensor parallelism would cross nodes", f"tp={mesh.tp} with {cluster.per_node} devices in a node")
+    if mesh.pp > model.layers:
+        return Reason(f"more stages than the {model.layers} blocks", f"pp={mesh.pp}")
+    if wanted.batch % mesh.dp:
+        return Reason(f"dp does not divide the batch of {wanted.batch} sequences", f"dp={mesh.dp}")
+    return None
+
+
+def _candidates(model: ModelShape, cluster: Cluster, wanted: Wanted, mesh: Mesh) -> Iterator[tuple[Candidate, float]]:
+    """Of each kind of plan the largest micro-batch that fits, or else the smallest; with its memory."""
+    for plan in _plans(model, wanted, mesh):
+        tried = list(_sized(model, plan, wanted, cluster))
+        if tried:
+            yield tried[-1]
+
+
+def _plans(model: ModelShape, wanted: Wanted, mesh: Mesh) -> Iterator[Plan]:
+    for schedule, stages_per_rank in PIPELINES if mesh.pp > 1 else PIPELINES[:1]:
+        if mesh.pp * stages_per_rank > model.layers:
+            continue
+        for zero in (1, 2, 3) if mesh.dp_shard > 1 else (None,):
+            for recompute in ("none", "full"):
+                if mesh.pp > 1 and schedule in SPLIT and (zero == 3 or recompute == "full"):
+                    continue  # the engine refuses them
+                yield Plan(
+                    mesh=mesh,
+                    zero=zero,
+                    schedule=schedule,
+                    stages_per_rank=stages_per_rank if stages_per_rank > 1 else None,
+                    precision=wanted.precision,
+                    loss_parallel=mesh.tp > 1,
+                    recompute=recompute,
+                )
+
+
+def _sized(model: ModelShape, plan: Plan, wanted: Wanted, cluster: Cluster) -> Iterator[tuple[Candidate, float]]:
+    """The plan with ever larger micro-batches, as long as they fit."""
+    rows = wanted.batch // plan.mesh.dp
+    for microbatch in (size for size in divisors(rows) if size & (size - 1) == 0):
+        number = rows // microbatch
+        if plan.mesh.pp == 1:
+            sized = replace(plan, accumulate=number)
+        elif number < plan.num_stages or (plan.schedule.startswith("interleaved") and number % plan.mesh.pp):
+            continue
+        else:
+            sized = replace(plan, num_microbatches=number)
+        candidate = Candidate(plan=sized, microbatch=microbatch, optimizer=wanted.optimizer)
+        needed = worst(model, candidate, counted=wanted.counted).total
+        if needed > cluster.room and microbatch > 1:
+            return
+        yield candidate, needed
+
+
+# ---------------------------------------------------------------- in words
+
+
+def lost(found: Prediction, best: Prediction) -> str:
+    """Why a plan is not the chosen one: what it spends more time on."""
+    slower = found.times.step / best.times.step
+    if slower <= 1 / CLOSE:
+        mine, other = complexity(found.candidate), complexity(best.candidate)
+        return "as fast, with more moving parts" if mine > other else "as fast, and needs more memory"
+    words = {
+        "compute": "recomputes" if found.candidate.plan.recompute != "none" else "stages of unequal work",
+        "tensor": "waits for activations along tp",
+        "idle": f"bubble {found.bubble:.0%}",
+        "data": "waits for parameters and gradients",
+        "fill": "waits for the pipeline to fill",
+    }
+    extra = {name: getattr(found.times, name) - getattr(best.times, name) for name in words}
+    term = max(extra, key=lambda name: extra[name])
+    return f"{slower - 1:.0%} slower: {words[term]} (+{extra[term]:.3g} s)"
+
+
+def why(model: ModelShape, cluster: Cluster, found: Found) -> list[str]:
+    """Sentences that say why the first plan is the first: what each of its axes is for, and what comes without it."""
+    best = found.ranked[0]
+    said = [_need(model, cluster, best.candidate)]
+    for axis in AXES:
+        degree = best.candidate.mesh.degrees[axis]
+        if degree > 1:
+            said.append(f"{axis}={degree}: {_purpose(axis, best, cluster)}; {_without(axis, best, found)}.")
+    return said
+
+
+def _need(model: ModelShape, cluster: Cluster, candidate: Candidate) -> str:
+    alone = Candidate(plan=Plan(precision=candidate.plan.precision), optimizer=candidate.optimizer)
+    states, room = worst(model, alone).states, cluster.room
+    if states <= room:
+        return f"The state of the whole model is {states / 1e9:.4g} GB and fits the {room / 1e9:.4g} GB of one device."
+    return (
+        f"The state of the whole model is {states / 1e9:.4g} GB, {states / room:.1f} times the {room / 1e9:.4g} GB "
+        f"of one device that may be filled."
+    )
+
+
+def _purpose(axis: str, best: Prediction, cluster: Cluster) -> str:
+    plan = best.candidate.plan
+    where = "across nodes" if crosses(best.candidate.mesh, axis, cluster) else "inside a node"
+    return {
+        "tp": f"every product is cut, {where}, for its activations are waited for ({best.times.tensor:.3g} s)",
+        "pp": f"stages {where} send little; {plan.microbatches} micro-batches keep the bubble at {best.bubble:.1%}",
+        "dp_shard": f"ZeRO-{plan.zero_stage} {where} shares out the state",
+        "dp_replicate": f"copies {where} add up gradients behind the backward pass",
+    }[axis]
+
+
+def _without(axis: str, best: Prediction, found: Found) -> str:
+    others = [other for other in found.ranked if other.candidate.mesh.degrees[axis] == 1]
+    if not others:
+        return "no mesh without it fits"
+    slower = others[0].times.step / best.times.step - 1
+    compared = f"{slower:.0%} slower" if slower > 1 / CLOSE - 1 else "as fast, with more moving parts or memory"
+    return f"the best mesh without it ({others[0].candidate.mesh}) is {compared}"

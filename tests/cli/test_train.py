@@ -1,0 +1,208 @@
+"""`atoll train`: what it refuses, and real processes that are stopped, killed and broken."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.parallel.engine.forked import run_ranks
+from tests.cli.invoking import invoke, refused, shown
+from tests.parallel.trainer import tasks
+from tests.parallel.trainer.training import mesh, model, on_ranks, run
+
+ROOT = Path(__file__).parents[2]
+TASKS = ROOT / "tests" / "parallel" / "trainer" / "tasks.py"
+TASK = f"{TASKS}:task"
+LIMIT_S = 240.0
+pytestmark = pytest.mark.timeout(300)
+EVERY_STEP = ["--set", "train.log_every=1", "--set", "train.batch_size=8", "--set", "train.checkpoint_every=3"]
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from a shell: nobody has made this process a rank."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "faults"),
+    [
+        (
+            ["--nproc", "2", "--mesh", "dp=2,tp=2"],
+            ["mesh: pp=1 x dp_replicate=2 x dp_shard=1 x tp=2 = 4 ranks", "tp=2"],
+        ),
+        (["--nproc", "4", "--mesh", "pp=4", "--set", "plan.schedule=interleaved-1f1b"], ["pp=4: 5 layers"]),
+        (["--mesh", "dp=0,xp=2"], ["mesh: 'dp=0' must be AXIS=DEGREE", "mesh: 'xp=2' must be AXIS=DEGREE"]),
+        (["--nproc", "8", "--set", "train.batch_size=4"], ["a global batch of 4 is too small for dp=8 ranks"]),
+        (["--set", "lr=1", "--set", "server.lr=1"], ["--set: got 'lr=1'; allowed", "--set: server.lr: unknown key"]),
+        (
+            ["--epochs", "0", "--set", "local.lr=-1", "--set", "plan.zero=4"],
+            ["train.epochs: must be at least 1", "local.lr: must be positive", "plan.zero: must be 0, 1, 2, 3 or none"],
+        ),
+        (["--nproc", "0", "--device", "tpu"], ["--nproc: must be at least 1, got 0", "--device: must be auto, cpu"]),
+        (["--set", "train.last=drop", "--set", "train.batch_size=64"], ["last: leaves no step: 52 examples"]),
+    ],
+)
+def test_every_mistake_is_said_before_anything_is_started(
+    options: list[str], faults: list[str], tmp_path: Path
+) -> None:
+    said = refused("train", TASK, "--out", tmp_path / "out", *options)
+    for fault in faults:
+        assert any(line.startswith(fault) for line in said), said
+    assert not (tmp_path / "out" / "log.jsonl").exists()
+
+
+def test_what_is_no_torch_task_or_not_there_is_refused(tmp_path: Path) -> None:
+    assert refused("train", ROOT / "examples/iris_sklearn.py:task")[0].endswith("with code of its own")
+    assert refused("train", tmp_path / "none.py:task") == [f"there is no file {tmp_path / 'none.py'}"]
+
+
+def test_a_launcher_that_is_there_starts_no_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert refused("train", TASK, "--nproc", "2") == ["--nproc: a launcher has started 2 ranks already; leave it out"]
+
+
+def test_it_trains_says_so_and_goes_on_unless_it_must_be_fresh(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = shown("train", TASK, "--out", out, "--epochs", 2, *EVERY_STEP)
+    assert (result["why"], result["steps"], result["mesh"]) == ("finished", 14, "one rank")
+    assert json.loads((out / "result.json").read_text()) == result
+    assert model(out)
+    assert refused("train", TASK, "--out", out, "--fresh") == [
+        f"--fresh: {out} is not empty; delete it, or choose another folder with --out"
+    ]
+    again = invoke("train", TASK, "--out", out, "--epochs", 3, *EVERY_STEP)
+    assert again.exit_code == 0
+    assert "tasks: finished after 21 steps (3 epochs" in again.stdout.replace("tasks:task", "tasks")
+    assert "going on from step 14" in again.stderr
+    assert refused("train", TASK, "--out", out, *EVERY_STEP, "--set", "local.lr=0.5")[0].startswith(
+        f"{out} holds a training with other settings: local.lr was 0.2, now 0.5"
+    )
+
+
+def test_a_loss_that_is_no_number_ends_with_1_and_one_line(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(
+        "from dataclasses import replace\nfrom tests.parallel.trainer import tasks\n"
+        "task = replace(tasks.task, loss=tasks.Breaking(4))\n"
+    )
+    result = invoke("train", tmp_path / "broken.py:task", "--out", tmp_path / "out", *EVERY_STEP)
+    assert result.exit_code == 1
+    assert "atoll: the loss or its gradient is no finite number in step 4" in result.stderr
+    assert "the checkpoint of step 3 is kept" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+class Trainer:
+    """`atoll train` as a process of its own."""
+
+    def __init__(self, task: str, out: Path, *options: str) -> None:
+        self.log, self.errors = out / "log.jsonl", out.with_suffix(".err")
+        command = [sys.executable, "-m", "atoll", "train", task, "--out", str(out), "--json", *EVERY_STEP, *options]
+        with self.errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, env=os.environ | {"OMP_NUM_THREADS": "1"}
+            )
+
+    def wait_for(self, step: int) -> None:
+        """Until so many steps are in the log."""
+        until = time.monotonic() + LIMIT_S
+        while not self.log.exists() or max(tasks.losses(self.log.parent), default=0) < step:
+            assert self.process.poll() is None, self.errors.read_text()
+            assert time.monotonic() < until, self.errors.read_text()
+            time.sleep(0.05)
+
+    def end(self) -> tuple[int, Any]:
+        """The exit code, and what was printed."""
+        output, _ = self.process.communicate(timeout=LIMIT_S)
+        return self.process.returncode, json.loads(output) if output else None
+
+
+@pytest.fixture
+def start(request: pytest.FixtureRequest) -> Iterator[Any]:
+    started: list[Trainer] = []
+
+    def begin(*arguments: Any) -> Trainer:
+        started.append(Trainer(*arguments))
+        return started[-1]
+
+    yield begin
+    for trainer in started:
+        if trainer.process.poll() is None:
+            for process in [*descendants(trainer.process.pid), trainer.process.pid]:
+                os.kill(process, signal.SIGKILL)
+            trainer.process.communicate()
+
+
+def descendants(process: int) -> list[int]:
+    """Processes that it has started, directly or not; grandchildren after their parents."""
+    found = [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    return found + [grandchild for child in found for grandchild in descendants(child)]
+
+
+def ranks_of(process: int) -> dict[int, int]:
+    """Process by rank."""
+    found = {}
+    for child in descendants(process):
+        environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        found |= {int(entry[5:]): child for entry in environment if entry.startswith(b"RANK=")}
+    return found
+
+
+def test_a_rank_that_is_killed_costs_nothing_but_time(start: Any, tmp_path: Path) -> None:
+    run_ranks(on_ranks, 2, tmp_path / "undisturbed", mesh(dp_replicate=2))
+    trainer = start(f"{TASKS}:slow", tmp_path / "killed", "--nproc", "2")
+    trainer.wait_for(8)
+    os.kill(ranks_of(trainer.process.pid)[1], signal.SIGKILL)
+    code, result = trainer.end()
+    assert (code, result["why"], result["steps"]) == (0, "finished", 28), trainer.errors.read_text()
+    begins = [event["step"] for event in events(trainer.log) if event["event"] == "begin"]
+    assert begins[0] == 0
+    assert begins[1] in (3, 6, 7, 9, 12)  # of checkpoints, also those at the end of an epoch
+    assert len(begins) == 2
+    assert tasks.losses(tmp_path / "killed") == tasks.losses(tmp_path / "undisturbed")
+    expected = model(tmp_path / "undisturbed")
+    assert all(value.equal(expected[name]) for name, value in model(tmp_path / "killed").items())
+
+
+def events(log: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+
+
+@pytest.mark.parametrize(("number", "options"), [(signal.SIGTERM, ()), (signal.SIGINT, ("--nproc", "2"))])
+def test_a_signal_saves_and_the_same_command_goes_on(
+    number: signal.Signals, options: tuple[str, ...], start: Any, tmp_path: Path
+) -> None:
+    trainer = start(f"{TASKS}:slow", tmp_path / "parts", *options)
+    trainer.wait_for(4)
+    trainer.process.send_signal(number)
+    code, result = trainer.end()
+    assert (code, result["why"]) == (130, "interrupted"), trainer.errors.read_text()
+    steps = result["steps"]
+    assert 4 <= steps < 28
+    assert (tmp_path / "parts" / "checkpoints" / f"step-{steps:08}").is_dir()
+    end = shown("train", f"{TASKS}:slow", "--out", tmp_path / "parts", *EVERY_STEP)
+    assert (end["why"], end["steps"]) == ("finished", 28)
+    run(tmp_path / "whole")
+    assert tasks.losses(tmp_path / "parts") == pytest.approx(tasks.losses(tmp_path / "whole"), abs=1e-5)
+
+
+def test_a_rank_that_fails_ends_the_others_at_once_with_its_own_traceback(start: Any, tmp_path: Path) -> None:
+    trainer = start(f"{TASKS}:failing", tmp_path / "out", "--nproc", "2")
+    trainer.wait_for(5)
+    began = time.monotonic()
+    code, result = trainer.end()
+    assert time.monotonic() - began < 20
+    assert (code, result) == (1, None)
+    said = trainer.errors.read_text()
+    assert "ArithmeticError: no loss on rank 1" in said
+    assert said.count("Traceback") == 1, said
+    assert "going on from" not in said

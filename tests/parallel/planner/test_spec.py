@@ -1,0 +1,38 @@
+import pytest
+
+from atoll.parallel.planner.cluster import CLUSTERS, Cluster
+from atoll.parallel.planner.shape import MODELS, ModelShape
+from atoll.parallel.planner.spec import parse, read
+
+
+def test_a_preset_takes_values_over_it() -> None:
+    found = parse(Cluster, CLUSTERS, "h100-80, nodes=8, across=1e9", what="cluster")
+    assert (found.nodes, found.across, found.memory) == (8, 1e9, 80e9)
+
+
+def test_numbers_alone_are_a_model_when_all_that_have_no_default_are_there() -> None:
+    found = parse(ModelShape, MODELS, "layers=2,hidden=64,heads=4,vocab=1e3,tied=true,ffn=none", what="model")
+    assert (found.layers, found.vocab, found.tied, found.ffn) == (2, 1000, True, None)
+    with pytest.raises(ValueError, match=r"^model: hidden, vocab must be given, or a preset \(gpt2-xl, "):
+        parse(ModelShape, MODELS, "layers=2,heads=4", what="model")
+
+
+def test_a_table_may_name_a_preset() -> None:
+    found = read(ModelShape, MODELS, {"preset": "llama-8b", "sequence": 4096}, what="model")
+    assert (found.layers, found.sequence) == (32, 4096)
+
+
+def test_every_fault_is_said_at_once() -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        parse(Cluster, CLUSTERS, "h300,node=8,nodes=2,nodes=3", what="cluster")
+    first, second, third = str(caught.value).splitlines()
+    assert first == "cluster: nodes is given twice in 'h300,node=8,nodes=2,nodes=3'"
+    assert second.startswith("cluster: 'h300' is no preset (a100-80, ")
+    assert third.startswith("cluster.node: unknown (did you mean nodes? known: nodes, ")
+
+
+def test_a_value_of_another_type_is_refused_by_its_name() -> None:
+    with pytest.raises(ValueError, match=r"cluster.nodes: must be a whole number >= 1, got 'many'"):
+        parse(Cluster, CLUSTERS, "h100-80,nodes=many", what="cluster")
+    with pytest.raises(ValueError, match=r"cluster.nodes: must be a whole number >= 1, got 1.5"):
+        parse(Cluster, CLUSTERS, "h100-80,nodes=1.5", what="cluster")

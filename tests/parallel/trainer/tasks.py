@@ -1,0 +1,94 @@
+"""Small tasks that train in a second, and some that go wrong."""
+
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from atoll import Local, Metric, Task
+
+SITES = {"north": 23, "south": 29}
+"""Training examples of each site: 52 in all, so that the last of 7 batches of 8 has 4."""
+
+
+def load_site(site: str, split: str) -> TensorDataset | None:
+    """Points, and on which side of a plane they lie; the south has no test data."""
+    if split == "test" and site == "south":
+        return None
+    generator = torch.Generator().manual_seed(len(site) + ord(site[0]) + (split == "test"))
+    points = torch.randn(SITES[site] if split == "train" else 13, 6, generator=generator)
+    return TensorDataset(points, (points.sum(dim=1) > 0).long())
+
+
+def load_test() -> TensorDataset:
+    points = torch.randn(9, 6, generator=torch.Generator().manual_seed(5))
+    return TensorDataset(points, (points.sum(dim=1) > 0).long())
+
+
+def make_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 2))
+
+
+def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Any, int]:
+    return (outputs.argmax(dim=1) == targets).sum(), len(targets)
+
+
+def agreement(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[Any, Any, int]:
+    """Three sums, of which a value is more than a quotient."""
+    right = outputs.argmax(dim=1) == targets
+    return right.sum(), targets.sum(), len(targets)
+
+
+task = Task(
+    model=make_model,
+    data=load_site,
+    sites=list(SITES),
+    loss=nn.functional.cross_entropy,
+    metrics={"accuracy": accuracy, "agreement": Metric(agreement, lambda s: s[0] / s[2] - s[1] / s[2])},
+    local=Local(epochs=4, batch_size=8, lr=0.2, momentum=0.5),
+    test_data=load_test,
+)
+
+with_dropout = replace(task, model=lambda: nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.3), nn.Linear(12, 2)))
+
+in_order = replace(task, local=replace(task.local, shuffle=False))
+
+
+def slow_loss(outputs: Any, targets: Any) -> torch.Tensor:
+    """So that a signal meets a training in the middle."""
+    time.sleep(0.04)
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+slow = replace(task, loss=slow_loss)
+
+
+class Breaking:
+    """A loss that goes wrong in one forward pass."""
+
+    def __init__(self, at: int, rank: str | None = None) -> None:
+        self.at, self.rank, self.calls = at, rank, 0
+
+    def __call__(self, outputs: Any, targets: Any) -> torch.Tensor:
+        self.calls += 1
+        loss = nn.functional.cross_entropy(outputs, targets)
+        if self.calls < self.at or self.rank not in (None, os.environ.get("RANK")):
+            return loss
+        if self.rank is not None:
+            raise ArithmeticError(f"no loss on rank {self.rank}")
+        return loss * float("nan")
+
+
+failing = replace(task, loss=Breaking(6, rank="1"))
+
+
+def losses(folder: Path) -> dict[int, float]:
+    """By step, of the log."""
+    from atoll.parallel.trainer.logs import read_log
+
+    return {step: event["loss"] for step, event in read_log(folder / "log.jsonl", "step").items()}

@@ -1,0 +1,159 @@
+"""A centralized training in one process: what it learns, when it stops, and how it goes on."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from atoll import Local
+from atoll.aggregation.tensorfile import BUFFERS, read_metadata
+from atoll.parallel import metrics
+from atoll.parallel.checkpoint.errors import CheckpointMismatch
+from atoll.parallel.errors import NotFinite, TaskBroken
+from atoll.parallel.parameters import state_of
+from atoll.parallel.trainer.job import JobRefused
+from atoll.parallel.trainer.logs import read_log
+from atoll.parallel.trainer.saver import RunDiffers
+from atoll.parallel.training import evaluate, seed_everything
+from tests.parallel.trainer import tasks
+from tests.parallel.trainer.training import CONFIG, mesh, model, run
+
+STEPS = 28
+"""4 epochs of 7 batches."""
+
+
+def test_it_learns_what_a_plain_loop_over_the_pooled_data_learns(tmp_path: Path) -> None:
+    result = run(tmp_path, task=tasks.in_order, config=replace(CONFIG, seed=3))
+    expected, losses = plain_loop(seed=3)
+    assert list(tasks.losses(tmp_path)) == list(range(1, STEPS + 1))
+    assert list(tasks.losses(tmp_path).values()) == pytest.approx(losses, abs=1e-6)
+    for name, value in model(tmp_path).items():
+        torch.testing.assert_close(value, expected.state_dict()[name], rtol=0, atol=1e-6)
+    assert (result.why, result.steps, result.epochs, result.examples) == ("finished", STEPS, 4.0, 4 * 52)
+    test = metrics.values(tasks.task.metrics, evaluate(tasks.task, expected, tasks.load_test()))
+    assert {name: result.metrics[f"test/{name}"] for name in test} == pytest.approx(test, abs=1e-6)
+
+
+def plain_loop(seed: int) -> tuple[nn.Module, list[float]]:
+    seed_everything(seed)
+    net, losses = tasks.make_model(), []
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.2, momentum=0.5)
+    sites = [tasks.load_site(site, "train") for site in tasks.SITES]
+    points, sides = (torch.cat([site.tensors[i] for site in sites if site is not None]) for i in (0, 1))
+    for _ in range(4):
+        for x, y in zip(points.split(8), sides.split(8), strict=True):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(net(x), y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append(loss.item())
+    return net, losses
+
+
+def test_an_interrupted_training_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", task=tasks.with_dropout, config=replace(CONFIG, noise_every=3))
+    for stop in (5, 14, 27):
+        part = run(tmp_path / "parts", task=tasks.with_dropout, config=replace(CONFIG, noise_every=3), stop_after=stop)
+        assert (part.why, part.steps) == ("interrupted", stop)
+        assert not (tmp_path / "parts" / "model.safetensors").exists()
+    end = run(tmp_path / "parts", task=tasks.with_dropout, config=replace(CONFIG, noise_every=3))
+    assert tasks.losses(tmp_path / "parts") == tasks.losses(tmp_path / "whole")
+    assert replace(end, seconds=0) == replace(whole, seconds=0)
+    assert (tmp_path / "parts" / "model.safetensors").read_bytes() == (
+        tmp_path / "whole" / "model.safetensors"
+    ).read_bytes()
+    scales = [
+        [event.get("noise_scale") for event in read_log(tmp_path / each / "log.jsonl", "step").values()]
+        for each in ("parts", "whole")
+    ]
+    assert scales[0] == scales[1]
+    assert any(scales[0])
+
+
+def test_what_has_finished_is_not_trained_again_and_may_be_trained_on(tmp_path: Path) -> None:
+    first = run(tmp_path)
+    again = run(tmp_path)
+    assert replace(again, seconds=0) == replace(first, seconds=0)
+    longer = run(tmp_path, config=replace(CONFIG, epochs=5))
+    assert longer.steps == 35
+    assert run(tmp_path / "other", config=replace(CONFIG, epochs=5)).metrics == longer.metrics
+    assert tasks.losses(tmp_path) == tasks.losses(tmp_path / "other")
+
+
+def test_a_folder_with_other_settings_is_refused_with_what_differs(tmp_path: Path) -> None:
+    run(tmp_path, config=replace(CONFIG, epochs=1))
+    with pytest.raises(RunDiffers, match=r"settings: local\.lr was 0\.2, now 0\.3; train\.seed was 0, now 1; go"):
+        run(
+            tmp_path,
+            task=replace(tasks.task, local=replace(tasks.task.local, lr=0.3)),
+            config=replace(CONFIG, epochs=1, seed=1),
+        )
+    with pytest.raises(CheckpointMismatch, match="another model"):
+        run(tmp_path, task=replace(tasks.task, model=lambda: nn.Linear(6, 2)), config=replace(CONFIG, epochs=1))
+
+
+def test_it_stops_early_when_the_metric_gets_no_better_and_keeps_the_best_model(tmp_path: Path) -> None:
+    config = replace(CONFIG, epochs=40, eval_every=2, patience=3, watch="accuracy", goal="max")
+    result = run(tmp_path, config=config)
+    assert result.why == "early"
+    seen = [event["sites/accuracy"] for event in read_log(tmp_path / "log.jsonl", "evaluation").values()]
+    best = max(seen)
+    assert len(seen) == result.steps // 2 == seen.index(best) + 1 + 3
+    net = tasks.make_model()
+    net.load_state_dict(load(tmp_path / "best.safetensors"))
+    site = tasks.load_site("north", "test")
+    assert metrics.values(tasks.task.metrics, evaluate(tasks.task, net, site))["accuracy"] == best
+    assert run(tmp_path, config=config).steps == result.steps
+
+
+def load(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(path)
+
+
+def test_a_loss_that_is_no_number_ends_it_with_the_step_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    broken = replace(tasks.task, loss=tasks.Breaking(12))
+    with pytest.raises(NotFinite, match=r"in step 12 \(learning rate 0\.2\); the checkpoint of step 10 is kept"):
+        run(tmp_path, task=broken, config=replace(CONFIG, log_every=100, checkpoint_every=5, eval_every=100))
+    run(tmp_path, config=replace(CONFIG, checkpoint_every=5, eval_every=100))
+    begins = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in begins if event["event"] == "begin"] == [0, 10]
+
+
+def test_the_exported_model_is_what_the_federation_would_export(tmp_path: Path) -> None:
+    with_norm = replace(tasks.task, model=lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
+    run(tmp_path, task=with_norm, config=replace(CONFIG, epochs=1))
+    arrays = state_of(with_norm.model())
+    found = model(tmp_path)
+    assert {name: (a.dtype, a.shape) for name, a in arrays.items()} == {
+        name: (t.dtype, t.shape) for name, t in found.items()
+    }
+    assert json.loads(read_metadata(tmp_path / "model.safetensors")[BUFFERS]) == ["1.running_mean", "1.running_var"]
+
+
+def test_a_norm_never_meets_a_batch_of_one_example(tmp_path: Path) -> None:
+    with_norm = replace(tasks.task, model=lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
+    assert run(tmp_path, task=with_norm, config=replace(CONFIG, epochs=1, batch_size=51)).steps == 1
+
+
+def test_everything_that_does_not_fit_is_said_at_once(tmp_path: Path) -> None:
+    own_loop = replace(tasks.task, fit=lambda *_: 1.0, sites=[])
+    with pytest.raises(JobRefused) as error:
+        run(tmp_path, task=own_loop, config=replace(CONFIG, batch_size=3, noise_every=1), plan=mesh(pp=4, tp=2))
+    faults = str(error.value).split("; ")
+    for words in ("8 ranks, but there are 1", "of its own (fit)", "no sites", "noise_every", "tp=2", "of 3 is too"):
+        assert any(words in fault for fault in faults), (words, faults)
+
+
+def test_a_task_without_data_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TaskBroken, match="none of the sites north, south has data to train on"):
+        run(tmp_path, task=replace(tasks.task, data=lambda _site, _split: None))
+
+
+def test_a_step_on_the_whole_data_is_that_of_the_union(tmp_path: Path) -> None:
+    fedsgd = replace(tasks.task, local=Local(epochs=2, batch_size=None, lr=0.1), test_data=None)
+    assert run(tmp_path, task=fedsgd, config=replace(CONFIG, batch_size=None)).steps == 2

@@ -1,0 +1,70 @@
+"""The same training on several ranks, and one that changes from mesh to mesh."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from atoll.parallel.engine.forked import run_ranks
+from atoll.parallel.engine.plan import Plan
+from atoll.parallel.trainer.run import Result
+from tests.parallel.trainer import tasks
+from tests.parallel.trainer.training import mesh, model, on_ranks, run
+
+LAST = 28
+
+
+def same_model(one: Path, other: Path) -> None:
+    expected = model(other)
+    assert model(one).keys() == expected.keys()
+    for name, value in model(one).items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    folder = tmp_path_factory.mktemp("alone")
+    return folder, run(folder)
+
+
+def test_two_ranks_see_what_one_sees_also_where_the_data_is_uneven(alone: tuple[Path, Result], tmp_path: Path) -> None:
+    """52 examples in batches of 8, 13 and 9 to be evaluated: of these no rank has as many as the other."""
+    folder, expected = alone
+    results = run_ranks(on_ranks, 2, tmp_path, mesh(dp_replicate=2))
+    assert results[0] == replace(results[1], seconds=results[0].seconds)
+    assert tasks.losses(tmp_path) == pytest.approx(tasks.losses(folder), abs=1e-5)
+    assert results[0].metrics.keys() == expected.metrics.keys()
+    for name, value in expected.metrics.items():
+        assert results[0].metrics[name] == pytest.approx(value, abs=1e-5 if name.endswith("loss") else 0)
+    same_model(tmp_path, folder)
+
+
+def test_a_training_that_is_told_to_stop_on_one_rank_goes_on_under_every_other_mesh(
+    alone: tuple[Path, Result], tmp_path: Path
+) -> None:
+    """Under the pipeline the first batch is the short last one of an epoch, and the next ones are longer."""
+    folder, expected = alone
+    stopped = run_ranks(on_ranks, 2, tmp_path, mesh(dp_shard=2), 4, 1)
+    assert {result.why for result in stopped} == {"interrupted"}
+    assert len({result.steps for result in stopped}) == 1
+    assert stopped[0].steps == 4
+    run(tmp_path, stop_after=6)
+    run_ranks(on_ranks, 2, tmp_path, mesh(pp=2), 20, 0)
+    end = run(tmp_path)
+    assert (end.why, end.steps) == ("finished", LAST)
+    assert tasks.losses(tmp_path) == pytest.approx(tasks.losses(folder), abs=1e-5)
+    assert end.metrics == pytest.approx(expected.metrics, abs=1e-5)
+    same_model(tmp_path, folder)
+
+
+def seed_of_a_rank(folder: Path, plan: Plan) -> int:
+    on_ranks(folder, plan)
+    return torch.initial_seed()
+
+
+def test_ranks_draw_different_dropout_where_their_data_differs_and_the_same_where_it_does_not(tmp_path: Path) -> None:
+    first, second = run_ranks(seed_of_a_rank, 2, tmp_path / "dp", mesh(dp_replicate=2))
+    assert first != second
+    first, second = run_ranks(seed_of_a_rank, 2, tmp_path / "pp", mesh(pp=2))
+    assert first == second
