@@ -25,13 +25,18 @@ Observe = Callable[[Any, Any], None]
 """(outputs, targets) of a batch that was evaluated."""
 
 
-def share_of_loss(loss: Loss, outputs: Any, micro: Micro, total: int | torch.Tensor) -> torch.Tensor:
-    """What a micro-batch adds to the mean over all `total` units: its own mean times its share of them."""
+Total = Callable[[], int | torch.Tensor]
+"""Units of the global batch, for which the ranks may have to be waited for; as often as one likes."""
+
+
+def share_of_loss(loss: Loss, outputs: Any, micro: Micro, units: Total) -> torch.Tensor:
+    """What a micro-batch adds to the mean over all units: its own mean times its share of them."""
     if micro.count == 0:  # its mean is over nothing; but the passes must be taken
         return torch.stack([(tensor * 0.0).nan_to_num().sum() for tensor in tensors(outputs)]).sum()
     found = loss(map_tensors(in_single, outputs), micro.targets)
     if found.dim():
         raise ValueError(f"the loss must be a single number, the mean over the batch; got shape {tuple(found.shape)}")
+    total = units()
     if isinstance(total, int) and micro.count == total:
         return found
     return found * (micro.count / total)
@@ -58,14 +63,12 @@ class Passes:
         # DDP takes the mean over its ranks of what is to be a sum.
         self._scale = plan.synced_dp if isinstance(model, DistributedDataParallel) else 1
 
-    def train(
-        self, batch: Batch, total: int | torch.Tensor, after_first: Callable[[int], None] | None = None
-    ) -> torch.Tensor:
+    def train(self, batch: Batch, total: Total, after_first: Callable[[int], None] | None = None) -> torch.Tensor:
         """Leave the gradients of sum (c / total) x mean loss in the parameters; that sum over this rank's batch.
 
         Args:
             batch: of this rank.
-            total: units of the global batch.
+            total: units of the global batch; asked for when the first outputs are there.
             after_first: called, with this rank's units of the first micro-batch, when the gradients are those of all
                 ranks' first micro-batches; there are two at least then, each added up over the ranks.
         """

@@ -18,7 +18,7 @@ from atoll.parallel.data.batch import Batch, map_tensors
 from atoll.parallel.engine.buffers import unchanged
 from atoll.parallel.engine.mesh import Axes
 from atoll.parallel.engine.microbatches import Micro, rows_of, split_padded
-from atoll.parallel.engine.passes import Loss, Observe, share_of_loss
+from atoll.parallel.engine.passes import Loss, Observe, Total, share_of_loss
 from atoll.parallel.engine.plan import SCHEDULES, V_SHAPED, Plan
 from atoll.parallel.engine.sharding import whole
 
@@ -91,13 +91,11 @@ class Pipeline:
         self.is_first = any(stage.is_first for stage in stages)
         self.is_last = any(stage.is_last for stage in stages)
         self._micros: list[Micro] = []
-        self._total: int | torch.Tensor = 1
+        self._total: Total = lambda: 1
         self._observe: Observe | None = None
         self._rows = None if rows is None else -(-rows // plan.microbatches)
 
-    def train(
-        self, batch: Batch, total: int | torch.Tensor, after_first: Callable[[int], None] | None = None
-    ) -> torch.Tensor:
+    def train(self, batch: Batch, total: Total, after_first: Callable[[int], None] | None = None) -> torch.Tensor:
         """As `passes.Passes.train`; the loss is 0 on ranks without the last stage.
 
         Raises:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -14,7 +15,7 @@ from atoll.parallel.data.batch import Batch, tensors
 from atoll.parallel.engine.buffers import average_buffers
 from atoll.parallel.engine.gradients import clip, gradients_of, settle, total_norm
 from atoll.parallel.engine.mesh import Axes
-from atoll.parallel.engine.passes import Observe
+from atoll.parallel.engine.passes import Observe, Total
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.ties import Ties
 
@@ -24,9 +25,7 @@ DP_AXES = ("dp_replicate", "dp_shard")
 class Executor(Protocol):
     """Forward and backward passes: `passes.Passes` or `pipeline.Pipeline`."""
 
-    def train(
-        self, batch: Batch, total: int | torch.Tensor, after_first: Callable[[int], None] | None = None
-    ) -> torch.Tensor:
+    def train(self, batch: Batch, total: Total, after_first: Callable[[int], None] | None = None) -> torch.Tensor:
         """Leave the gradients in the parameters; the weighted loss of this rank's units."""
 
     def evaluate(self, batch: Batch, observe: Observe) -> None:
@@ -116,10 +115,11 @@ class Engine:
             part.train()
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        units = self._total(batch) if total is None else total
+        asked = self._total(batch) if total is None else lambda: total
         first: list[tuple[int, torch.Tensor]] = []
         after_first = (lambda count: first.append(self._after_first(count))) if measure_noise else None
-        loss = self._executor.train(batch, units, after_first)
+        loss = self._executor.train(batch, asked, after_first)
+        units = asked()
         self._settle()
         norm = self._norm() if report or measure_noise or self._clip_norm is not None else None
         noise = _noise(first[0], int(units), norm) if first and norm is not None else None
@@ -180,10 +180,20 @@ class Engine:
         """The axes along which gradients are added up in each step."""
         return DP_AXES if self.plan.outer == "none" else ("dp_shard",)
 
-    def _total(self, batch: Batch) -> int | torch.Tensor:
+    def _total(self, batch: Batch) -> Total:
+        """Ask the other ranks for their units, and go on; the forward pass hides the answer's way."""
         if self.axes is None or self.plan.synced_dp == 1:
-            return batch.count
-        return self.axes.sum_over(torch.tensor(batch.count, device=self.device), *self._synced_axes())
+            return lambda: batch.count
+        group = self.axes.dp_group if self.plan.outer == "none" else self.axes.group("dp_shard")
+        total = torch.tensor(batch.count, device=self.device)
+        on_its_way = [dist.all_reduce(total, group=group, async_op=True)]
+
+        def answer() -> torch.Tensor:
+            while on_its_way:
+                on_its_way.pop().wait()
+            return total
+
+        return answer
 
     def _norm(self) -> torch.Tensor:
         owned = gradients_of(self._values if self._ties is None else self._ties.owned(self._values))
