@@ -131,6 +131,26 @@ def _dry_run(shape: ModelShape, candidate: Candidate, rank: int) -> DryRun:
     return DryRun(rank=rank, **sizes, peak=watch.peak, collectives=tuple(watch.collectives), flops=watch.flops)
 
 
+def steps_alone(shape: ModelShape, candidate: Candidate, rank: int, device: str, *, number: int = 2) -> None:
+    """Real steps of one rank of any mesh, on a real device and with real memory; the network alone is torch's fake one.
+
+    What arrives from other ranks is whatever lay there: the arithmetic means nothing, the allocator's peak does. This
+    process must have no process group, and the plan must shard the model or cut it along tp.
+    """
+    dist.init_process_group("fake", rank=rank, world_size=candidate.mesh.size)
+    try:
+        with torch.device("meta"):
+            model = Decoder(decoder_config(shape))
+        engine = _build(model, shape, candidate, Axes(candidate.mesh, torch.device(device).type), device)
+        for part in engine.parts:
+            part.to_empty(device=device)
+        batch = _batch(shape, candidate).to(device)
+        for _ in range(number):
+            engine.step(batch, total=1, report=False)
+    finally:
+        dist.destroy_process_group()
+
+
 class _Unmoved(Decoder):
     """Fake tensors are where they belong from the start, and moving them would make others of them."""
 
@@ -139,13 +159,13 @@ class _Unmoved(Decoder):
         return self
 
 
-def _build(model: nn.Module, shape: ModelShape, candidate: Candidate, axes: Axes) -> Engine:
+def _build(model: nn.Module, shape: ModelShape, candidate: Candidate, axes: Axes, device: str = "cpu") -> Engine:
     """The engine, with a pipeline that neither asks its neighbours for shapes nor looks at fake values."""
     make_optimizer = OPTIMIZERS[candidate.optimizer]
     with patch.object(pipeline, "Stage", _stage_kind(shape, candidate)):
-        engine = assemble(model, candidate.plan, loss=_loss, make_optimizer=make_optimizer, axes=axes)
+        engine = assemble(model, candidate.plan, loss=_loss, make_optimizer=make_optimizer, axes=axes, device=device)
     if isinstance(engine._executor, pipeline.Pipeline):
-        targets = torch.zeros(candidate.microbatch, shape.sequence)
+        targets = torch.zeros(candidate.microbatch, shape.sequence, device=device)
         engine._executor._schedule._loss_fn = lambda outputs, _number: _loss(outputs, targets)
     return engine
 

@@ -1,0 +1,41 @@
+"""What the planner predicts against a GPU's own allocator. `make test-cuda` runs this."""
+
+import pytest
+import torch
+
+from atoll.parallel.engine.forked import run_ranks
+from atoll.parallel.engine.mesh import Mesh
+from atoll.parallel.engine.plan import Plan
+from atoll.parallel.planner.candidate import Candidate
+from atoll.parallel.planner.dry_run import steps_alone
+from atoll.parallel.planner.memory import memory
+from atoll.parallel.planner.shape import ModelShape
+
+XL = ModelShape(layers=48, hidden=1536, heads=24, ffn=4096, vocab=50304, sequence=1024)
+"""Of GPT-2's largest size, with a number of heads that tp divides."""
+
+
+def candidate(**settings: object) -> Candidate:
+    return Candidate(plan=Plan(mesh=Mesh(pp=4, dp_shard=4, tp=4), num_microbatches=8, **settings))  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: make test-cuda")
+@pytest.mark.parametrize("rank", [0, 21, 63], ids=["first stage", "middle stage", "last stage"])
+def test_a_rank_of_64_takes_what_is_predicted(rank: int) -> None:
+    plan = candidate(precision="bf16")
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    steps_alone(XL, plan, rank, "cuda:0")
+    assert torch.cuda.max_memory_allocated() == pytest.approx(memory(XL, plan, rank).total, rel=0.1)
+
+
+def small_steps(rank: int) -> None:
+    torch.distributed.destroy_process_group()  # of gloo, for a fake one
+    small = ModelShape(layers=4, hidden=64, heads=4, ffn=96, vocab=128, sequence=32)
+    steps_alone(small, candidate(), rank, "cpu")
+    torch.distributed.init_process_group("fake", rank=0, world_size=1)  # to be left as it was found
+
+
+@pytest.mark.parametrize("rank", [0, 21, 63])
+def test_such_a_rank_takes_its_steps_on_a_cpu_too(rank: int) -> None:
+    run_ranks(small_steps, 1, rank)
