@@ -28,7 +28,7 @@ demo: setup
 	@$(BIN)/python -m examples.demo $(DEMO)
 
 test: setup
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 test-parallel: setup # every strategy at every rank count, as a table, then the digits under each; about ten minutes
 	$(BIN)/python -m tests.parallel.engine.cases

@@ -4,7 +4,8 @@
 
 Each rank sleeps a fixed time for each forward pass, as long for each gradient of activations and as long for each
 gradient of weights, so that two processors are enough for four ranks. Measured is the engine's own step through its own
-schedules; idle is what is left of it beside the sleeps. Theory, with p ranks, m micro-batches, V stages of a rank:
+schedules: a rank is idle while it waits for what another one is to send, and at the end for the last one to finish. The
+mean of the ranks stands beside theory, with p ranks, m micro-batches, V stages of a rank:
 
     gpipe, 1f1b         (p - 1) / (m + p - 1)
     interleaved-1f1b    (p - 1) / (V m + p - 1)
@@ -17,12 +18,14 @@ Sources: Huang et al., "GPipe", 2019, section 2.3; Narayanan et al., "Efficient 
 import argparse
 import time
 from collections.abc import Sequence
-from statistics import median
+from statistics import mean, median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.pipelining import schedules
 
 from atoll.parallel.data.batch import Batch
 from atoll.parallel.engine.assemble import assemble
@@ -71,8 +74,28 @@ class Stage(nn.Module):
         return slept @ weight
 
 
-def step_s(plan: Plan, pass_s: float, steps: int) -> float:
-    """Median seconds of a step on this rank, after one that is not counted."""
+class Waiting:
+    """Adds up the time in which torch's schedules wait for other ranks."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._wait = schedules._wait_batch_p2p
+
+    def __call__(self, works: Any) -> None:
+        """In the place of torch's own waiting."""
+        began = time.perf_counter()
+        self._wait(works)
+        self.seconds += time.perf_counter() - began
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        began = time.perf_counter()
+        dist.barrier()
+        self.seconds += time.perf_counter() - began
+
+
+def idle_share(plan: Plan, pass_s: float, steps: int) -> float:
+    """Median share of a step in which this rank waits, after one step that is not counted."""
     axes = Axes(plan.mesh, "cpu")
     model = nn.Sequential(*(Stage(pass_s) for _ in range(plan.num_stages)))
     engine = assemble(
@@ -84,20 +107,22 @@ def step_s(plan: Plan, pass_s: float, steps: int) -> float:
     )
     rows = plan.microbatches
     batch = Batch(torch.ones(rows, FEATURES), torch.zeros(rows), rows)
-    taken = []
+    shares = []
     for _ in range(steps + 1):
+        waiting = Waiting()
         dist.barrier()
-        began = time.perf_counter()
-        engine.step(batch, total=rows, report=False)
-        dist.barrier()
-        taken.append(time.perf_counter() - began)
-    return median(taken[1:])
+        with patch.object(schedules, "_wait_batch_p2p", waiting):
+            began = time.perf_counter()
+            engine.step(batch, total=rows, report=False)
+            waiting.barrier()
+            shares.append(waiting.seconds / (time.perf_counter() - began))
+    return median(shares[1:])
 
 
-def steps_of(plans: list[Plan], pass_s: float, steps: int) -> list[float]:
+def shares_of(plans: list[Plan], pass_s: float, steps: int) -> list[float]:
     """Of several plans, in one set of ranks."""
     torch.set_num_threads(1)
-    return [step_s(plan, pass_s / plan.stages, steps) for plan in plans]
+    return [idle_share(plan, pass_s / plan.stages, steps) for plan in plans]
 
 
 def theory(plan: Plan) -> float:
@@ -124,12 +149,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows, worst, zero_bubble = [], 0.0, 0.0
     for p in (2, 4):
         plans = plans_of(p)
-        times = [
-            max(each) for each in zip(*run_ranks(steps_of, p, plans, pass_s, given.steps, timeout_s=900), strict=True)
-        ]
-        for plan, seconds in zip(plans, times, strict=True):
-            idle = 1 - 3 * pass_s * plan.microbatches / seconds
-            expected = theory(plan)
+        found = run_ranks(shares_of, p, plans, pass_s, given.steps, timeout_s=900)
+        for plan, shares in zip(plans, zip(*found, strict=True), strict=True):
+            idle, expected = mean(shares), theory(plan)
             rows.append({"p": p, "m": plan.microbatches, "schedule": plan.schedule, "idle": idle, "theory": expected})
             say(f"p={p} m={plan.microbatches:<2} {plan.schedule:<24} idle {idle:6.1%}  theory {expected:6.1%}")
             if plan.schedule in ZERO_BUBBLE:

@@ -119,7 +119,7 @@ def test_nearest_neighbour_mixing_leaves_the_centre_of_its_rule_alone(seed):
         ("mixed_trimmed_mean", lambda f: NearestNeighbourMixing(f, TrimmedMean(f))),
         ("mixed_geometric_median", lambda f: NearestNeighbourMixing(f, GeometricMedian(3, 1e-9))),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_geometric_rules_are_those_of_byzfl(case, name, rule):
     close(applied(rule(case["malicious"]), np.array(case["updates"], np.float32)), np.array(case[name]))
