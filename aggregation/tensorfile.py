@@ -253,7 +253,7 @@ class TensorFileWriter:
         self._file.close()
         os.replace(self._part, self._path)
         if durable:
-            _sync_folder(self._path.parent)
+            sync_folder(self._path.parent)
         return tuple(self._pieces)
 
     def __enter__(self) -> Self:
@@ -306,7 +306,8 @@ def _load_header(path: Path) -> tuple[Layout, dict[str, str], int]:
     return layout, metadata, 8 + length
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from atoll.aggregation.tensorfile import sync_folder
+
 
 class DiskFull(OSError):
     """There is no room; nothing of what was to be written counts, and it may be tried again."""
@@ -24,16 +26,7 @@ def write_atomically(path: Path, content: bytes, *, sync_name: bool = True) -> N
         os.fsync(file.fileno())
     os.replace(part, path)
     if sync_name:
-        sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_folder(path.parent)
 
 
 @contextmanager

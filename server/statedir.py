@@ -31,10 +31,11 @@ from sqlalchemy import (
     select,
 )
 
+from atoll.aggregation.tensorfile import sync_folder
 from atoll.protocol.vocabulary import RunId
 from atoll.server.codec import StoreCorrupted
 from atoll.server.database import Database, StateUnusable
-from atoll.server.durable import sync_directory, write_atomically
+from atoll.server.durable import write_atomically
 
 SCHEMA_VERSION = 2
 
@@ -275,5 +276,5 @@ def _create(connection: Connection, path: Path) -> None:
     metadata.create_all(connection)
     connection.execute(META.insert().values(key="schema_version", value=str(SCHEMA_VERSION)))
     write_atomically(path / "alive", b" " * 32)
-    sync_directory(path)
-    sync_directory(path.parent)
+    sync_folder(path)
+    sync_folder(path.parent)

@@ -21,10 +21,11 @@ from pathlib import Path
 
 from atoll.aggregation.blocks import StoredUpdate
 from atoll.aggregation.inspection import Inspection, inspect
+from atoll.aggregation.tensorfile import sync_folder
 from atoll.protocol.manifest import ManifestError, UpdateManifest, digest_of, parse_update
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.codec import StoreCorrupted, StoredUpdateMeta, encode_meta
-from atoll.server.durable import DiskFull, naming_full_disk, sync_directory, write_atomically
+from atoll.server.durable import DiskFull, naming_full_disk, write_atomically
 from atoll.server.incoming import Incoming
 
 MARGIN_BYTES = 64 << 20
@@ -66,7 +67,7 @@ class RunStore:
             if path.is_symlink():
                 raise NotADirectoryError(f"{path} is a link: state is kept in the state directory itself")
         for path in (folder, folder.parent):
-            sync_directory(path)
+            sync_folder(path)
 
     # ------------------------------------------------------------ versions
 
@@ -154,7 +155,7 @@ class RunStore:
         if not upload.is_small:
             upload.sync()
             os.replace(upload.path, self.update_path(manifest.digest))
-            sync_directory(self._updates)
+            sync_folder(self._updates)
         return KeptUpdate(_meta(manifest, inspection), upload.data)
 
     def kept_before(self, manifest: UpdateManifest) -> KeptUpdate | None:
@@ -171,7 +172,7 @@ class RunStore:
         if inspection is None or not inspection.is_sound:  # the machine has crashed: what was not synced is lost
             path.unlink()
             return None
-        sync_directory(self._updates)
+        sync_folder(self._updates)
         return KeptUpdate(_meta(manifest, inspection), None)
 
     def stored_update(self, digest: Digest, meta: StoredUpdateMeta, data: bytes | None) -> StoredUpdate:

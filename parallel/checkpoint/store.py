@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from atoll.aggregation.tensorfile import sync_folder
 from atoll.parallel.checkpoint.errors import CheckpointBroken
 from atoll.parallel.checkpoint.reading import CONTENTS
 
@@ -138,15 +139,15 @@ class Store:
         """
         temporary, path = self.temporary(step), self.path(step)
         _write(temporary / ABOUT, json.dumps({"format": FORMAT, "step": step} | about, indent=1))
-        _sync(temporary)
+        sync_folder(temporary)
         replaced = path.with_name(f"{path.name}.old")
         if path.exists():
             path.rename(replaced)
         temporary.rename(path)
-        _sync(self.folder)
+        sync_folder(self.folder)
         _write(self.folder / f"{LATEST}.tmp", path.name)
         (self.folder / f"{LATEST}.tmp").replace(self.folder / LATEST)
-        _sync(self.folder)
+        sync_folder(self.folder)
         if replaced.exists():
             shutil.rmtree(replaced)
         steps = self.steps()
@@ -184,11 +185,3 @@ def _write(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -87,7 +87,7 @@ class Pipeline:
             loss_fn=self._weighted_loss,
             scale_grads=False,  # the losses are weighted by their units
         )
-        self._parts, self._loss, self._plan, self._device = parts, loss, plan, device
+        self._loss, self._plan, self._device = loss, plan, device
         self.is_first = any(stage.is_first for stage in stages)
         self.is_last = any(stage.is_last for stage in stages)
         self._micros: list[Micro] = []

@@ -88,11 +88,6 @@ class Engine:
         self._sequence = sequence
         self._values = list(self.parameters.values())
 
-    @property
-    def is_last_stage(self) -> bool:
-        """Whether this rank sees outputs and losses."""
-        return bool(getattr(self._executor, "is_last", True))
-
     def step(
         self, batch: Batch, *, total: int | None = None, report: bool = True, measure_noise: bool = False
     ) -> Measured:

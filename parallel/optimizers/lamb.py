@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atoll.parallel.optimizers.layerwise import Block, LayerwiseOptimizer, check_range, norms_by_block, ratio_or_one
+from atoll.parallel.optimizers.layerwise import Block, LayerwiseOptimizer, check_ranges, norms_by_block, ratio_or_one
 
 
 class LAMB(LayerwiseOptimizer):
@@ -29,7 +29,7 @@ class LAMB(LayerwiseOptimizer):
         parameters: as every torch optimizer takes them.
         lr: η >= 0.
         betas: β₁ and β₂, in [0, 1).
-        eps: ε >= 0.
+        eps: ε > 0.
         weight_decay: λ >= 0.
         bias_correction: divide the moments by what is missing in them at first.
         bounds: γ_l and γ_u, the smallest and largest φ(|w|); None: φ(z) = z.
@@ -51,18 +51,9 @@ class LAMB(LayerwiseOptimizer):
         bounds: tuple[float, float] | None = None,
         skip_1d: bool = True,
     ) -> None:
-        are_bounds = bounds is None or 0 <= bounds[0] < bounds[1]
-        check_range(
-            "lamb",
-            lr=(0 <= lr < math.inf, "finite and not negative", lr),
-            betas=(all(0 <= beta < 1 for beta in betas), "in [0, 1)", betas),
-            eps=(0 <= eps < math.inf, "finite and not negative", eps),
-            weight_decay=(0 <= weight_decay < math.inf, "finite and not negative", weight_decay),
-            bounds=(are_bounds, "none, or two numbers 0 <= low < high", bounds),
-        )
-        options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        more = {"bias_correction": bias_correction, "bounds": bounds, "skip_1d": skip_1d}
-        super().__init__(parameters, {**options, **more})
+        options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "bounds": bounds}
+        check_ranges("lamb", **options)
+        super().__init__(parameters, {**options, "bias_correction": bias_correction, "skip_1d": skip_1d})
 
     def _update(self, blocks: list[Block]) -> None:
         directions = [self._directions(block) for block in blocks]

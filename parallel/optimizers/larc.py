@@ -11,13 +11,12 @@ weight decay, v the momentum buffer, which begins at zero.
 Source: NVIDIA apex, `apex/parallel/LARC.py` with `clip=True` around `torch.optim.SGD`, after You et al. 2017 (LARS).
 """
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from atoll.parallel.optimizers.layerwise import Block, LayerwiseOptimizer, check_range, norms_by_block
+from atoll.parallel.optimizers.layerwise import Block, LayerwiseOptimizer, check_ranges, norms_by_block
 
 
 class LARC(LayerwiseOptimizer):
@@ -45,15 +44,9 @@ class LARC(LayerwiseOptimizer):
         trust: float = 0.02,
         skip_1d: bool = True,
     ) -> None:
-        check_range(
-            "larc",
-            lr=(0 <= lr < math.inf, "finite and not negative", lr),
-            momentum=(0 <= momentum < 1, "in [0, 1)", momentum),
-            weight_decay=(0 <= weight_decay < math.inf, "finite and not negative", weight_decay),
-            trust=(0 < trust < math.inf, "positive and finite", trust),
-        )
-        options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust, "skip_1d": skip_1d}
-        super().__init__(parameters, options)
+        options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
+        check_ranges("larc", **options)
+        super().__init__(parameters, {**options, "skip_1d": skip_1d})
 
     def _update(self, blocks: list[Block]) -> None:
         found = norms_by_block(blocks, [block.weights for block in blocks], [block.gradients for block in blocks])

@@ -15,13 +15,12 @@ buffer is free of it, as in `torch.optim.SGD`; the two are the same while γ is 
 Source: You, Gitman, Ginsburg, "Large Batch Training of Convolutional Networks", 2017, Algorithm 1.
 """
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from atoll.parallel.optimizers.layerwise import Block, LayerwiseOptimizer, check_range, norms_by_block, ratio_or_one
+from atoll.parallel.optimizers.layerwise import Block, LayerwiseOptimizer, check_ranges, norms_by_block, ratio_or_one
 
 
 class LARS(LayerwiseOptimizer):
@@ -51,14 +50,8 @@ class LARS(LayerwiseOptimizer):
         lr_in_momentum: bool = True,
         skip_1d: bool = True,
     ) -> None:
-        check_range(
-            "lars",
-            lr=(0 <= lr < math.inf, "finite and not negative", lr),
-            momentum=(0 <= momentum < 1, "in [0, 1)", momentum),
-            weight_decay=(0 <= weight_decay < math.inf, "finite and not negative", weight_decay),
-            trust=(0 < trust < math.inf, "positive and finite", trust),
-        )
         options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
+        check_ranges("lars", **options)
         super().__init__(parameters, {**options, "lr_in_momentum": lr_in_momentum, "skip_1d": skip_1d})
 
     def _update(self, blocks: list[Block]) -> None:

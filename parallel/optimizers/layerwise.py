@@ -4,6 +4,7 @@ The state of a sharded parameter is sharded like it (a DTensor), so `torch.distr
 what is one number per layer is a 0-d tensor, the same on all ranks. Nothing here waits for the device.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -119,18 +120,32 @@ def ratio_or_one(over: Tensor, under: Tensor, *must_be_positive: Tensor) -> Tens
     return torch.where(is_defined, over / under, torch.ones_like(over))
 
 
-def check_range(optimizer: str, **rules: tuple[bool, str, object]) -> None:
+RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "lr": (lambda lr: 0 <= lr < math.inf, "finite and not negative"),
+    "momentum": (lambda momentum: 0 <= momentum < 1, "in [0, 1)"),
+    "betas": (lambda betas: all(0 <= beta < 1 for beta in betas), "in [0, 1)"),
+    "eps": (lambda eps: 0 < eps < math.inf, "positive and finite"),
+    "weight_decay": (lambda decay: 0 <= decay < math.inf, "finite and not negative"),
+    "trust": (lambda trust: 0 < trust < math.inf, "positive and finite"),
+    "bounds": (lambda bounds: bounds is None or 0 <= bounds[0] < bounds[1], "none, or two numbers 0 <= low < high"),
+}
+"""By option: whether a value is allowed, and what is."""
+
+
+def check_ranges(optimizer: str, **options: object) -> None:
     """Complain about all options at once.
 
     Args:
         optimizer: its name.
-        rules: by option: whether it is met, what is allowed, what was given.
+        options: as they were given; each is held against its range.
 
     Raises:
         ValueError: names each option that is out of range.
     """
     faults = [
-        f"{name} must be {allowed}, got {given!r}" for name, (is_met, allowed, given) in rules.items() if not is_met
+        f"{name} must be {RANGES[name][1]}, got {given!r}"
+        for name, given in options.items()
+        if not RANGES[name][0](given)
     ]
     if faults:
         raise ValueError(f"{optimizer}: " + "; ".join(faults))

@@ -13,14 +13,13 @@ Source: Ginsburg et al., "Stochastic Gradient Methods with Layer-wise Adaptive M
 2019, Algorithm 1.
 """
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from atoll.parallel.optimizers.layerwise import Block, LayerwiseOptimizer, check_range, norms_by_block
+from atoll.parallel.optimizers.layerwise import Block, LayerwiseOptimizer, check_ranges, norms_by_block
 
 
 class NovoGrad(LayerwiseOptimizer):
@@ -50,14 +49,8 @@ class NovoGrad(LayerwiseOptimizer):
         averaging: bool = False,
         skip_1d: bool = True,
     ) -> None:
-        check_range(
-            "novograd",
-            lr=(0 <= lr < math.inf, "finite and not negative", lr),
-            betas=(all(0 <= beta < 1 for beta in betas), "in [0, 1)", betas),
-            eps=(0 < eps < math.inf, "positive and finite", eps),
-            weight_decay=(0 <= weight_decay < math.inf, "finite and not negative", weight_decay),
-        )
         options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        check_ranges("novograd", **options)
         super().__init__(parameters, {**options, "averaging": averaging, "skip_1d": skip_1d})
 
     def _update(self, blocks: list[Block]) -> None:
