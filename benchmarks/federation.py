@@ -80,7 +80,8 @@ class Federation:
                 self._start(processes, name)
             while True:
                 if time.monotonic() - begun > LIMIT_S:
-                    raise NotMeasured(f"no end in {LIMIT_S:g} s:\n{processes.last_words(COORDINATOR)}")
+                    said = (f"{name}:\n{processes.last_words(name)}" for name in (COORDINATOR, *SITES))
+                    raise NotMeasured("\n".join([f"no end in {LIMIT_S:g} s", *said]))
                 disturb(self, processes)
                 if self._has_ended(processes):  # else a coordinator that dies just after its run would begin another
                     break
