@@ -33,7 +33,7 @@ from atoll.server.method import Method
 from atoll.server.plan import plan_of
 from atoll.server.reduce import fold_version
 from atoll.server.retention import Keep
-from atoll.server.run import RunMachine, RunRules
+from atoll.server.run import RunMachine
 from atoll.server.sampling import Sampler
 from atoll.server.store import RunStore
 from atoll.server.versions import Versions
@@ -58,7 +58,6 @@ class Setting:
     """Everything that a federation is made of."""
 
     config: RunConfig
-    rules: RunRules
     task: Task | ArrayTask
     """Its sites are the clients."""
     num_examples: Mapping[ClientId, int]
@@ -94,7 +93,7 @@ class Federation:
         config = setting.config
         self._keeper = Keeper(folder, clock)
         found = self._keeper.load()
-        self.machine = RunMachine(setting.rules, found.ledger if found else None)
+        self.machine = RunMachine(config.rules, found.ledger if found else None)
         next_round = self.machine.ledger.next_round
         self.timeline = Timeline(self.machine.ledger.now)
         self.versions = Versions(RunStore(folder / "models"))
@@ -104,7 +103,7 @@ class Federation:
         numbers = {name: number for number, name in enumerate(setting.num_examples)}
         self.own = OwnStates(folder / "clients", numbers, next_round)
         self.updates = Updates(folder / "updates")
-        self.trainings = Trainings(setting.engine, self._arrays_of, self._own_of)
+        self.trainings = Trainings(setting.engine, self._arrays_of, self._own_of, self._num_wanted)
         request = {"local": dict(config.local), "algorithm": config.aggregation.algorithm, "threads": setting.threads}
         self.evaluations = Evaluations(setting.task, request, self.versions, self.own, list(numbers))
         self.service = Service(self, config, self.machine, setting.sampler, setting.lease)
@@ -200,6 +199,14 @@ class Federation:
 
     def _own_of(self, client_id: ClientId, invitation: Invitation) -> Arrays | None:
         return self.own.find(client_id, invitation.counted_round)
+
+    def _num_wanted(self) -> int:
+        """Updates that the open round still waits for."""
+        round_, policy = self.machine.round, self.setting.config.round
+        if round_ is None:
+            return 1
+        wanted = policy.num_wanted if policy.is_asynchronous else policy.cohort_size
+        return max(1, wanted - round_.record.num_in)
 
     def update_of(self, training: Training, download_seconds: float) -> Update | JobFailed:
         """What a client sends when its training is over; what is to stay with it is kept."""

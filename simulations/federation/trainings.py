@@ -14,6 +14,9 @@ from atoll.parallel.arrays import Arrays
 from atoll.protocol.vocabulary import ClientId, Digest
 from atoll.simulations.engines.engine import Engine, Failed, Job, Trained
 
+AT_ONCE_MAX = 256
+"""Trainings that are computed at once: their updates are in memory together."""
+
 ROUNDING = 1e-9
 """A budget that is a whole number of steps must not lose one of them to a rounding."""
 
@@ -72,6 +75,7 @@ class Trainings:
         engine: computes them.
         version_of: the tensors of a version of the model.
         own_of: what a client has kept, as its invitation says.
+        num_wanted: how many updates are still wanted: more are not computed at once, for some may be told to stop.
     """
 
     def __init__(
@@ -79,8 +83,9 @@ class Trainings:
         engine: Engine,
         version_of: Callable[[Digest], Arrays],
         own_of: Callable[[ClientId, Invitation], Arrays | None],
+        num_wanted: Callable[[], int],
     ) -> None:
-        self._engine, self._version_of, self._own_of = engine, version_of, own_of
+        self._engine, self._version_of, self._own_of, self._num_wanted = engine, version_of, own_of, num_wanted
         self._open: set[Training] = set()
         self.num_computed = 0
 
@@ -104,7 +109,7 @@ class Trainings:
         self._open.discard(training)
 
     def _next_beside(self, training: Training) -> list[Training]:
-        """It and those from the same version that end next: as many as the engine likes to have at once."""
+        """It and those from the same version that end next."""
         base = training.invitation.model_digest
         others = [
             t
@@ -112,14 +117,21 @@ class Trainings:
             if t is not training and t.outcome is None and t.steps != 0 and t.invitation.model_digest == base
         ]
         others.sort(key=lambda t: (t.ends, t.client_id))
-        chosen = [training, *others[: max(0, self._engine.at_once - 1)]]
+        chosen = [training, *others[: max(0, min(AT_ONCE_MAX, self._num_wanted()) - 1)]]
         return sorted(chosen, key=lambda t: t.client_id)
 
     def _compute(self, trainings: Iterable[Training]) -> None:
         trainings = list(trainings)
         version = self._version_of(trainings[0].invitation.model_digest)
         jobs = [
-            Job(t.client_id, t.invitation.seed, t.steps, self._own_of(t.client_id, t.invitation)) for t in trainings
+            Job(
+                t.client_id,
+                t.invitation.seed,
+                t.steps,
+                self._own_of(t.client_id, t.invitation),
+                t.invitation.round_id,
+            )
+            for t in trainings
         ]
         for training, outcome in zip(trainings, self._engine.train(version, jobs), strict=True):
             training.outcome = outcome
