@@ -20,8 +20,8 @@ class SimulationConfig(BaseModel):
 
     engine: EngineName = "auto"
     """"sequential": one client after the other, in this process, with the bits of a deployed client. "processes": the
-    same in several processes. "batched": many clients in one product. "ray": on more machines than one. "auto": whichever
-    of the first three is fastest in a short measurement."""
+    same in several processes. "batched": many clients in one product. "ray": on more machines than one. "auto":
+    whichever of the first three is fastest in a short measurement."""
 
     workers: Annotated[int, Field(ge=0, le=4096)] = 0
     """Processes that train; 0: as many as there are cores."""

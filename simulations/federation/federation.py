@@ -113,7 +113,7 @@ class Federation:
         self._measured: dict[Version, Measured] = {}
         self._train: dict[Digest, Statistics] = {}
         self._pending: tuple[Commit | Abandon, Json] | None = None
-        self._is_over = False
+        self._is_over = self._is_interrupted = False
         self._began, self._before = clock(), found.totals if found else {}
         if found:
             self._take_up(found)
@@ -123,17 +123,20 @@ class Federation:
     def run(self) -> Json:
         """Until the run has ended; its result, which is also in the folder."""
         self._begin()
-        while not self._is_over and self.timeline.step():
+        while not (self._is_over or self._is_interrupted) and self.timeline.step():
             pass
-        self._flush()
+        if not (self._is_over or self._is_interrupted):
+            raise RuntimeError("the federation hangs: nothing is planned, and the run has not ended")
+        if self._is_over:
+            self._flush()
+            self._keeper.save(self._snapshot())
         result = self._result()
-        self._keeper.save(self._snapshot())
         self._report.finish(result)
         return result
 
-    def stop(self, reason: str) -> None:
-        """Let the run end: between two rounds it can be gone on with."""
-        self.timeline.at(self.timeline.now, self.service.stop, reason)
+    def interrupt(self) -> None:
+        """Let `run` return soon; the same folder goes on from the last round that was saved."""
+        self._is_interrupted = True
 
     def _begin(self) -> None:
         ledger, now = self.machine.ledger, self.timeline.now
@@ -205,8 +208,7 @@ class Federation:
         round_, policy = self.machine.round, self.setting.config.round
         if round_ is None:
             return 1
-        wanted = policy.num_wanted if policy.is_asynchronous else policy.cohort_size
-        return max(1, wanted - round_.record.num_in)
+        return max(1, policy.num_wanted - round_.record.num_in)
 
     def update_of(self, training: Training, download_seconds: float) -> Update | JobFailed:
         """What a client sends when its training is over; what is to stay with it is kept."""
@@ -301,7 +303,8 @@ class Federation:
         self._flush()
         record = self.machine.record_of(effect.round_id)
         assert record is not None
-        digests = [client.digest for client in record.clients.values() if client.digest is not None]
+        counted = record.buffer or record.clients.values()
+        digests = [client.digest for client in counted if client.digest is not None]
         line = line_of(
             record,
             self.metrics,
@@ -374,7 +377,7 @@ class Federation:
     def _result(self) -> Json:
         ledger = self.machine.ledger
         return {
-            "state": str(ledger.state),
+            "state": "interrupted" if self._is_interrupted and not self._is_over else str(ledger.state),
             "cause": ledger.cause,
             "rounds": int(ledger.next_round) - 1,
             "version": int(ledger.version),

@@ -60,7 +60,7 @@ def line_of(
         totals: what else the line says: seconds and bytes since the begin of the run.
     """
     fates = Counter(client.fate for client in record.clients.values())
-    carried = len(record.carried)
+    in_time = fates[Fate.REPORTED] if record.mode == "sync" else len(record.buffer)
     line: Json = {
         "round": int(record.round_id),
         "version": None if record.version is None else int(record.version),
@@ -70,9 +70,9 @@ def line_of(
         "opened_s": record.opened_at,
         "round_s": (record.ended_at or record.opened_at) - record.opened_at,
         "invited": len(record.clients),
-        "reported": fates[Fate.REPORTED],
-        "late": carried,
-        "counted": 0 if record.version is None else (fates[Fate.REPORTED] or len(record.buffer)) + carried,
+        "reported": in_time,
+        "late": len(record.carried),
+        "counted": 0 if record.version is None else in_time + len(record.carried),
         "lost": fates[Fate.LOST],
         "failed": fates[Fate.FAILED],
         "refused": fates[Fate.REFUSED],

@@ -7,7 +7,7 @@ from atoll.parallel.task import Task
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.sampling import load_sampler
-from atoll.simulations.engines.make import make_engine
+from atoll.simulations.federation.training_engine import engine_of
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Setting
 
@@ -30,7 +30,7 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask) -> Setting:
         task=task,
         num_examples=num_examples,
         fleet=file.devices.of(names, seed=file.seed),
-        engine=make_engine(file.simulation, task, file.run),
+        engine=engine_of(file.simulation, task, file.run),
         sampler=load_sampler(file.cohort.sampler),
         adversary=adversary,
         lease=file.coordinator.lease,
