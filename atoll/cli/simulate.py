@@ -20,8 +20,8 @@ What = Annotated[
     str,
     typer.Argument(
         metavar="TASK | RUN.toml",
-        help="A task (`module:attribute` or `path/to/file.py:attribute`) to run with the defaults, or a run's TOML: that "
-        "of a deployed run, which may also have the tables population, devices, attack and simulation.",
+        help="A task (`module:attribute` or `path/to/file.py:attribute`) to run with the defaults, or a run's TOML: "
+        "that of a deployed run, which may also have the tables population, devices, attack and simulation.",
     ),
 ]
 Out = Annotated[
@@ -61,9 +61,7 @@ def simulate(
     from atoll.simulations.federation.setting import setting_of
 
     dealt = {"population__kind": "iid"} if clients is not None and not _names_a_kind(what, overrides) else {}
-    short = overriding(
-        overrides, rounds=rounds, population__clients=clients, simulation__engine=engine, **dealt
-    )
+    short = overriding(overrides, rounds=rounds, population__clients=clients, simulation__engine=engine, **dealt)
     file = load_run_as(SimulationFile, what, short)
     task = load_user_task(file.task)
     if check:

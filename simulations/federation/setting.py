@@ -7,9 +7,9 @@ from atoll.parallel.task import Task
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.sampling import load_sampler
-from atoll.simulations.federation.training_engine import engine_of
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Setting
+from atoll.simulations.federation.training_engine import engine_of
 
 
 def setting_of(file: SimulationFile, task: Task | ArrayTask) -> Setting:

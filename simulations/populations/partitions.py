@@ -93,7 +93,7 @@ def dirichlet(sizes: Ints, num_clients: int, alpha: float, min_examples: int, rn
         if smallest >= min_examples:
             return counts
     raise Impossible(
-        f"in {DRAWS} draws with alpha {alpha:g} the smallest of {num_clients} clients had {smallest} examples or fewer, "
+        f"in {DRAWS} draws with alpha {alpha:g} the smallest of {num_clients} clients had at most {smallest} examples, "
         f"and min_examples is {min_examples}; possible are a larger alpha, fewer clients, or balanced = true"
     )
 
