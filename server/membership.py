@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.events import Candidate, Profile
+from atoll.server.pacer import Pacer
+from atoll.server.roster import Roster
 
 
 @dataclass(slots=True)
@@ -24,43 +26,73 @@ class Member:
     train_seconds: float | None = None
     upload_seconds: float | None = None
     counted_round: RoundId = RoundId(0)  # noqa: RUF009 - the newest of its rounds whose update is in a model; 0: none
+    loss: float | None = None  # of its newest accepted update, see `utility`
+    utility: float = 0.0
+    last_round: RoundId = RoundId(0)  # noqa: RUF009 - of that update; 0: none
+    times_chosen: int = 0
+
+    @property
+    def expected_seconds(self) -> float | None:
+        """How long it is expected to take for a round [s]; None when nothing was measured."""
+        if self.train_seconds is None:
+            return None
+        return (self.download_seconds or 0.0) + self.train_seconds + (self.upload_seconds or 0.0)
+
+    def as_candidate(self, client_id: ClientId) -> Candidate:
+        """What a sampler may look at."""
+        profile = self.profile
+        return Candidate(
+            client_id,
+            profile.num_examples,
+            profile.label,
+            self.loss,
+            self.utility,
+            self.expected_seconds,
+            self.last_round,
+            self.times_chosen,
+        )
 
 
 def _average(old: float | None, new: float) -> float:
     return new if old is None else 0.5 * old + 0.5 * new
 
 
-@dataclass(slots=True)
+@dataclass
 class Membership:
     """The population of a run as far as it has shown itself."""
 
     members: dict[ClientId, Member] = field(default_factory=dict)
     num_connected: int = 0
+    pacer: Pacer = field(default_factory=Pacer)
+
+    def __post_init__(self) -> None:
+        self._roster = Roster(self.members)  # follows from the members: neither compared nor written down
 
     def joined(self, client_id: ClientId, session: str, profile: Profile) -> None:
         """A control stream stands; an older one of the same client no longer counts."""
         member = self.members.setdefault(client_id, Member(profile))
         self.num_connected += member.session is None
         member.session, member.profile, member.lost_because = session, profile, ""
+        self._roster.changed(client_id)
 
     def disconnected(self, client_id: ClientId, session: str) -> bool:
         """The stream `session` ended; False when a newer one has taken its place."""
         member = self.members.get(client_id)
         if member is None or member.session != session:
             return False
-        self._drop(member)
+        self._drop(client_id)
         return True
 
     def lost(self, client_id: ClientId, reason: str) -> None:
         """The lease ran out, or the client said goodbye: until it joins again nobody watches for it."""
         if client_id in self.members:
-            self._drop(self.members[client_id])
+            self._drop(client_id)
             self.members[client_id].lost_because = reason
 
     def everyone_disconnected(self) -> None:
         """The coordinator came up again, or the run has ended and is no longer told who is on the line."""
-        for member in self.members.values():
-            self._drop(member)
+        for client_id in self.members:
+            self._drop(client_id)
 
     def is_connected(self, client_id: ClientId) -> bool:
         """Whether a control stream of the client stands."""
@@ -72,15 +104,27 @@ class Membership:
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Everyone who can be invited now, in order of client id."""
-        return tuple(
-            Candidate(c, m.profile.num_examples, m.profile.label)
-            for c, m in sorted(self.members.items())
-            if m.session is not None
-        )
+        return self._roster.candidates()
 
     def connected(self) -> Iterator[ClientId]:
         """Everyone with a standing control stream, in order of client id."""
-        return (c for c, m in sorted(self.members.items()) if m.session is not None)
+        return (candidate.client_id for candidate in self._roster.candidates())
+
+    def chosen(self, client_id: ClientId) -> None:
+        """The client is invited to a round."""
+        if (member := self.members.get(client_id)) is not None:
+            member.times_chosen += 1
+            self._roster.changed(client_id)
+
+    def learnt(self, client_id: ClientId, round_id: RoundId, loss: float | None, utility: float) -> None:
+        """An update that the client made in a round was accepted: what it tells of what the client has to teach."""
+        member = self.members.get(client_id)
+        if member is None or round_id < member.last_round:
+            return
+        member.last_round = round_id
+        if loss is not None:
+            member.loss, member.utility = loss, utility
+        self._roster.changed(client_id)
 
     def measured(self, client_id: ClientId, *, download: float, train: float, upload: float) -> None:
         """Remember how long a client took [s]; `train` is for the whole of the requested work."""
@@ -90,6 +134,7 @@ class Membership:
         member.download_seconds = _average(member.download_seconds, download)
         member.train_seconds = _average(member.train_seconds, train)
         member.upload_seconds = _average(member.upload_seconds, upload)
+        self._roster.changed(client_id)
 
     def counted(self, client_id: ClientId, round_id: RoundId) -> None:
         """The update that a client made in a round is in the model now."""
@@ -104,13 +149,14 @@ class Membership:
     def expected_seconds(self, client_id: ClientId) -> float | None:
         """How long the client is expected to take for a round [s]; None when nothing was measured."""
         member = self.members.get(client_id)
-        if member is None or member.train_seconds is None:
-            return None
-        return (member.download_seconds or 0.0) + member.train_seconds + (member.upload_seconds or 0.0)
+        return None if member is None else member.expected_seconds
 
-    def _drop(self, member: Member) -> None:
-        self.num_connected -= member.session is not None
-        member.session = None
+    def _drop(self, client_id: ClientId) -> None:
+        member = self.members[client_id]
+        if member.session is not None:
+            self.num_connected -= 1
+            member.session = None
+            self._roster.changed(client_id)
 
 
 class Leases:
