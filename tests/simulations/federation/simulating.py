@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from atoll.aggregation import tensorfile
-from atoll.cli.files import load_run_as, load_user_task
+from atoll.cli.files import load_run, load_user_task
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.run import opened
 
@@ -12,7 +12,7 @@ TASK = str(Path(__file__).with_name("lines.py")) + ":task"
 
 
 def settings(*overrides, task=TASK):
-    return load_run_as(SimulationFile, task, ["simulation.engine=sequential", *overrides])
+    return load_run(task, ["simulation.engine=sequential", *overrides], kind=SimulationFile)
 
 
 def simulate(folder, *overrides, task=TASK, on_round=lambda line: None):
