@@ -13,6 +13,7 @@ from atoll.cli.faults import EXIT_BUG, Commands
 from atoll.cli.new import new
 from atoll.cli.plan import plan
 from atoll.cli.settings import settings
+from atoll.cli.sweep import sweep
 from atoll.cli.train import train
 
 app = typer.Typer(
@@ -42,6 +43,7 @@ app.command()(coordinator)
 app.command()(aggregator)
 app.command()(agent)
 app.command()(train)
+app.command()(sweep)
 app.add_typer(runs.app, name="run")
 app.add_typer(rounds.app, name="round")
 app.add_typer(clients.app, name="client")

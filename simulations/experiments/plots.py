@@ -69,18 +69,18 @@ def main_metric(reports: Sequence[RunReport]) -> str:
 
 def metric_per_round(axes: "Axes", reports: Sequence[RunReport], metric: str) -> None:
     """The metric over the rounds."""
-    _curves(axes, reports, metric, "round", "round", 1.0)
+    _curves(axes, reports, metric, "round", "round", "round", 1.0)
 
 
 def metric_per_time(axes: "Axes", reports: Sequence[RunReport], metric: str) -> None:
     """The metric over the virtual seconds, minutes or hours."""
     scale, unit = _time_unit(max((line["virtual_s"] for report in reports for line in report.rounds), default=0.0))
-    _curves(axes, reports, metric, "virtual_s", f"virtual time [{unit}]", scale)
+    _curves(axes, reports, metric, "virtual_s", "virtual time", f"virtual time [{unit}]", scale)
 
 
 def metric_per_byte(axes: "Axes", reports: Sequence[RunReport], metric: str) -> None:
     """The metric over the bytes that clients and server have moved."""
-    _curves(axes, reports, metric, "bytes", "moved, both ways [MB]", 1e6)
+    _curves(axes, reports, metric, "bytes", "byte moved", "moved, both ways [MB]", 1e6)
 
 
 def participation(axes: "Axes", reports: Sequence[RunReport], _metric: str) -> None:
@@ -147,12 +147,14 @@ PLOTS: dict[str, Callable[["Axes", Sequence[RunReport], str], None]] = {
 """By the names of their files."""
 
 
-def _curves(axes: "Axes", reports: Sequence[RunReport], metric: str, over: Any, label: str, scale: float) -> None:
+def _curves(
+    axes: "Axes", reports: Sequence[RunReport], metric: str, over: Any, per: str, label: str, scale: float
+) -> None:
     for report, style in zip(reports, _styles(len(reports)), strict=True):
         xs, ys = report.curve(metric, over)
         if xs:
             axes.plot([x / scale for x in xs], ys, label=report.name, **style)
-    axes.set(xlabel=label, ylabel=metric, title=f"{metric} per {label.partition(' [')[0].partition(',')[0]}")
+    axes.set(xlabel=label, ylabel=metric, title=f"{metric} per {per}")
     _legend(axes)
 
 
@@ -164,6 +166,7 @@ def _styles(count: int) -> list[dict[str, Any]]:
 
 def _legend(axes: "Axes") -> None:
     handles, _ = axes.get_legend_handles_labels()
+    axes.set_axisbelow(True)
     axes.grid(alpha=0.3)
     if handles:
         columns = 1 if len(handles) <= 4 else 2
