@@ -40,7 +40,7 @@ def plots(reports: Sequence[RunReport], folder: Path, *, metric: str | None = No
     Raises:
         NoMatplotlib: it is not installed.
     """
-    make = _figure_type()
+    make = figure_type()
     folder.mkdir(parents=True, exist_ok=True)
     metric = metric or main_metric(reports)
     files, shown = [], []
@@ -192,7 +192,7 @@ def _saved(figure: Any, path: Path) -> Path:
     return path
 
 
-def _figure_type() -> Any:
+def figure_type() -> Any:
     """The class itself, which draws files and opens no window, whatever screen there is."""
     try:
         from matplotlib.figure import Figure
