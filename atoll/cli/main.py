@@ -13,6 +13,7 @@ from atoll.cli.faults import EXIT_BUG, Commands
 from atoll.cli.new import new
 from atoll.cli.plan import plan
 from atoll.cli.settings import settings
+from atoll.cli.simulate import simulate
 from atoll.cli.sweep import sweep
 from atoll.cli.train import train
 
@@ -42,6 +43,7 @@ app.command()(new)
 app.command()(coordinator)
 app.command()(aggregator)
 app.command()(agent)
+app.command()(simulate)
 app.command()(train)
 app.command()(sweep)
 app.add_typer(runs.app, name="run")
