@@ -71,15 +71,22 @@ def federated(report: RunReport, metric: str, *, epochs: int) -> Side:
         metric: WHO/METRIC.
         epochs: that a client makes in a round.
     """
-    clients = max(1, len(report.population.get("clients", ())))
-    passes = num_bytes = 0.0
+    passes = 0.0
     points = []
     group, _, name = metric.partition("/")
     for line in report.rounds:
-        passes += epochs * line["counted"] / clients
-        num_bytes += line["bytes_up"] + line["bytes_down"]
+        passes += epochs * line["counted"] / report.num_clients
         if (value := (line.get(group) or {}).get(name)) is not None:
-            points.append(Point(value, line["round"], passes, int(num_bytes), line["virtual_s"], line["real_s"]))
+            points.append(
+                Point(
+                    value,
+                    line["round"],
+                    passes,
+                    line["bytes_up"] + line["bytes_down"],
+                    line["virtual_s"],
+                    line["real_s"],
+                )
+            )
     return Side("federated", "rounds", metric, tuple(points))
 
 
@@ -104,8 +111,7 @@ def centralized(log: Path, metric: str, *, data_bytes: int) -> Side:
 
 def passes_of(report: RunReport, *, epochs: int) -> int:
     """Whole passes over the pooled data that the federation made, at least one: the same work for the other side."""
-    clients = max(1, len(report.population.get("clients", ())))
-    return max(1, math.ceil(epochs * sum(report.participation("counted")) / clients))
+    return max(1, math.ceil(epochs * sum(report.participation("counted")) / report.num_clients))
 
 
 def data_bytes(task: Task) -> int:

@@ -14,8 +14,15 @@ from atoll.simulations.experiments.report import RunReport
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FATES = {"counted": "#4c9f70", "late": "#e9c46a", "stragglers": "#e76f51", "refused": "#6d597a", "lost": "#9aa0a6"}
-"""What became of the invited, with its colour."""
+FATES = {
+    "reported": "#4c9f70",
+    "released": "#a8d5ba",
+    "stragglers": "#e9a23b",
+    "lost": "#9aa0a6",
+    "failed": "#d1495b",
+    "refused": "#6d597a",
+}
+"""What became of the invited, with its colour; the released were told to stop, for enough had reported."""
 
 SIZE = (6.4, 4.0)
 DPI = 120
@@ -113,10 +120,10 @@ def bytes_per_round(axes: "Axes", reports: Sequence[RunReport], _metric: str) ->
     for report, style in zip(reports, _styles(len(reports)), strict=True):
         numbers = [line["round"] for line in report.rounds]
         name = "" if len(reports) == 1 else f"{report.name}, "
-        axes.plot(numbers, _summed(report, "bytes_up"), label=f"{name}up", **style)
-        axes.plot(numbers, _summed(report, "bytes_down"), label=f"{name}down", **style | {"linestyle": "--"})
+        axes.plot(numbers, _megabytes(report, "bytes_up"), label=f"{name}up", **style)
+        axes.plot(numbers, _megabytes(report, "bytes_down"), label=f"{name}down", **style | {"linestyle": "--"})
         if any(line.get("bytes_up_plain") not in (None, line["bytes_up"]) for line in report.rounds):
-            plain = _summed(report, "bytes_up_plain")
+            plain = _megabytes(report, "bytes_up_plain")
             axes.plot(numbers, plain, label=f"{name}up without codec", **style | {"linestyle": ":"})
     axes.set(xlabel="round", ylabel="so far [MB]", title="bytes moved")
     _legend(axes)
@@ -173,12 +180,8 @@ def _legend(axes: "Axes") -> None:
         axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncols=columns, fontsize=8, frameon=False)
 
 
-def _summed(report: RunReport, name: str) -> list[float]:
-    total, sums = 0.0, []
-    for line in report.rounds:
-        total += line.get(name) or 0
-        sums.append(total / 1e6)
-    return sums
+def _megabytes(report: RunReport, name: str) -> list[float]:
+    return [line[name] / 1e6 for line in report.rounds]
 
 
 def _time_unit(longest: float) -> tuple[float, str]:

@@ -59,7 +59,7 @@ COLUMNS: Mapping[str, Measure] = {
     "virtual_s": _total("virtual_s"),
     "real_s": _total("real_s"),
     "bytes": lambda report, _: float(report.bytes),
-    "bytes_up": lambda report, _: float(sum(report.participation("bytes_up"))),
+    "bytes_up": _total("bytes_up"),
     "rounds_to_target": _to_target("round"),
     "virtual_s_to_target": _to_target("virtual_s"),
     "real_s_to_target": _to_target("real_s"),
