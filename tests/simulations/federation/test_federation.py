@@ -126,9 +126,7 @@ def test_scaffold_keeps_the_mean_of_the_control_variates_in_the_model(tmp_path):
 
 
 def test_a_biased_codec_owes_what_it_left_out_and_learns_all_the_same(tmp_path):
-    result, told = simulate(
-        tmp_path, "aggregation.codec=topk", "aggregation.topk_fraction=0.25", *ALL, "rounds=12"
-    )
+    result, told = simulate(tmp_path, "aggregation.codec=topk", "aggregation.topk_fraction=0.25", *ALL, "rounds=12")
     assert result["bytes_up"] < 0.6 * result["bytes_up_plain"]
     assert told[-1]["server"]["loss"] < told[0]["server"]["loss"]
     assert list((tmp_path / "clients").glob("*.residual.*"))
@@ -144,9 +142,8 @@ def test_clients_measure_versions_on_their_own_data(tmp_path):
 def test_clients_that_sleep_are_not_asked(tmp_path):
     trace = tmp_path / "awake.csv"
     trace.write_text("client,from_s,to_s\na,0,1000000\nb,0,1000000\nc,0,5\nd,500000,1000000\n")
-    _, told = simulate(
-        tmp_path / "run", "round.cohort_size=2", "rounds=3", *SLOW, "devices.availability=trace", f"devices.awake_trace={trace}", "coordinator.lease=2.0"
-    )
+    hours = ("devices.availability=trace", f"devices.awake_trace={trace}", "coordinator.lease=2.0")
+    _, told = simulate(tmp_path / "run", "round.cohort_size=2", "rounds=3", *SLOW, *hours)
     for line in told[1:]:
         assert set(line["fates"]) == {"a", "b"}
 
