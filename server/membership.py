@@ -6,11 +6,12 @@ lease is watched by `Leases` outside of the journaled state, and its verdict is 
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.events import Candidate, Profile
+from atoll.server.pages import Unwritten
 
 
 @dataclass(slots=True)
@@ -18,53 +19,83 @@ class Member:
     """One client that has ever joined this run."""
 
     profile: Profile
-    session: str | None = None  # of the standing control stream
+    session: str | None = None  # of the standing control stream, if its `start` is the newest
     lost_because: str = ""  # while nothing is expected of it any more
     download_seconds: float | None = None  # moving averages of what was measured
     train_seconds: float | None = None
     upload_seconds: float | None = None
     counted_round: RoundId = RoundId(0)  # noqa: RUF009 - the newest of its rounds whose update is in a model; 0: none
+    start: int = 0  # how often everyone had been disconnected at once when `session` began
 
 
 def _average(old: float | None, new: float) -> float:
     return new if old is None else 0.5 * old + 0.5 * new
 
 
-@dataclass(slots=True)
+@dataclass
 class Membership:
-    """The population of a run as far as it has shown itself."""
+    """The population of a run as far as it has shown itself. `unwritten` is no part of its value."""
 
     members: dict[ClientId, Member] = field(default_factory=dict)
     num_connected: int = 0
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        self.unwritten = Unwritten(self.members)
+
+    def read(self, pages: Iterable[tuple[int, dict[ClientId, Member]]], *, first: int) -> None:
+        """Take in what lies on disk: pages by the entry of their snapshot, a whole set (`first`) and all since."""
+        num_written = 0
+        for seq, changed in pages:
+            self.members.update(changed)  # the newer over the older
+            num_written += len(changed) if seq > first else 0
+        self.unwritten = Unwritten(first=first, num_written=num_written)
+
+    def _changing(self, client_id: ClientId) -> Member | None:
+        """The member that is about to be changed; every change begins here, or the next snapshot does not have it."""
+        member = self.members.get(client_id)
+        if member is not None:
+            self.unwritten.changed.add(client_id)
+        return member
 
     def joined(self, client_id: ClientId, session: str, profile: Profile) -> None:
         """A control stream stands; an older one of the same client no longer counts."""
-        member = self.members.setdefault(client_id, Member(profile))
-        self.num_connected += member.session is None
-        member.session, member.profile, member.lost_because = session, profile, ""
+        if client_id not in self.members:
+            self.members[client_id] = Member(profile)
+        member = self._changing(client_id)
+        assert member is not None
+        self.num_connected += not self._is_there(member)
+        member.session, member.profile, member.lost_because, member.start = session, profile, "", self.start
 
     def disconnected(self, client_id: ClientId, session: str) -> bool:
         """The stream `session` ended; False when a newer one has taken its place."""
-        member = self.members.get(client_id)
-        if member is None or member.session != session:
+        if self.session_of(client_id) != session:
             return False
-        self._drop(member)
+        self._drop(client_id)
         return True
 
     def lost(self, client_id: ClientId, reason: str) -> None:
         """The lease ran out, or the client said goodbye: until it joins again nobody watches for it."""
         if client_id in self.members:
-            self._drop(self.members[client_id])
+            self._drop(client_id)
             self.members[client_id].lost_because = reason
 
     def everyone_disconnected(self) -> None:
         """The coordinator came up again, or the run has ended and is no longer told who is on the line."""
-        for member in self.members.values():
-            self._drop(member)
+        self.start += 1  # of a million members none is touched
+        self.num_connected = 0
+
+    def _is_there(self, member: Member) -> bool:
+        return member.session is not None and member.start == self.start
+
+    def session_of(self, client_id: ClientId) -> str | None:
+        """Of the standing control stream; None while there is none."""
+        member = self.members.get(client_id)
+        return member.session if member is not None and self._is_there(member) else None
 
     def is_connected(self, client_id: ClientId) -> bool:
         """Whether a control stream of the client stands."""
-        return client_id in self.members and self.members[client_id].session is not None
+        return self.session_of(client_id) is not None
 
     def lost_because(self, client_id: ClientId) -> str:
         """Why the client was given up; empty while it may still come back within its lease."""
@@ -75,16 +106,16 @@ class Membership:
         return tuple(
             Candidate(c, m.profile.num_examples, m.profile.label)
             for c, m in sorted(self.members.items())
-            if m.session is not None
+            if self._is_there(m)
         )
 
     def connected(self) -> Iterator[ClientId]:
         """Everyone with a standing control stream, in order of client id."""
-        return (c for c, m in sorted(self.members.items()) if m.session is not None)
+        return (c for c, m in sorted(self.members.items()) if self._is_there(m))
 
     def measured(self, client_id: ClientId, *, download: float, train: float, upload: float) -> None:
         """Remember how long a client took [s]; `train` is for the whole of the requested work."""
-        member = self.members.get(client_id)
+        member = self._changing(client_id)
         if member is None:
             return
         member.download_seconds = _average(member.download_seconds, download)
@@ -93,7 +124,7 @@ class Membership:
 
     def counted(self, client_id: ClientId, round_id: RoundId) -> None:
         """The update that a client made in a round is in the model now."""
-        member = self.members.get(client_id)
+        member = self._changing(client_id)
         if member is not None:
             member.counted_round = max(member.counted_round, round_id)
 
@@ -108,8 +139,10 @@ class Membership:
             return None
         return (member.download_seconds or 0.0) + member.train_seconds + (member.upload_seconds or 0.0)
 
-    def _drop(self, member: Member) -> None:
-        self.num_connected -= member.session is not None
+    def _drop(self, client_id: ClientId) -> None:
+        member = self._changing(client_id)
+        assert member is not None
+        self.num_connected -= self._is_there(member)
         member.session = None
 
 

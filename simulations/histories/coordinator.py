@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from atoll.client import events as client
 from atoll.protocol.vocabulary import Digest, RejectReason, RunState
 from atoll.server.clock import Clock
-from atoll.server.codec import encode_ledger
 from atoll.server.events import (
     Abandon,
     Accept,
@@ -39,7 +38,7 @@ from atoll.server.events import (
     UploadBegun,
 )
 from atoll.server.run import RunMachine
-from atoll.simulations.histories.disk import Disk, Posted, Reply, records_of
+from atoll.simulations.histories.disk import Disk, Posted, Reply, Snapshot, records_of
 from atoll.simulations.histories.history import Acknowledged, Restart, Step
 from atoll.simulations.histories.lines import RUN, Lines
 from atoll.simulations.histories.scenario import TASK
@@ -75,6 +74,7 @@ class SimulatedCoordinator:
         self.machine: RunMachine | None = None
         self.lines = Lines(self.world, self)
         self._timer: float | None = None
+        self._seq = len(self.disk.entries)
         self._posted: list[Posted] = []
         self._is_writing = False
         self._duties = 0  # what this process itself will answer: draws, folds, evaluations, pauses
@@ -136,8 +136,7 @@ class SimulatedCoordinator:
         world = self.world
         lost = [type(posted.step.event).__name__ for posted in self._posted]
         world.remark("coordinator", f"CRASHES {where}; not on disk: {', '.join(lost) or 'nothing'}")
-        if not self._is_disk_full:  # nor can it be written down then that this process lives
-            self._alive_at = self.now - world.rng.uniform(0, 0.5)
+        self._alive_at = self.now - world.rng.uniform(0, 0.5)
         self.life += 1
         self.is_up = False
         self.lines.break_all()
@@ -170,9 +169,10 @@ class SimulatedCoordinator:
         machine, now = self.running, self.now
         effects = machine.receive(event, now)
         ends = any(isinstance(e, Commit | Abandon | EndRun) for e in effects)
-        ledger = encode_ledger(machine.ledger) if ends and machine.may_snapshot else None
+        self._seq += 1
+        snapshot = Snapshot.of(machine, self._seq) if ends and machine.may_snapshot else None
         self._posted.append(
-            Posted(Step(now, event, effects, self.world.now), ledger, records_of(effects, machine), reply)
+            Posted(Step(now, event, effects, self.world.now), snapshot, records_of(effects, machine), reply)
         )
         if not self._is_writing:
             self._is_writing = True
@@ -202,7 +202,6 @@ class SimulatedCoordinator:
     def fill_disk(self, until: float) -> bool:
         """No room until then."""
         self.world.remark("coordinator", f"its disk is full until {until:.3f}")
-        self._alive_at = self.now if self.is_up else self._alive_at
         self._no_room_until = max(until, self._no_room_until)
         return True
 
@@ -358,4 +357,4 @@ class SimulatedCoordinator:
     def final_records(self) -> None:
         """Put the records that lie on disk into the history."""
         self.world.history.records = self.disk.decoded_records()
-        self.world.history.snapshot = self.disk.newest
+        self.world.history.snapshot = self.disk.snapshot()
