@@ -1,8 +1,8 @@
-"""A coordinator's machine and journal with very many clients: `python -m benchmarks.million FOLDER CLIENTS COHORT ROUNDS`.
+"""A run of very many clients without sockets: `python -m benchmarks.million FOLDER CLIENTS COHORT ROUNDS`.
 
 What is deployed, without sockets and without training: every event goes through the run's machine, what follows from it
 through `server.rows` into the journal, and a group commit is on disk before anything is done about it; after each round
-the journal is pruned. In an empty folder all clients join first; in one that a process has left behind (killed, say) the run
+the journal is pruned. In an empty folder all clients join first; in one that a killed process has left behind the run
 is recovered, and a part of the clients comes back. Each line of the output is one JSON object.
 """
 
@@ -14,15 +14,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from atoll.protocol.vocabulary import ClientId, Digest, RunId, Version
+from atoll.protocol.vocabulary import ClientId, Digest, RunId
 from atoll.server.clock import Clock
 from atoll.server.config import RunConfig
 from atoll.server.events import (
     Aggregate,
     Aggregated,
     ClientJoined,
-    Commit,
     CohortDrawn,
+    Commit,
     CoordinatorStarted,
     DrawCohort,
     Effect,

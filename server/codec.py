@@ -14,10 +14,11 @@ from typing import Any, TypeVar, cast, get_args
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, SchemaSerializer
 
+from atoll.protocol.manifest import parse_update
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.events import Event
 from atoll.server.ledger import Ledger
-from atoll.server.membership import Member, Membership
+from atoll.server.membership import Member
 from atoll.server.record import RoundRecord
 from atoll.server.run import RunRules
 
@@ -66,8 +67,7 @@ def decode_ledger(body: str, *, where: str) -> Ledger:
 
 def encode_ledger_without_members(ledger: Ledger) -> str:
     """The body of a snapshot whose members are on pages of their own."""
-    there = ledger.membership
-    return encode(replace(ledger, membership=Membership(num_connected=there.num_connected, start=there.start)))
+    return encode(replace(ledger, membership=replace(ledger.membership, members={})))
 
 
 def encode_page(members: Mapping[ClientId, Member], names: Iterable[ClientId]) -> str:
@@ -115,6 +115,12 @@ class StoredUpdateMeta:
     """Sum of the squared elements of each tensor."""
     rank: int = 0
     """Of the aggregation, at which its bytes lie."""
+
+    @property
+    def steps(self) -> tuple[float, float]:
+        """FedNova's normalizer and effective steps, as the manifest claims them."""
+        manifest = parse_update(self.manifest)
+        return manifest.normalizer, manifest.effective_steps
 
     @property
     def norm(self) -> float:

@@ -70,6 +70,7 @@ class Invitations:
         for client_id in sorted(clients):
             if len(self) >= self._policy.concurrency or client_id in taken or self.is_training(client_id):
                 continue
+            membership.chosen(client_id)
             row = record.clients[client_id] = ClientRecord(invited_at=now, deadline=now + self._seconds(client_id))
             row.disconnected_at = None if membership.is_connected(client_id) else now
             if reason := membership.lost_because(client_id):

@@ -29,19 +29,21 @@ class Section(StrEnum):
     LOCAL = "local"
     TRAIN = "train"
     PLAN = "plan"
+    POPULATION = "population"
 
 
 Which = Annotated[
     Section | None,
     typer.Argument(
-        metavar="[run|coordinator|aggregator|agent|local|train|plan]", help="Whose settings; by default all."
+        metavar="[run|coordinator|aggregator|agent|local|train|plan|population]",
+        help="Whose settings; by default all.",
     ),
 ]
 
 
 def settings(which: Which = None, json: options.Json = False) -> None:
     """Explain every setting: of a run, the coordinator, a rank of the aggregation, an agent, the local training; of a
-    centralized training and of the plan by which it lies on its ranks."""
+    centralized training, of the plan by which it lies on its ranks, and of a simulated population."""
     sections = {section: described(section) for section in Section if which in (None, section)}
     if json:
         as_json(sections)
@@ -62,6 +64,7 @@ _TITLES = {
     Section.LOCAL: "The local training: the task's `Local`, and the table [local] of a run's TOML over it",
     Section.TRAIN: "A centralized training: --set on `atoll train`",
     Section.PLAN: "How a model lies on its ranks: --set on `atoll train`, beside --mesh and --zero",
+    Section.POPULATION: "Who holds what in a simulation: the table [population] of a run's TOML, or --set",
 }
 
 
@@ -70,6 +73,7 @@ def described(section: Section) -> "list[Setting]":
     from atoll.client.config import AgentConfig
     from atoll.protocol.settings import describe
     from atoll.server.config import AggregatorConfig, HostFile, RunConfig
+    from atoll.simulations.populations.config import PopulationFile
 
     if section in (Section.LOCAL, Section.TRAIN, Section.PLAN):
         return list(_described_fields(section))
@@ -78,8 +82,14 @@ def described(section: Section) -> "list[Setting]":
         Section.COORDINATOR: HostFile,
         Section.AGGREGATOR: AggregatorConfig,
         Section.AGENT: AgentConfig,
+        Section.POPULATION: PopulationFile,
     }
-    return describe(models[section])
+    tables = (Section.POPULATION,)  # of a file that has much else
+    return [setting for setting in describe(models[section]) if section not in tables or _is_in(setting.key, section)]
+
+
+def _is_in(key: str, table: str) -> bool:
+    return key.startswith(f"{table}.")
 
 
 def _described_fields(section: Section) -> "Iterator[Setting]":

@@ -150,6 +150,7 @@ class World:
             count=effect.count,
             candidates=effect.candidates,
             number=effect.number,
+            relaxed=effect.relaxed,
         )
 
     # ------------------------------------------------------------ what goes wrong
