@@ -4,7 +4,7 @@ What changed since the last look is put in its place then; a look that nothing c
 """
 
 import bisect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -21,16 +21,21 @@ MANY = 1 / 16
 
 
 class Roster:
-    """See the module; it follows from `members`, and is told who of them changed."""
+    """See the module; it follows from `members` and who `is_there`, and is told who of them changed."""
 
-    def __init__(self, members: "Mapping[ClientId, Member]") -> None:
-        self._members = members
+    def __init__(self, members: "Mapping[ClientId, Member]", is_there: Callable[[ClientId], bool]) -> None:
+        self._members, self._is_there = members, is_there
         self._changed = set(members)
         self._candidates: tuple[Candidate, ...] = ()
 
     def changed(self, client_id: ClientId) -> None:
         """The client joined, left, or is no longer what it was."""
         self._changed.add(client_id)
+
+    def clear(self) -> None:
+        """Nobody is there any more."""
+        self._changed.clear()
+        self._candidates = ()
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Everyone with a standing control stream."""
@@ -41,7 +46,7 @@ class Roster:
         return self._candidates
 
     def _anew(self) -> list[Candidate]:
-        rows = [member.as_candidate(c) for c, member in self._members.items() if member.session is not None]
+        rows = [member.as_candidate(c) for c, member in self._members.items() if self._is_there(c)]
         return sorted(rows, key=_CLIENT_ID)
 
     def _amended(self) -> list[Candidate]:
@@ -49,7 +54,7 @@ class Roster:
         come: list[Candidate] = []
         for client_id in self._changed:
             member = self._members[client_id]
-            now = None if member.session is None else member.as_candidate(client_id)
+            now = member.as_candidate(client_id) if self._is_there(client_id) else None
             at = bisect.bisect_left(self._candidates, client_id, key=_CLIENT_ID)
             if at < len(rows) and self._candidates[at].client_id == client_id:
                 rows[at] = now

@@ -12,8 +12,8 @@ from atoll.server.codec import decode_ledger
 from atoll.server.record import ClientRecord
 from atoll.server.run import RunMachine
 from atoll.server.sampling import SAMPLERS, draw
-from atoll.simulations.history import AgentStep, History
-from atoll.simulations.referee import Referee
+from atoll.simulations.histories.history import AgentStep, History
+from atoll.simulations.histories.referee import Referee
 
 TERMINAL = (RunState.FINISHED, RunState.STOPPED, RunState.FAILED)
 EPSILON = 1e-6

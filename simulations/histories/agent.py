@@ -21,27 +21,32 @@ from atoll.client.events import (
     Request,
     StopWork,
     TimePassed,
+    Trained,
     Upload,
     Work,
 )
 from atoll.client.session import Session, SessionRules
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RejectReason
 from atoll.server.events import ClientJoined, Profile, Update
-from atoll.simulations import network
-from atoll.simulations.history import AgentStep, WorkerEnd
-from atoll.simulations.scenario import TASK
-from atoll.simulations.worker import Worker
+from atoll.simulations.histories import network
+from atoll.simulations.histories.history import AgentStep, WorkerEnd
+from atoll.simulations.histories.scenario import TASK
+from atoll.simulations.histories.worker import Worker
 
 if TYPE_CHECKING:
-    from atoll.simulations.world import World
+    from atoll.simulations.histories.world import World
 
 
 class SimulatedAgent:
-    """See the module docstring. `life` grows with each crash; `spool` and `faults` survive."""
+    """See the module docstring. `life` grows with each crash; `spool` and `faults` survive.
+
+    Its time is that of its monotonic clock, which stands while the machine sleeps: `slept` is how long it has in all.
+    """
 
     def __init__(self, world: "World", client_id: ClientId, rng: random.Random) -> None:
         self.world, self.client_id, self.rng = world, client_id, rng
         self.life = 0
+        self.slept = self.wakes_at = 0.0
         self.pace = world.scenario.train * rng.lognormvariate(0, world.scenario.spread)
         self.profile = Profile(rng.randint(1, 100), rng.choice(["a", "b"]))
         self.spool: dict[Key, Update] = {}
@@ -67,6 +72,11 @@ class SimulatedAgent:
         return self.session is not None
 
     @property
+    def now(self) -> float:
+        """By its own clock."""
+        return self.world.now - self.slept
+
+    @property
     def is_online(self) -> bool:
         """Whether this client has a network."""
         return self.world.now >= self.offline_until
@@ -83,29 +93,45 @@ class SimulatedAgent:
         rules = SessionRules(tasks=frozenset({TASK}), lease=self.world.scenario.client_lease)
         rng = random.Random(self.rng.random())
         self.session = Session(rules, rng, {key: update.digest for key, update in self.spool.items()})
-        self.world.history.agent_steps.append(AgentStep(self.world.now, self.client_id, Disconnected(), ()))
+        self.world.history.agent_steps.append(AgentStep(self.now, self.client_id, Disconnected(), (), self.world.now))
         self._dial()
 
-    def crash(self) -> None:
-        """The process is gone, and its worker with it; what is in the spool stays."""
+    def crash(self) -> bool:
+        """The process is gone, and its worker with it; what is in the spool stays, if its disk does. False: it was."""
         if not self.is_up:
-            return
+            return False
         self.world.remark(self.client_id, "CRASHES")
+        if self.spool and self.world.happens("spool_damaged"):
+            self.world.remark(self.client_id, f"finds no whole update in its spool: {', '.join(map(str, self.spool))}")
+            self.spool.clear()
         self._end_of_process()
+        return True
 
-    def leave(self) -> None:
-        """The owner shuts the agent down: it says goodbye."""
+    def _dies_here(self) -> bool:
+        return self.world.happens("agent_crash_at_step") and self.crash()
+
+    def suspend(self, seconds: float) -> None:
+        """Everything stands for so long, its clock too; then it goes on as if nothing had been."""
+        until = self.world.now + seconds
+        self.slept += seconds
+        self.wakes_at, self.offline_until = until, max(until, self.offline_until)
+        if self.connection is not None:
+            self.connection.block(until, to_agent=True, to_coordinator=True)
+
+    def leave(self) -> bool:
+        """The owner shuts the agent down: it says goodbye. False: it does not run."""
         if not self.is_up:
-            return
+            return False
         self.world.remark(self.client_id, "shuts down")
         if self.connection is not None and self.session is not None and self.session.is_connected:
             self.connection.to_coordinator(None)
             self.connection = None  # it closes once the goodbye has arrived
         self._end_of_process()
+        return True
 
     def _end_of_process(self) -> None:
         if self.connection is not None:
-            self.connection.cut(half_open=self.world.happens(self.world.scenario.faults.half_open))
+            self.connection.cut(half_open=self.world.happens("half_open"))
         for upload in self.uploads.values():
             upload.cancel()
         self.life += 1
@@ -134,7 +160,13 @@ class SimulatedAgent:
         if self.connection is connection:
             self._receive(event)
             if isinstance(event, Asked):  # afterwards: what was overdue before is due to the older deadline
-                self.deadlines[event.request.key] = self.world.now + event.request.time_left
+                self._note_deadline(event)
+
+    def _note_deadline(self, event: Asked) -> None:
+        key = event.request.key
+        deadline = self.deadlines[key] = self.now + event.request.time_left
+        if self.worker is not None and self.worker.request.key == key and self.worker.stopped_at is None:
+            self.worker.deadline = deadline
 
     def disconnected(self, connection: network.Connection) -> None:
         """The stream ended."""
@@ -152,11 +184,13 @@ class SimulatedAgent:
     # ------------------------------------------------------------ the session
 
     def _receive(self, event: Event) -> None:
-        session, now = self.session, self.world.now
+        session, now = self.session, self.now
         assert session is not None
         effects = session.receive(event, now)
-        self.world.history.agent_steps.append(AgentStep(now, self.client_id, event, effects))
+        self.world.history.agent_steps.append(AgentStep(now, self.client_id, event, effects, self.world.now))
         for effect in effects:
+            if self._dies_here():
+                return
             self._act(effect)
         self._arm_timer()
 
@@ -166,13 +200,13 @@ class SimulatedAgent:
         deadline = self.session.deadline
         if deadline is not None and deadline != self._timer:
             self._timer = deadline
-            self.world.after(max(0.0, deadline - self.world.now) + self.world.lag(), self._woken, self)
+            self.world.after(self.world.wait(deadline - self.now), self._woken, self)
 
     def _woken(self) -> None:
         self._timer = None
         assert self.session is not None
         deadline = self.session.deadline
-        if deadline is not None and self.world.now >= deadline:
+        if deadline is not None and self.now >= deadline:
             self._receive(TimePassed())
         else:
             self._arm_timer()
@@ -227,9 +261,9 @@ class SimulatedAgent:
     def _fetched(self, request: Request) -> None:
         if self._download != request.key:
             return
-        if not self.world.coordinator.is_up or not self.is_online:
-            self._fetch(request)
-        elif self.world.happens(self.world.scenario.faults.download_fails):
+        if not self.world.coordinator.is_up or not self.is_online or self.world.happens("download_damaged"):
+            self._fetch(request)  # what is not there, or not what its digest says
+        elif self.world.happens("download_fails"):
             self._download = None
             self._receive(JobFailed(request.key, FailureReason.DOWNLOAD_FAILED, "no route"))
         else:
@@ -240,6 +274,8 @@ class SimulatedAgent:
 
     def worker_ended(self, event: Event) -> None:
         """The worker is done, or has crashed."""
+        if isinstance(event, Trained) and self._dies_here():
+            return  # the update is in the spool, and the next process finds it there
         self._worker_gone(was_killed=False)
         self._receive(event)
 
@@ -248,5 +284,5 @@ class SimulatedAgent:
         if worker is not None:
             worker.is_gone = True
             key = worker.request.key
-            end = WorkerEnd(self.world.now, self.client_id, key, self.deadlines[key], was_killed, worker.stopped_at)
+            end = WorkerEnd(self.now, self.client_id, key, worker.deadline, was_killed, worker.stopped_at)
             self.world.history.worker_ends.append(end)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from atoll.client import events as client
 from atoll.protocol.vocabulary import Digest, RejectReason, RunState
-from atoll.server.codec import encode_ledger
+from atoll.server.clock import Clock
 from atoll.server.events import (
     Abandon,
     Accept,
@@ -38,33 +38,43 @@ from atoll.server.events import (
     UploadBegun,
 )
 from atoll.server.run import RunMachine
-from atoll.simulations.disk import Disk, Posted, Reply, records_of
-from atoll.simulations.history import Acknowledged, Restart, Step
-from atoll.simulations.lines import RUN, Lines
-from atoll.simulations.scenario import TASK
+from atoll.simulations.histories.disk import Disk, Posted, Reply, Snapshot, records_of
+from atoll.simulations.histories.history import Acknowledged, Restart, Step
+from atoll.simulations.histories.lines import RUN, Lines
+from atoll.simulations.histories.scenario import TASK
 
 if TYPE_CHECKING:
-    from atoll.simulations.world import World
+    from atoll.simulations.histories.world import World
 
 RESUMABLE = (RunState.STOPPED, RunState.FAILED)
 STEP_CRASHES_MAX = 6
+DISK_RETRY_S = 1.0
 
 
 class SimulatedCoordinator:
-    """See the module docstring. `life` grows with each crash: what an earlier life had planned no longer happens."""
+    """See the module docstring. `life` grows with each crash: what an earlier life had planned no longer happens.
+
+    Its time is that of its `clock`, the deployed one: `set_by` is how far somebody has set the machine's wall clock.
+    """
+
+    slept = wakes_at = 0.0
 
     def __init__(self, world: "World") -> None:
         self.world = world
         self.life = 0
         self.is_up = False
         self.disk = Disk()
+        self.set_by = 0.0
         self.num_step_crashes = 0
+        self._no_room_until = 0.0
+        self._alive_at = 0.0  # by its own clock, as it last wrote down
         self._forget()
 
     def _forget(self) -> None:
         self.machine: RunMachine | None = None
         self.lines = Lines(self.world, self)
         self._timer: float | None = None
+        self._seq = len(self.disk.entries)
         self._posted: list[Posted] = []
         self._is_writing = False
         self._duties = 0  # what this process itself will answer: draws, folds, evaluations, pauses
@@ -73,6 +83,11 @@ class SimulatedCoordinator:
     def is_at_rest(self) -> bool:
         """Whether the process is up and everything that it decided is on disk."""
         return self.is_up and not self._is_writing
+
+    @property
+    def now(self) -> float:
+        """By its own clock."""
+        return self.clock.now()
 
     @property
     def running(self) -> RunMachine:
@@ -84,6 +99,9 @@ class SimulatedCoordinator:
 
     def start(self) -> None:
         """The process comes up, for the first time or again."""
+        world = self.world
+        wall, monotonic = lambda: world.now + self.set_by, lambda: world.now
+        self.clock = Clock(self.disk.last_instant(), wall=wall, monotonic=monotonic)
         self.is_up = True
         if self.disk.entries:
             self._recover()
@@ -93,15 +111,14 @@ class SimulatedCoordinator:
 
     def _recover(self) -> None:
         world, disk = self.world, self.disk
-        self.machine = disk.rebuilt(world.scenario.rules)
+        self.machine, from_snapshot = disk.rebuilt(world.scenario.rules)
+        self.clock.advance_to(self.machine.ledger.now)
         told = world.history.acknowledged
         forgotten = tuple(a for a in told if not self._knows(a))
         world.history.restarts.append(Restart(world.now, len(disk.entries), forgotten))
-        world.remark(
-            "coordinator", f"is up again with {len(disk.entries)} entries, {disk.num_in_snapshot} in the snapshot"
-        )
+        world.remark("coordinator", f"is up again with {len(disk.entries)} entries, {from_snapshot} in the snapshot")
         if self.machine.ledger.state is RunState.RUNNING:
-            self.post(CoordinatorStarted(self._down_since))
+            self.post(CoordinatorStarted(self._alive_at))
             for client_id in self.machine.ledger.membership.members:
                 self.lines.heard_from(client_id)
         else:
@@ -112,37 +129,51 @@ class SimulatedCoordinator:
         record = self.machine.record_of(told.round_id)
         return record is None or record.clients[told.client_id].digest == told.digest
 
-    def crash(self, where: str) -> None:
-        """The process is gone, with everything that was not on disk."""
+    def crash(self, where: str) -> bool:
+        """The process is gone, with everything that was not on disk; False when there is none."""
         if not self.is_up:
-            return
+            return False
+        world = self.world
         lost = [type(posted.step.event).__name__ for posted in self._posted]
-        self.world.remark("coordinator", f"CRASHES {where}; not on disk: {', '.join(lost) or 'nothing'}")
+        world.remark("coordinator", f"CRASHES {where}; not on disk: {', '.join(lost) or 'nothing'}")
+        self._alive_at = self.now - world.rng.uniform(0, 0.5)
         self.life += 1
         self.is_up = False
-        self._down_since = self.world.now - self.world.rng.uniform(0, 0.5)
         self.lines.break_all()
-        self.world.cut_uploads()
+        world.cut_uploads()
         self._forget()
-        self.world.after(self.world.rng.expovariate(1 / self.world.scenario.faults.downtime), self.start)
+        self._meanwhile()
+        world.after(world.rng.expovariate(1 / world.scenario.faults.downtime), self.start)
+        return True
+
+    def _meanwhile(self) -> None:
+        """What else may have happened by the time that the process comes up again."""
+        world, rng = self.world, self.world.rng
+        if world.happens("damaged_snapshots") and self.disk.damage_newest():
+            world.remark("coordinator", "the newest snapshot is damaged")
+        if world.happens("clock_jumps"):
+            by = rng.uniform(-1, 1) * world.scenario.faults.clock_jump
+            world.remark("coordinator", f"its wall clock is set by {by:+.1f} s")
+            self.set_by += by
 
     def _dies_at(self, where: str) -> bool:
-        chance = self.world.scenario.faults.crash_at_step
-        if not chance or self.num_step_crashes >= STEP_CRASHES_MAX or not self.world.happens(chance):
+        if self.num_step_crashes >= STEP_CRASHES_MAX or not self.world.happens("crash_at_step"):
             return False
         self.num_step_crashes += 1
-        self.crash(where)
-        return True
+        return self.crash(where)
 
     # ------------------------------------------------------------ events in
 
     def post(self, event: Event, reply: Reply | None = None) -> None:
         """Let the machine decide; write; then act."""
-        machine, now = self.running, self.world.now
+        machine, now = self.running, self.now
         effects = machine.receive(event, now)
         ends = any(isinstance(e, Commit | Abandon | EndRun) for e in effects)
-        ledger = encode_ledger(machine.ledger) if ends and machine.may_snapshot else None
-        self._posted.append(Posted(Step(now, event, effects), ledger, records_of(effects, machine), reply))
+        self._seq += 1
+        snapshot = Snapshot.of(machine, self._seq) if ends and machine.may_snapshot else None
+        self._posted.append(
+            Posted(Step(now, event, effects, self.world.now), snapshot, records_of(effects, machine), reply)
+        )
         if not self._is_writing:
             self._is_writing = True
             self.world.after(0.0, self._write, self)
@@ -152,26 +183,53 @@ class SimulatedCoordinator:
         deadline = self.running.deadline
         if deadline is not None and deadline != self._timer:
             self._timer = deadline
-            self.world.after(max(0.0, deadline - self.world.now) + self.world.lag(), self._woken, self)
+            self.world.after(self.world.wait(deadline - self.now), self._woken, self)
 
     def _woken(self) -> None:
         self._timer = None
         deadline = self.running.deadline
-        if deadline is not None and self.world.now >= deadline:
+        if deadline is not None and self.now >= deadline:
             self.post(TimePassed())
         else:
             self._arm_timer()
 
     # ------------------------------------------------------------ onto the disk
 
+    @property
+    def _is_disk_full(self) -> bool:
+        return self.world.now < self._no_room_until
+
+    def fill_disk(self, until: float) -> bool:
+        """No room until then."""
+        self.world.remark("coordinator", f"its disk is full until {until:.3f}")
+        self._no_room_until = max(until, self._no_room_until)
+        return True
+
+    def has_room(self) -> bool:
+        """Whether bytes of an update can be taken in."""
+        return not self._is_disk_full
+
     def _write(self) -> None:
         if self._dies_at("before a write"):
             return
         batch, self._posted = self._posted, []
-        seconds = self.world.rng.uniform(0.5, 1.5) * self.world.scenario.write
-        self.world.after(seconds, lambda: self._written(batch), self)
+        self._commit(batch)
+
+    def _commit(self, batch: list[Posted]) -> None:
+        """Write, and while the disk is full keep everybody waiting, as the driver does."""
+        if self._is_disk_full:
+            self.world.after(DISK_RETRY_S, lambda: self._commit(batch), self)
+            return
+        world = self.world
+        seconds = world.rng.uniform(0.5, 1.5) * world.scenario.write
+        if world.happens("slow_writes"):
+            seconds += world.rng.expovariate(1 / world.scenario.faults.slow_write)
+        world.after(seconds, lambda: self._written(batch), self)
 
     def _written(self, batch: list[Posted]) -> None:
+        if self._is_disk_full:  # nothing of it was written
+            self._commit(batch)
+            return
         if self._dies_at(f"while it writes {[type(p.step.event).__name__ for p in batch]}"):
             return
         self.disk.write(batch)
@@ -206,7 +264,7 @@ class SimulatedCoordinator:
     # ------------------------------------------------------------ effects out
 
     def _act(self, effect: Effect) -> None:
-        now = self.world.now
+        now = self.now
         match effect:
             case Invite(client_id, round_id, base, deadline):
                 invitation = client.Invitation(RUN, round_id, TASK, base, Digest(f"v{base}"), max(0.0, deadline - now))
@@ -245,13 +303,16 @@ class SimulatedCoordinator:
             self.post(RoundDue())
 
     def _draw(self, effect: DrawCohort) -> None:
-        if self.world.happens(self.world.scenario.faults.sampler_fails):
+        if self.world.happens("sampler_fails"):
             self.post(SamplerFailed(effect.round_id, "the user's sampler raised"))
             return
         self.post(CohortDrawn(effect.round_id, self.world.drawn(effect)))
 
     def _fold(self, effect: Aggregate) -> None:
-        if self.world.happens(self.world.scenario.faults.fold_fails):
+        if self._is_disk_full:
+            self._later(DISK_RETRY_S, lambda: self._fold(effect))
+            return
+        if self.world.happens("fold_fails"):
             self.post(AggregationFailed(effect.round_id, "out of memory"))
             return
         text = repr((effect.base_version, effect.contributions))
@@ -278,10 +339,12 @@ class SimulatedCoordinator:
 
     # ------------------------------------------------------------ the operator
 
-    def stop_run(self) -> None:
-        """The operator's command."""
-        if self.running.ledger.state is RunState.RUNNING:
-            self.post(StopRequested("the operator wants it"))
+    def stop_run(self) -> bool:
+        """The operator's command; False when nothing runs."""
+        if self.running.ledger.state is not RunState.RUNNING:
+            return False
+        self.post(StopRequested("the operator wants it"))
+        return True
 
     def resume_run(self) -> None:
         """The operator's command: who is on the line is introduced."""
@@ -294,4 +357,4 @@ class SimulatedCoordinator:
     def final_records(self) -> None:
         """Put the records that lie on disk into the history."""
         self.world.history.records = self.disk.decoded_records()
-        self.world.history.snapshot = self.disk.snapshot
+        self.world.history.snapshot = self.disk.snapshot()

@@ -4,25 +4,29 @@ One heap of (time, sequence, action) and one seed: the same seed gives the same 
 
     history = World(seed, random_scenario(seed)).run()
 
-    python -m atoll.simulations.histories --seed 17      # shows the history of one seed
+    atoll simulate --faults standard --seed 17      # shows the history of one seed
 """
 
 import heapq
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RoundId, RunState, Version
 from atoll.server.events import ClientEvaluated, ClientFailed, DrawCohort, Update, UpdateReceived, UploadBegun
 from atoll.server.sampling import SAMPLERS, draw
-from atoll.simulations.agent import SimulatedAgent
-from atoll.simulations.coordinator import RESUMABLE, SimulatedCoordinator
-from atoll.simulations.history import History, Remark
-from atoll.simulations.scenario import Scenario
+from atoll.simulations.histories.agent import SimulatedAgent
+from atoll.simulations.histories.coordinator import RESUMABLE, SimulatedCoordinator
+from atoll.simulations.histories.faults import Seconds
+from atoll.simulations.histories.history import History, Remark
+from atoll.simulations.histories.scenario import Scenario
 
 BEGIN = 1000.0
 ACTIONS_MAX = 100_000
+MOMENT = 1e-6
+"""Less may vanish in the sum of an instant and a duration [s]."""
 DRAIN = 3000.0
 """Seconds after the end of the run within which every agent must have come to rest."""
 
@@ -32,9 +36,11 @@ class Violation(AssertionError):
 
 
 class Mortal(Protocol):
-    """Whoever dies and comes back: what an earlier life had planned does not happen."""
+    """Whoever dies and comes back, or sleeps: what an earlier life had planned does not happen, a sleep delays it."""
 
     life: int
+    slept: float
+    wakes_at: float
 
 
 class World:
@@ -45,7 +51,7 @@ class World:
         self.rng = random.Random(f"world {seed}")
         self.now = BEGIN
         self.history = History(seed, scenario)
-        self._heap: list[tuple[float, int, Mortal | None, int, Callable[[], None]]] = []
+        self._heap: list[tuple[float, int, Mortal | None, int, float, Callable[[], None]]] = []
         self._sequence = 0
         self._ended_at: float | None = None
         self._is_resume_planned = False
@@ -57,11 +63,13 @@ class World:
     # ------------------------------------------------------------ time
 
     def at(self, when: float, action: Callable[[], None], owner: Mortal | None = None) -> None:
-        """Plan an action; it is dropped when its owner has died meanwhile."""
+        """Plan an action; it is dropped when its owner has died meanwhile, and late when its owner has slept."""
         self._sequence += 1
-        life = 0 if owner is None else owner.life
+        life, slept = 0, 0.0
+        if owner is not None:
+            life, slept, when = owner.life, owner.slept, max(when, owner.wakes_at)
         # the sequence is unique, so nothing behind it is ever compared
-        heapq.heappush(self._heap, (when, self._sequence, owner, life, action))
+        heapq.heappush(self._heap, (when, self._sequence, owner, life, slept, action))
 
     def after(self, seconds: float, action: Callable[[], None], owner: Mortal | None = None) -> None:
         """Plan an action in `seconds`."""
@@ -76,12 +84,14 @@ class World:
         while not self._is_over():
             if not self._heap:
                 self.fail("the world hangs: nothing is pending")
-            when, sequence, owner, life, action = heapq.heappop(self._heap)
+            when, sequence, owner, life, slept, action = heapq.heappop(self._heap)
             if sequence > ACTIONS_MAX * len(self.agents):
                 self.fail(f"the world does not come to rest: {sequence} actions")
-            if owner is None or owner.life == life:
+            if owner is None or (owner.life == life and owner.slept == slept):
                 self.now = max(self.now, when)
                 action()
+            elif owner.life == life:  # its own clock stood meanwhile
+                self.at(when + owner.slept - slept, action, owner)
         self._close_history()
         return self.history
 
@@ -109,9 +119,13 @@ class World:
 
     # ------------------------------------------------------------ chance
 
-    def happens(self, chance: float) -> bool:
-        """Toss a coin; a chance of 0 takes nothing from the generator."""
-        return bool(chance) and self._is_troubled and self.rng.random() < chance
+    def happens(self, fault: str, share: float = 1.0) -> bool:
+        """Toss the coin of a fault, by the name of its field; a chance of 0 takes nothing from the generator."""
+        chance: float = getattr(self.scenario.faults, fault)
+        if not chance or not self._is_troubled or self.rng.random() >= chance * share:
+            return False
+        self.history.faults[fault] += 1
+        return True
 
     @property
     def _is_troubled(self) -> bool:
@@ -122,9 +136,10 @@ class World:
         """One way through the network [s]."""
         return self.scenario.latency * self.rng.lognormvariate(0, 0.7)
 
-    def lag(self) -> float:
-        """How late a driver wakes [s]."""
-        return self.rng.uniform(0, self.scenario.faults.lag) if self.scenario.faults.lag else 0.0
+    def wait(self, seconds: float) -> float:
+        """How long a driver really waits that wants to wait so long: never less than an instant, and maybe late [s]."""
+        most = self.scenario.faults.lag
+        return max(MOMENT if seconds > 0 else 0.0, seconds) + (self.rng.uniform(0, most) if most else 0.0)
 
     def drawn(self, effect: DrawCohort) -> tuple[ClientId, ...]:
         """The cohort, by the deployed sampler."""
@@ -142,37 +157,70 @@ class World:
 
     def _plan_faults(self) -> None:
         faults = self.scenario.faults
-        self._again_and_again(faults.coordinator_crash_gap, faults.coordinator_crashes, self._crash_coordinator)
-        many = 50
+        crashes = faults.coordinator_crashes
+        self._again_and_again("coordinator_crashes", self._crash_coordinator, faults.coordinator_crash_gap, crashes)
         for agent in self.agents.values():
-            self._again_and_again(faults.agent_crash_gap, many, agent.crash)
-            self._again_and_again(faults.leave_gap, many, agent.leave)
-            self._again_and_again(faults.cut_gap, many, lambda agent=agent: self._cut(agent))  # type: ignore[misc]
-        self._again_and_again(15.0, faults.strangers, self._stranger)
-        self._again_and_again(faults.operator_gap, faults.stops, self._stop_run)
+            self._again_and_again("agent_crash_gap", agent.crash, faults.agent_crash_gap)
+            self._again_and_again("leave_gap", agent.leave, faults.leave_gap)
+            self._again_and_again("cut_gap", partial(self._cut, agent), faults.cut_gap)
+            self._again_and_again("suspend_gap", partial(self._suspend, agent), faults.suspend_gap)
+        self._again_and_again("partition_gap", self._part, faults.partition_gap)
+        self._again_and_again("full_disk_gap", self._fill_disk, faults.full_disk_gap)
+        self._again_and_again("strangers", self._stranger, 15.0, faults.strangers)
+        self._again_and_again("stops", self._stop_run, faults.operator_gap, faults.stops)
 
-    def _again_and_again(self, gap: float, times: int, action: Callable[[], None]) -> None:
-        """A Poisson process that ends with the run."""
+    def _again_and_again(self, fault: str, action: Callable[[], bool], gap: Seconds, times: int = 50) -> None:
+        """A Poisson process that ends with the run; the action says whether anything happened."""
         if not gap or not times:
             return
 
         def happen() -> None:
             if self._is_troubled:
-                action()
-                self._again_and_again(gap, times - 1, action)
+                self.history.faults[fault] += action()
+                self._again_and_again(fault, action, gap, times - 1)
 
         self.after(self.rng.expovariate(1 / gap), happen)
 
-    def _crash_coordinator(self) -> None:
-        self.coordinator.crash("at a random instant")
+    def _crash_coordinator(self) -> bool:
+        return self.coordinator.crash("at a random instant")
 
-    def _cut(self, agent: SimulatedAgent) -> None:
-        if agent.connection is not None:
-            is_half_open = self.happens(self.scenario.faults.half_open)
-            self.remark(agent.client_id, "loses its stream" + (", unnoticed" if is_half_open else ""))
-            agent.connection.cut(half_open=is_half_open)
-            if self.scenario.faults.offline:
-                agent.offline_until = self.now + self.rng.expovariate(1 / self.scenario.faults.offline)
+    def _cut(self, agent: SimulatedAgent) -> bool:
+        if agent.connection is None:
+            return False
+        is_half_open = self.happens("half_open")
+        self.remark(agent.client_id, "loses its stream" + (", unnoticed" if is_half_open else ""))
+        agent.connection.cut(half_open=is_half_open)
+        if self.scenario.faults.offline:
+            agent.offline_until = self.now + self.rng.expovariate(1 / self.scenario.faults.offline)
+        return True
+
+    def _suspend(self, agent: SimulatedAgent) -> bool:
+        if agent.wakes_at > self.now:
+            return False
+        seconds = self.rng.expovariate(1 / self.scenario.faults.suspend)
+        self.remark(agent.client_id, f"sleeps for {seconds:.1f} s")
+        agent.suspend(seconds)
+        return True
+
+    def _part(self) -> bool:
+        """A group of clients is cut off together, in both directions or in one."""
+        rng, faults = self.rng, self.scenario.faults
+        group = rng.sample([*self.agents.values()], rng.randint(1, len(self.agents)))
+        until = self.now + rng.expovariate(1 / faults.partition)
+        way = rng.choice(["to the coordinator", "to the clients"]) if self.happens("one_way") else "both ways"
+        names = ", ".join(sorted(agent.client_id for agent in group))
+        self.remark("network", f"parts {names} from the coordinator, {way}, until {until:.3f}")
+        for agent in group:
+            agent.offline_until = max(agent.offline_until, until)
+            if agent.connection is not None:
+                agent.connection.block(
+                    until, to_agent=way != "to the coordinator", to_coordinator=way != "to the clients"
+                )
+        return True
+
+    def _fill_disk(self) -> bool:
+        until = self.now + self.rng.expovariate(1 / self.scenario.faults.full_disk)
+        return self.coordinator.fill_disk(until)
 
     def cut_uploads(self) -> None:
         """The coordinator is gone: every upload breaks."""
@@ -180,9 +228,8 @@ class World:
             for upload in agent.uploads.values():
                 upload.cut()
 
-    def _stop_run(self) -> None:
-        if self.coordinator.is_up:
-            self.coordinator.stop_run()
+    def _stop_run(self) -> bool:
+        return self.coordinator.is_up and self.coordinator.stop_run()
 
     def run_ended(self) -> None:
         """The coordinator has carried out the end of the run; perhaps the operator reopens it."""
@@ -191,6 +238,7 @@ class World:
             return
         if state in RESUMABLE and self._resumes_left > 0:
             self._resumes_left -= 1
+            self.history.faults["resumes"] += 1
             self._is_resume_planned = True
             self.after(self.rng.expovariate(1 / self.scenario.faults.operator_gap), self._resume)
         elif state is not RunState.RUNNING:
@@ -204,11 +252,15 @@ class World:
         if self.coordinator.running.ledger.state in RESUMABLE:
             self.coordinator.resume_run()
 
-    def _stranger(self) -> None:
+    def _stranger(self) -> bool:
         """Somebody says something that nobody asked for."""
+        if not self.coordinator.is_up:
+            return False
+        self._say_something_strange()
+        return True
+
+    def _say_something_strange(self) -> None:
         coordinator, rng = self.coordinator, self.rng
-        if not coordinator.is_up:
-            return
         newest = coordinator.running.ledger.next_round - 1
         client_id = rng.choice([*self.agents, ClientId("stranger")])
         round_id = RoundId(newest + rng.choice([-3, -2, -1, -1, 0, 0, 0, 0, 1]))

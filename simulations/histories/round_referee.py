@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Iterable
 from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Fate, RejectReason, RoundId, RunState
 from atoll.server import events as e
 from atoll.server.policy import StragglerPolicy
-from atoll.simulations.facts import Books, RoundFacts
-from atoll.simulations.verdicts import Verdict, discount_of
+from atoll.simulations.histories.facts import Books, RoundFacts
+from atoll.simulations.histories.verdicts import Verdict, discount_of
 
 
 class RoundReferee:

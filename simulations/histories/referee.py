@@ -10,12 +10,12 @@ from atoll.protocol.vocabulary import AbandonReason, ClientId, Fate, RoundId, Ru
 from atoll.server import events as e
 from atoll.server.evaluation import clients_to_ask
 from atoll.server.run import RunRules
-from atoll.simulations.buffer_referee import BufferReferee
-from atoll.simulations.decisions import Decision, decision_of
-from atoll.simulations.facts import Books, BufferFacts
-from atoll.simulations.history import Step
-from atoll.simulations.round_referee import RoundReferee
-from atoll.simulations.verdicts import verdict_on
+from atoll.simulations.histories.buffer_referee import BufferReferee
+from atoll.simulations.histories.decisions import Decision, decision_of
+from atoll.simulations.histories.facts import Books, BufferFacts
+from atoll.simulations.histories.history import Step
+from atoll.simulations.histories.round_referee import RoundReferee
+from atoll.simulations.histories.verdicts import verdict_on
 
 
 class Referee:

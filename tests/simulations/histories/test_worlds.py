@@ -21,11 +21,11 @@ from atoll.server.policy import StragglerPolicy
 from atoll.server.record import RoundRecord
 from atoll.server.rounds import Round
 from atoll.server.run import RunMachine, RunRules
-from atoll.simulations.checks import check, faults_of
-from atoll.simulations.histories import BadHistory, judged
-from atoll.simulations.history import History
-from atoll.simulations.scenario import Faults, Scenario, calm, random_scenario
-from atoll.simulations.world import World
+from atoll.simulations.histories.checks import check, faults_of
+from atoll.simulations.histories.history import History
+from atoll.simulations.histories.judge import BadHistory, judged
+from atoll.simulations.histories.scenario import Faults, Scenario, calm, random_scenario
+from atoll.simulations.histories.world import World
 
 SEEDS = 2000
 BATCH = 250
@@ -137,7 +137,7 @@ def test_a_bad_history_names_its_seed_and_how_to_replay_it(monkeypatch: pytest.M
         judged(0)
     text = str(caught.value)
     assert text.startswith("seed=0: ")
-    assert "replay: python -m atoll.simulations.histories --seed 0" in text
+    assert "replay: atoll simulate --faults standard --seed 0" in text
     assert "coordinator  " in text
 
 

@@ -7,7 +7,7 @@ from atoll.protocol.vocabulary import Fate, RejectReason, RunState
 from atoll.server.events import Update
 from atoll.server.policy import StragglerPolicy
 from atoll.server.run import RunRules
-from atoll.simulations.facts import Books, RoundFacts
+from atoll.simulations.histories.facts import Books, RoundFacts
 
 
 class Verdict(Enum):

@@ -1,4 +1,4 @@
-"""What a simulated world is like: the rules of its run, its clients, and everything that goes wrong in it."""
+"""What a simulated world is like: the rules of its run, its clients, and how often what goes wrong in it."""
 
 import random
 from dataclasses import dataclass, replace
@@ -6,49 +6,12 @@ from typing import Any, Literal
 
 from atoll.server.policy import StragglerPolicy
 from atoll.server.run import RunRules
+from atoll.simulations.histories.faults import Faults, Seconds, random_faults
 
-Seconds = float
 TASK = "task"
+CALM = Faults()
 ASYNCHRONOUS = 0.4
 """The share of the worlds in which clients train all the time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Faults:
-    """How often what goes wrong. Chances are per occasion; gaps are the mean time between two [s]; 0: never."""
-
-    coordinator_crashes: int = 0
-    """At most this many, at random instants."""
-    coordinator_crash_gap: Seconds = 60.0
-    crash_at_step: float = 0.0
-    """Of the coordinator: before, within and after each group commit, and between any two effects."""
-    downtime: Seconds = 5.0
-    agent_crash_gap: Seconds = 0.0
-    leave_gap: Seconds = 0.0
-    agent_downtime: Seconds = 15.0
-    cut_gap: Seconds = 0.0
-    offline: Seconds = 0.0
-    """After a cut, how long the client has no network at all."""
-    half_open: float = 0.0
-    """Of a cut: neither side is told."""
-    verdict_lost: float = 0.0
-    upload_cut: float = 0.0
-    upload_damaged: float = 0.0
-    upload_repeated: float = 0.0
-    download_fails: float = 0.0
-    worker_crashes: float = 0.0
-    worker_hangs: float = 0.0
-    clumsy: float = 0.0
-    """Of an update: it makes a claim that no policy admits, or its bytes are bad."""
-    strangers: int = 0
-    """Messages that nobody asked for."""
-    fold_fails: float = 0.0
-    sampler_fails: float = 0.0
-    lag: Seconds = 0.0
-    """How late a driver may wake for a deadline."""
-    stops: int = 0
-    resumes: int = 0
-    operator_gap: Seconds = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +21,7 @@ class Scenario:
     rules: RunRules
     num_clients: int
     sampler: Literal["uniform", "weighted", "stratified"] = "uniform"
-    faults: Faults = Faults()
+    faults: Faults = CALM
     server_lease: Seconds = 10.0
     client_lease: Seconds = 10.0
     train: Seconds = 20.0
@@ -136,58 +99,22 @@ def random_asynchronous_policy(rng: random.Random) -> StragglerPolicy:
     )
 
 
-def random_faults(rng: random.Random) -> Faults:
-    """Draw which things go wrong in a world; each is absent from many, so that rounds also succeed."""
-
-    def maybe(chance: float, *values: float) -> float:
-        return rng.choice(values) if rng.random() < chance else 0.0
-
-    return Faults(
-        coordinator_crashes=int(maybe(0.4, 1, 2, 4)),
-        coordinator_crash_gap=rng.choice([10.0, 30.0, 80.0]),
-        crash_at_step=maybe(0.4, 0.005, 0.02, 0.05),
-        downtime=rng.choice([1.0, 10.0, 40.0]),
-        agent_crash_gap=maybe(0.3, 60.0, 300.0),
-        leave_gap=maybe(0.2, 60.0, 300.0),
-        agent_downtime=rng.choice([2.0, 15.0, 60.0]),
-        cut_gap=maybe(0.4, 20.0, 60.0, 200.0),
-        offline=maybe(0.5, 5.0, 40.0),
-        half_open=maybe(0.4, 0.2, 0.8),
-        verdict_lost=maybe(0.4, 0.1, 0.5),
-        upload_cut=maybe(0.3, 0.1, 0.4),
-        upload_damaged=maybe(0.2, 0.1, 0.6),
-        upload_repeated=maybe(0.4, 0.1, 0.5),
-        download_fails=maybe(0.2, 0.05, 0.2),
-        worker_crashes=maybe(0.3, 0.05, 0.3),
-        worker_hangs=maybe(0.25, 0.05, 0.3),
-        clumsy=maybe(0.3, 0.1, 0.3),
-        strangers=int(maybe(0.5, 5, 20)),
-        fold_fails=maybe(0.2, 0.1, 0.4),
-        sampler_fails=maybe(0.15, 0.1, 0.4),
-        lag=maybe(0.3, 0.5, 5.0, 20.0),
-        stops=int(maybe(0.15, 1, 2)),
-        resumes=int(maybe(0.4, 1, 2)),
-        operator_gap=rng.choice([10.0, 60.0]),
-    )
-
-
-def random_scenario(seed: int) -> Scenario:
-    """The scenario of a seed: rules over all fields of the policy, a population, and faults."""
-    scenario, rng = _random_scenario(seed), random.Random(f"modes {seed}")
+def random_scenario(seed: int, preset: str = "standard") -> Scenario:
+    """The scenario of a seed: rules over all fields of the policy, a population, and the preset's faults."""
+    scenario, rng = _random_scenario(seed, preset), random.Random(f"modes {seed}")
     rules, policy = scenario.rules, scenario.rules.policy
     if rng.random() < ASYNCHRONOUS:
         policy = random_asynchronous_policy(rng)
         num_clients = rng.randint(1, policy.concurrency + 4)
         rules = replace(rules, policy=policy, rounds=rng.randint(1, 8))
-        faults = replace(scenario.faults, stops=1) if rng.random() < 0.25 else scenario.faults
-        return replace(scenario, rules=rules, num_clients=num_clients, faults=faults)
+        return replace(scenario, rules=rules, num_clients=num_clients)
     if rng.random() < 0.3:
         fields = policy.model_dump(exclude={"staleness_exponent"})
         rules = replace(rules, policy=StragglerPolicy(**(fields | random_discount(rng))))
     return replace(scenario, rules=rules)
 
 
-def _random_scenario(seed: int) -> Scenario:
+def _random_scenario(seed: int, preset: str) -> Scenario:
     rng = random.Random(f"scenario {seed}")
     pick = rng.choice
     policy = random_policy(rng)
@@ -206,7 +133,7 @@ def _random_scenario(seed: int) -> Scenario:
         rules=rules,
         num_clients=rng.randint(needed, needed + 3) if rng.random() < 0.8 else rng.randint(fewer, needed),
         sampler=pick(["uniform", "weighted", "stratified"]),
-        faults=random_faults(rng),
+        faults=random_faults(random.Random(f"faults {seed}"), preset),
         server_lease=pick([4.0, 10.0, 30.0]),
         client_lease=pick([2.0, 10.0, 30.0]),
         train=pick([3.0, 15.0, 30.0]),
@@ -222,4 +149,4 @@ def _random_scenario(seed: int) -> Scenario:
 
 def calm(rules: RunRules, num_clients: int) -> Scenario:
     """A world in which nothing goes wrong."""
-    return replace(Scenario(rules=rules, num_clients=num_clients), faults=Faults())
+    return replace(Scenario(rules=rules, num_clients=num_clients), faults=CALM)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Fate, RejectReason, RoundId, RunState
 from atoll.server import events as e
 from atoll.server.policy import StragglerPolicy
-from atoll.simulations.facts import Books, BufferFacts, RoundFacts
-from atoll.simulations.verdicts import Verdict, discount_of
+from atoll.simulations.histories.facts import Books, BufferFacts, RoundFacts
+from atoll.simulations.histories.verdicts import Verdict, discount_of
 
 
 class BufferReferee:

@@ -1,5 +1,6 @@
 """Who is on the line of a simulated coordinator: its control streams, and the leases of those who are silent."""
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -8,13 +9,14 @@ from atoll.protocol.vocabulary import ClientId, Fate, LossReason, RunId, RunStat
 from atoll.server.events import ClientDisconnected, ClientEvaluated, ClientFailed, ClientJoined, ClientLost
 from atoll.server.membership import Leases
 from atoll.server.record import RoundRecord
-from atoll.simulations.network import Connection
+from atoll.simulations.histories.network import Connection
 
 if TYPE_CHECKING:
-    from atoll.simulations.coordinator import SimulatedCoordinator
-    from atoll.simulations.world import World
+    from atoll.simulations.histories.coordinator import SimulatedCoordinator
+    from atoll.simulations.histories.world import World
 
 RUN = RunId("run")
+MOMENT = 1e-6
 
 
 class Lines:
@@ -73,7 +75,7 @@ class Lines:
             connection.to_agent(client.RunEnded(RUN))
 
     def heard(self, connection: Connection, message: client.Effect | None) -> None:
-        """A message on a control stream; None says goodbye."""
+        """A message on a control stream; None says goodbye. Of a stream that was replaced nothing is heard."""
         client_id = connection.agent.client_id
         if self._hub.get(client_id) is not connection:
             return
@@ -99,7 +101,7 @@ class Lines:
 
     def heard_from(self, client_id: ClientId) -> None:
         """A sign of life."""
-        self._leases.heard(client_id, self._world.now)
+        self._leases.heard(client_id, self._coordinator.now)
         self._watched.add(client_id)
         self._arm_timer()
 
@@ -107,14 +109,17 @@ class Lines:
         due = self._leases.next_due
         if due is not None and self._timer is None:
             self._timer = due
-            self._world.at(max(due, self._world.now), self._watch, self._coordinator)
+            self._world.after(max(MOMENT, due - self._coordinator.now), self._watch, self._coordinator)
 
     def _watch(self) -> None:
+        """Whose heartbeats have come all the time is heard of now; the others' leases are over."""
         self._timer = None
-        for client_id in self._leases.expired(self._world.now):
+        now, lease = self._coordinator.now, self._world.scenario.server_lease
+        for client_id in self._leases.expired(now):
             connection = self._hub.get(client_id)
-            if connection is not None and connection.carries:  # its heartbeats have come all the time
-                self._leases.heard(client_id, self._world.now)
+            silent = math.inf if connection is None else connection.silent_for
+            if silent < lease:
+                self._leases.heard(client_id, now - silent)
             else:
                 self._lost(client_id, LossReason.LEASE_EXPIRED)
         self._arm_timer()
