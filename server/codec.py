@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast, get_args
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
+from atoll.protocol.manifest import parse_update
 from atoll.server.events import Event
 from atoll.server.ledger import Ledger
 from atoll.server.record import RoundRecord
@@ -93,6 +94,12 @@ class StoredUpdateMeta:
     """Sum of the squared elements of each tensor."""
     rank: int = 0
     """Of the aggregation, at which its bytes lie."""
+
+    @property
+    def steps(self) -> tuple[float, float]:
+        """FedNova's normalizer and effective steps, as the manifest claims them."""
+        manifest = parse_update(self.manifest)
+        return manifest.normalizer, manifest.effective_steps
 
     @property
     def norm(self) -> float:

@@ -14,6 +14,7 @@ from atoll.cli.new import new
 from atoll.cli.plan import plan
 from atoll.cli.population import population
 from atoll.cli.settings import settings
+from atoll.cli.simulate import simulate
 from atoll.cli.train import train
 
 app = typer.Typer(
@@ -42,6 +43,7 @@ app.command()(new)
 app.command()(coordinator)
 app.command()(aggregator)
 app.command()(agent)
+app.command()(simulate)
 app.command()(train)
 app.add_typer(runs.app, name="run")
 app.add_typer(rounds.app, name="round")

@@ -73,7 +73,7 @@ def described(section: Section) -> "list[Setting]":
     from atoll.client.config import AgentConfig
     from atoll.protocol.settings import describe
     from atoll.server.config import AggregatorConfig, HostFile, RunConfig
-    from atoll.simulations.populations.config import PopulationFile
+    from atoll.simulations.federation.config import SimulationFile
 
     if section in (Section.LOCAL, Section.TRAIN, Section.PLAN):
         return list(_described_fields(section))
@@ -82,7 +82,7 @@ def described(section: Section) -> "list[Setting]":
         Section.COORDINATOR: HostFile,
         Section.AGGREGATOR: AggregatorConfig,
         Section.AGENT: AgentConfig,
-        Section.POPULATION: PopulationFile,
+        Section.POPULATION: SimulationFile,
     }
     tables = (Section.POPULATION,)  # of a file that has much else
     return [setting for setting in describe(models[section]) if section not in tables or _is_in(setting.key, section)]
