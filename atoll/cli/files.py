@@ -34,6 +34,7 @@ def load_run(what: str, overrides: Sequence[str] = (), *, kind: type[RunFile] = 
     Args:
         what: a run's TOML, or a task: then the run has the defaults.
         overrides: `key=value`; a path in one is relative to the current directory, one in a TOML to its folder.
+        kind: which tables the TOML may have.
 
     Raises:
         ConfigError: with everything that is wrong.
