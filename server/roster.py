@@ -45,15 +45,16 @@ class Roster:
         return sorted(rows, key=_CLIENT_ID)
 
     def _amended(self) -> list[Candidate]:
-        rows: list[Candidate | None] = [*self._candidates]
-        come: list[Candidate] = []
+        rows, gone, come = [*self._candidates], set[int](), list[Candidate]()
         for client_id in self._changed:
             member = self._members[client_id]
-            now = None if member.session is None else member.as_candidate(client_id)
             at = bisect.bisect_left(self._candidates, client_id, key=_CLIENT_ID)
-            if at < len(rows) and self._candidates[at].client_id == client_id:
-                rows[at] = now
-            elif now is not None:
-                come.append(now)
-        there = [row for row in rows if row is not None]
+            was_there = at < len(rows) and self._candidates[at].client_id == client_id
+            if member.session is None:
+                gone.update([at] * was_there)
+            elif was_there:
+                rows[at] = member.as_candidate(client_id)
+            else:
+                come.append(member.as_candidate(client_id))
+        there = [row for at, row in enumerate(rows) if at not in gone] if gone else rows
         return sorted(there + come, key=_CLIENT_ID) if come else there
