@@ -124,12 +124,13 @@ def update_of(before: Mapping[str, np.ndarray[Any, Any]], model: torch.nn.Module
             start = start.to(tensor.dtype).to(torch.float32)
             update[name] = (tensor.detach().to("cpu", torch.float32) - start).contiguous().numpy()
         else:
-            update[name] = _integer_difference(name, _array(tensor), start.numpy())
+            update[name] = integer_difference(name, _array(tensor), start.numpy())
     check_finite(update, "update")
     return update
 
 
-def _integer_difference(name: str, local: np.ndarray[Any, Any], start: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def integer_difference(name: str, local: np.ndarray[Any, Any], start: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """local - global of whole numbers; raises ValueError where it does not fit their dtype."""
     difference = local.astype(np.int64) - start.astype(np.int64)
     narrow: np.ndarray[Any, Any] = difference.astype(local.dtype)
     if not np.array_equal(narrow, difference):

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from atoll.protocol.channel import LoopbackAddress
 from atoll.protocol.reference import Reference, check_known_or_reference
 from atoll.protocol.settings import STRICT, Folder
+from atoll.server.intake import RunRules
 from atoll.server.method import AggregationConfig, OptimizerConfig
 from atoll.server.oort import Oort
 from atoll.server.pacer import PACER_WINDOW
@@ -189,6 +190,21 @@ class RunConfig(BaseModel):
 
     evaluation: EvaluationConfig = EvaluationConfig()
     """Which versions are measured, and on whose data."""
+
+    @property
+    def rules(self) -> RunRules:
+        """What the run's machine needs of it."""
+        evaluation = self.evaluation
+        return RunRules(
+            policy=self.round,
+            rounds=self.rounds,
+            seed=self.seed,
+            evaluate_server_every=evaluation.server_every,
+            evaluate_clients_every=evaluation.clients_every,
+            evaluate_clients_max=evaluation.clients_max,
+            evaluation_deadline=evaluation.deadline,
+            pacer_window=self.cohort.window_of_the_pacer,
+        )
 
     @model_validator(mode="after")
     def _tables_fit_together(self) -> "RunConfig":

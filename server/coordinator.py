@@ -39,7 +39,7 @@ from atoll.server.placement import num_ranks_of, write_num_ranks
 from atoll.server.ranks import Ranks
 from atoll.server.reduce import Reducer
 from atoll.server.retention import Keep
-from atoll.server.run import RunMachine, RunRules
+from atoll.server.run import RunMachine
 from atoll.server.sampling import Sampler
 from atoll.server.sharded_reduce import ShardedReducer
 from atoll.server.statedir import StateDirectory
@@ -174,7 +174,7 @@ class Coordinator:
         return run_id
 
     async def _make_run(self, config: RunConfig) -> RunId:
-        rules = rules_of(config)
+        rules = config.rules
         rows = await on_thread(self._journal_thread, self.journal.runs)
         run_id = RunId(f"{config.name}-{1 + sum(row.config.name == config.name for row in rows)}")
         evaluator = self._evaluator(config, run_id)
@@ -419,21 +419,6 @@ def _sampler(config: RunConfig, *, is_over: bool) -> Sampler | Oort:
         raise missing
 
     return no_sampler
-
-
-def rules_of(config: RunConfig) -> RunRules:
-    """What the machine needs of a run's settings."""
-    evaluation = config.evaluation
-    return RunRules(
-        policy=config.round,
-        rounds=config.rounds,
-        seed=config.seed,
-        evaluate_server_every=evaluation.server_every,
-        evaluate_clients_every=evaluation.clients_every,
-        evaluate_clients_max=evaluation.clients_max,
-        evaluation_deadline=evaluation.deadline,
-        pacer_window=config.cohort.window_of_the_pacer,
-    )
 
 
 def _where(machine: RunMachine) -> str:

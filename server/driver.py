@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from atoll.aggregation.codecs import family_of
 from atoll.protocol import steps
 from atoll.protocol.atoll_pb2 import ServerMessage
-from atoll.protocol.vocabulary import ClientId, Digest, Fate, RoundId, RunId, RunState, Version
+from atoll.protocol.vocabulary import ClientId, Digest, RunId, RunState, Version
 from atoll.server import messages
 from atoll.server.clock import Clock
 from atoll.server.config import RunConfig
@@ -40,7 +40,6 @@ from atoll.server.events import (
     RoundDue,
     SamplerFailed,
     TimePassed,
-    Update,
     UpdateReceived,
     UploadBegun,
 )
@@ -178,31 +177,6 @@ class RunDriver:
         if self._last is not None and not self._last.done():
             self._wake.set()
             await asyncio.shield(self._last)
-
-    def is_news_of(self, client_id: ClientId, round_id: RoundId) -> bool:
-        """Whether the machine still wants to hear why a client gives up a round: what changes nothing is no event."""
-        record, open_round = self.machine.record_of(round_id), self.machine.round
-        client = record.clients.get(client_id) if record is not None else None
-        if client is None or client.digest is not None or client.reason:
-            return False
-        if open_round is not None and open_round.record is record:
-            return client.fate is Fate.WAITING
-        return client.fate in (Fate.WAITING, Fate.STRAGGLER, Fate.RELEASED)
-
-    def is_first_upload(self, update: Update) -> bool:
-        """Whether the machine does not know yet that an update that it waits for is on its way."""
-        machine, record = self.machine, self.machine.record_of(update.round_id)
-        client = record.clients.get(update.client_id) if record is not None else None
-        if client is None or client.upload_begun_at is not None:
-            return False
-        if self.config.round.is_asynchronous:
-            return machine.invitations.is_training(update.client_id, update.round_id)
-        return machine.round is not None and machine.round.record is record
-
-    def is_asking(self, client_id: ClientId, version: Version) -> bool:
-        """Whether a client's measure of a version is waited for."""
-        evaluation = self.machine.ledger.evaluation
-        return evaluation is not None and evaluation.version == version and evaluation.is_waiting_for(client_id)
 
     def start(self) -> None:
         """Begin to write, act and wait."""

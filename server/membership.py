@@ -6,12 +6,13 @@ lease is watched by `Leases` outside of the journaled state, and its verdict is 
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.events import Candidate, Profile
 from atoll.server.pacer import Pacer
+from atoll.server.pages import Unwritten
 from atoll.server.roster import Roster
 
 
@@ -20,7 +21,7 @@ class Member:
     """One client that has ever joined this run."""
 
     profile: Profile
-    session: str | None = None  # of the standing control stream
+    session: str | None = None  # of the standing control stream, if its `start` is the newest
     lost_because: str = ""  # while nothing is expected of it any more
     download_seconds: float | None = None  # moving averages of what was measured
     train_seconds: float | None = None
@@ -30,6 +31,7 @@ class Member:
     utility: float = 0.0
     last_round: RoundId = RoundId(0)  # noqa: RUF009 - of that update; 0: none
     times_chosen: int = 0
+    start: int = 0  # how often everyone had been disconnected at once when `session` began
 
     @property
     def expected_seconds(self) -> float | None:
@@ -64,21 +66,43 @@ class Membership:
     members: dict[ClientId, Member] = field(default_factory=dict)
     num_connected: int = 0
     pacer: Pacer = field(default_factory=Pacer)
+    start: int = 0
 
     def __post_init__(self) -> None:
-        self._roster = Roster(self.members)  # follows from the members: neither compared nor written down
+        # these follow from the members: neither compared nor written down
+        self._roster = Roster(self.members, self.is_connected)
+        self.unwritten = Unwritten(self.members)
+
+    def read(self, pages: Iterable[tuple[int, dict[ClientId, Member]]], *, first: int) -> None:
+        """Take in what lies on disk: pages by the entry of their snapshot, a whole set (`first`) and all since."""
+        num_written = 0
+        for seq, changed in pages:
+            self.members.update(changed)  # the newer over the older
+            num_written += len(changed) if seq > first else 0
+        self._roster = Roster(self.members, self.is_connected)
+        self.unwritten = Unwritten(first=first, num_written=num_written)
+
+    def _changing(self, client_id: ClientId) -> Member | None:
+        """The member that is about to change. Every change begins here: draws and snapshots must know of it."""
+        member = self.members.get(client_id)
+        if member is not None:
+            self._roster.changed(client_id)
+            self.unwritten.changed.add(client_id)
+        return member
 
     def joined(self, client_id: ClientId, session: str, profile: Profile) -> None:
         """A control stream stands; an older one of the same client no longer counts."""
-        member = self.members.setdefault(client_id, Member(profile))
-        self.num_connected += member.session is None
-        member.session, member.profile, member.lost_because = session, profile, ""
-        self._roster.changed(client_id)
+        if client_id not in self.members:
+            self.members[client_id] = Member(profile)
+        member = self._changing(client_id)
+        assert member is not None
+        self.num_connected += not self._is_there(member)
+        member.session, member.profile, member.lost_because, member.start = session, profile, "", self.start
 
     def disconnected(self, client_id: ClientId, session: str) -> bool:
         """The stream `session` ended; False when a newer one has taken its place."""
         member = self.members.get(client_id)
-        if member is None or member.session != session:
+        if member is None or not self._is_there(member) or member.session != session:
             return False
         self._drop(client_id)
         return True
@@ -91,12 +115,17 @@ class Membership:
 
     def everyone_disconnected(self) -> None:
         """The coordinator came up again, or the run has ended and is no longer told who is on the line."""
-        for client_id in self.members:
-            self._drop(client_id)
+        self.start += 1  # of a million members none is touched
+        self.num_connected = 0
+        self._roster.clear()
+
+    def _is_there(self, member: Member) -> bool:
+        return member.session is not None and member.start == self.start
 
     def is_connected(self, client_id: ClientId) -> bool:
         """Whether a control stream of the client stands."""
-        return client_id in self.members and self.members[client_id].session is not None
+        member = self.members.get(client_id)
+        return member is not None and self._is_there(member)
 
     def lost_because(self, client_id: ClientId) -> str:
         """Why the client was given up; empty while it may still come back within its lease."""
@@ -112,33 +141,30 @@ class Membership:
 
     def chosen(self, client_id: ClientId) -> None:
         """The client is invited to a round."""
-        if (member := self.members.get(client_id)) is not None:
+        if (member := self._changing(client_id)) is not None:
             member.times_chosen += 1
-            self._roster.changed(client_id)
 
     def learnt(self, client_id: ClientId, round_id: RoundId, loss: float | None, utility: float) -> None:
         """An update that the client made in a round was accepted: what it tells of what the client has to teach."""
-        member = self.members.get(client_id)
+        member = self._changing(client_id)
         if member is None or round_id < member.last_round:
             return
         member.last_round = round_id
         if loss is not None:
             member.loss, member.utility = loss, utility
-        self._roster.changed(client_id)
 
     def measured(self, client_id: ClientId, *, download: float, train: float, upload: float) -> None:
         """Remember how long a client took [s]; `train` is for the whole of the requested work."""
-        member = self.members.get(client_id)
+        member = self._changing(client_id)
         if member is None:
             return
         member.download_seconds = _average(member.download_seconds, download)
         member.train_seconds = _average(member.train_seconds, train)
         member.upload_seconds = _average(member.upload_seconds, upload)
-        self._roster.changed(client_id)
 
     def counted(self, client_id: ClientId, round_id: RoundId) -> None:
         """The update that a client made in a round is in the model now."""
-        member = self.members.get(client_id)
+        member = self._changing(client_id)
         if member is not None:
             member.counted_round = max(member.counted_round, round_id)
 
@@ -152,11 +178,10 @@ class Membership:
         return None if member is None else member.expected_seconds
 
     def _drop(self, client_id: ClientId) -> None:
-        member = self.members[client_id]
-        if member.session is not None:
-            self.num_connected -= 1
-            member.session = None
-            self._roster.changed(client_id)
+        member = self._changing(client_id)
+        assert member is not None
+        self.num_connected -= self._is_there(member)
+        member.session = None
 
 
 class Leases:

@@ -69,7 +69,10 @@ class RunMachine(Intake):
         """When the driver must deliver TimePassed; None when nothing is timed."""
         if self.ledger.state is not RunState.RUNNING:
             return None
-        return min((at for at in (self._round_deadline, self.invitations.deadline) if at is not None), default=None)
+        first, own = self._round_deadline, self.invitations.deadline
+        if first is None or own is None:
+            return own if first is None else first
+        return min(first, own)
 
     @property
     def _round_deadline(self) -> float | None:

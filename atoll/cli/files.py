@@ -5,7 +5,7 @@ import os
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, overload
 
 from atoll.cli.faults import CommandError
 from atoll.cli.options import STATE
@@ -16,12 +16,19 @@ if TYPE_CHECKING:
     from atoll.parallel.task import ArrayTask, Task
 
 
+File = TypeVar("File", bound=RunFile)
+
+
 def is_toml(what: str) -> bool:
     """Whether the argument names a TOML file rather than a task."""
     return what.endswith(".toml")
 
 
-def load_run(what: str, overrides: Sequence[str] = ()) -> RunFile:
+@overload
+def load_run(what: str, overrides: Sequence[str] = ()) -> RunFile: ...
+@overload
+def load_run(what: str, overrides: Sequence[str] = (), *, kind: type[File]) -> File: ...
+def load_run(what: str, overrides: Sequence[str] = (), *, kind: type[RunFile] = RunFile) -> RunFile:
     """The settings of a run.
 
     Args:
@@ -32,9 +39,9 @@ def load_run(what: str, overrides: Sequence[str] = ()) -> RunFile:
         ConfigError: with everything that is wrong.
     """
     if is_toml(what):
-        file, folder, name = load(RunFile, Path(what), overrides), Path(what).parent, what
+        file, folder, name = load(kind, Path(what), overrides), Path(what).parent, what
     else:
-        file, folder, name = load_text(RunFile, f"task = {json.dumps(what)}", overrides, name=""), Path(), ""
+        file, folder, name = load_text(kind, f"task = {json.dumps(what)}", overrides, name=""), Path(), ""
     return _with_absolute_paths(file, folder, overrides, name)
 
 
@@ -67,7 +74,7 @@ def _has_only_the_host(path: Path) -> bool:
     return document.keys() == {"coordinator"}
 
 
-def _with_absolute_paths(file: RunFile, folder: Path, overrides: Sequence[str], name: str) -> RunFile:
+def _with_absolute_paths(file: File, folder: Path, overrides: Sequence[str], name: str) -> File:
     """The same with paths that hold wherever the coordinator runs; a file that is not there is a fault."""
     set_here = {override.partition("=")[0].strip() for override in overrides}
     references = {"task": file.task, "cohort.sampler": file.cohort.sampler}

@@ -16,7 +16,6 @@ from atoll.client.config import AgentConfig
 from atoll.protocol.settings import ConfigError, describe, effective, load_text
 from atoll.protocol.vocabulary import ClientId, Digest
 from atoll.server.config import CohortConfig, CoordinatorConfig, HostFile, RunConfig, RunFile
-from atoll.server.coordinator import rules_of
 from atoll.server.events import Contribution
 from atoll.server.method import CODEC_OPTIONS, OPTIMIZER_OPTIONS, RULES, AggregationConfig, Method, OptimizerConfig
 from atoll.server.oort import Oort
@@ -361,7 +360,7 @@ def test_oort_s_defaults_are_those_that_the_documentation_tells() -> None:
 
 def test_only_oort_has_a_pacer() -> None:
     windows = [
-        rules_of(RunConfig(task="m:t", cohort=CohortConfig(**options))).pacer_window  # type: ignore[arg-type]
+        RunConfig(task="m:t", cohort=CohortConfig(**options)).rules.pacer_window  # type: ignore[arg-type]
         for options in ({}, {"sampler": "oort"}, {"sampler": "oort", "pacer_window": 7})
     ]
     assert windows == [0, 20, 7]

@@ -1,0 +1,168 @@
+"""Between a version and the one model that all clients train: put it in before each client, take the update out after.
+
+The same numbers as `parallel.parameters.load_parameters` and `update_of`; what does not change from client to client is
+done once for each version.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from atoll.aggregation.layout import CONTROL, Layout, in_order
+from atoll.parallel.arrays import Arrays, check_finite, check_like
+from atoll.parallel.errors import TaskMismatch
+from atoll.parallel.parameters import initial_parameters, integer_difference, state_of, trained_by_name
+from atoll.parallel.scaffold import ControlVariates, split
+from atoll.simulations.engines.engine import Job, Training
+from atoll.simulations.engines.rows import Form, Rows
+
+Array = np.ndarray[Any, Any]
+
+
+class Exchange:
+    """The tensors of one model.
+
+    Args:
+        training: of all clients.
+        model: on its device.
+    """
+
+    def __init__(self, training: Training, model: torch.nn.Module) -> None:
+        self.form = Form.of(model, keep=training.local.keep, algorithm=training.algorithm)
+        self._training, self._model = training, model
+        self._own_layout = _of_model(self.form.own)
+        self._variates = in_order(t for t in self.form.update if t.name.startswith(CONTROL))
+        self._names = [t.name for t in _of_model(self.form.update)]
+        names = {id(parameter): name for name, parameter in trained_by_name(model).items()}
+        self._trained = [names.get(id(p)) for p in model.parameters() if p.requires_grad]
+        self._first_own: Arrays | None = None
+        self._version: Arrays = {}
+        self._control: Arrays = {}
+        self._start: list[torch.Tensor] = []
+        self._in_place: list[tuple[str, Array, Array]] = []
+        self._elsewhere: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+        self._find_state()
+
+    def begin(self, version: Arrays) -> None:
+        """Take the version that the next clients train from.
+
+        Raises:
+            TaskMismatch: it does not belong to the task's model.
+        """
+        if travelled := sorted(version.keys() & {tensor.name for tensor in self._own_layout}):
+            raise TaskMismatch(f"local.keep lets {', '.join(travelled)} stay at clients, and the global model has them")
+        check_like(version, self.form.update)
+        self._version, self._control = split(version)
+        self._start = [
+            torch.tensor(self._version[name]).to(tensor) for name, tensor in zip(self._names, self._state, strict=True)
+        ]
+        self._see()
+
+    def load(self, job: Job) -> ControlVariates | None:
+        """Put the version, and the client's own layers, into the model.
+
+        Raises:
+            TaskMismatch: what the client has kept does not belong to the model.
+        """
+        kept, control = self.own_of(job)
+        self._find_new_buffers()
+        with torch.no_grad():
+            torch._foreach_copy_(self._state, self._start)
+            for own, place in zip(self._own_layout, self._own_state, strict=True):
+                place.copy_(torch.tensor(kept[own.name]))
+        return control
+
+    def own_of(self, job: Job) -> tuple[Arrays, ControlVariates | None]:
+        """The layers of its own that a client begins with, and its control variate.
+
+        Raises:
+            TaskMismatch: what the client has kept does not belong to the model.
+        """
+        kept, variate = split(job.own) if job.own else ({}, {})
+        if self._own_layout:
+            kept = kept or self._own_at_first()
+            check_like(kept, self._own_layout)
+        if self._training.algorithm != "scaffold":
+            return kept, None
+        if variate:
+            check_like({CONTROL + name: array for name, array in variate.items()}, self._variates)
+        return kept, ControlVariates(self._control, variate or None)
+
+    def corrections(self, control: ControlVariates | None) -> list[torch.Tensor | None]:
+        """c - c_i of each parameter that is trained, in the model's order; empty without SCAFFOLD."""
+        if control is None:
+            return []
+        by_name = control.corrections
+        return [
+            torch.tensor(by_name[name]).to(self._training.device) if name in by_name else None for name in self._trained
+        ]
+
+    def write(self, rows: Rows, index: int, control: ControlVariates | None, num_steps: int) -> tuple[Arrays, Arrays]:
+        """Write the update, and what the client keeps, into its row; gives both as views.
+
+        Raises:
+            NotFinite: a tensor has NaN or infinite values.
+        """
+        self._find_new_buffers()
+        update, own = rows.update_of(index), rows.own_of(index)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for name, trained, start in self._in_place:
+                np.subtract(trained, start, out=update[name])
+        for name, tensor, begun in self._elsewhere:
+            if tensor.is_floating_point():
+                torch.from_numpy(update[name]).copy_(tensor.detach().float() - begun.float())
+            else:
+                update[name][...] = integer_difference(name, tensor.cpu().numpy(), self._version[name])
+        for stays, place in zip(self._own_layout, self._own_state, strict=True):
+            torch.from_numpy(own[stays.name]).copy_(place.detach())
+        self.finish(rows, index, update, control, num_steps)
+        return update, own
+
+    def finish(self, rows: Rows, index: int, update: Arrays, control: ControlVariates | None, num_steps: int) -> None:
+        """Check the update, which lies in its row, and write beside it what SCAFFOLD makes of it.
+
+        Raises:
+            NotFinite: a tensor has NaN or infinite values.
+        """
+        if control is not None:
+            model_update = {name: update[name] for name in self._names}
+            check_finite(model_update, "update")
+            sent, kept = control.after(model_update, num_steps=num_steps, lr=self._training.local.lr)
+            rows.write(index, sent, kept)
+            return
+        with np.errstate(over="ignore", invalid="ignore"):
+            square = np.dot(rows.update[index], rows.update[index])
+        if not np.isfinite(square):  # it is finite only if every number is
+            check_finite(update, "update")
+
+    def _find_new_buffers(self) -> None:
+        """A module may put another tensor in a buffer's place at each step."""
+        if any(module._buffers[name] is not tensor for module, name, tensor in self._buffers):
+            self._find_state()
+            self._see()
+
+    def _see(self) -> None:
+        """The state and its start beside each other: those in float32 on the CPU as arrays, the others as tensors."""
+        every = list(zip(self._names, self._state, self._start, strict=True))
+        plain = {name for name, tensor, _ in every if (tensor.dtype, tensor.device.type) == (torch.float32, "cpu")}
+        self._in_place = [(name, tensor.numpy(), start.numpy()) for name, tensor, start in every if name in plain]
+        self._elsewhere = [(name, tensor, start) for name, tensor, start in every if name not in plain]
+
+    def _find_state(self) -> None:
+        state = state_of(self._model)
+        self._state = [state[name] for name in self._names]
+        self._own_state = [state[tensor.name] for tensor in self._own_layout]
+        self._buffers = [
+            (module, name, tensor) for module in self._model.modules() for name, tensor in module._buffers.items()
+        ]
+
+    def _own_at_first(self) -> Arrays:
+        if self._first_own is None:
+            every = initial_parameters(self._training.task, self._training.model_seed)  # type: ignore[arg-type]
+            self._first_own = {tensor.name: every[tensor.name] for tensor in self._own_layout}
+        return self._first_own
+
+
+def _of_model(layout: Layout) -> Layout:
+    return tuple(tensor for tensor in layout if not tensor.name.startswith(CONTROL))

@@ -1,0 +1,157 @@
+"""One client after another in one model that is built once: the bits of `ModelBench.train`, without its set-up."""
+
+import random
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+
+from atoll.parallel.arrays import Arrays
+from atoll.parallel.batches import batch_sizes
+from atoll.parallel.errors import NotFinite
+from atoll.parallel.fednova import Normalizer
+from atoll.parallel.metrics import Statistics, add, of_batch
+from atoll.parallel.parameters import build_model
+from atoll.parallel.task import Task
+from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
+from atoll.simulations.engines.examples import Examples, ExamplesOf
+from atoll.simulations.engines.exchange import Exchange
+from atoll.simulations.engines.rows import Rows
+from atoll.simulations.engines.stepping import Steps
+
+BLOCK_BYTES = 8 << 20
+"""Of results that lie in one piece of memory."""
+
+
+class Loop:
+    """The built-in loop of a `Task`.
+
+    Args:
+        training: of all clients.
+        examples: of the clients; None: read here.
+    """
+
+    def __init__(self, training: Training, examples: ExamplesOf | None = None) -> None:
+        assert isinstance(training.task, Task)
+        self._training, self._task, self._local = training, training.task, training.local
+        self.examples = examples or ExamplesOf(training.task, training.device)
+        self._model = build_model(training.task).to(training.device).train()
+        self.exchange = Exchange(training, self._model)
+        self._steps = Steps(self._local, [p for p in self._model.parameters() if p.requires_grad])
+        self._generator = torch.Generator()
+        self.form = self.exchange.form
+
+    def begin(self, version: Arrays) -> None:
+        """Take the version that the next clients train from; raises TaskMismatch when it is of another model."""
+        self.exchange.begin(version)
+
+    def window(self, num_jobs: int) -> int:
+        """How many clients share a piece of memory."""
+        return max(1, BLOCK_BYTES // max(1, self.form.row_bytes))
+
+    def train(self, jobs: Sequence[Job], rows: Rows) -> Iterator[Trained | Failed]:
+        """Train one client after another, each into its row, when it is asked for."""
+        for index, job in enumerate(jobs):
+            with naming(job.client_id):
+                result = self.one(job, rows, index)
+            yield result
+
+    def one(self, job: Job, rows: Rows, index: int) -> Trained | Failed:
+        """Train one client into a row."""
+        examples = self.examples(job.client_id)
+        control = self.exchange.load(job)
+        self._steps.begin(self.exchange.corrections(control))
+        seed_everything(job.seed)
+        sizes = batch_sizes(examples.count, self._local.batch_size, model=self._model)
+        requested = requested_steps(self._local, len(sizes))
+        done = min(requested, job.steps or requested)
+        statistics = self._run(examples, sizes, done)
+        try:
+            update, own = self.exchange.write(rows, index, control, done)
+        except NotFinite as error:
+            return Failed(job.client_id, "not_finite", str(error))
+        return Trained(
+            job.client_id,
+            update,
+            examples.count,
+            done / requested,
+            statistics,
+            own,
+            report_of(self._training, done),
+            rows.update[index],
+        )
+
+    def _run(self, examples: Examples, sizes: list[int], num_steps: int) -> Statistics:
+        model, loss_of, metrics, step = self._model, self._task.loss, self._task.metrics, self._steps
+        tensors, losses = examples.tensors, list[tuple[torch.Tensor, int]]()
+        statistics: Statistics = {}
+        for rows in islice(self._order(examples, sizes), num_steps):
+            inputs, targets = [t[rows] for t in tensors] if tensors else examples.fetch(rows)
+            outputs = model(inputs)
+            loss = loss_of(outputs, targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            step()
+            losses.append((loss.detach(), len(rows)))
+            if metrics:
+                with torch.no_grad():
+                    statistics = add(statistics, of_batch(metrics, outputs, targets))
+        return statistics if "loss" in metrics else with_loss(statistics, losses)
+
+    def _order(self, examples: Examples, sizes: list[int]) -> Iterator[torch.Tensor]:
+        """Which rows of the tensors, or else which positions, make up each batch; drawn as a deployed client does."""
+        for order in orders(examples.count, self._local.epochs, self._generator if self._local.shuffle else None):
+            rows = order if examples.tensors is None else examples.rows(order)
+            yield from torch.split(rows, sizes)
+
+
+def orders(count: int, epochs: int, generator: torch.Generator | None) -> Iterator[torch.Tensor]:
+    """The order of the examples in each epoch, as `parallel.training` draws it after everything is seeded."""
+    if generator is not None:
+        generator.manual_seed(int(torch.randint(2**62, ())))
+    for _ in range(epochs):
+        yield torch.arange(count) if generator is None else torch.randperm(count, generator=generator)
+
+
+def seed_everything(seed: int) -> None:
+    """As `parallel.training.seed_everything`; where there is no GPU to seed, in a twentieth of its time."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    if _has_accelerator():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
+@cache
+def _has_accelerator() -> bool:
+    return torch.accelerator.is_available()
+
+
+def requested_steps(local: Any, steps_of_epoch: int) -> int:
+    """Of one client, before any deadline."""
+    steps: int = local.epochs * steps_of_epoch
+    return min(steps, local.max_steps or steps)
+
+
+def report_of(training: Training, num_steps: int) -> dict[str, Any]:
+    """What a client says beside its update; FedNova's normalizer is that of so many steps."""
+    report: dict[str, Any] = {"steps": num_steps}
+    if training.algorithm == "fednova":
+        counted = Normalizer(training.local)
+        for _ in range(num_steps):
+            counted.step()
+        report |= {"normalizer": counted.normalizer, "effective_steps": counted.effective_steps}
+    return report
+
+
+def with_loss(statistics: Statistics, losses: list[tuple[torch.Tensor, int]]) -> Statistics:
+    """The statistics with the sum of mean loss x examples, in the order of the steps; by name."""
+    total, seen = 0.0, 0.0
+    for value, size in zip(
+        torch.stack([loss for loss, _ in losses]).tolist(), (size for _, size in losses), strict=True
+    ):
+        total, seen = total + value * size, seen + size
+    return dict(sorted((statistics | {"loss": (total, seen)}).items()))

@@ -1,0 +1,154 @@
+"""Where results lie: one row of float32 for each client, and the few integers beside them.
+
+    update   (n, F) float32    all float tensors of an update side by side, in canonical order
+    own      (n, G) float32    those of what stays at the client
+    whole    (n, ...) by name  integer tensors of either, in their own dtype
+
+A fold takes whole rows; the arrays of a `Trained` are views of them.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from atoll.aggregation.layout import CONTROL, Layout, Tensor, in_order
+from atoll.parallel.arrays import ALLOWED, Arrays
+from atoll.parallel.local_layers import names_that_stay
+from atoll.parallel.parameters import state_of, trained_by_name
+
+DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(dtype) for dtype, name in ALLOWED.items()}  # type: ignore[call-overload]
+
+ALIGNED = 64
+"""Each part of a buffer begins at a multiple of this many bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The tensors of a result."""
+
+    update: Layout
+    own: Layout
+
+    @classmethod
+    def of(cls, model: torch.nn.Module, *, keep: str | None, algorithm: str) -> "Form":
+        """That of a model under `Local.keep`; SCAFFOLD adds the control variates."""
+        stays = names_that_stay(model, keep)
+        model_tensors = [
+            Tensor(name, "F32" if tensor.is_floating_point() else ALLOWED[_numpy_dtype(tensor)], tuple(tensor.shape))
+            for name, tensor in state_of(model).items()
+        ]
+        update = [tensor for tensor in model_tensors if tensor.name not in stays]
+        own = [tensor for tensor in model_tensors if tensor.name in stays]
+        if algorithm == "scaffold":
+            trained = trained_by_name(model)
+            control = [Tensor(CONTROL + t.name, "F32", t.shape) for t in update if t.name in trained]
+            update, own = update + control, own + control
+        return cls(in_order(update), in_order(own))
+
+    @property
+    def row_bytes(self) -> int:
+        """What one client takes."""
+        return sum(tensor.num_bytes for tensor in (*self.update, *self.own))
+
+
+class Columns:
+    """Where the float tensors of a layout lie in a row."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.places: list[tuple[str, slice, tuple[int, ...]]] = []
+        self.integers = [tensor for tensor in layout if tensor.dtype != "F32"]
+        width = 0
+        for tensor in layout:
+            if tensor.dtype == "F32":
+                self.places.append((tensor.name, slice(width, width + tensor.num_elements), tensor.shape))
+                width += tensor.num_elements
+        self.width, self.is_empty = width, not layout
+
+    def views(self, row: np.ndarray[Any, Any]) -> Arrays:
+        """The tensors of one row (width,)."""
+        return {name: row[place].reshape(shape) for name, place, shape in self.places}
+
+
+class Rows:
+    """Room for the results of some clients.
+
+    Args:
+        form: of the results.
+        count: of clients.
+        buffer: where they lie, `Rows.num_bytes` long; None: in memory of their own.
+    """
+
+    def __init__(self, form: Form, count: int, buffer: Any = None) -> None:
+        self.count = count
+        self._columns = Columns(form.update), Columns(form.own)
+        shapes = list(_parts(form, count, [columns.width for columns in self._columns]))
+        if buffer is None:
+            buffer = np.empty(_end(shapes), np.uint8)
+        memory = np.frombuffer(buffer, np.uint8)  # every view below holds on to this one array
+        arrays = {name: memory[at : at + size].view(dtype).reshape(shape) for name, at, size, dtype, shape in shapes}
+        self.update, self.own = arrays.pop("update"), arrays.pop("own")
+        """(n, F) and (n, G) float32."""
+        self._whole = arrays
+        self.memory = memory
+
+    @staticmethod
+    def num_bytes(form: Form, count: int) -> int:
+        """How long a buffer for so many clients must be."""
+        widths = [Columns(form.update).width, Columns(form.own).width]
+        return _end(list(_parts(form, count, widths)))
+
+    def update_of(self, index: int) -> Arrays:
+        """The update of one client, as views."""
+        return self._views(0, self.update, "update", index)
+
+    def own_of(self, index: int) -> Arrays:
+        """What one client keeps, as views."""
+        return self._views(1, self.own, "own", index)
+
+    @property
+    def columns(self) -> Columns:
+        """Where the float tensors of an update lie."""
+        return self._columns[0]
+
+    def write(self, index: int, update: Mapping[str, np.ndarray[Any, Any]], own: Arrays | None) -> None:
+        """Copy a client's arrays to their places."""
+        for views, arrays in ((self.update_of(index), update), (self.own_of(index), own or {})):
+            for name, array in arrays.items():
+                views[name][...] = array
+
+    def _views(self, which: int, floats: np.ndarray[Any, Any], part: str, index: int) -> Arrays:
+        columns = self._columns[which]
+        if columns.is_empty:
+            return {}
+        views = columns.views(floats[index])
+        for tensor in columns.integers:
+            views[tensor.name] = self._whole[f"{part} {tensor.name}"][index, ...]
+        return views
+
+
+def _parts(
+    form: Form, count: int, widths: Iterable[int]
+) -> Iterable[tuple[str, int, int, np.dtype[Any], tuple[int, ...]]]:
+    """Name, offset, bytes, dtype and shape of each part of a buffer."""
+    at = 0
+    shapes: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = [
+        (name, np.dtype(np.float32), (count, width)) for name, width in zip(("update", "own"), widths, strict=True)
+    ]
+    for part, layout in (("update", form.update), ("own", form.own)):
+        shapes += [(f"{part} {t.name}", DTYPES[t.dtype], (count, *t.shape)) for t in layout if t.dtype != "F32"]
+    for name, dtype, shape in shapes:
+        size = int(np.prod(shape)) * dtype.itemsize
+        yield name, at, size, dtype, shape
+        at += -(-size // ALIGNED) * ALIGNED
+
+
+def _end(parts: list[tuple[str, int, int, np.dtype[Any], tuple[int, ...]]]) -> int:
+    _, at, size, _, _ = parts[-1]
+    return max(1, at + size)
+
+
+def _numpy_dtype(tensor: torch.Tensor) -> np.dtype[Any]:
+    return np.dtype(str(tensor.dtype).removeprefix("torch."))

@@ -1,0 +1,236 @@
+"""Trainings that every engine must take, and what a deployed client makes of them: the reference for every bit."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from atoll import Local, Task
+from atoll.parallel.arrays import Arrays
+from atoll.parallel.bench import Outcome, Received
+from atoll.parallel.model_bench import ModelBench
+from atoll.parallel.models.cnn import CNN
+from atoll.parallel.models.decoder import Decoder, DecoderConfig
+from atoll.parallel.models.mlp import MLP
+from atoll.simulations.engines.benches import Asked
+from atoll.simulations.engines.engine import Failed, Job, Trained, Training
+
+SIZES = {"a": 17, "b": 40, "c": 5, "d": 24, "e": 1}
+"""Examples of each client: with B = 8 short last batches, one batch alone, one example alone."""
+
+
+def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, int]:
+    return (outputs.argmax(dim=-1) == targets).sum(), targets.numel()
+
+
+def vectors(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(count, 6, generator=generator)
+    return inputs, (inputs @ torch.randn(6, 3, generator=generator)).argmax(dim=1)
+
+
+def images(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 1, 8, 8, generator=generator), torch.randint(3, (count,), generator=generator)
+
+
+def sentences(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    words = torch.randint(11, (count, 7), generator=generator)
+    return words[:, :-1], words[:, 1:]
+
+
+def token_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+
+def mlp() -> nn.Module:
+    return MLP([6, 8, 3])
+
+
+def cnn() -> nn.Module:
+    return CNN([1, 4, 6], side=8, hidden=8, classes=3, norm=False)
+
+
+def batchnorm_cnn() -> nn.Module:
+    return CNN([1, 4, 6], side=8, hidden=8, classes=3)
+
+
+def groupnorm_cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.GroupNorm(2, 4),
+        nn.GELU(),
+        nn.AvgPool2d(2),
+        nn.Conv2d(4, 6, 3, stride=2, padding=1),
+        nn.GroupNorm(3, 6),
+        nn.SiLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(6, 3),
+    )
+
+
+def decoder() -> nn.Module:
+    return Decoder(DecoderConfig(vocab=11, dim=8, layers=1, heads=2, sequence=8))
+
+
+def dropout_mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+
+
+class ReadOneByOne(Dataset[Any]):
+    """No tensors to take a batch from; and each reading draws from the generator that the seed has set."""
+
+    def __init__(self, tensors: tuple[torch.Tensor, torch.Tensor]) -> None:
+        self.inputs, self.targets = tensors
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.inputs[index] + 0.01 * torch.randn(()), self.targets[index]
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    model: Callable[[], nn.Module] = mlp
+    local: Mapping[str, Any] = field(default_factory=dict)
+    algorithm: str = "fedavg"
+    examples: Callable[[int, int], tuple[torch.Tensor, torch.Tensor]] = vectors
+    loss: Callable[[Any, Any], torch.Tensor] = nn.functional.cross_entropy
+    steps: int | None = None
+
+    def task(self) -> Task:
+        return Task(
+            model=self.model,
+            data=lambda site, split: TensorDataset(*self.examples(SIZES[site], SIZES[site])),
+            sites=list(SIZES),
+            loss=self.loss,
+            metrics={"accuracy": accuracy},
+            local=Local(batch_size=8),
+        )
+
+    def training(self, **others: Any) -> Training:
+        return Training(task=self.task(), overrides=self.local, algorithm=self.algorithm, model_seed=5, **others)
+
+
+IMAGES: dict[str, Any] = {"examples": images, "local": {"lr": 0.05}}
+WORDS: dict[str, Any] = {"model": decoder, "examples": sentences, "loss": token_loss}
+
+BATCHABLE = [
+    Case("mlp"),
+    Case("mlp two epochs", local={"epochs": 2}),
+    Case("mlp one step of all", local={"batch_size": None}),
+    Case("mlp in order", local={"shuffle": False}),
+    Case("mlp momentum decay", local={"momentum": 0.9, "weight_decay": 0.01, "epochs": 2}),
+    Case("mlp adam", local={"optimizer": "adam", "lr": 0.01, "weight_decay": 0.1, "epochs": 2}),
+    Case("mlp adamw", local={"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.1}),
+    Case("mlp fedprox", local={"prox_mu": 0.5, "epochs": 2}),
+    Case("mlp clipped", local={"clip_norm": 0.1}),
+    Case("mlp all at once", local={"clip_norm": 0.5, "prox_mu": 0.1, "momentum": 0.5, "weight_decay": 0.1}),
+    Case("mlp fednova", local={"epochs": 2, "momentum": 0.5}, algorithm="fednova"),
+    Case("mlp scaffold", local={"epochs": 2}, algorithm="scaffold"),
+    Case("mlp stopped early", local={"epochs": 3}, steps=2),
+    Case("mlp at most three steps", local={"epochs": 3, "max_steps": 3}),
+    Case("mlp own head", local={"keep": "layers.1.*"}),
+    Case("mlp own head scaffold", local={"keep": "layers.1.*"}, algorithm="scaffold"),
+    Case("cnn", model=cnn, **IMAGES),
+    Case("groupnorm cnn", model=groupnorm_cnn, **IMAGES),
+    Case("groupnorm cnn scaffold", model=groupnorm_cnn, algorithm="scaffold", **IMAGES),
+    Case("decoder", **WORDS),
+    Case("decoder adamw", local={"optimizer": "adamw", "lr": 0.01}, **WORDS),
+]
+
+OTHERS = [
+    Case("batchnorm cnn", model=batchnorm_cnn, **IMAGES),
+    Case("batchnorm cnn fedbn", model=batchnorm_cnn, examples=images, local={"keep": "batchnorm"}),
+    Case("dropout", model=dropout_mlp, local={"epochs": 2}),
+    Case("half", model=lambda: mlp().bfloat16(), examples=lambda n, s: (vectors(n, s)[0].bfloat16(), vectors(n, s)[1])),
+]
+
+
+def jobs_of(case: Case, number: int, own: Mapping[str, Arrays | None]) -> list[Job]:
+    """Of one round: everybody, each with another seed."""
+    return [
+        Job(site, seed=2**40 * number + index, steps=case.steps, own=own.get(site)) for index, site in enumerate(SIZES)
+    ]
+
+
+def deployed(training: Training, version: Arrays, job: Job) -> Outcome:
+    """What a client that is deployed does with a job."""
+    assert isinstance(training.task, Task)
+    request = {
+        "site": job.client_id,
+        "local": dict(training.overrides),
+        "algorithm": training.algorithm,
+        "seed": job.seed,
+        "model_seed": training.model_seed,
+    }
+    return ModelBench(training.task, request).train(Received(version, job.own), request, Asked(job.steps))
+
+
+def first_version(training: Training) -> Arrays:
+    assert isinstance(training.task, Task)
+    request = {"local": dict(training.overrides), "algorithm": training.algorithm}
+    return ModelBench(training.task, request).initial(3)
+
+
+def two_rounds(
+    case: Case, train: Callable[[Arrays, Sequence[Job]], list[Trained]], training: Training
+) -> Iterator[tuple[Trained, Outcome]]:
+    """What an engine and a deployed client make of the same jobs; the next round begins where deployed clients end."""
+    version, own = first_version(training), dict[str, Arrays | None]()
+    for number in (1, 2):
+        jobs = jobs_of(case, number, own)
+        outcomes = [deployed(training, version, job) for job in jobs]
+        yield from zip(train(version, jobs), outcomes, strict=True)
+        own = {job.client_id: outcome.own for job, outcome in zip(jobs, outcomes, strict=True)}
+        for outcome in outcomes:
+            for name, change in outcome.trained.update.items():
+                version[name] = np.asarray(version[name] + change / len(jobs), version[name].dtype)
+
+
+def all_trained(results: Iterator[Trained | Failed]) -> list[Trained]:
+    """Copies, as the arrays may lie in memory that is used again."""
+    return [copied(result) for result in results if isinstance(result, Trained)]
+
+
+def copied(result: Trained) -> Trained:
+    return replace(
+        result,
+        update={name: array.copy() for name, array in result.update.items()},
+        own={name: array.copy() for name, array in result.own.items()},
+        row=None if result.row is None else result.row.copy(),
+    )
+
+
+def assert_same_bits(found: Trained, expected: Outcome) -> None:
+    for ours, theirs in ((found.update, expected.trained.update), (found.own, expected.own)):
+        assert ours.keys() == theirs.keys()
+        for name, array in theirs.items():
+            assert ours[name].dtype == array.dtype
+            np.testing.assert_array_equal(ours[name], array, err_msg=name)
+    assert found.statistics == expected.trained.statistics
+    assert list(found.statistics) == list(expected.trained.statistics)
+    assert (found.num_examples, found.work) == (expected.trained.num_examples, expected.trained.work)
+    assert found.report == expected.report
+
+
+def subset_task(task: Task) -> Task:
+    """The same clients, as subsets of subsets of one data set."""
+    everything = TensorDataset(*vectors(200, 1))
+    half = Subset(everything, list(range(199, 0, -2)))
+    starts = dict(zip(SIZES, np.cumsum([0, *SIZES.values()]), strict=False))
+    return replace(
+        task, data=lambda site, split: Subset(half, [int(starts[site]) + i for i in reversed(range(SIZES[site]))])
+    )
+
+
+def one_by_one_task(task: Task) -> Task:
+    return replace(task, data=lambda site, split: ReadOneByOne(vectors(SIZES[site], 2)))
