@@ -51,12 +51,13 @@ from atoll.server.journal import (
     Journal,
 )
 from atoll.server.narration import narrate
+from atoll.server.oort import Oort
 from atoll.server.open_round import Effects
 from atoll.server.reduce import Reducer
 from atoll.server.retention import Keep, Retention
 from atoll.server.rows import Decided, rows_of
 from atoll.server.run import RunMachine
-from atoll.server.sampling import SAMPLERS, Sampler, draw
+from atoll.server.sampling import Sampler, draw
 from atoll.server.store import KeptUpdate
 from atoll.server.threads import on_thread_of_its_own
 
@@ -97,7 +98,7 @@ class RunDriver:
         journal_thread: Executor,
         reducer: Reducer,
         evaluator: Evaluator,
-        sampler: Sampler,
+        sampler: Sampler | Oort,
         hub: Hub,
         clock: Clock,
         crash: Callable[[BaseException], None],
@@ -363,10 +364,11 @@ class RunDriver:
                 count=effect.count,
                 candidates=effect.candidates,
                 number=effect.number,
+                relaxed=effect.relaxed,
             )
 
         try:
-            if self.config.cohort.sampler in SAMPLERS:
+            if self.config.cohort.is_ours:
                 clients = drawn()
             else:
                 clients = await asyncio.wait_for(on_thread_of_its_own(drawn), SAMPLER_TIMEOUT_S)

@@ -7,22 +7,35 @@ trusted is never replayed.
 """
 
 import zlib
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields, replace
+from functools import cache
+from operator import attrgetter
 from typing import Any, Self
 
 from sqlalchemy import Connection, Insert, Row, Table, bindparam, delete, func, select, update
 from sqlalchemy.dialects.sqlite import insert
 
-from atoll.protocol.vocabulary import Digest, Phase, RoundId, RunId, RunState, Version
-from atoll.server.codec import StoreCorrupted, decode_event, decode_ledger, decode_rules, encode_rules
+from atoll.protocol.vocabulary import ClientId, Digest, Phase, RoundId, RunId, RunState, Version
+from atoll.server.codec import StoreCorrupted, decode_event, decode_ledger, decode_page, decode_rules, encode_rules
 from atoll.server.config import RunConfig
 from atoll.server.durable import DiskFull as DiskFull
 from atoll.server.events import Event, Sums
 from atoll.server.ledger import Ledger
+from atoll.server.membership import Member
 from atoll.server.record import RoundRecord
 from atoll.server.run import RunMachine, RunRules
-from atoll.server.statedir import EVALUATIONS, JOURNAL, ROUNDS, RUNS, SNAPSHOTS, UPDATES, VERSIONS, StateDirectory
+from atoll.server.statedir import (
+    EVALUATIONS,
+    JOURNAL,
+    MEMBERS,
+    ROUNDS,
+    RUNS,
+    SNAPSHOTS,
+    UPDATES,
+    VERSIONS,
+    StateDirectory,
+)
 
 UPDATES_AT_ONCE = 500
 
@@ -76,11 +89,23 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The ledger, from `encode_ledger`, as the entry `seq` left it."""
+    """The ledger as the entry `seq` left it: from `encode_ledger_without_members`, or (no members) `encode_ledger`."""
 
     run_id: RunId
     seq: int
     at: float
+    body: str
+    first: int = 0  # the entry from which on the pages of its members are read
+    num_members: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Members that had changed when the snapshot `seq` was taken, from `encode_page`."""
+
+    run_id: RunId
+    seq: int
+    page: int
     body: str
 
 
@@ -145,6 +170,7 @@ class Batch:
     entries: list[Entry] = field(default_factory=list)
     updates: list[UpdateRow] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list)
+    members: list[Page] = field(default_factory=list)
     records: list[RecordRow] = field(default_factory=list)
     versions: list[VersionRow] = field(default_factory=list)
     evaluations: list[EvaluationRow] = field(default_factory=list)
@@ -157,9 +183,13 @@ class Batch:
         """One batch of several, in their order."""
         whole = cls()
         for batch in batches:
-            for part in fields(cls):
-                getattr(whole, part.name).extend(getattr(batch, part.name))
+            for part in _PARTS:
+                if rows := getattr(batch, part):
+                    getattr(whole, part).extend(rows)
         return whole
+
+
+_PARTS = tuple(part.name for part in fields(Batch))
 
 
 # ---------------------------------------------------------------- what is read back
@@ -231,6 +261,7 @@ class Journal:
                 (_INSERT_ENTRY, [_checked(row) for row in batch.entries]),
                 (_INSERT_UPDATE, [_values(row) for row in batch.updates]),
                 (_UPSERT_SNAPSHOT, [_checked(row) for row in batch.snapshots]),
+                (_UPSERT_PAGE, [_checked(row) for row in batch.members]),
                 (_UPSERT_ROUND, [_values(row) for row in batch.records]),
                 (_UPSERT_VERSION, [_values(row) for row in batch.versions]),
                 (_UPSERT_EVALUATION, [_values(row) for row in batch.evaluations]),
@@ -289,8 +320,7 @@ class Journal:
                 _drop_updates(connection, run_id, live)
             oldest = connection.scalar(_nth_newest(SNAPSHOTS, "seq", run_id, keep_snapshots))
             if oldest is not None:
-                connection.execute(delete(SNAPSHOTS).where(SNAPSHOTS.c.run_id == run_id, SNAPSHOTS.c.seq < oldest))
-                connection.execute(delete(JOURNAL).where(JOURNAL.c.run_id == run_id, JOURNAL.c.seq <= oldest))
+                _drop_before(connection, run_id, oldest)
             if keep_rounds is None:
                 return
             first = connection.scalar(_nth_newest(ROUNDS, "round_id", run_id, keep_rounds))
@@ -320,7 +350,7 @@ def recovered(connection: Connection, run_id: RunId) -> Recovered:
     snapshots = select(SNAPSHOTS).where(SNAPSHOTS.c.run_id == run_id).order_by(SNAPSHOTS.c.seq.desc())
     for row in connection.execute(snapshots):
         try:
-            ledger, seq = _read_snapshot(row), row.seq
+            ledger, seq = _read_snapshot(connection, row), row.seq
             break
         except StoreCorrupted as error:
             faults.append(str(error))
@@ -335,11 +365,26 @@ def recovered(connection: Connection, run_id: RunId) -> Recovered:
     return Recovered(ledger, seq, tuple(entries), tuple(faults))
 
 
-def _read_snapshot(row: Row[Any]) -> Ledger:
+def _read_snapshot(connection: Connection, row: Row[Any]) -> Ledger:
     where = f"run {row.run_id}, snapshot {row.seq}"
-    if _checksum(row.seq, row.at, row.body) != row.checksum:
+    if _checksum(row.seq, row.at, row.body, *_members_of(row)) != row.checksum:
         raise StoreCorrupted(f"{where}: its checksum is wrong")
-    return decode_ledger(row.body, where=where)
+    ledger = decode_ledger(row.body, where=where)
+    if row.num_members:
+        membership = ledger.membership
+        membership.read(_read_pages(connection, row, where), first=row.first)
+        if len(membership.members) != row.num_members:
+            raise StoreCorrupted(f"{where}: {len(membership.members)} of its {row.num_members} members are there")
+    return ledger
+
+
+def _read_pages(connection: Connection, row: Row[Any], where: str) -> Iterator[tuple[int, dict[ClientId, Member]]]:
+    of_snapshot = (MEMBERS.c.run_id == row.run_id, MEMBERS.c.seq.between(row.first, row.seq))
+    for page in connection.execute(select(MEMBERS).where(*of_snapshot).order_by(MEMBERS.c.seq, MEMBERS.c.page)):
+        place = f"{where}, page {page.page} of entry {page.seq}"
+        if _checksum(page.seq, 0.0, str(page.page), page.body) != page.checksum:
+            raise StoreCorrupted(f"{place}: its checksum is wrong")
+        yield page.seq, decode_page(page.body, where=place)
 
 
 def _read_entry(row: Row[Any]) -> Happened:
@@ -365,8 +410,17 @@ _SELECT_UPDATES = select(UPDATES).where(
     UPDATES.c.run_id == bindparam("run_id"), UPDATES.c.digest.in_(bindparam("digests", expanding=True))
 )
 _DELETE_UPDATE = delete(UPDATES).where(UPDATES.c.run_id == bindparam("run"), UPDATES.c.digest == bindparam("dead"))
-_UPSERT_RUN, _UPSERT_SNAPSHOT, _UPSERT_ROUND = _upsert(RUNS), _upsert(SNAPSHOTS), _upsert(ROUNDS)
+_UPSERT_RUN, _UPSERT_ROUND = _upsert(RUNS), _upsert(ROUNDS)
+_UPSERT_SNAPSHOT, _UPSERT_PAGE = _upsert(SNAPSHOTS), _upsert(MEMBERS)
 _UPSERT_VERSION, _UPSERT_EVALUATION = _upsert(VERSIONS), _upsert(EVALUATIONS)
+
+
+def _drop_before(connection: Connection, run_id: RunId, oldest: int) -> None:
+    """What no snapshot from `oldest` on needs: older ones, the entries that led to it, the pages of its forerunners."""
+    first = connection.scalar(select(SNAPSHOTS.c.first).where(SNAPSHOTS.c.run_id == run_id, SNAPSHOTS.c.seq == oldest))
+    connection.execute(delete(SNAPSHOTS).where(SNAPSHOTS.c.run_id == run_id, SNAPSHOTS.c.seq < oldest))
+    connection.execute(delete(JOURNAL).where(JOURNAL.c.run_id == run_id, JOURNAL.c.seq <= oldest))
+    connection.execute(delete(MEMBERS).where(MEMBERS.c.run_id == run_id, MEMBERS.c.seq < first))
 
 
 def _nth_newest(table: Table, column: str, run_id: RunId, n: int) -> Any:
@@ -382,7 +436,15 @@ def _drop_updates(connection: Connection, run_id: RunId, live: Container[Digest]
 
 
 def _values(row: Any) -> dict[str, Any]:
-    return {part.name: getattr(row, part.name) for part in fields(row)}
+    kind: Any = type(row)
+    names, values = _columns(kind)
+    return dict(zip(names, values(row), strict=True))
+
+
+@cache
+def _columns(kind: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+    names = tuple(part.name for part in fields(kind))
+    return names, attrgetter(*names)
 
 
 def _run_values(row: RunRow) -> dict[str, Any]:
@@ -391,9 +453,20 @@ def _run_values(row: RunRow) -> dict[str, Any]:
     return {**_values(row), "name": config.name, "task": config.task, **texts}
 
 
-def _checked(row: Entry | Snapshot) -> dict[str, Any]:
-    parts = (row.kind, row.body) if isinstance(row, Entry) else (row.body,)
-    return {**_values(row), "checksum": _checksum(row.seq, row.at, *parts)}
+def _checked(row: Entry | Snapshot | Page) -> dict[str, Any]:
+    match row:
+        case Entry():
+            checksum = _checksum(row.seq, row.at, row.kind, row.body)
+        case Snapshot():
+            checksum = _checksum(row.seq, row.at, row.body, *_members_of(row))
+        case Page():
+            checksum = _checksum(row.seq, 0.0, str(row.page), row.body)
+    return {**_values(row), "checksum": checksum}
+
+
+def _members_of(row: Any) -> tuple[str, ...]:
+    """What is under a snapshot's checksum besides its body; nothing of one that schema 2 wrote."""
+    return (str(row.first), str(row.num_members)) if row.num_members else ()
 
 
 def _checksum(seq: int, at: float, *parts: str) -> int:

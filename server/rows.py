@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from atoll.parallel.metrics import merge
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
-from atoll.server.codec import encode_event, encode_ledger, encode_record
+from atoll.server.codec import encode_event, encode_ledger_without_members, encode_page, encode_record
 from atoll.server.evaluation import addable
 from atoll.server.events import (
     Abandon,
@@ -19,7 +19,7 @@ from atoll.server.events import (
     ResumeRequested,
     RunStarted,
 )
-from atoll.server.journal import Batch, Entry, EvaluationRow, RecordRow, RunEnd, Snapshot, UpdateRow, VersionRow
+from atoll.server.journal import Batch, Entry, EvaluationRow, Page, RecordRow, RunEnd, Snapshot, UpdateRow, VersionRow
 from atoll.server.open_round import Effects
 from atoll.server.run import RunMachine
 from atoll.server.store import KeptUpdate
@@ -102,9 +102,14 @@ class _Rows:
             self.batch.records.append(RecordRow(self._decided.run_id, encode_record(record), record))
 
     def add_snapshot(self) -> None:
-        if self._machine.may_snapshot and not self.batch.snapshots:
-            ledger = encode_ledger(self._machine.ledger)
-            self.batch.snapshots.append(Snapshot(self._decided.run_id, self._decided.seq, self._decided.at, ledger))
+        if not self._machine.may_snapshot or self.batch.snapshots:
+            return
+        run_id, seq, ledger = self._decided.run_id, self._decided.seq, self._machine.ledger
+        written = ledger.membership.unwritten.take(ledger.membership, seq)
+        pages = (encode_page(ledger.membership.members, names) for names in written.pages)
+        self.batch.members += (Page(run_id, seq, number, body) for number, body in enumerate(pages))
+        body = encode_ledger_without_members(ledger)
+        self.batch.snapshots.append(Snapshot(run_id, seq, self._decided.at, body, written.first, written.num_members))
 
     def add_clients_evaluation(self, effect: CloseEvaluation) -> None:
         answers, odd = addable(effect.answers)

@@ -5,7 +5,7 @@ import os
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, overload
 
 from atoll.cli.faults import CommandError
 from atoll.cli.options import STATE
@@ -24,16 +24,14 @@ def is_toml(what: str) -> bool:
     return what.endswith(".toml")
 
 
-def load_run(what: str, overrides: Sequence[str] = ()) -> RunFile:
-    """The settings of a run; see `load_run_as`."""
-    return load_run_as(RunFile, what, overrides)
-
-
-def load_run_as(kind: type[File], what: str, overrides: Sequence[str] = ()) -> File:
-    """The settings of a run, and what else such a file may hold.
+@overload
+def load_run(what: str, overrides: Sequence[str] = ()) -> RunFile: ...
+@overload
+def load_run(what: str, overrides: Sequence[str] = (), *, kind: type[File]) -> File: ...
+def load_run(what: str, overrides: Sequence[str] = (), *, kind: type[RunFile] = RunFile) -> RunFile:
+    """The settings of a run.
 
     Args:
-        kind: of the file.
         what: a run's TOML, or a task: then the run has the defaults.
         overrides: `key=value`; a path in one is relative to the current directory, one in a TOML to its folder.
 

@@ -12,6 +12,7 @@ from atoll.cli.coordinator import coordinator
 from atoll.cli.faults import EXIT_BUG, Commands
 from atoll.cli.new import new
 from atoll.cli.plan import plan
+from atoll.cli.population import population
 from atoll.cli.settings import settings
 from atoll.cli.simulate import simulate
 from atoll.cli.sweep import sweep
@@ -52,6 +53,7 @@ app.add_typer(clients.app, name="client")
 app.add_typer(models.app, name="model")
 app.add_typer(ranks.app, name="rank")
 app.command()(plan)
+app.command()(population)
 app.command()(settings)
 
 

@@ -55,7 +55,7 @@ def simulate(
     with 130. A mistake in what was asked for ends with 2, a run that fails with 1.
     """
     from atoll.cli.experiments.progress import RoundProgress
-    from atoll.cli.files import load_run_as, load_user_task, overriding
+    from atoll.cli.files import load_run, load_user_task, overriding
     from atoll.protocol.settings import effective
     from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.federation.run import opened
@@ -63,7 +63,7 @@ def simulate(
 
     dealt = {"population__kind": "iid"} if clients is not None and not _names_a_kind(what, overrides) else {}
     short = overriding(overrides, rounds=rounds, population__clients=clients, simulation__engine=engine, **dealt)
-    file = load_run_as(SimulationFile, what, short)
+    file = load_run(what, short, kind=SimulationFile)
     task = load_user_task(file.task)
     if check:
         setting_of(file, task).engine.close()

@@ -12,7 +12,7 @@ from atoll.protocol.settings import STRICT, ConfigError
 from atoll.simulations.devices.awake import Awake
 from atoll.simulations.devices.fleet import Fleet, Speeds
 from atoll.simulations.devices.lots import Lots, lots
-from atoll.simulations.devices.spread import Spread, quantiles
+from atoll.simulations.devices.spread import Lognormal, Spread, Uniform, quantiles
 from atoll.simulations.devices.traces import read_awake, read_speeds
 
 File = Annotated[Path, Field(strict=False)]
@@ -51,7 +51,7 @@ class DeviceConfig(BaseModel):
     up_bytes_per_s: Spread = 12_500_000.0
     """Bytes that a client sends in a second."""
 
-    latency_s: Annotated[float, Field(ge=0, le=3600)] | Spread = 0.01
+    latency_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | Lognormal | Uniform = 0.01
     """Seconds before the first byte of a download or an upload."""
 
     trace: File | None = None

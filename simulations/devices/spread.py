@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from atoll.protocol.settings import STRICT
 
-Positive = Annotated[float, Field(gt=0, le=1e18, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Lognormal(BaseModel):

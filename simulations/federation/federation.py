@@ -30,6 +30,7 @@ from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RunState,
 from atoll.server.config import RunConfig
 from atoll.server.events import Abandon, Aggregate, CloseEvaluation, Commit, CoordinatorStarted, RunStarted, Update
 from atoll.server.method import Method
+from atoll.server.oort import Oort
 from atoll.server.plan import plan_of
 from atoll.server.reduce import fold_version
 from atoll.server.retention import Keep
@@ -64,7 +65,7 @@ class Setting:
     """Of each client's training data, in the order of the clients."""
     fleet: Fleet
     engine: Engine
-    sampler: Sampler
+    sampler: Sampler | Oort
     adversary: Adversary | None = None
     lease: float = 30.0
     threads: int = 1

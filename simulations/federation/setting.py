@@ -6,7 +6,6 @@ from atoll.parallel.array_task import ArrayTask
 from atoll.parallel.task import Task
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId
-from atoll.server.sampling import load_sampler
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Setting
 from atoll.simulations.federation.training_engine import engine_of
@@ -31,7 +30,7 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask) -> Setting:
         num_examples=num_examples,
         fleet=file.devices.of(names, seed=file.seed),
         engine=engine_of(file.simulation, task, file.run),
-        sampler=load_sampler(file.cohort.sampler),
+        sampler=file.cohort.build(),
         adversary=adversary,
         lease=file.coordinator.lease,
         threads=file.simulation.threads,

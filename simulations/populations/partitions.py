@@ -93,8 +93,8 @@ def dirichlet(sizes: Ints, num_clients: int, alpha: float, min_examples: int, rn
         if smallest >= min_examples:
             return counts
     raise Impossible(
-        f"in {DRAWS} draws with alpha {alpha:g} the smallest of {num_clients} clients had at most {smallest} examples, "
-        f"and min_examples is {min_examples}; possible are a larger alpha, fewer clients, or balanced = true"
+        f"in {DRAWS} draws with alpha {alpha:g} the smallest of {num_clients} clients had {smallest} examples or "
+        f"fewer, and min_examples is {min_examples}; possible are a larger alpha, fewer clients, or balanced = true"
     )
 
 
@@ -103,24 +103,22 @@ def balanced_dirichlet(sizes: Ints, num_clients: int, alpha: float, rng: np.rand
 
         q_k ~ Dir_L(α p),    p_y = n_y / N,    client k draws N / K labels from q_k
 
-    A label of which nothing is left is passed over; where all those of a client's mix are used up, it takes of what is
-    left, in proportion. Here α counts for all labels together: α = 1 with ten labels is a tenth for each. Small α: one
-    label for each client, as long as there is enough of it; α to infinity: IID.
+    Where a label runs out, the client's mix of those that are left is drawn anew, from Dir(α p) restricted to them.
+    Here α counts for all labels together: α = 1 with ten labels is a tenth for
+    each. Small α: one label for each client, as long as there is enough of it; α to infinity: IID.
 
     Source:
         Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification",
         2019 (arXiv 1909.06335), section 3.
     """
     left, counts = sizes.copy(), np.zeros((len(sizes), num_clients), np.int64)
-    mixes = rng.dirichlet(np.maximum(alpha * sizes / sizes.sum(), 1e-12), num_clients)
+    alphas = np.maximum(alpha * sizes / sizes.sum(), 1e-9)
     for client, wanted in enumerate(even(int(sizes.sum()), num_clients)):
         while missing := int(wanted - counts[:, client].sum()):
-            mix = np.where(left > 0, mixes[client], 0.0)
-            if not mix.sum() > 1e-12:
-                mix = left.astype(float)
-            drawn = np.minimum(rng.multinomial(missing, mix / mix.sum()), left)
-            counts[:, client] += drawn
-            left -= drawn
+            there = np.flatnonzero(left)
+            drawn = np.minimum(rng.multinomial(missing, rng.dirichlet(alphas[there])), left[there])
+            counts[there, client] += drawn
+            left[there] -= drawn
     return counts
 
 
