@@ -30,7 +30,7 @@ BASE: Mapping[str, Any] = {
     "population.clients": 20,
     "round.cohort_size": 10,
     "round.over_selection": 1.0,
-    "simulation.engine": "sequential",
+    "simulation.engine": "batched",
 }
 
 CODECS: Mapping[str, Mapping[str, Any]] = {

@@ -37,7 +37,7 @@ BASE: Changes = {
     "population.clients": 20,
     "round.cohort_size": 20,
     "round.over_selection": 1.0,
-    "simulation.engine": "sequential",
+    "simulation.engine": "batched",
 }
 
 SPLITS: Mapping[str, Changes] = {
