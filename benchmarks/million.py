@@ -38,7 +38,7 @@ from atoll.server.events import (
 )
 from atoll.server.journal import Batch, Journal, RunRow
 from atoll.server.policy import StragglerPolicy
-from atoll.server.rows import Decided, rows_of
+from atoll.server.rows import Decided, add_rows
 from atoll.server.run import RunMachine, RunRules
 from atoll.server.sampling import SAMPLERS, draw
 from atoll.server.statedir import StateDirectory
@@ -55,7 +55,7 @@ class Million:
     def __init__(self, state: StateDirectory, machine: RunMachine, seq: int, clock: Clock) -> None:
         self.journal, self.machine, self.clock = Journal(state), machine, clock
         self._seq = seq
-        self._posted: list[Batch] = []
+        self._batch = Batch()
         self._effects: list[Effect] = []
         self._rss_before = _rss()
 
@@ -67,17 +67,17 @@ class Million:
         effects = self.machine.receive(event, now)
         self._seq += 1
         decided = Decided(RUN, self._seq, now, event, effects)
-        self._posted.append(rows_of(decided, self.machine, None, num_bytes=lambda version: 0))
+        add_rows(self._batch, decided, self.machine, None, num_bytes=lambda version: 0)
         self._effects += effects
-        if len(self._posted) >= EVENTS_A_COMMIT:
+        if len(self._batch.entries) >= EVENTS_A_COMMIT:
             self._commit()
 
     def _commit(self) -> None:
-        posted, self._posted = self._posted, []
-        self.journal.commit(Batch.joined(posted))
+        batch, self._batch = self._batch, Batch()
+        self.journal.commit(batch)
 
     def _written(self) -> list[Effect]:
-        if self._posted:
+        if self._batch.entries:
             self._commit()
         effects, self._effects = self._effects, []
         return effects

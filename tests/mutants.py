@@ -334,14 +334,14 @@ PLANTED = (
     Mutant(
         "an old stream ends the new one",
         MEMBERSHIP,
-        "        if member is None or member.session != session:",
+        "        if member is None or not self._is_there(member) or member.session != session:",
         "        if member is None:",
         "the end of a replaced stream disconnects the client",
     ),
     Mutant(
         "connected counted twice",
         MEMBERSHIP,
-        "        self.num_connected += member.session is None\n",
+        "        self.num_connected += not self._is_there(member)\n",
         "        self.num_connected += 1\n",
         "a client that reconnects counts twice as available",
     ),
