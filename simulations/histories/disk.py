@@ -15,7 +15,7 @@ from atoll.server.codec import (
     encode_page,
     encode_record,
 )
-from atoll.server.events import Abandon, AmendRecord, Commit, Effect
+from atoll.server.events import Abandon, AmendRecord, Commit, Effect, Event
 from atoll.server.ledger import Ledger
 from atoll.server.record import RoundRecord
 from atoll.server.run import RunMachine, RunRules
@@ -62,7 +62,7 @@ SNAPSHOTS_KEPT = 2
 class Disk:
     """The journal, the last snapshots and the records."""
 
-    entries: list[tuple[float, str, str]] = field(default_factory=list)
+    entries: list[tuple[float, Event]] = field(default_factory=list)  # encoded when they are read: they never change
     snapshots: list[Snapshot] = field(default_factory=list)
     pages: list[tuple[int, str]] = field(default_factory=list)  # of members, by the entry of their snapshot
     records: dict[RoundId, str] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Disk:
 
     def last_instant(self) -> float:
         """The latest time that any entry holds."""
-        return max((at for at, _, _ in self.entries), default=0.0)
+        return max((at for at, _ in self.entries), default=0.0)
 
     def damage_newest(self) -> bool:
         """Its checksum will be wrong. Not the last one from which everything can be replayed: False."""
@@ -94,7 +94,7 @@ class Disk:
     def write(self, batch: Iterable[Posted]) -> None:
         """One group commit: all of it or nothing."""
         for posted in batch:
-            self.entries.append((posted.step.at, *encode_event(posted.step.event)))
+            self.entries.append((posted.step.at, posted.step.event))
             if posted.snapshot is not None:
                 self._add(posted.snapshot)
             self.records.update(posted.records)
@@ -124,8 +124,8 @@ class Disk:
         """The machine as the next process has it: the last good snapshot (of so many entries), every event since."""
         done, ledger = self.ledger()
         machine = RunMachine(rules, ledger)
-        for at, kind, body in self.entries[done:]:
-            machine.receive(decode_event(kind, body, where=WHERE), at)
+        for at, event in self.entries[done:]:
+            machine.receive(decode_event(*encode_event(event), where=WHERE), at)
         return machine, done
 
     def decoded_records(self) -> dict[RoundId, RoundRecord]:
