@@ -10,7 +10,6 @@ from atoll.server.codec import (
     decode_page,
     decode_record,
     encode_event,
-    encode_ledger,
     encode_ledger_without_members,
     encode_page,
     encode_record,
@@ -25,7 +24,7 @@ Reply = Callable[[tuple[Effect, ...]], None]
 WHERE = "the simulated disk"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Posted:
     """An event that was decided and is not yet on disk."""
 
@@ -114,11 +113,6 @@ class Disk:
         ledger.membership.read(pages, first=newest.first)
         assert len(ledger.membership.members) == newest.num_members
         return newest.seq, ledger
-
-    def snapshot(self) -> tuple[int, str] | None:
-        """The same in one text."""
-        done, ledger = self.ledger()
-        return (done, encode_ledger(ledger)) if done else None
 
     def rebuilt(self, rules: RunRules) -> tuple[RunMachine, int]:
         """The machine as the next process has it: the last good snapshot (of so many entries), every event since."""
