@@ -565,13 +565,6 @@ PLANTED = (
         "a client throws its training away because it is asked for a measure",
     ),
     Mutant(
-        "the wall clock as it is",
-        CLOCK,
-        "        self._offset = max(wall(), not_before) - monotonic()",
-        "        self._offset = wall() - monotonic()",
-        "a coordinator whose clock was set back lives before what its journal holds",
-    ),
-    Mutant(
         "rounded down",
         CLOCK,
         "        return max(self._not_before, self._monotonic() + self._offset)",
