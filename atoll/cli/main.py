@@ -15,6 +15,7 @@ from atoll.cli.plan import plan
 from atoll.cli.population import population
 from atoll.cli.settings import settings
 from atoll.cli.simulate import simulate
+from atoll.cli.sweep import sweep
 from atoll.cli.train import train
 
 app = typer.Typer(
@@ -45,6 +46,7 @@ app.command()(aggregator)
 app.command()(agent)
 app.command()(simulate)
 app.command()(train)
+app.command()(sweep)
 app.add_typer(runs.app, name="run")
 app.add_typer(rounds.app, name="round")
 app.add_typer(clients.app, name="client")

@@ -45,7 +45,7 @@ def population(
 ) -> None:
     """Show who holds what: the task's data dealt as `population.*` says, its sizes and labels client by client.
 
-    Nothing is trained. `atoll settings population` lists the kinds; `docs/populations.md` explains them.
+    Nothing is trained. `atoll settings simulation` lists the kinds; `docs/populations.md` explains them.
     """
     from atoll.simulations.populations.plot import NoPlots
     from atoll.simulations.populations.plot import plot as draw
@@ -73,14 +73,14 @@ def reported(task: str, config: Path | None, overrides: list[str]) -> "Report":
     """
     from atoll.cli.files import is_toml, load_run, load_user_task
     from atoll.parallel.task import Task
-    from atoll.simulations.populations.config import PopulationFile
+    from atoll.simulations.federation.config import SimulationFile
 
     if config is not None and is_toml(task):
         raise CommandError(f"--config {config}: {task} is a run's TOML already; name a task, or one of the two")
     if config is None:
-        file = load_run(task, overrides, kind=PopulationFile)
+        file = load_run(task, overrides, kind=SimulationFile)
     else:
-        file = load_run(str(config), [f"task={json_text.dumps(task)}", *overrides], kind=PopulationFile)
+        file = load_run(str(config), [f"task={json_text.dumps(task)}", *overrides], kind=SimulationFile)
     found = load_user_task(file.task)
     if not isinstance(found, Task):
         raise CommandError(f"{file.task}: reads its data itself (ArrayTask), so that nobody else can deal them")

@@ -54,6 +54,7 @@ def simulate(
     It goes on with what an interrupted run has left in its folder, with the same outcome. Ctrl-C or SIGTERM ends it
     with 130. A mistake in what was asked for ends with 2, a run that fails with 1.
     """
+    from atoll.cli.experiments.progress import RoundProgress
     from atoll.cli.files import load_run, load_user_task, overriding
     from atoll.protocol.settings import effective
     from atoll.simulations.federation.config import SimulationFile
@@ -69,7 +70,10 @@ def simulate(
         say(effective(file).rstrip("\n"))
         return
     folder = out or Path(f"atoll-sim-{file.name}")
-    with opened(file, task, folder, on_round=_progress(file.rounds), is_fresh=fresh) as federation:
+    with (
+        RoundProgress(sys.stderr, note, rounds=file.rounds) as progress,
+        opened(file, task, folder, on_round=progress.round, is_fresh=fresh) as federation,
+    ):
         with_signals(federation)
         result = federation.run()
     if json:
@@ -104,13 +108,6 @@ def with_signals(federation: "Federation") -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
-
-
-def _progress(rounds: int) -> Any:
-    from atoll.cli.experiments.progress import RoundProgress
-
-    shown = RoundProgress(sys.stderr, note, rounds=rounds)
-    return shown.round
 
 
 def _conclude(result: dict[str, Any], folder: Path) -> None:

@@ -1,6 +1,8 @@
 """What every engine is asked and what it answers; the federation around it need not know which engine it has."""
 
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -123,6 +125,20 @@ class Failed:
 
 class ClientFailed(RuntimeError):
     """The task's own code failed while a client trained; the message has the client and the traceback."""
+
+
+@contextmanager
+def naming(clients: str) -> Iterator[None]:
+    """Tell what fails in the task's code with the clients that trained.
+
+    Raises:
+        ClientFailed: with the traceback.
+    """
+    try:
+        yield
+    except Exception as error:
+        detail = traceback.format_exc()
+        raise ClientFailed(f"the training of client {clients} failed:\n{detail}") from error
 
 
 class Engine(Protocol):

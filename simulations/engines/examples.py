@@ -34,7 +34,9 @@ class Examples:
     """Positions (B,) -> the collated batch on the device, as a deployed client makes it."""
 
     def rows(self, positions: torch.Tensor) -> torch.Tensor:
-        """Rows of `tensors` for positions in this client's data."""
+        """Rows of `tensors`, on their device, for positions in this client's data."""
+        if self.tensors and self.tensors[0].device.type != "cpu":
+            positions = positions.to(self.tensors[0].device)
         return positions if self.chosen is None else self.chosen[positions]
 
 
@@ -79,8 +81,8 @@ class ExamplesOf:
         while type(inner) is Subset:
             indices = torch.as_tensor(inner.indices)
             chosen, inner = indices if chosen is None else indices[chosen], inner.dataset
+        fetch = fetcher(dataset)
         if type(inner) is not TensorDataset:
-            fetch = fetcher(dataset)
             return Examples(len(dataset), None, None, lambda indices: to_device(fetch(indices), self._device)), 0
         tensors = tuple(map(self._on_device, inner.tensors))
         if chosen is None:
@@ -88,13 +90,7 @@ class ExamplesOf:
         else:
             chosen = chosen.to(self._device)
             size = chosen.numel() * chosen.element_size()
-
-        def taken(positions: torch.Tensor) -> Any:
-            rows = positions.to(self._device)
-            rows = rows if chosen is None else chosen[rows]
-            return tuple(tensor[rows] for tensor in tensors)
-
-        return Examples(len(dataset), tensors, chosen, taken), size
+        return Examples(len(dataset), tensors, chosen, lambda indices: to_device(fetch(indices), self._device)), size
 
     def _on_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """What many clients choose from is moved once."""

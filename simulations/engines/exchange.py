@@ -4,6 +4,8 @@ The same numbers as `parallel.parameters.load_parameters` and `update_of`; what 
 done once for each version.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -14,6 +16,8 @@ from atoll.parallel.parameters import initial_parameters, integer_difference, st
 from atoll.parallel.scaffold import ControlVariates, split
 from atoll.simulations.engines.engine import Job, Training
 from atoll.simulations.engines.rows import Form, Rows
+
+Array = np.ndarray[Any, Any]
 
 
 class Exchange:
@@ -36,6 +40,8 @@ class Exchange:
         self._version: Arrays = {}
         self._control: Arrays = {}
         self._start: list[torch.Tensor] = []
+        self._in_place: list[tuple[str, Array, Array]] = []
+        self._elsewhere: list[tuple[str, torch.Tensor, torch.Tensor]] = []
         self._find_state()
 
     def begin(self, version: Arrays) -> None:
@@ -51,6 +57,7 @@ class Exchange:
         self._start = [
             torch.tensor(self._version[name]).to(tensor) for name, tensor in zip(self._names, self._state, strict=True)
         ]
+        self._see()
 
     def load(self, job: Job) -> ControlVariates | None:
         """Put the version, and the client's own layers, into the model.
@@ -58,20 +65,29 @@ class Exchange:
         Raises:
             TaskMismatch: what the client has kept does not belong to the model.
         """
-        kept, variate = split(job.own or {})
+        kept, control = self.own_of(job)
         self._find_new_buffers()
         with torch.no_grad():
             torch._foreach_copy_(self._state, self._start)
-            if self._own_layout:
-                kept = kept or self._own_at_first()
-                check_like(kept, self._own_layout)
-                for own, place in zip(self._own_layout, self._own_state, strict=True):
-                    place.copy_(torch.tensor(kept[own.name]))
+            for own, place in zip(self._own_layout, self._own_state, strict=True):
+                place.copy_(torch.tensor(kept[own.name]))
+        return control
+
+    def own_of(self, job: Job) -> tuple[Arrays, ControlVariates | None]:
+        """The layers of its own that a client begins with, and its control variate.
+
+        Raises:
+            TaskMismatch: what the client has kept does not belong to the model.
+        """
+        kept, variate = split(job.own) if job.own else ({}, {})
+        if self._own_layout:
+            kept = kept or self._own_at_first()
+            check_like(kept, self._own_layout)
         if self._training.algorithm != "scaffold":
-            return None
+            return kept, None
         if variate:
             check_like({CONTROL + name: array for name, array in variate.items()}, self._variates)
-        return ControlVariates(self._control, variate or None)
+        return kept, ControlVariates(self._control, variate or None)
 
     def corrections(self, control: ControlVariates | None) -> list[torch.Tensor | None]:
         """c - c_i of each parameter that is trained, in the model's order; empty without SCAFFOLD."""
@@ -82,38 +98,56 @@ class Exchange:
             torch.tensor(by_name[name]).to(self._training.device) if name in by_name else None for name in self._trained
         ]
 
-    def write(self, rows: Rows, index: int, control: ControlVariates | None, num_steps: int) -> None:
-        """Write the update, and what the client keeps, into its row.
+    def write(self, rows: Rows, index: int, control: ControlVariates | None, num_steps: int) -> tuple[Arrays, Arrays]:
+        """Write the update, and what the client keeps, into its row; gives both as views.
 
         Raises:
             NotFinite: a tensor has NaN or infinite values.
         """
         self._find_new_buffers()
         update, own = rows.update_of(index), rows.own_of(index)
-        floats = [i for i, tensor in enumerate(self._state) if tensor.is_floating_point()]
-        with torch.no_grad():
-            moved = torch._foreach_sub(
-                [self._state[i].float() for i in floats], [self._start[i].float() for i in floats]
-            )
-        for i, difference in zip(floats, moved, strict=True):
-            torch.from_numpy(update[self._names[i]]).copy_(difference)
-        for name, tensor in zip(self._names, self._state, strict=True):
-            if not tensor.is_floating_point():
+        with np.errstate(over="ignore", invalid="ignore"):
+            for name, trained, start in self._in_place:
+                np.subtract(trained, start, out=update[name])
+        for name, tensor, begun in self._elsewhere:
+            if tensor.is_floating_point():
+                torch.from_numpy(update[name]).copy_(tensor.detach().float() - begun.float())
+            else:
                 update[name][...] = integer_difference(name, tensor.cpu().numpy(), self._version[name])
         for stays, place in zip(self._own_layout, self._own_state, strict=True):
             torch.from_numpy(own[stays.name]).copy_(place.detach())
+        self.finish(rows, index, update, control, num_steps)
+        return update, own
+
+    def finish(self, rows: Rows, index: int, update: Arrays, control: ControlVariates | None, num_steps: int) -> None:
+        """Check the update, which lies in its row, and write beside it what SCAFFOLD makes of it.
+
+        Raises:
+            NotFinite: a tensor has NaN or infinite values.
+        """
         if control is not None:
             model_update = {name: update[name] for name in self._names}
             check_finite(model_update, "update")
             sent, kept = control.after(model_update, num_steps=num_steps, lr=self._training.local.lr)
             rows.write(index, sent, kept)
-        elif not np.isfinite(rows.update[index].sum()):  # a sum is finite only if all of it is
+            return
+        with np.errstate(over="ignore", invalid="ignore"):
+            square = np.dot(rows.update[index], rows.update[index])
+        if not np.isfinite(square):  # it is finite only if every number is
             check_finite(update, "update")
 
     def _find_new_buffers(self) -> None:
         """A module may put another tensor in a buffer's place at each step."""
         if any(module._buffers[name] is not tensor for module, name, tensor in self._buffers):
             self._find_state()
+            self._see()
+
+    def _see(self) -> None:
+        """The state and its start beside each other: those in float32 on the CPU as arrays, the others as tensors."""
+        every = list(zip(self._names, self._state, self._start, strict=True))
+        plain = {name for name, tensor, _ in every if (tensor.dtype, tensor.device.type) == (torch.float32, "cpu")}
+        self._in_place = [(name, tensor.numpy(), start.numpy()) for name, tensor, start in every if name in plain]
+        self._elsewhere = [(name, tensor, start) for name, tensor, start in every if name not in plain]
 
     def _find_state(self) -> None:
         state = state_of(self._model)

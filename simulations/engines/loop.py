@@ -1,7 +1,7 @@
 """One client after another in one model that is built once: the bits of `ModelBench.train`, without its set-up."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -16,11 +16,14 @@ from atoll.parallel.fednova import Normalizer
 from atoll.parallel.metrics import Statistics, add, of_batch
 from atoll.parallel.parameters import build_model
 from atoll.parallel.task import Task
-from atoll.simulations.engines.engine import Failed, Job, Trained, Training
+from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
 from atoll.simulations.engines.examples import Examples, ExamplesOf
 from atoll.simulations.engines.exchange import Exchange
 from atoll.simulations.engines.rows import Rows
 from atoll.simulations.engines.stepping import Steps
+
+BLOCK_BYTES = 8 << 20
+"""Of results that lie in one piece of memory."""
 
 
 class Loop:
@@ -34,51 +37,59 @@ class Loop:
     def __init__(self, training: Training, examples: ExamplesOf | None = None) -> None:
         assert isinstance(training.task, Task)
         self._training, self._task, self._local = training, training.task, training.local
-        self._examples = examples or ExamplesOf(training.task, training.device)
+        self.examples = examples or ExamplesOf(training.task, training.device)
         self._model = build_model(training.task).to(training.device).train()
-        self._exchange = Exchange(training, self._model)
+        self.exchange = Exchange(training, self._model)
         self._steps = Steps(self._local, [p for p in self._model.parameters() if p.requires_grad])
         self._generator = torch.Generator()
-        self.form = self._exchange.form
+        self.form = self.exchange.form
 
     def begin(self, version: Arrays) -> None:
         """Take the version that the next clients train from; raises TaskMismatch when it is of another model."""
-        self._exchange.begin(version)
+        self.exchange.begin(version)
 
-    def train(self, job: Job, rows: Rows, index: int) -> Trained | Failed:
-        """Train one client; its update, and what it keeps, go to its row."""
-        examples = self._examples(job.client_id)
-        control = self._exchange.load(job)
-        self._steps.begin(self._exchange.corrections(control))
+    def window(self, num_jobs: int) -> int:
+        """How many clients share a piece of memory: at most a share of the cohort that several processes can divide."""
+        return max(1, min(BLOCK_BYTES // max(1, self.form.row_bytes), num_jobs // 16))
+
+    def train(self, jobs: Sequence[Job], rows: Rows) -> Iterator[Trained | Failed]:
+        """Train one client after another, each into its row, when it is asked for."""
+        for index, job in enumerate(jobs):
+            with naming(job.client_id):
+                result = self.one(job, rows, index)
+            yield result
+
+    def one(self, job: Job, rows: Rows, index: int) -> Trained | Failed:
+        """Train one client into a row."""
+        examples = self.examples(job.client_id)
+        control = self.exchange.load(job)
+        self._steps.begin(self.exchange.corrections(control))
         seed_everything(job.seed)
         sizes = batch_sizes(examples.count, self._local.batch_size, model=self._model)
         requested = requested_steps(self._local, len(sizes))
         done = min(requested, job.steps or requested)
         statistics = self._run(examples, sizes, done)
         try:
-            self._exchange.write(rows, index, control, done)
+            update, own = self.exchange.write(rows, index, control, done)
         except NotFinite as error:
             return Failed(job.client_id, "not_finite", str(error))
         return Trained(
             job.client_id,
-            rows.update_of(index),
+            update,
             examples.count,
             done / requested,
             statistics,
-            rows.own_of(index),
+            own,
             report_of(self._training, done),
             rows.update[index],
         )
 
     def _run(self, examples: Examples, sizes: list[int], num_steps: int) -> Statistics:
         model, loss_of, metrics, step = self._model, self._task.loss, self._task.metrics, self._steps
-        losses: list[tuple[torch.Tensor, int]] = []
+        tensors, losses = examples.tensors, list[tuple[torch.Tensor, int]]()
         statistics: Statistics = {}
         for rows in islice(self._order(examples, sizes), num_steps):
-            if examples.tensors is None:
-                inputs, targets = examples.fetch(rows)
-            else:
-                inputs, targets = (tensor[rows] for tensor in examples.tensors)
+            inputs, targets = [t[rows] for t in tensors] if tensors else examples.fetch(rows)
             outputs = model(inputs)
             loss = loss_of(outputs, targets)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -92,7 +103,7 @@ class Loop:
     def _order(self, examples: Examples, sizes: list[int]) -> Iterator[torch.Tensor]:
         """Which rows of the tensors, or else which positions, make up each batch; drawn as a deployed client does."""
         for order in orders(examples.count, self._local.epochs, self._generator if self._local.shuffle else None):
-            rows = order if examples.tensors is None else examples.rows(order.to(self._training.device))
+            rows = order if examples.tensors is None else examples.rows(order)
             yield from torch.split(rows, sizes)
 
 

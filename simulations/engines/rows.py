@@ -65,7 +65,7 @@ class Columns:
             if tensor.dtype == "F32":
                 self.places.append((tensor.name, slice(width, width + tensor.num_elements), tensor.shape))
                 width += tensor.num_elements
-        self.width = width
+        self.width, self.is_empty = width, not layout
 
     def views(self, row: np.ndarray[Any, Any]) -> Arrays:
         """The tensors of one row (width,)."""
@@ -108,6 +108,11 @@ class Rows:
         """What one client keeps, as views."""
         return self._views(1, self.own, "own", index)
 
+    @property
+    def columns(self) -> Columns:
+        """Where the float tensors of an update lie."""
+        return self._columns[0]
+
     def write(self, index: int, update: Mapping[str, np.ndarray[Any, Any]], own: Arrays | None) -> None:
         """Copy a client's arrays to their places."""
         for views, arrays in ((self.update_of(index), update), (self.own_of(index), own or {})):
@@ -116,6 +121,8 @@ class Rows:
 
     def _views(self, which: int, floats: np.ndarray[Any, Any], part: str, index: int) -> Arrays:
         columns = self._columns[which]
+        if columns.is_empty:
+            return {}
         views = columns.views(floats[index])
         for tensor in columns.integers:
             views[tensor.name] = self._whole[f"{part} {tensor.name}"][index, ...]

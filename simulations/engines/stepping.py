@@ -41,12 +41,10 @@ class Steps:
             self._start = [p.clone() for p in self._plain]
         self._corrections = list(corrections)
 
-    @torch.no_grad()
     def __call__(self) -> None:
         """One step with the gradients that the parameters hold; they are gone afterwards."""
-        self._bend()
-        if self._local.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._parameters, self._local.clip_norm)
+        if self._start or self._corrections or self._local.clip_norm is not None:
+            self._bend()
         if self._optimizer is not None:
             self._optimizer.step()
         else:
@@ -54,8 +52,9 @@ class Steps:
         for parameter in self._parameters:
             parameter.grad = None
 
+    @torch.no_grad()
     def _bend(self) -> None:
-        """Add what FedProx and SCAFFOLD add."""
+        """Add what FedProx and SCAFFOLD add, and clip."""
         for parameter, start in zip(self._parameters, self._start, strict=False):
             if parameter.grad is not None:
                 parameter.grad.add_(parameter - start, alpha=self._local.prox_mu)
@@ -64,17 +63,19 @@ class Steps:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 parameter.grad.add_(correction)
+        if self._local.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._parameters, self._local.clip_norm)
 
     def _descend(self) -> None:
-        moved = [index for index, parameter in enumerate(self._parameters) if parameter.grad is not None]
-        if not moved:
+        found = [(index, p.grad) for index, p in enumerate(self._parameters) if p.grad is not None]
+        if not found:
             return
-        weights = [self._plain[index] for index in moved]
-        gradients: list[torch.Tensor] = [self._parameters[index].grad for index in moved]  # type: ignore[misc]
+        gradients = [gradient for _, gradient in found]
+        weights = self._plain if len(found) == len(self._plain) else [self._plain[index] for index, _ in found]
         if self._local.weight_decay:
             gradients = list(torch._foreach_add(gradients, weights, alpha=self._local.weight_decay))
         if self._local.momentum:
-            gradients = [self._momentum(index, gradient) for index, gradient in zip(moved, gradients, strict=True)]
+            gradients = [self._momentum(found[at][0], gradient) for at, gradient in enumerate(gradients)]
         torch._foreach_add_(weights, gradients, alpha=-self._local.lr)
 
     def _momentum(self, index: int, gradient: torch.Tensor) -> torch.Tensor:

@@ -14,8 +14,15 @@ from atoll.simulations.experiments.report import RunReport
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FATES = {"counted": "#4c9f70", "late": "#e9c46a", "stragglers": "#e76f51", "refused": "#6d597a", "lost": "#9aa0a6"}
-"""What became of the invited, with its colour."""
+FATES = {
+    "reported": "#4c9f70",
+    "released": "#a8d5ba",
+    "stragglers": "#e9a23b",
+    "lost": "#9aa0a6",
+    "failed": "#d1495b",
+    "refused": "#6d597a",
+}
+"""What became of the invited, with its colour; the released were told to stop, for enough had reported."""
 
 SIZE = (6.4, 4.0)
 DPI = 120
@@ -40,7 +47,7 @@ def plots(reports: Sequence[RunReport], folder: Path, *, metric: str | None = No
     Raises:
         NoMatplotlib: it is not installed.
     """
-    make = _figure_type()
+    make = figure_type()
     folder.mkdir(parents=True, exist_ok=True)
     metric = metric or main_metric(reports)
     files, shown = [], []
@@ -69,18 +76,18 @@ def main_metric(reports: Sequence[RunReport]) -> str:
 
 def metric_per_round(axes: "Axes", reports: Sequence[RunReport], metric: str) -> None:
     """The metric over the rounds."""
-    _curves(axes, reports, metric, "round", "round", 1.0)
+    _curves(axes, reports, metric, "round", "round", "round", 1.0)
 
 
 def metric_per_time(axes: "Axes", reports: Sequence[RunReport], metric: str) -> None:
     """The metric over the virtual seconds, minutes or hours."""
     scale, unit = _time_unit(max((line["virtual_s"] for report in reports for line in report.rounds), default=0.0))
-    _curves(axes, reports, metric, "virtual_s", f"virtual time [{unit}]", scale)
+    _curves(axes, reports, metric, "virtual_s", "virtual time", f"virtual time [{unit}]", scale)
 
 
 def metric_per_byte(axes: "Axes", reports: Sequence[RunReport], metric: str) -> None:
     """The metric over the bytes that clients and server have moved."""
-    _curves(axes, reports, metric, "bytes", "moved, both ways [MB]", 1e6)
+    _curves(axes, reports, metric, "bytes", "byte moved", "moved, both ways [MB]", 1e6)
 
 
 def participation(axes: "Axes", reports: Sequence[RunReport], _metric: str) -> None:
@@ -113,10 +120,10 @@ def bytes_per_round(axes: "Axes", reports: Sequence[RunReport], _metric: str) ->
     for report, style in zip(reports, _styles(len(reports)), strict=True):
         numbers = [line["round"] for line in report.rounds]
         name = "" if len(reports) == 1 else f"{report.name}, "
-        axes.plot(numbers, _summed(report, "bytes_up"), label=f"{name}up", **style)
-        axes.plot(numbers, _summed(report, "bytes_down"), label=f"{name}down", **style | {"linestyle": "--"})
+        axes.plot(numbers, _megabytes(report, "bytes_up"), label=f"{name}up", **style)
+        axes.plot(numbers, _megabytes(report, "bytes_down"), label=f"{name}down", **style | {"linestyle": "--"})
         if any(line.get("bytes_up_plain") not in (None, line["bytes_up"]) for line in report.rounds):
-            plain = _summed(report, "bytes_up_plain")
+            plain = _megabytes(report, "bytes_up_plain")
             axes.plot(numbers, plain, label=f"{name}up without codec", **style | {"linestyle": ":"})
     axes.set(xlabel="round", ylabel="so far [MB]", title="bytes moved")
     _legend(axes)
@@ -147,12 +154,14 @@ PLOTS: dict[str, Callable[["Axes", Sequence[RunReport], str], None]] = {
 """By the names of their files."""
 
 
-def _curves(axes: "Axes", reports: Sequence[RunReport], metric: str, over: Any, label: str, scale: float) -> None:
+def _curves(
+    axes: "Axes", reports: Sequence[RunReport], metric: str, over: Any, per: str, label: str, scale: float
+) -> None:
     for report, style in zip(reports, _styles(len(reports)), strict=True):
         xs, ys = report.curve(metric, over)
         if xs:
             axes.plot([x / scale for x in xs], ys, label=report.name, **style)
-    axes.set(xlabel=label, ylabel=metric, title=f"{metric} per {label.partition(' [')[0].partition(',')[0]}")
+    axes.set(xlabel=label, ylabel=metric, title=f"{metric} per {per}")
     _legend(axes)
 
 
@@ -164,18 +173,15 @@ def _styles(count: int) -> list[dict[str, Any]]:
 
 def _legend(axes: "Axes") -> None:
     handles, _ = axes.get_legend_handles_labels()
+    axes.set_axisbelow(True)
     axes.grid(alpha=0.3)
     if handles:
         columns = 1 if len(handles) <= 4 else 2
         axes.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncols=columns, fontsize=8, frameon=False)
 
 
-def _summed(report: RunReport, name: str) -> list[float]:
-    total, sums = 0.0, []
-    for line in report.rounds:
-        total += line.get(name) or 0
-        sums.append(total / 1e6)
-    return sums
+def _megabytes(report: RunReport, name: str) -> list[float]:
+    return [line[name] / 1e6 for line in report.rounds]
 
 
 def _time_unit(longest: float) -> tuple[float, str]:
@@ -189,7 +195,7 @@ def _saved(figure: Any, path: Path) -> Path:
     return path
 
 
-def _figure_type() -> Any:
+def figure_type() -> Any:
     """The class itself, which draws files and opens no window, whatever screen there is."""
     try:
         from matplotlib.figure import Figure

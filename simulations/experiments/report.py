@@ -111,7 +111,8 @@ class RunReport:
         return None
 
     def participation(self, fate: str) -> list[int]:
-        """Of each round, how many clients were `invited`, `reported`, `counted`, `late`, `lost`, `stragglers`, ..."""
+        """Of each round, how many clients were `invited`, `reported`, `stragglers`, `lost`, `failed`, `refused` or
+        `released`; `counted` are those in the model, `late` of them from rounds before."""
         return [line.get(fate) or 0 for line in self.rounds]
 
     def fairness(self, name: str) -> Fairness | None:
@@ -124,17 +125,23 @@ class RunReport:
 
     @property
     def bytes(self) -> int:
-        """Moved in all rounds, both ways."""
-        return sum(line["bytes_up"] + line["bytes_down"] for line in self.rounds)
+        """Moved since the run's begin, both ways."""
+        return int(self.rounds[-1]["bytes_up"] + self.rounds[-1]["bytes_down"]) if self.rounds else 0
+
+    @property
+    def num_clients(self) -> int:
+        """Of the federation, as its population says; without one, of the largest round."""
+        if self.population:
+            return len(self.population["clients"])
+        wanted = self.settings.get("population", {}).get("clients")
+        return wanted or max(self.participation("invited"), default=0)
 
     def _measured(self, metric: str) -> Iterator[tuple[dict[str, Any], float]]:
         group, _, name = metric.partition("/")
-        up = down = 0
         for line in self.rounds:
-            up, down = up + line["bytes_up"], down + line["bytes_down"]
             if (value := (line.get(group) or {}).get(name)) is not None:
-                at = {axis: line[axis] for axis in ("round", "virtual_s", "real_s")}
-                yield at | {"bytes": up + down, "bytes_up": up}, value
+                at = {axis: line[axis] for axis in ("round", "virtual_s", "real_s", "bytes_up")}
+                yield at | {"bytes": line["bytes_up"] + line["bytes_down"]}, value
 
 
 def is_loss(metric: str) -> bool:

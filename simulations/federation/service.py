@@ -48,6 +48,7 @@ from atoll.server.events import (
 )
 from atoll.server.messages import training_seed
 from atoll.server.news import is_asked, is_failure_news, is_first_upload
+from atoll.server.oort import Oort
 from atoll.server.run import RunMachine
 from atoll.server.sampling import Sampler, SamplerError, draw
 
@@ -60,7 +61,7 @@ class Service:
     """See the module docstring."""
 
     def __init__(
-        self, world: "Federation", config: RunConfig, machine: RunMachine, sampler: Sampler, lease: float
+        self, world: "Federation", config: RunConfig, machine: RunMachine, sampler: Sampler | Oort, lease: float
     ) -> None:
         self.world, self.config, self.machine = world, config, machine
         self.run_id = RunId(f"{config.name}-1")
@@ -177,6 +178,7 @@ class Service:
                 count=effect.count,
                 candidates=effect.candidates,
                 number=effect.number,
+                relaxed=effect.relaxed,
             )
         except SamplerError as error:
             self.post(SamplerFailed(effect.round_id, str(error)))

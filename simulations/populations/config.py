@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from atoll.protocol.settings import STRICT
-from atoll.server.config import RunFile
 
 if TYPE_CHECKING:
     from atoll.parallel.task import Task
@@ -103,10 +102,3 @@ class PopulationConfig(BaseModel):
         from atoll.simulations.populations.population import populate
 
         return populate(self, task, seed if self.seed is None else self.seed)
-
-
-class PopulationFile(RunFile):
-    """What a run's TOML may hold when somebody asks who holds what."""
-
-    population: PopulationConfig = PopulationConfig()
-    """Who holds what."""

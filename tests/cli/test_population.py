@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from atoll.protocol.settings import load_text
-from atoll.simulations.populations.config import PopulationFile
+from atoll.simulations.federation.config import SimulationFile
 from tests.cli.invoking import TINY, invoke, refused, said, shown
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +79,7 @@ def test_what_is_wrong_is_said_in_lines(tmp_path: Path) -> None:
 def test_the_example_of_the_page_is_a_run_s_and_says_what_it_shows(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "populations.md").read_text("utf-8")
     (text,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert load_text(PopulationFile, text, [], name="the page").population.clients == 40
+    assert load_text(SimulationFile, text, [], name="the page").population.clients == 40
     toml = tmp_path / "run.toml"
     toml.write_text(text.replace("digits.py", f"{ROOT}/examples/digits.py"))
     output = re.findall(r"^    (.*examples.*)$", page, re.MULTILINE)

@@ -3,8 +3,9 @@
 round  12/200  ━━━━━                 accuracy 0.8731  9/10 reported, 1 straggler  virtual 26 min  3.1 min left
 """
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -22,25 +23,20 @@ class RoundProgress:
     Args:
         stream: where it goes; if it is a terminal, the line lives.
         say: prints one line there otherwise.
-        rounds: that the run is to commit.
-        committed: of these, how many there were before this process; their time says nothing about what is left.
-        real_s: the real seconds of the run before this process.
+        rounds: that the run is to commit; the version says how many it has, and the time left is as long as theirs.
     """
 
-    def __init__(
-        self, stream: TextIO, say: Callable[[str], None], *, rounds: int, committed: int = 0, real_s: float = 0.0
-    ) -> None:
-        self._say, self._rounds, self._before, self._committed = say, rounds, committed, committed
-        self._real_before, self._told_at = real_s, real_s - EVERY_S
+    def __init__(self, stream: TextIO, say: Callable[[str], None], *, rounds: int) -> None:
+        self._say, self._rounds, self._committed, self._told_at = say, rounds, 0, -math.inf
         self._values: dict[str, float] = {}
         self._bar = _bar(stream) if stream.isatty() else None
         if self._bar is not None:
-            self._task = self._bar.add_task("", total=rounds, completed=committed)
+            self._task = self._bar.add_task("", total=rounds)
             self._bar.start()
 
     def round(self, line: Mapping[str, Any]) -> None:
         """One round has ended."""
-        self._committed += line["state"] == "committed"
+        self._committed = line["version"] or self._committed
         self._values |= {name: value for name, value in _measured(line).items() if value is not None}
         text = "  ".join([*self._shown(), f"{seconds(self.seconds_left(line['real_s']))} left", *_of_round(line)])
         if self._bar is not None:
@@ -50,11 +46,14 @@ class RoundProgress:
             self._say(f"round {self._committed}/{self._rounds}  {text}")
 
     def seconds_left(self, real_s: float) -> float | None:
-        """Real seconds until the last commit, if the rest takes as long as what was done here; None before that."""
-        done = self._committed - self._before
-        return (real_s - self._real_before) / done * max(0, self._rounds - self._committed) if done else None
+        """Real seconds until the last commit, if the rest takes as long as what is done; None before the first."""
+        left = max(0, self._rounds - self._committed)
+        return real_s / self._committed * left if self._committed else None
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """The run has ended, or is interrupted."""
         if self._bar is not None:
             self._bar.stop()
@@ -74,7 +73,7 @@ def _measured(line: Mapping[str, Any]) -> dict[str, float | None]:
 
 def _of_round(line: Mapping[str, Any]) -> list[str]:
     fates = [f"{line['reported']}/{line['invited']} reported"]
-    fates += [f"{line[name]} {name}" for name in ("stragglers", "lost", "refused") if line.get(name)]
+    fates += [f"{line[name]} {name}" for name in ("stragglers", "lost", "failed", "refused") if line.get(name)]
     why = [] if line["state"] == "committed" else [f"abandoned: {line['why']}"]
     return [f"virtual {seconds(line['virtual_s'])}", ", ".join(fates), *why]
 

@@ -50,6 +50,11 @@ class Owned:
         places = self.parts.get(split, {}).get(site)
         return None if places is None else Subset(self.dataset, places)  # type: ignore[arg-type]
 
+    def pooled(self, split: str) -> "Subset[Any]":
+        """The examples of all owners in a split: for the server, where the simulation lets it have them."""
+        places = [own for own in self.parts.get(split, {}).values()] or [np.empty(0, np.int64)]
+        return Subset(self.dataset, np.concatenate(places))  # type: ignore[arg-type]
+
 
 def by_owner(owners: Sequence[str], test_fraction: float, min_examples: int = 1) -> dict[str, dict[str, Ints]]:
     """Which examples are whose: the last of each owner's are to test on, the others to train on.

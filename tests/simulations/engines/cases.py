@@ -16,8 +16,8 @@ from atoll.parallel.model_bench import ModelBench
 from atoll.parallel.models.cnn import CNN
 from atoll.parallel.models.decoder import Decoder, DecoderConfig
 from atoll.parallel.models.mlp import MLP
+from atoll.simulations.engines.benches import Asked
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training
-from atoll.simulations.engines.sequential import Asked
 
 SIZES = {"a": 17, "b": 40, "c": 5, "d": 24, "e": 1}
 """Examples of each client: with B = 8 short last batches, one batch alone, one example alone."""
@@ -66,7 +66,7 @@ def groupnorm_cnn() -> nn.Module:
         nn.GroupNorm(2, 4),
         nn.GELU(),
         nn.AvgPool2d(2),
-        nn.Conv2d(4, 6, 3, stride=2),
+        nn.Conv2d(4, 6, 3, stride=2, padding=1),
         nn.GroupNorm(3, 6),
         nn.SiLU(),
         nn.AdaptiveAvgPool2d(1),

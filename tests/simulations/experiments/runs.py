@@ -7,7 +7,7 @@ from typing import Any
 
 
 def line(number: int, **changes: Any) -> dict[str, Any]:
-    """One round as it stands in the log: 13 invited, ten counted, one late, two stragglers."""
+    """One round as it stands in the log: of 13 invited ten report, two straggle, one is lost; bytes are of the run."""
     return {
         "round": number,
         "version": number,
@@ -17,16 +17,18 @@ def line(number: int, **changes: Any) -> dict[str, Any]:
         "round_s": 100.0,
         "real_s": 2.0 * number,
         "invited": 13,
-        "reported": 11,
-        "counted": 10,
+        "reported": 10,
         "late": 1,
-        "lost": 0,
+        "counted": 11,
+        "lost": 1,
+        "failed": 0,
         "stragglers": 2,
         "refused": 0,
+        "released": 0,
         "fates": {},
-        "bytes_down": 1300,
-        "bytes_up": 400,
-        "bytes_up_plain": 1000,
+        "bytes_down": 1300 * number,
+        "bytes_up": 400 * number,
+        "bytes_up_plain": 1000 * number,
         "train": {"loss": 2.0 / number},
         "server": {"loss": 1.0 / number, "accuracy": number / (number + 1)},
         "clients": None,

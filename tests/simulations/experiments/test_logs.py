@@ -10,7 +10,7 @@ from tests.simulations.experiments.runs import line
 def test_every_number_of_a_round_has_a_path() -> None:
     found = dict(scalars(line(2, client_values={"a": {"accuracy": 1.0}}, fates={"a": "reported"})))
     assert found["server/accuracy"] == 2 / 3
-    assert found["bytes_up"] == 400
+    assert found["bytes_up"] == 800
     assert not {"round", "version", "state", "clients"} & found.keys()
     assert not any("a" in name.split("/")[1:] for name in found)
 

@@ -58,12 +58,12 @@ def test_time_has_a_unit_that_a_person_reads(tmp_path: Path, longest: float, uni
 def test_the_invited_of_a_run_are_stacked_by_what_became_of_them(tmp_path: Path) -> None:
     axes = drawn(plots.participation, [run(tmp_path, "one")])
     heights = {bars.get_label(): [bar.get_height() for bar in bars] for bars in axes.containers}
-    assert heights == {"counted": [10] * 3, "late": [1] * 3, "stragglers": [2] * 3}
+    assert heights == {"reported": [10] * 3, "stragglers": [2] * 3, "lost": [1] * 3}
     assert max(bar.get_y() + bar.get_height() for bar in axes.patches) == 13
 
 
 def test_the_invited_of_several_runs_are_compared_by_their_means(tmp_path: Path) -> None:
-    axes = drawn(plots.participation, [run(tmp_path, "one"), run(tmp_path, "two", counted=7)])
+    axes = drawn(plots.participation, [run(tmp_path, "one"), run(tmp_path, "two", reported=7)])
     assert [bar.get_width() for bar in axes.containers[0]] == [10, 7]
 
 

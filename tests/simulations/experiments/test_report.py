@@ -31,10 +31,10 @@ def test_a_target_is_reached_where_it_is_first_met(tmp_path: Path) -> None:
 
 
 def test_rounds_without_a_measurement_count_for_time_and_bytes_but_not_for_the_curve(tmp_path: Path) -> None:
-    lines = [line(1), line(2, state="abandoned", version=None, server=None, bytes_up=0), line(3)]
+    lines = [line(1), line(2, state="abandoned", version=None, server=None), line(3)]
     run = read_run(write_run(tmp_path, lines))
-    assert run.curve("server/accuracy", "bytes_up") == ([400, 800], [1 / 2, 3 / 4])
-    assert run.participation("counted") == [10, 10, 10]
+    assert run.curve("server/accuracy", "bytes_up") == ([400, 1200], [1 / 2, 3 / 4])
+    assert run.participation("counted") == [11, 11, 11]
 
 
 def test_the_best_of_a_loss_is_the_smallest_and_of_others_the_largest(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_the_best_of_a_loss_is_the_smallest_and_of_others_the_largest(tmp_path: 
 
 def test_a_run_that_was_interrupted_may_say_a_round_twice_and_the_last_counts(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path, [line(1), line(2), line(2, bytes_up=7), line(3)], state=None))
-    assert run.participation("bytes_up") == [400, 7, 400]
+    assert run.participation("bytes_up") == [400, 7, 1200]
     assert not run.is_finished
 
 

@@ -142,15 +142,8 @@ def test_clients_measure_versions_on_their_own_data(tmp_path):
 def test_clients_that_sleep_are_not_asked(tmp_path):
     trace = tmp_path / "awake.csv"
     trace.write_text("client,from_s,to_s\na,0,1000000\nb,0,1000000\nc,0,5\nd,500000,1000000\n")
-    _, told = simulate(
-        tmp_path / "run",
-        "round.cohort_size=2",
-        "rounds=3",
-        *SLOW,
-        "devices.availability=trace",
-        f"devices.awake_trace={trace}",
-        "coordinator.lease=2.0",
-    )
+    hours = ("devices.availability=trace", f"devices.awake_trace={trace}", "coordinator.lease=2.0")
+    _, told = simulate(tmp_path / "run", "round.cohort_size=2", "rounds=3", *SLOW, *hours)
     for line in told[1:]:
         assert set(line["fates"]) == {"a", "b"}
 

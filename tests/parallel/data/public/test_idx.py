@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import os
 import struct
 from pathlib import Path
 
@@ -12,11 +11,10 @@ import torch
 
 from atoll.parallel.data.public.folder import BadData, NoData, data_folder
 from atoll.parallel.data.public.idx import read_idx, read_mnist
+from tests.public_data import needs_data
 
 IMAGES = bytes.fromhex("00000803 00000002 00000002 00000003") + bytes([0, 51, 102, 153, 204, 255, 1, 2, 3, 4, 5, 6])
 LABELS = bytes.fromhex("00000801 00000002") + bytes([7, 3])
-
-needs_mnist = pytest.mark.skipif("ATOLL_DATA" not in os.environ, reason="ATOLL_DATA names no folder with mnist/")
 
 
 def write(path: Path, content: bytes) -> Path:
@@ -26,7 +24,7 @@ def write(path: Path, content: bytes) -> Path:
 
 def test_an_array_is_read_plain_and_compressed(tmp_path: Path) -> None:
     expected = np.array([[[0, 51, 102], [153, 204, 255]], [[1, 2, 3], [4, 5, 6]]], np.uint8)
-    for content in (IMAGES, gzip.compress(IMAGES)):
+    for content in (IMAGES, gzip.compress(IMAGES, mtime=0)):
         found = read_idx(write(tmp_path / "x", content))
         assert found.dtype == np.uint8
         np.testing.assert_array_equal(found, expected)
@@ -56,8 +54,8 @@ def test_every_kind_of_number_is_big_endian(tmp_path: Path, kind: str, form: str
         (IMAGES[:10], "ends after 10 bytes, in its header of 16"),
         (IMAGES[:-1], r"has 27 bytes, and uint8 of shape \(2, 2, 3\) has 28"),
         (IMAGES + b"x", r"has 29 bytes, and uint8 of shape \(2, 2, 3\) has 28"),
-        (gzip.compress(IMAGES)[:-9], "cannot be uncompressed"),
-        (gzip.compress(IMAGES)[:20] + b"\0" * 20, "cannot be uncompressed"),
+        (gzip.compress(IMAGES, mtime=0)[:-9], "cannot be uncompressed"),
+        (gzip.compress(IMAGES, mtime=0)[:20] + b"\0" * 20, "cannot be uncompressed"),
     ],
 )
 def test_a_file_that_is_none_or_not_whole_is_refused(tmp_path: Path, content: bytes, fault: str) -> None:
@@ -68,7 +66,7 @@ def test_a_file_that_is_none_or_not_whole_is_refused(tmp_path: Path, content: by
 def four_files(folder: Path, *, labels: bytes = LABELS) -> None:
     write(folder / "train-images-idx3-ubyte", IMAGES)
     write(folder / "train-labels-idx1-ubyte", labels)
-    write(folder / "t10k-images-idx3-ubyte.gz", gzip.compress(IMAGES))
+    write(folder / "t10k-images-idx3-ubyte.gz", gzip.compress(IMAGES, mtime=0))
     write(folder / "t10k-labels.idx1-ubyte", LABELS)
 
 
@@ -93,7 +91,7 @@ def test_images_and_labels_must_belong_together(tmp_path: Path) -> None:
         read_mnist(tmp_path)
 
 
-@needs_mnist
+@needs_data
 def test_the_real_labels_are_mnist_s() -> None:
     """MD5 of the uncompressed files as everybody has them; and how often each digit comes."""
     folder = data_folder("mnist")
@@ -107,7 +105,7 @@ def test_the_real_labels_are_mnist_s() -> None:
     assert counts.tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 
 
-@needs_mnist
+@needs_data
 def test_the_real_test_images_have_mnist_s_mean() -> None:
     images = read_idx(data_folder("mnist") / "t10k-images-idx3-ubyte.gz")
     assert images.shape == (10_000, 28, 28)

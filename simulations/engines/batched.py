@@ -1,0 +1,301 @@
+"""Many clients in one product: the same examples in the same order as each takes alone, agreeing to about 1e-6.
+
+A few clients are trained both ways at the start. So what cannot be batched (an operation without a rule, examples that
+see each other, randomness in the forward) is found there, with its reason.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from atoll.aggregation.layout import CONTROL
+from atoll.parallel.arrays import Arrays
+from atoll.parallel.errors import NotFinite
+from atoll.parallel.metrics import Statistics
+from atoll.parallel.model_bench import ModelBench
+from atoll.parallel.parameters import build_model, trained_by_name
+from atoll.parallel.scaffold import ControlVariates, split
+from atoll.parallel.task import Task
+from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
+from atoll.simulations.engines.examples import Examples
+from atoll.simulations.engines.loop import Loop, report_of, requested_steps
+from atoll.simulations.engines.measures import Losses, Measured, metrics_of
+from atoll.simulations.engines.nets import Net
+from atoll.simulations.engines.one_process import OneProcess, on_device, threads_of_torch
+from atoll.simulations.engines.rows import Columns, Rows
+from atoll.simulations.engines.schedule import Schedule
+from atoll.simulations.engines.stack import CannotBatch
+from atoll.simulations.engines.stacked_layers import obstacles_to_batching
+
+Array = np.ndarray[Any, Any]
+
+AT_ONCE_MAX = 64
+"""More clients gain nothing, whatever their size."""
+
+STACK_BYTES = 4 << 20
+"""Of the weights of all clients in a product: they should stay in the cache from step to step."""
+
+AGREE = 1e-3
+"""How far, relative to its length, an update may be from the sequential one before it is a fault and not rounding."""
+
+KINDS = ("stacked", "mapped")
+
+
+class BatchTrainer:
+    """Trains windows of clients.
+
+    Args:
+        training: of all clients.
+        at_once: clients in a product (k); None: as many as the cache holds.
+        kind: of net; None: the first that takes the model and agrees with the sequential engine.
+
+    Raises:
+        CannotBatch: none does, with every reason.
+    """
+
+    def __init__(self, training: Training, *, at_once: int | None = None, kind: str | None = None) -> None:
+        if not isinstance(training.task, Task) or training.task.fit is not None:
+            raise CannotBatch("the task has a training of its own")
+        self._training, self._task, self._local = training, training.task, training.local
+        self._loop = Loop(training)
+        self.form = self._loop.form
+        self._layout()
+        size = 4 * max(columns.stop for _, columns, _ in self._places)
+        self.at_once = at_once or max(1, min(AT_ONCE_MAX, STACK_BYTES // size))
+        self._losses, self._metrics = Losses(self._task.loss), metrics_of(self._task.metrics)
+        self._version: Arrays = {}
+        if kind is None:
+            self._net = self._net_that_agrees()
+        else:
+            self._net = self._net_of(kind)
+        self.kind = self._net.kind
+
+    def window(self, num_jobs: int) -> int:
+        """Some products' clients, the more the larger the cohort: the more there are, the better they fit together."""
+        products = -(-num_jobs // self.at_once)
+        even = -(-num_jobs // max(1, products))
+        return max(1, even * max(1, min(4, products // 16)))
+
+    def begin(self, version: Arrays) -> None:
+        """Take the version that the next clients train from."""
+        self._loop.begin(version)
+        self._version = split(version)[0]
+        every = [self._version.get(name, np.zeros(shape, np.float32)).reshape(-1) for name, _, shape in self._places]
+        self._start = np.concatenate(every)[None]
+        self._net.load(self._version)
+
+    def train(self, jobs: Sequence[Job], rows: Rows) -> Iterator[Trained | Failed]:
+        """Train a window's clients; those that do not fit to the others by themselves."""
+        results: dict[int, Trained | Failed] = {}
+        found = []
+        for job in jobs:
+            with naming(job.client_id):
+                found.append(self._loop.examples(job.client_id))
+        together = [index for index, examples in enumerate(found) if _kind_of(examples) == _kind_of(found[0])]
+        if found[0].tensors is None:
+            together = []
+        together.sort(key=lambda index: -self._num_steps(jobs[index], found[index]))
+        for first in range(0, len(together), self.at_once):
+            chosen = together[first : first + self.at_once]
+            names = ", ".join(jobs[index].client_id for index in chosen)
+            with naming(names):
+                results |= self._product(chosen, jobs, found, rows)
+        for index, job in enumerate(jobs):
+            if index not in results:
+                with naming(job.client_id):
+                    results[index] = self._loop.one(job, rows, index)
+            yield results[index]
+
+    def _product(
+        self, chosen: Sequence[int], jobs: Sequence[Job], found: Sequence[Examples], rows: Rows
+    ) -> dict[int, Trained | Failed]:
+        """Train the clients of some jobs, all at once; their results by index."""
+        some, tensors, offsets = _beside([found[index] for index in chosen])
+        schedule = Schedule([jobs[index] for index in chosen], some, self._local, offsets)
+        members = [chosen[at] for at in schedule.order]
+        owns = [self._loop.exchange.own_of(jobs[index]) for index in members]
+        start = self._starts([kept for kept, _ in owns])
+        corrections = self._corrections([control for _, control in owns])
+        self._net.stack.begin(torch.from_numpy(start).to(self._training.device), corrections)
+        statistics = self._run(schedule, tensors, len(chosen))
+        trained = self._net.stack.matrix[: len(chosen)].cpu().numpy()
+        results: dict[int, Trained | Failed] = {}
+        for row, (at, index) in enumerate(zip(schedule.order, members, strict=True)):
+            done, requested = schedule.steps[at], schedule.requested[at]
+            kept, control = owns[row]
+            try:
+                own = self._write(rows, index, trained[row], start[min(row, len(start) - 1)], kept, control, done)
+            except NotFinite as error:
+                results[index] = Failed(jobs[index].client_id, "not_finite", str(error))
+                continue
+            results[index] = Trained(
+                jobs[index].client_id,
+                rows.update_of(index),
+                found[index].count,
+                done / requested,
+                statistics[row],
+                own,
+                report_of(self._training, done),
+                rows.update[index],
+            )
+        return results
+
+    def _run(self, schedule: Schedule, tensors: tuple[torch.Tensor, ...], clients: int) -> list[Statistics]:
+        measured, net = Measured(self._metrics, clients), self._net
+        active = 0
+        for batch in schedule:
+            if active != len(batch.sizes):
+                active = len(batch.sizes)
+                net.stack.take(active)
+            rows = batch.rows.flatten().to(self._training.device)
+            inputs, targets = [tensor.index_select(0, rows) for tensor in tensors]
+            outputs = net(inputs)
+            losses = self._losses(outputs, targets, batch.sizes)
+            net.step(losses.sum())
+            measured.add(losses, outputs, targets, batch.sizes)
+        return measured.statistics()
+
+    def _write(
+        self,
+        rows: Rows,
+        index: int,
+        trained: Array,
+        start: Array,
+        kept: Arrays,
+        control: ControlVariates | None,
+        num_steps: int,
+    ) -> Arrays:
+        """A client's row: what its weights have moved, what it keeps; gives the latter."""
+        update, own = rows.update_of(index), rows.own_of(index)
+        with np.errstate(over="ignore", invalid="ignore"):
+            if self._is_whole:
+                np.subtract(trained, start, out=rows.update[index])
+            else:
+                for name in self._resting:
+                    update[name][...] = 0
+                for name, columns, shape in self._places:
+                    if name in update:
+                        np.subtract(trained[columns], start[columns], out=update[name].reshape(-1))
+                    else:
+                        own[name][...] = trained[columns].reshape(shape)
+        self._loop.exchange.finish(rows, index, update, control, num_steps)
+        return own
+
+    def _starts(self, kept: Sequence[Arrays]) -> Array:
+        """(1, T), or (k, T) where clients begin with layers of their own."""
+        if not any(kept):
+            return self._start
+        start = np.repeat(self._start, len(kept), axis=0)
+        for row, own in enumerate(kept):
+            for name, columns, _ in self._places:
+                if name in own:
+                    start[row, columns] = own[name].reshape(-1)
+        return start
+
+    def _corrections(self, controls: Sequence[ControlVariates | None]) -> torch.Tensor | None:
+        """(k, T), c - c_i."""
+        if self._training.algorithm != "scaffold":
+            return None
+        matrix = np.zeros((len(controls), self._start.shape[1]), np.float32)
+        for row, control in enumerate(controls):
+            corrections = control.corrections if control else {}
+            for name, columns, _ in self._places:
+                if name in corrections:
+                    matrix[row, columns] = corrections[name].reshape(-1)
+        return torch.from_numpy(matrix).to(self._training.device)
+
+    def _num_steps(self, job: Job, examples: Examples) -> int:
+        requested = requested_steps(self._local, -(-examples.count // (self._local.batch_size or examples.count)))
+        return min(requested, job.steps or requested)
+
+    def _layout(self) -> None:
+        """Which tensors train: the columns of the stack, in the order of an update's."""
+        model = build_model(self._task)
+        if obstacles := list(obstacles_to_batching(model)):
+            raise CannotBatch("; ".join(obstacles))
+        trained = trained_by_name(model)
+        tensors = [t for t in (*self.form.update, *self.form.own) if not t.name.startswith(CONTROL)]
+        self._places = Columns(tuple(t for t in tensors if t.name in trained)).places
+        self._is_whole = self._places == Columns(self.form.update).places and not self.form.own
+        self._is_whole = self._is_whole and all(t.name in trained for t in self.form.update)
+        self._resting = [t.name for t in self.form.update if t.name not in trained and not t.name.startswith(CONTROL)]
+        if fixed := [t.name for t in self.form.own if t.name not in trained and not t.name.startswith(CONTROL)]:
+            raise CannotBatch(f"{', '.join(fixed)} stay at the clients and are not trained")
+
+    def _net_of(self, kind: str) -> Net:
+        model = build_model(self._task).to(self._training.device).train()
+        return Net(kind, model, self._local, self._places, self.at_once, self._training.device)
+
+    def _net_that_agrees(self) -> Net:
+        reasons = []
+        for kind in KINDS:
+            try:
+                self._net = self._net_of(kind)
+                self._probe()
+                return self._net
+            except CannotBatch as error:
+                reasons.append(f"{kind}: {error}")
+            except Exception as error:
+                reasons.append(f"{kind}: {str(error).strip() or type(error).__name__}")
+        raise CannotBatch("; ".join(reasons))
+
+    def _probe(self) -> None:
+        """Train the first few clients both ways.
+
+        Raises:
+            CannotBatch: the updates or the statistics differ.
+        """
+        request = {"local": dict(self._training.overrides), "algorithm": self._training.algorithm}
+        version = ModelBench(self._task, request).initial(0)
+        jobs = [Job(site, seed=number, steps=3) for number, site in enumerate(self._task.sites[:3])]
+        if not jobs:
+            raise CannotBatch("the task names no sites to try it with")
+        self.begin(version)
+        rows, alone = Rows(self.form, len(jobs)), Rows(self.form, len(jobs))
+        for ours, theirs in zip(self.train(jobs, rows), self._loop.train(jobs, alone), strict=True):
+            if isinstance(ours, Failed) or isinstance(theirs, Failed) or ours.row is None or theirs.row is None:
+                continue
+            distance, length = np.linalg.norm(ours.row - theirs.row), np.linalg.norm(theirs.row)
+            if not distance <= AGREE * length:
+                raise CannotBatch(f"its update of client {ours.client_id} is {distance / length:.1e} off, relatively")
+
+
+class Batched(OneProcess):
+    """The batched engine of one process.
+
+    Args:
+        training: of all clients.
+        at_once: clients in a product (k); None: as many as the cache holds.
+        threads: of each operation.
+
+    Raises:
+        CannotBatch: with the reason.
+    """
+
+    def __init__(self, training: Training, *, at_once: int | None = None, threads: int | None = 1) -> None:
+        with threads_of_torch(threads):
+            trainer = BatchTrainer(training, at_once=at_once)
+        super().__init__(on_device(f"batched (k={trainer.at_once})", training), trainer, threads)
+
+
+def _kind_of(examples: Examples) -> object:
+    """Clients of one kind can lie in one tensor."""
+    return examples.tensors and [(tensor.shape[1:], tensor.dtype) for tensor in examples.tensors]
+
+
+def _beside(found: Sequence[Examples]) -> tuple[list[Examples], tuple[torch.Tensor, ...], list[int]]:
+    """The clients' examples in one tensor for all, and where in it each client's begin."""
+    first = found[0].tensors or ()
+    if all(all(a is b for a, b in zip(first, examples.tensors or (), strict=True)) for examples in found):
+        return list(found), first, [0] * len(found)
+    taken = [e if e.chosen is None else _taken(e) for e in found]
+    tensors = tuple(torch.cat(column) for column in zip(*(e.tensors or () for e in taken), strict=True))
+    ends = np.cumsum([examples.count for examples in taken]).tolist()
+    return taken, tensors, [0, *ends[:-1]]
+
+
+def _taken(examples: Examples) -> Examples:
+    return replace(examples, tensors=tuple(t[examples.chosen] for t in examples.tensors or ()), chosen=None)
