@@ -2,6 +2,8 @@
 
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +14,7 @@ from atoll.cli import options
 from atoll.cli.printing import as_json, note, say, seconds, size
 
 if TYPE_CHECKING:
+    from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.federation.federation import Federation
 
 INTERRUPTED = 130
@@ -55,15 +58,12 @@ def simulate(
     with 130. A mistake in what was asked for ends with 2, a run that fails with 1.
     """
     from atoll.cli.experiments.progress import RoundProgress
-    from atoll.cli.files import load_run, load_user_task, overriding
+    from atoll.cli.files import load_user_task
     from atoll.protocol.settings import effective
-    from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.federation.run import opened
     from atoll.simulations.federation.setting import setting_of
 
-    dealt = {"population__kind": "iid"} if clients is not None and not _names_a_kind(what, overrides) else {}
-    short = overriding(overrides, rounds=rounds, population__clients=clients, simulation__engine=engine, **dealt)
-    file = load_run(what, short, kind=SimulationFile)
+    file = simulated(what, overrides, rounds=rounds, clients=clients, engine=engine)
     task = load_user_task(file.task)
     if check:
         setting_of(file, task).engine.close()
@@ -73,8 +73,8 @@ def simulate(
     with (
         RoundProgress(sys.stderr, note, rounds=file.rounds) as progress,
         opened(file, task, folder, on_round=progress.round, is_fresh=fresh) as federation,
+        with_signals(federation),
     ):
-        with_signals(federation)
         result = federation.run()
     if json:
         as_json(result)
@@ -83,6 +83,22 @@ def simulate(
     if result["state"] == "interrupted":
         raise typer.Exit(INTERRUPTED)
     raise typer.Exit(0 if result["state"] == "finished" else 1)
+
+
+def simulated(
+    what: str, overrides: list[str], *, rounds: int | None, clients: int | None, engine: str | None = None
+) -> "SimulationFile":
+    """The settings of a simulated run; the options are short for some of them.
+
+    Raises:
+        ConfigError: with everything that is wrong.
+    """
+    from atoll.cli.files import load_run, overriding
+    from atoll.simulations.federation.config import SimulationFile
+
+    dealt = {"population__kind": "iid"} if clients is not None and not _names_a_kind(what, overrides) else {}
+    short = overriding(overrides, rounds=rounds, population__clients=clients, simulation__engine=engine, **dealt)
+    return load_run(what, short, kind=SimulationFile)
 
 
 def _names_a_kind(what: str, overrides: list[str]) -> bool:
@@ -99,15 +115,20 @@ def _names_a_kind(what: str, overrides: list[str]) -> bool:
         return False  # loading it says what is wrong
 
 
-def with_signals(federation: "Federation") -> None:
+@contextmanager
+def with_signals(federation: "Federation") -> Iterator[None]:
     """Ctrl-C and SIGTERM let the run return soon; a second one ends the process at once."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         federation.interrupt()
         signal.signal(number, signal.SIG_DFL)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _conclude(result: dict[str, Any], folder: Path) -> None:
