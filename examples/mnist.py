@@ -4,6 +4,8 @@ The data is published in one piece, so that all of it belongs to one owner, and 
 
     export ATOLL_DATA=...         # the folder in which mnist/ lies, with the four IDX files (docs/data.md)
     atoll population examples/mnist.py:task --set population.kind=shards --set population.clients=100
+    atoll simulate examples/mnist.py:task --set population.kind=shards --set population.clients=100 \\
+        --set round.cohort_size=10 --rounds 100
     atoll train examples/mnist.py:task --epochs 5
 
 Source:

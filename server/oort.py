@@ -69,17 +69,17 @@ class Oort:
         explored = min(round(count * share), math.ceil(math.fsum(chances)))
         exploited = min(count - explored, len(known))
         best = self._best(known, exploited, round_id, patience, rng) if exploited else []
-        names = [candidate.client_id for candidate in new]
-        return best + in_proportion(count - exploited, chances, names, rng)
+        drawn = best + in_proportion(count - exploited, chances, new, rng)
+        return [candidate.client_id for candidate in drawn]
 
     def _best(
         self, known: Sequence[Candidate], count: int, round_id: RoundId, patience: float, rng: random.Random
-    ) -> list[ClientId]:
+    ) -> list[Candidate]:
         scores = self.scores(known, round_id, patience)
         cut_off = CUT_OFF * sorted(scores, reverse=True)[count - 1]
-        near = [at for at, score in enumerate(scores) if score >= cut_off]
-        weights = [max(scores[at], _LEAST) for at in near]
-        return in_proportion(count, weights, [known[at].client_id for at in near], rng)
+        near = [(score, candidate) for score, candidate in zip(scores, known, strict=True) if score >= cut_off]
+        weights = [max(score, _LEAST) for score, _ in near]
+        return in_proportion(count, weights, [candidate for _, candidate in near], rng)
 
     def scores(self, known: Sequence[Candidate], round_id: RoundId, patience: float) -> list[float]:
         """Of clients that have a loss; T is the quantile `patience` in (0, 1] of their times, at 1 there is none."""

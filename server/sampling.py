@@ -10,14 +10,14 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
+from operator import itemgetter
 
 from atoll.protocol.reference import resolve
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.events import Candidate
 from atoll.server.oort import Oort
-from atoll.server.race import in_proportion, smallest
+from atoll.server.race import evenly, in_proportion
 
 Sampler = Callable[[Sequence[Candidate], int, random.Random], Sequence[ClientId]]
 """(candidates sorted by client id, how many at most, the round's own randomness) -> whom to invite."""
@@ -71,7 +71,7 @@ def draw(
     return tuple(sorted(drawn))
 
 
-_CLIENT_ID = attrgetter("client_id")
+_CLIENT_ID = itemgetter(0)  # half the time that `attrgetter` takes
 
 
 def _is_among(client: ClientId, ordered: Sequence[Candidate]) -> bool:
@@ -86,8 +86,7 @@ def _randomness(seed: int, round_id: RoundId, number: int) -> random.Random:
 
 def uniform(candidates: Sequence[Candidate], count: int, rng: random.Random) -> list[ClientId]:
     """Draw without replacement; every set of `count` clients is equally likely."""
-    names = [candidate.client_id for candidate in candidates]
-    return smallest(count, [rng.random() for _ in names], names)
+    return [candidate.client_id for candidate in evenly(count, candidates, rng)]
 
 
 def weighted(candidates: Sequence[Candidate], count: int, rng: random.Random) -> list[ClientId]:
@@ -97,8 +96,11 @@ def weighted(candidates: Sequence[Candidate], count: int, rng: random.Random) ->
 
     The aggregate weights by num_examples a second time, so large clients count more than in the pooled data.
     """
-    names = [candidate.client_id for candidate in candidates]
-    return in_proportion(count, (max(1, candidate.num_examples) for candidate in candidates), names, rng)
+    return [candidate.client_id for candidate in _by_size(count, candidates, rng)]
+
+
+def _by_size(count: int, candidates: Sequence[Candidate], rng: random.Random) -> list[Candidate]:
+    return in_proportion(count, [max(1, candidate.num_examples) for candidate in candidates], candidates, rng)
 
 
 def power_of_choice(
@@ -114,11 +116,9 @@ def power_of_choice(
         Cho, Wang, Joshi, "Client Selection in Federated Learning: Convergence Analysis and Power-of-Choice Selection
         Strategies", arXiv:2010.01243, the variant rpow-d: stale losses, infinite at first.
     """
-    drawn = dict.fromkeys(weighted(candidates, num_considered, rng), math.inf)
-    for candidate in candidates:
-        if candidate.client_id in drawn and candidate.loss is not None:
-            drawn[candidate.client_id] = candidate.loss
-    return sorted(drawn, key=drawn.__getitem__, reverse=True)[:count]
+    considered = _by_size(num_considered, candidates, rng)
+    considered.sort(key=lambda candidate: math.inf if candidate.loss is None else candidate.loss, reverse=True)
+    return [candidate.client_id for candidate in considered[:count]]
 
 
 def stratified(candidates: Sequence[Candidate], count: int, rng: random.Random) -> list[ClientId]:
@@ -150,7 +150,7 @@ def allocate(count: int, sizes: Mapping[str, int], rng: random.Random) -> dict[s
         Madow, "On the theory of systematic sampling, II", Annals of Mathematical Statistics 20 (1949).
     """
     total = sum(sizes.values())
-    order = smallest(len(sizes), [rng.random() for _ in sizes], sizes)
+    order = evenly(len(sizes), tuple(sizes), rng)
     at = int(rng.random() * total)
     seats = {}
     for label in order:

@@ -3,7 +3,7 @@
 import json
 import os
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, overload
 
@@ -34,6 +34,7 @@ def load_run(what: str, overrides: Sequence[str] = (), *, kind: type[RunFile] = 
     Args:
         what: a run's TOML, or a task: then the run has the defaults.
         overrides: `key=value`; a path in one is relative to the current directory, one in a TOML to its folder.
+        kind: which tables the TOML may have.
 
     Raises:
         ConfigError: with everything that is wrong.
@@ -87,7 +88,20 @@ def _with_absolute_paths(file: File, folder: Path, overrides: Sequence[str], nam
     if faults:
         raise ConfigError(faults)
     cohort = file.cohort.model_copy(update={"sampler": absolute["cohort.sampler"]})
-    return file.model_copy(update={"task": absolute["task"], "cohort": cohort})
+    file = file.model_copy(update={"task": absolute["task"], "cohort": cohort})
+    return _with_absolute_traces(file, folder, set_here)
+
+
+def _with_absolute_traces(file: File, folder: Path, set_here: Container[str]) -> File:
+    """The same for the traces of a simulated run's devices; what reads them says what is wrong with them."""
+    devices = getattr(file, "devices", None)
+    paths = {name: getattr(devices, name, None) for name in ("trace", "awake_trace")}
+    absolute = {
+        name: Path(os.path.abspath((Path() if f"devices.{name}" in set_here else folder) / path))
+        for name, path in paths.items()
+        if path is not None
+    }
+    return file.model_copy(update={"devices": devices.model_copy(update=absolute)}) if devices and absolute else file
 
 
 def missing_file(reference: str) -> str | None:

@@ -24,6 +24,7 @@ from atoll.simulations.engines.examples import Examples
 from atoll.simulations.engines.loop import Loop, report_of, requested_steps
 from atoll.simulations.engines.measures import Losses, Measured, metrics_of
 from atoll.simulations.engines.nets import Net
+from atoll.simulations.engines.one_process import OneProcess, on_device, threads_of_torch
 from atoll.simulations.engines.rows import Columns, Rows
 from atoll.simulations.engines.schedule import Schedule
 from atoll.simulations.engines.stack import CannotBatch
@@ -260,6 +261,24 @@ class BatchTrainer:
             distance, length = np.linalg.norm(ours.row - theirs.row), np.linalg.norm(theirs.row)
             if not distance <= AGREE * length:
                 raise CannotBatch(f"its update of client {ours.client_id} is {distance / length:.1e} off, relatively")
+
+
+class Batched(OneProcess):
+    """The batched engine of one process.
+
+    Args:
+        training: of all clients.
+        at_once: clients in a product (k); None: as many as the cache holds.
+        threads: of each operation.
+
+    Raises:
+        CannotBatch: with the reason.
+    """
+
+    def __init__(self, training: Training, *, at_once: int | None = None, threads: int | None = 1) -> None:
+        with threads_of_torch(threads):
+            trainer = BatchTrainer(training, at_once=at_once)
+        super().__init__(on_device(f"batched (k={trainer.at_once})", training), trainer, threads)
 
 
 def _kind_of(examples: Examples) -> object:

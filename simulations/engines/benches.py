@@ -3,28 +3,32 @@
 from collections.abc import Iterator, Sequence
 
 from atoll.parallel.array_bench import ArrayBench
-from atoll.parallel.arrays import Arrays
+from atoll.parallel.arrays import Arrays, layout_of
 from atoll.parallel.bench import Received
 from atoll.parallel.deadline import Deadline
 from atoll.parallel.errors import NotFinite
 from atoll.parallel.model_bench import ModelBench
+from atoll.parallel.parameters import build_model
 from atoll.parallel.task import Task
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
 from atoll.simulations.engines.rows import Form, Rows
 
 
 class Benches:
-    """Results do not lie in rows.
+    """Results do not lie in rows; `form` says which tensors there may be.
 
     Args:
         training: of all clients.
     """
 
-    form = Form((), ())
-
     def __init__(self, training: Training) -> None:
         self._training = training
         self._version: Arrays = {}
+        task = training.task
+        if isinstance(task, Task):
+            self.form = Form.of(build_model(task), keep=training.local.keep, algorithm=training.algorithm)
+        else:
+            self.form = Form(layout_of(task.initial(0)), ())
 
     def begin(self, version: Arrays) -> None:
         """Take the version."""

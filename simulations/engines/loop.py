@@ -49,8 +49,8 @@ class Loop:
         self.exchange.begin(version)
 
     def window(self, num_jobs: int) -> int:
-        """How many clients share a piece of memory."""
-        return max(1, BLOCK_BYTES // max(1, self.form.row_bytes))
+        """How many clients share a piece of memory: at most a share of the cohort that several processes can divide."""
+        return max(1, min(BLOCK_BYTES // max(1, self.form.row_bytes), num_jobs // 16))
 
     def train(self, jobs: Sequence[Job], rows: Rows) -> Iterator[Trained | Failed]:
         """Train one client after another, each into its row, when it is asked for."""

@@ -1,4 +1,4 @@
-"""The engines of one process: a client after another with the bits of a deployed client, or many in one product."""
+"""The engine of one process, around whatever trains its clients."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -7,11 +7,7 @@ from typing import Protocol
 import torch
 
 from atoll.parallel.arrays import Arrays
-from atoll.parallel.task import Task
-from atoll.simulations.engines.batched import BatchTrainer
-from atoll.simulations.engines.benches import Benches
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training
-from atoll.simulations.engines.loop import Loop
 from atoll.simulations.engines.rows import Form, Rows
 
 
@@ -62,42 +58,6 @@ class OneProcess:
 
     def close(self) -> None:
         """Nothing runs."""
-
-
-class Sequential(OneProcess):
-    """One client after another.
-
-    Args:
-        training: of all clients.
-        threads: of each operation.
-    """
-
-    def __init__(self, training: Training, *, threads: int | None = 1) -> None:
-        super().__init__(on_device("sequential", training), sequential_trainer(training), threads)
-
-
-class Batched(OneProcess):
-    """Many clients in one product.
-
-    Args:
-        training: of all clients.
-        at_once: clients in a product; None: as many as fit into the cache.
-        threads: of each operation.
-
-    Raises:
-        CannotBatch: with the reason.
-    """
-
-    def __init__(self, training: Training, *, at_once: int | None = None, threads: int | None = 1) -> None:
-        with threads_of_torch(threads):
-            trainer = BatchTrainer(training, at_once=at_once)
-        super().__init__(on_device(f"batched (k={trainer.at_once}, {trainer.kind})", training), trainer, threads)
-
-
-def sequential_trainer(training: Training) -> Trainer:
-    """The lean loop where the training is the built-in one, else the benches."""
-    has_loop = isinstance(training.task, Task) and training.task.fit is None
-    return Loop(training) if has_loop else Benches(training)
 
 
 def on_device(name: str, training: Training) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-from atoll.aggregation import tensorfile
 from atoll.client.events import EvaluationRequest
 from atoll.parallel.array_bench import ArrayBench
 from atoll.parallel.array_task import ArrayTask
@@ -12,7 +11,8 @@ from atoll.parallel.metrics import Statistics
 from atoll.parallel.model_bench import ModelBench
 from atoll.parallel.task import Task
 from atoll.protocol.vocabulary import ClientId
-from atoll.server.versions import VersionFile, Versions
+from atoll.server.versions import VersionFile
+from atoll.simulations.federation.models import Models
 from atoll.simulations.federation.own import OwnStates
 
 BENCHES_MAX = 64
@@ -23,7 +23,7 @@ class Evaluations:
     """As a worker of the coordinator, and those of the clients, would measure; here, in this process."""
 
     def __init__(
-        self, task: Task | ArrayTask, request: dict[str, Any], versions: Versions, own: OwnStates, names: Sequence[str]
+        self, task: Task | ArrayTask, request: dict[str, Any], versions: Models, own: OwnStates, names: Sequence[str]
     ) -> None:
         self._task, self._request, self._versions, self._own = task, request, versions, own
         self._server = bench_of(task, request)
@@ -32,13 +32,15 @@ class Evaluations:
 
     def of_server(self, version: VersionFile) -> Statistics | str:
         """On the server's own data; or why there are none."""
-        return self._server.evaluate(Received(tensorfile.read(version.path)), self._request | {"split": "server"})
+        return self._server.evaluate(
+            Received(self._versions.arrays(version.digest)), self._request | {"split": "server"}
+        )
 
     def of_client(self, client_id: ClientId, request: EvaluationRequest) -> Statistics | str:
         """On a client's own test data; or why there are none."""
         version = self._versions.version(request.version)
         own = self._own.find(client_id, request.counted_round)
-        received = Received(tensorfile.read(version.path), own)
+        received = Received(self._versions.arrays(version.digest), own)
         asked = self._request | {"split": "test", "model_seed": request.model_seed}
         return self._bench(client_id).evaluate(received, asked)
 

@@ -15,34 +15,29 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from atoll.aggregation import tensorfile
 from atoll.client.events import Invitation, JobFailed
 from atoll.client.session import SessionRules
 from atoll.parallel.array_task import ArrayTask
 from atoll.parallel.arrays import Arrays
 from atoll.parallel.batches import batch_sizes
+from atoll.parallel.local import Local
 from atoll.parallel.metrics import Metrics, Statistics
-from atoll.parallel.model_files import write_initial, write_update
+from atoll.parallel.model_files import write_update
 from atoll.parallel.parameters import build_model
 from atoll.parallel.task import Task, task_name
-from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RunState, Version
 from atoll.server.config import RunConfig
 from atoll.server.events import Abandon, Aggregate, CloseEvaluation, Commit, CoordinatorStarted, RunStarted, Update
-from atoll.server.method import Method
 from atoll.server.oort import Oort
-from atoll.server.plan import plan_of
-from atoll.server.reduce import fold_version
 from atoll.server.retention import Keep
 from atoll.server.run import RunMachine
 from atoll.server.sampling import Sampler
-from atoll.server.store import RunStore
-from atoll.server.versions import Versions
 from atoll.simulations.attacks.adversary import Adversary
 from atoll.simulations.devices.fleet import Device, Fleet
-from atoll.simulations.engines.engine import Engine, Failed
+from atoll.simulations.engines.engine import Engine, Failed, Trained
 from atoll.simulations.federation.evaluations import Evaluations, bench_of
 from atoll.simulations.federation.keeping import Keeper, Snapshot
+from atoll.simulations.federation.models import Models
 from atoll.simulations.federation.own import OwnStates
 from atoll.simulations.federation.report import Json, Measured, RunFolder, line_of
 from atoll.simulations.federation.service import Service
@@ -50,8 +45,6 @@ from atoll.simulations.federation.site import Site
 from atoll.simulations.federation.timeline import Timeline
 from atoll.simulations.federation.trainings import Effort, Training, Trainings
 from atoll.simulations.federation.updates import Updates
-
-KEEP_VERSIONS = 5
 
 
 @dataclass(frozen=True)
@@ -97,20 +90,18 @@ class Federation:
         self.machine = RunMachine(config.rules, found.ledger if found else None)
         next_round = self.machine.ledger.next_round
         self.timeline = Timeline(self.machine.ledger.now)
-        self.versions = Versions(RunStore(folder / "models"))
-        self.method = Method.of(config.aggregation, config.optimizer)
-        self._settings = (config.aggregation, config.optimizer)
+        request = {"local": dict(config.local), "algorithm": config.aggregation.algorithm, "threads": setting.threads}
+        self.versions = Models(folder / "models", config, bench_of(setting.task, request), setting.threads)
         self.session_rules = SessionRules(tasks=frozenset({task_name(config.task)}), lease=setting.lease)
         numbers = {name: number for number, name in enumerate(setting.num_examples)}
         self.own = OwnStates(folder / "clients", numbers, next_round)
-        self.updates = Updates(folder / "updates")
-        self.trainings = Trainings(setting.engine, self._arrays_of, self._own_of, self._num_wanted)
-        request = {"local": dict(config.local), "algorithm": config.aggregation.algorithm, "threads": setting.threads}
+        self.updates = Updates(folder / "updates", self.versions.row_layout)
+        self.trainings = Trainings(setting.engine, self.versions.arrays, self._own_of, self._num_wanted)
         self.evaluations = Evaluations(setting.task, request, self.versions, self.own, list(numbers))
         self.service = Service(self, config, self.machine, setting.sampler, setting.lease)
         self.sites = {name: Site(self, name, setting.fleet[name]) for name in setting.num_examples}
         self._report = RunFolder(folder, next_round - 1)
-        self._bench_request = request
+        self._efforts: dict[ClientId, Effort] = {}
         self._measured: dict[Version, Measured] = {}
         self._train: dict[Digest, Statistics] = {}
         self._pending: tuple[Commit | Abandon, Json] | None = None
@@ -142,7 +133,6 @@ class Federation:
     def _begin(self) -> None:
         ledger, now = self.machine.ledger, self.timeline.now
         if ledger.state is RunState.QUEUED:
-            self._write_initial()
             self.service.post(RunStarted(self.versions.version(Version(0)).digest))
         elif ledger.state is RunState.RUNNING:
             self.service.post(CoordinatorStarted(now))
@@ -166,12 +156,6 @@ class Federation:
             site.sleep()
         self._plan_change(site)
 
-    def _write_initial(self) -> None:
-        store = self.versions.store
-        bench = bench_of(self.setting.task, self._bench_request)
-        pieces = write_initial(store.version_path(Version(0)), bench, self.setting.config.seed)
-        store.write_manifest(Version(0), VersionManifest.of(pieces).encode())
-
     # ------------------------------------------------------------ training
 
     @property
@@ -185,21 +169,25 @@ class Federation:
 
     def effort_of(self, client_id: ClientId, device: Device) -> Effort:
         """What a round asks of a client."""
-        task, num_examples = self.setting.task, self.num_examples[client_id]
+        if client_id not in self._efforts:
+            self._efforts[client_id] = self._effort(self.num_examples[client_id], device)
+        return self._efforts[client_id]
+
+    def _effort(self, num_examples: int, device: Device) -> Effort:
+        task = self.setting.task
         if not isinstance(task, Task):
             return Effort(num_examples, None, device.train_seconds(num_examples))
-        local = task.local.with_overrides(self.setting.config.local)
+        local = self._local
         if task.fit is not None:
             return Effort(num_examples, None, device.train_seconds(num_examples * local.epochs))
         whole = local.epochs * len(batch_sizes(num_examples, local.batch_size, model=self._model))
         steps = min(whole, local.max_steps or whole)
-        seconds = device.train_seconds(num_examples * local.epochs) * steps / whole
-        return Effort(num_examples, steps, seconds)
+        return Effort(num_examples, steps, device.train_seconds(num_examples * local.epochs) * steps / whole)
 
-    def _arrays_of(self, digest: Digest) -> Arrays:
-        version = self.versions.by_digest(digest)
-        assert version is not None
-        return tensorfile.read(version.path)
+    @cached_property
+    def _local(self) -> Local:
+        assert isinstance(self.setting.task, Task)
+        return self.setting.task.local.with_overrides(self.setting.config.local)
 
     def _own_of(self, client_id: ClientId, invitation: Invitation) -> Arrays | None:
         return self.own.find(client_id, invitation.counted_round)
@@ -219,22 +207,11 @@ class Federation:
         if outcome.own:
             self.own.keep(name, invitation.round_id, invitation.counted_round, outcome.own)
         digest = self.updates.digest_of(name, invitation.round_id, training.steps)
-        plain_bytes = sum(array.nbytes for array in outcome.update.values())
         if invitation.codec:
-            file = self.updates.folder / f"{digest}.encoded"
-            residual = self.own.residual(name)
-            pieces = write_update(
-                file,
-                outcome.update,
-                codec=invitation.codec,
-                seed=invitation.seed,
-                buffers=self._buffers,
-                owed=[residual] if residual else [],
-                residual=self.own.staged_residual(name, invitation.round_id),
-            )
-            num_bytes = self.updates.add_encoded(digest, file, pieces, outcome.report)
+            plain_bytes = sum(array.nbytes for array in outcome.update.values())
+            num_bytes = self._encoded(digest, training, outcome)
         else:
-            num_bytes = self.updates.add(digest, outcome.update, outcome.report)
+            num_bytes = plain_bytes = self.updates.add(digest, outcome.update, outcome.report, outcome.row)
         self._train[digest] = outcome.statistics
         return Update(
             name,
@@ -250,9 +227,20 @@ class Federation:
             plain_bytes,
         )
 
-    @cached_property
-    def _buffers(self) -> frozenset[str]:
-        return tensorfile.read_buffers(self.versions.store.version_path(Version(0)))
+    def _encoded(self, digest: Digest, training: Training, outcome: Trained) -> int:
+        """Keep an update as its codec leaves it; its size [bytes]."""
+        invitation, name = training.invitation, training.client_id
+        file, residual = self.updates.folder / f"{digest}.encoded", self.own.residual(name)
+        pieces = write_update(
+            file,
+            outcome.update,
+            codec=invitation.codec,
+            seed=invitation.seed,
+            buffers=self.versions.buffers,
+            owed=[residual] if residual else [],
+            residual=self.own.staged_residual(name, invitation.round_id),
+        )
+        return self.updates.add_encoded(digest, file, pieces, outcome.report)
 
     def settled(self, update: Update, *, accepted: bool) -> None:
         """A client knows what has become of its update."""
@@ -270,25 +258,15 @@ class Federation:
         """
         if self.setting.adversary is not None and self.setting.adversary.forges:
             self._forge(effect)
-        base = self.versions.version(effect.base_version)
-        plan = plan_of(
-            effect,
-            base.manifest,
-            self.updates.metas([contribution.digest for contribution in effect.contributions]),
-            method=self.method,
-            digest_of_version=lambda version: self.versions.version(version).digest,
-            buffers=self._buffers,
-            settings=self._settings,
-        )
-        return fold_version(self.versions, plan, self.updates.weighted(plan), self.method, threads=self.setting.threads)
+        return self.versions.fold(effect, self.updates)
 
     def _forge(self, effect: Aggregate) -> None:
         """The malicious clients see what the others have learned, and send something else."""
         assert self.setting.adversary is not None
         honest = {str(c.client_id): self.updates.arrays(c.digest) for c in effect.contributions}
-        version = tensorfile.read(self.versions.version(effect.base_version).path)
+        version = self.versions.arrays(self.versions.version(effect.base_version).digest)
         before = self.versions.known(Version(effect.base_version - 1)) if effect.base_version else None
-        previous = tensorfile.read(before.path) if before is not None else None
+        previous = self.versions.arrays(before.digest) if before is not None else None
         digests = {c.client_id: c.digest for c in effect.contributions}
         for name, update in self.setting.adversary.updates(effect.round_id, honest, version, previous).items():
             self.updates.replace(digests[ClientId(name)], update)
@@ -355,9 +333,7 @@ class Federation:
         live = keep.updates | spooled
         self.updates.keep_only(live)
         self._train = {digest: sums for digest, sums in self._train.items() if digest in live}
-        self.versions.store.collect_garbage(
-            live, keep_versions=KEEP_VERSIONS, current=keep.version, pinned=keep.versions
-        )
+        self.versions.collect(keep, live)
 
     def _busy(self) -> list[Site]:
         return [site for site in self.sites.values() if site.spool]

@@ -67,4 +67,4 @@ class Keeper:
             {"ledger": encode_ledger(snapshot.ledger), "totals": snapshot.totals, "sites": snapshot.sites}
         )
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._path, text.encode())
+        write_atomically(self._path, text.encode(), is_durable=False)

@@ -83,15 +83,22 @@ def _targets(dataset: Any, indices: Ints) -> NDArray[Any]:
     if type(dataset) is Subset:
         return _targets(dataset.dataset, np.asarray(dataset.indices, np.int64)[indices])
     if type(dataset) is ConcatDataset:
-        ends = np.array(dataset.cumulative_sizes)
-        of = np.searchsorted(ends, indices, side="right")
-        found = [_targets(one, indices[of == k] - (ends[k - 1] if k else 0)) for k, one in enumerate(dataset.datasets)]
-        return np.concatenate([one for one in found if len(one)])[np.argsort(np.argsort(of, kind="stable"))]
+        return _targets_of_row(dataset, indices)
     if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
         return np.asarray(dataset.tensors[1].numpy()[indices])
     if _shows_targets(dataset):
         return np.asarray(dataset.targets)[indices]
     return _stacked([_target(dataset, int(index)) for index in indices])
+
+
+def _targets_of_row(dataset: "ConcatDataset[Any]", indices: Ints) -> NDArray[Any]:
+    ends = np.array(dataset.cumulative_sizes)
+    of = np.searchsorted(ends, indices, side="right")
+    found = [
+        _targets(dataset.datasets[k], indices[of == k] - (ends[k - 1] if k else 0)) for k in np.unique(of).tolist()
+    ]
+    in_order: NDArray[Any] = np.concatenate(found)[np.argsort(np.argsort(of, kind="stable"))]
+    return in_order
 
 
 def _shows_targets(dataset: Any) -> bool:

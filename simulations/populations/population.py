@@ -160,13 +160,13 @@ def _explained(config: PopulationConfig, error: Exception) -> str:
 
 def _deal(config: PopulationConfig, train: Pool, test: Pool, seed: int) -> dict[str, Dealt]:
     """The training examples by the rule of the kind, and the test examples in the same proportions."""
-    train_labels, test_labels = _codes(config, [train, test])
+    (train_labels, test_labels), num_labels = _codes(config, [train, test])
     num_clients = config.clients or 0
-    counts = _counts(config, train_labels, stream(seed, config.kind, "counts"))
+    counts = _counts(config, np.bincount(train_labels, minlength=num_labels), stream(seed, config.kind, "counts"))
     rng = stream(seed, config.kind, "train")
     if counts is None:
         owner = partitions.shards(train_labels, num_clients, _shards_per_client(config), rng)
-        counts = count(train_labels, owner, num_clients)
+        counts = count(train_labels, owner, num_labels, num_clients)
     else:
         owner = partitions.deal(train_labels, counts, rng)
     splits = {"train": Dealt(train, owner, num_clients)}
@@ -176,22 +176,22 @@ def _deal(config: PopulationConfig, train: Pool, test: Pool, seed: int) -> dict[
         )
     if len(test):
         rng = stream(seed, config.kind, "test")
-        test_counts = partitions.following(counts, np.bincount(test_labels, minlength=len(counts)), rng)
+        test_counts = partitions.following(counts, np.bincount(test_labels, minlength=num_labels), rng)
         splits["test"] = Dealt(test, partitions.deal(test_labels, test_counts, rng), num_clients)
     return splits
 
 
-def _codes(config: PopulationConfig, pools: Sequence[Pool]) -> list[Ints]:
-    """The labels of each pool as numbers 0..L-1; zeros for a kind in which they play no part."""
+def _codes(config: PopulationConfig, pools: Sequence[Pool]) -> tuple[list[Ints], int]:
+    """The labels of each pool as numbers 0..L-1, and L; zeros and 1 for a kind in which they play no part."""
     if config.kind not in NEED_LABELS:
-        return [np.zeros(len(pool), np.int64) for pool in pools]
+        return [np.zeros(len(pool), np.int64) for pool in pools], 1
     classes = np.unique(np.concatenate([pool.labels for pool in pools]))
-    return [np.searchsorted(classes, pool.labels) for pool in pools]
+    return [np.searchsorted(classes, pool.labels) for pool in pools], len(classes)
 
 
-def _counts(config: PopulationConfig, labels: Ints, rng: np.random.Generator) -> Ints | None:
+def _counts(config: PopulationConfig, sizes: Ints, rng: np.random.Generator) -> Ints | None:
     """(L, K) how many examples of each label each client gets; None for shards, which are not dealt by number."""
-    num_clients, sizes = config.clients or 0, np.bincount(labels)
+    num_clients, num_examples = config.clients or 0, int(sizes.sum())
     if config.kind == "shards":
         return None
     if config.kind == "dirichlet":
@@ -206,16 +206,14 @@ def _counts(config: PopulationConfig, labels: Ints, rng: np.random.Generator) ->
             if config.alpha is not None
             else np.exp((config.sigma or 0.0) * rng.standard_normal(num_clients))
         )
-        return partitions.quantity(len(labels), weights, config.min_examples, rng)
-    return partitions.even(len(labels), num_clients)[None, :]
+        return partitions.quantity(num_examples, weights, config.min_examples, rng)
+    return partitions.even(num_examples, num_clients)[None, :]
 
 
-def count(labels: Ints, owner: Ints, num_clients: int) -> Ints:
+def count(labels: Ints, owner: Ints, num_labels: int, num_clients: int) -> Ints:
     """(L, K) how many examples of each label 0..L-1 each client has."""
-    num_labels = int(labels.max()) + 1
-    return np.bincount(labels * num_clients + owner, minlength=num_labels * num_clients).reshape(
-        num_labels, num_clients
-    )
+    cells = labels * num_clients + owner
+    return np.bincount(cells, minlength=num_labels * num_clients).reshape(num_labels, num_clients)
 
 
 def _try(holdings: Holdings) -> None:

@@ -109,7 +109,7 @@ def _label_counts(population: "Population") -> tuple[list[int], Ints | None, str
         labels, codes = np.unique(train.pool.labels, return_inverse=True)
     except NoLabels as error:
         return [], None, str(error)
-    return labels.tolist(), count(codes.astype(np.int64), train.owner, train.num_clients), ""
+    return labels.tolist(), count(codes.astype(np.int64), train.owner, len(labels), train.num_clients), ""
 
 
 def _summary(labels: list[int], counts: Ints) -> LabelSummary:

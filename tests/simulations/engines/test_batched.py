@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from atoll.parallel.arrays import Arrays
-from atoll.simulations.engines.one_process import Batched
+from atoll.simulations.engines.batched import Batched
 from tests.simulations.engines.cases import BATCHABLE, Case, all_trained, first_version, two_rounds
 
 

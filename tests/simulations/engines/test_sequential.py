@@ -11,7 +11,7 @@ from atoll.parallel.array_task import Instructions
 from atoll.parallel.array_task import Trained as ArrayTrained
 from atoll.parallel.errors import TaskBroken, TaskMismatch
 from atoll.simulations.engines.engine import ClientFailed, Failed, Job, Trained, Training
-from atoll.simulations.engines.one_process import Sequential
+from atoll.simulations.engines.sequential import Sequential
 from tests.simulations.engines.cases import (
     BATCHABLE,
     OTHERS,

@@ -104,6 +104,14 @@ def test_test_data_follow_the_labels_of_the_training_data(kind: str) -> None:
     assert sum(len(held.task.data(c, "test") or []) for c in held.task.sites) == 500
 
 
+@pytest.mark.parametrize("kind", ["dirichlet", "dirichlet balanced", "shards"])
+def test_labels_that_only_the_test_data_have_are_dealt_too(kind: str) -> None:
+    task = task_of(lambda site, split: labelled([5, 7, 7, 9] * 20 if split == "test" else [7] * 90))
+    held = config_of(kind, 3).of(task, seed=1)
+    there = [held.task.data(site, "test") for site in held.task.sites]
+    assert sorted(place for part in there if part for place in places(part)) == list(range(80))
+
+
 def test_a_client_without_test_data_has_none() -> None:
     task = task_of(lambda site, split: labelled([0] * (3 if split == "test" else 60)))
     held = config_of("iid", 10).of(task, seed=3)

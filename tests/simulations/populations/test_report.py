@@ -1,7 +1,6 @@
 """What a report says of a population, against other libraries' formulas; and that it can be drawn."""
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from atoll.simulations.populations import plot as drawing
 from atoll.simulations.populations.config import PopulationConfig
 from atoll.simulations.populations.plot import NoPlots, plot
 from atoll.simulations.populations.report import Report
+from tests.public_data import needs_data
 from tests.simulations.populations.tasks import digits, digits_task, labelled, task_of
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -75,7 +75,7 @@ def test_shards_of_digits_hold_few_digits() -> None:
     assert summary.per_client_median in (2, 3)
 
 
-@pytest.mark.skipif("ATOLL_DATA" not in os.environ, reason="ATOLL_DATA names no folder with mnist (docs/data.md)")
+@needs_data
 def test_mnist_in_two_shards_of_300_for_each_of_100_clients_gives_most_of_them_two_digits() -> None:
     """McMahan et al. 2017, section 3."""
     labels = read_idx(data_folder("mnist") / "train-labels-idx1-ubyte.gz")

@@ -1,7 +1,6 @@
 """The examples on public data: the papers' models, a clear word without the data, and that they learn with them."""
 
 import importlib
-import os
 import sys
 from collections.abc import Iterator
 
@@ -17,8 +16,7 @@ from atoll.parallel.task import Task
 from atoll.parallel.training import evaluate, train_locally
 from examples import mnist, table
 from tests.cli.invoking import refused
-
-needs_data = pytest.mark.skipif("ATOLL_DATA" not in os.environ, reason="ATOLL_DATA names no folder of data sets")
+from tests.public_data import needs_data
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import os
 import struct
 from pathlib import Path
 
@@ -12,11 +11,10 @@ import torch
 
 from atoll.parallel.data.public.folder import BadData, NoData, data_folder
 from atoll.parallel.data.public.idx import read_idx, read_mnist
+from tests.public_data import needs_data
 
 IMAGES = bytes.fromhex("00000803 00000002 00000002 00000003") + bytes([0, 51, 102, 153, 204, 255, 1, 2, 3, 4, 5, 6])
 LABELS = bytes.fromhex("00000801 00000002") + bytes([7, 3])
-
-needs_mnist = pytest.mark.skipif("ATOLL_DATA" not in os.environ, reason="ATOLL_DATA names no folder with mnist/")
 
 
 def write(path: Path, content: bytes) -> Path:
@@ -93,7 +91,7 @@ def test_images_and_labels_must_belong_together(tmp_path: Path) -> None:
         read_mnist(tmp_path)
 
 
-@needs_mnist
+@needs_data
 def test_the_real_labels_are_mnist_s() -> None:
     """MD5 of the uncompressed files as everybody has them; and how often each digit comes."""
     folder = data_folder("mnist")
@@ -107,7 +105,7 @@ def test_the_real_labels_are_mnist_s() -> None:
     assert counts.tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 
 
-@needs_mnist
+@needs_data
 def test_the_real_test_images_have_mnist_s_mean() -> None:
     images = read_idx(data_folder("mnist") / "t10k-images-idx3-ubyte.gz")
     assert images.shape == (10_000, 28, 28)

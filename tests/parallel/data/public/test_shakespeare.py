@@ -1,6 +1,5 @@
 """Roles of plays, in the two layouts; and the real text."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 
 from atoll.parallel.data.public.folder import BadData, data_folder
 from atoll.parallel.data.public.shakespeare import lines_of, read_shakespeare
+from tests.public_data import needs_data
 
 SPEECHES = """ROMEO:
 Is the day so young?
@@ -131,7 +131,7 @@ def test_what_is_no_play_is_refused(tmp_path: Path) -> None:
         read_shakespeare(written(tmp_path / "t"), sequence=0)
 
 
-@pytest.mark.skipif("ATOLL_DATA" not in os.environ, reason="ATOLL_DATA names no folder with tinyshakespeare/")
+@needs_data
 def test_the_real_text_has_65_characters_and_its_heroes() -> None:
     roles = read_shakespeare(data_folder("tinyshakespeare") / "input.txt")
     assert len(roles.characters) == 65

@@ -1,6 +1,5 @@
 """Tables with a column that names the owner."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 
 from atoll.parallel.data.public.folder import BadData, data_folder
 from atoll.parallel.data.public.table import Table, read_table
+from tests.public_data import needs_data
 
 TEXT = """clinic,age,colour,"height, cm",ill
 north,30,red,170.5,no
@@ -17,8 +17,6 @@ south,41,blue,160,yes
 north,52,green,1.8e2,yes
 north,63,red,175,no
 """
-
-needs_data = pytest.mark.skipif("ATOLL_DATA" not in os.environ, reason="ATOLL_DATA names no folder with the tables")
 
 
 def read(tmp_path: Path, text: str = TEXT, **options: Any) -> Table:

@@ -1,0 +1,153 @@
+"""A worker process of an engine: it trains windows of clients into shared memory and says what lies where.
+
+Messages to it, each a tuple whose first word says what it is:
+
+    version                                      the version's memory has changed: begin with it
+    block     number, rows                       then the descriptor of a new block
+    train     number, [(job, names of its own)]  into this block, where its own arrays lie already
+    quit
+
+Its answers: ready; done, [results]; failed, traceback. No array is ever sent: results have the names of theirs.
+"""
+
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from multiprocessing import parent_process, reduction
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+
+from atoll.simulations.engines.batched import BatchTrainer
+from atoll.simulations.engines.engine import Failed, Job, Trained, Training
+from atoll.simulations.engines.one_process import Trainer
+from atoll.simulations.engines.rows import Form, Rows
+from atoll.simulations.engines.sequential import sequential_trainer
+from atoll.simulations.engines.shared import mapped
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a worker trains."""
+
+    training: Training
+
+    threads: int = 1
+    """Of each operation."""
+
+    at_once: int | None = None
+    """Clients in a product; None: one after another."""
+
+    kind: str | None = None
+    """Of the net that makes the product."""
+
+    def trainer(self) -> Trainer:
+        """Built in the worker."""
+        torch.set_num_threads(self.threads)
+        if self.at_once is None:
+            return sequential_trainer(self.training)
+        return BatchTrainer(self.training, at_once=self.at_once, kind=self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A result whose arrays lie in a row."""
+
+    result: Trained
+    """Without arrays."""
+
+    update: tuple[str, ...]
+    own: tuple[str, ...]
+    has_row: bool
+
+    @classmethod
+    def of(cls, result: Trained, rows: Rows, index: int) -> "Written":
+        """Put what does not lie in its row there."""
+        if result.row is None:
+            rows.write(index, result.update, result.own)
+        bare = replace(result, update={}, own={}, row=None)
+        return cls(bare, tuple(result.update), tuple(result.own), result.row is not None)
+
+    def read(self, rows: Rows, index: int) -> Trained:
+        """The result with its arrays."""
+        update, own = rows.update_of(index), rows.own_of(index)
+        return replace(
+            self.result,
+            update={name: update[name] for name in self.update},
+            own={name: own[name] for name in self.own},
+            row=rows.update[index] if self.has_row else None,
+        )
+
+
+def work(connection: Connection, plan: Plan, form: Form, version: int) -> None:
+    """The life of a worker.
+
+    Args:
+        connection: to the engine.
+        plan: how it trains.
+        form: of the results.
+        version: descriptor of the version's memory; -1: it comes through the connection.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    descriptor = version if version >= 0 else reduction.recv_handle(connection)
+    try:
+        _serve(connection, plan, form, descriptor)
+    except EOFError:
+        return
+    except BaseException:
+        connection.send(("failed", traceback.format_exc()))
+        raise SystemExit(1) from None
+
+
+def _serve(connection: Connection, plan: Plan, form: Form, descriptor: int) -> None:
+    the_version = Form(form.update, ())
+    shared = Rows(the_version, 1, mapped(descriptor, Rows.num_bytes(the_version, 1)))
+    trainer, blocks = plan.trainer(), dict[int, Rows]()
+    connection.send(("ready",))
+    while True:
+        message = connection.recv()
+        if message[0] == "quit":
+            return
+        if message[0] == "block":
+            blocks[message[1]] = _block(connection, form, message[2])
+            continue
+        try:
+            if message[0] == "version":
+                trainer.begin(shared.update_of(0))
+            else:
+                connection.send(("done", _train(trainer, blocks[message[1]], message[2])))
+        except Exception as error:  # ClientFailed has the traceback in its message already
+            told = str(error) if type(error).__name__ == "ClientFailed" else traceback.format_exc()
+            connection.send(("failed", told))
+
+
+def _train(trainer: Trainer, rows: Rows, given: Sequence[tuple[Job, tuple[str, ...] | None]]) -> list[Written | Failed]:
+    jobs = []
+    for index, (job, names) in enumerate(given):
+        if names is not None:
+            own = rows.own_of(index)
+            job = replace(job, own={name: own[name].copy() for name in names})
+        jobs.append(job)
+    results = enumerate(trainer.train(jobs, rows))
+    return [result if isinstance(result, Failed) else Written.of(result, rows, index) for index, result in results]
+
+
+def _block(connection: Connection, form: Form, count: int) -> Rows:
+    descriptor = reduction.recv_handle(connection)
+    try:
+        return Rows(form, count, mapped(descriptor, Rows.num_bytes(form, count)))
+    finally:
+        os.close(descriptor)
+
+
+def _end_with_the_parent() -> Any:
+    """However it ends: its end of a pipe that we hold is closed then."""
+    parent = parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)

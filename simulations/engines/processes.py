@@ -1,0 +1,261 @@
+"""The engine of several processes: each trains windows of the cohort, with the same bits however many there are.
+
+Workers are forked where that is safe, so that a task may be any object and its data lies in memory once; on a GPU they
+come from a fork server, and the task has to be one that can be pickled. Jobs go out by their names; versions, updates
+and what clients keep lie in shared memory.
+"""
+
+import multiprocessing
+import os
+import pickle
+import sys
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from multiprocessing import reduction
+from multiprocessing.connection import wait
+from typing import Any
+
+import torch
+
+from atoll.parallel.arrays import Arrays, check_like
+from atoll.simulations.engines.batched import BatchTrainer
+from atoll.simulations.engines.crew import Plan, Written, work
+from atoll.simulations.engines.engine import ClientFailed, Failed, Job, Trained, Training
+from atoll.simulations.engines.one_process import Trainer, on_device, threads_of_torch
+from atoll.simulations.engines.rows import Form, Rows
+from atoll.simulations.engines.sequential import sequential_trainer
+from atoll.simulations.engines.shared import Blocks, mapped, new_file
+
+PRELOAD = ["torch", "atoll.simulations.engines.crew"]
+
+AHEAD = 2
+"""Windows that a worker has been given at one time: it need not wait for the next."""
+
+HELD = 4
+"""Windows for each worker that may be done, or begun, before the first of them is taken."""
+
+START_TIMEOUT_S = 120.0
+
+
+class WorkerDied(RuntimeError):
+    """A worker process of an engine has ended; the engine is closed."""
+
+
+class Processes:
+    """Several processes, sequential or batched in each.
+
+    Args:
+        training: of all clients.
+        workers: processes; None: one for each processor that we may use.
+        batched: whether each trains many clients in one product.
+        at_once: clients in a product; None: as many as the cache holds.
+        threads: of each operation.
+
+    Raises:
+        CannotBatch: `batched` is set, and it cannot be.
+        WorkerDied: a worker could not start; with its traceback.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        *,
+        workers: int | None = None,
+        batched: bool = False,
+        at_once: int | None = None,
+        threads: int = 1,
+    ) -> None:
+        count = workers or len(os.sched_getaffinity(0))
+        plan, self._planner = _plan(training, batched, at_once, threads)
+        kind = f"batched (k={plan.at_once}), " if plan.at_once else ""
+        self.name = on_device(f"{kind}{count} processes", training)
+        self._form = self._planner.form
+        self._plan, self._count = plan, count
+        self._workers: list[_Worker] = []
+        self._version_form = Form(self._form.update, ())
+        size = Rows.num_bytes(self._version_form, 1)
+        self._descriptor = new_file(size)
+        self._version = Rows(self._version_form, 1, mapped(self._descriptor, size))
+
+    def train(self, version: Arrays, jobs: Sequence[Job]) -> Iterator[Trained | Failed]:
+        """As `Engine.train`. Windows are trained ahead of the one that is taken, up to a few for each worker."""
+        check_like(version, self._form.update)
+        window = self._planner.window(len(jobs))
+        self._start()
+        self._version.write(0, version, None)
+        for worker in self._workers:
+            worker.send(("version",))
+        windows = deque(jobs[first : first + window] for first in range(0, len(jobs), window))
+        yield from self._collect(windows)
+
+    def close(self) -> None:
+        """End the workers."""
+        for worker in self._workers:
+            worker.end()
+        self._workers = []
+
+    def _collect(self, windows: "deque[Sequence[Job]]") -> Iterator[Trained | Failed]:
+        done: dict[int, list[Trained | Failed]] = {}
+        given, taken, total = 0, 0, len(windows)
+        try:
+            while taken < total:
+                while windows and given - taken < HELD * len(self._workers):
+                    worker = min(self._workers, key=lambda each: len(each.tasks))
+                    if len(worker.tasks) >= AHEAD:
+                        break
+                    worker.give(given, windows.popleft())
+                    given += 1
+                if taken in done:
+                    yield from done.pop(taken)
+                    taken += 1
+                else:
+                    done |= self._receive()
+        finally:
+            self._drain()
+
+    def _receive(self) -> dict[int, list[Trained | Failed]]:
+        """What workers have done, as soon as one has done something."""
+        busy = [worker for worker in self._workers if worker.tasks]
+        wait([each for worker in busy for each in (worker.connection, worker.process.sentinel)])
+        done = {}
+        for worker in busy:
+            while worker.tasks and worker.connection.poll():
+                number, results = worker.result()
+                done[number] = results
+            if worker.tasks and not worker.process.is_alive() and not worker.connection.poll():
+                self.close()
+                raise worker.died()
+        return done
+
+    def _drain(self) -> None:
+        """Let the workers end what was given to them and nobody takes."""
+        for worker in self._workers:
+            while worker.tasks:
+                try:
+                    worker.result()
+                except ClientFailed:
+                    continue
+                except WorkerDied:
+                    self.close()
+                    return
+
+    def _start(self) -> None:
+        """The workers, where there are none."""
+        if self._workers:
+            return
+        try:
+            for _ in range(self._count):
+                self._workers.append(_Worker(self._plan, self._form, self._descriptor))
+            for worker in self._workers:
+                worker.wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def __del__(self) -> None:
+        if getattr(self, "_workers", None):
+            self.close()
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+
+class _Worker:
+    """One process, seen from the engine."""
+
+    def __init__(self, plan: Plan, form: Form, version: int) -> None:
+        method = "fork" if _can_fork(plan.training) else "forkserver"
+        context: Any = multiprocessing.get_context(method)
+        self.connection, theirs = context.Pipe()
+        self._blocks = Blocks(form)
+        self.tasks: deque[tuple[int, Rows]] = deque()
+        """What it has been given: the number of the window, and where its results will lie."""
+        known = version if method == "fork" else -1
+        self.process = context.Process(target=work, args=(theirs, plan, form, known), daemon=True, name="atoll-engine")
+        if method == "forkserver":
+            context.set_forkserver_preload(PRELOAD)
+        with warnings.catch_warnings():  # newer Pythons warn of threads: the child uses none that the parent had
+            warnings.simplefilter("ignore", DeprecationWarning)
+            try:
+                self.process.start()
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                raise ClientFailed(f"the task cannot be sent to another process, as {method} needs: {error}") from error
+        theirs.close()
+        if known < 0:
+            reduction.send_handle(self.connection, version, self.process.pid)
+
+    def wait_until_ready(self) -> None:
+        """Raises WorkerDied when it does not come up."""
+        if not self.connection.poll(START_TIMEOUT_S):
+            raise WorkerDied(f"a worker was not ready after {START_TIMEOUT_S} s")
+        self._answer()
+
+    def send(self, message: Any) -> None:
+        """Raises WorkerDied when nobody is there."""
+        try:
+            self.connection.send(message)
+        except OSError:
+            raise self.died() from None
+
+    def give(self, number: int, jobs: Sequence[Job]) -> None:
+        """Hand out a window."""
+        block, rows, descriptor = self._blocks.take(len(jobs))
+        if descriptor is not None:
+            self.send(("block", block, len(jobs)))
+            reduction.send_handle(self.connection, descriptor, self.process.pid)
+            os.close(descriptor)
+        for index, job in enumerate(jobs):
+            rows.write(index, {}, job.own)
+        bare = [(replace(job, own=None), None if job.own is None else tuple(job.own)) for job in jobs]
+        self.send(("train", block, bare))
+        self.tasks.append((number, rows))
+
+    def result(self) -> tuple[int, list[Trained | Failed]]:
+        """The results of the window that was given first.
+
+        Raises:
+            ClientFailed: as the worker told.
+            WorkerDied: it has ended.
+        """
+        number, rows = self.tasks.popleft()
+        results: list[Written | Failed] = self._answer()[1]
+        return number, [
+            result if isinstance(result, Failed) else result.read(rows, index) for index, result in enumerate(results)
+        ]
+
+    def died(self) -> WorkerDied:
+        """What to raise."""
+        self.process.join(5)
+        code = self.process.exitcode
+        ending = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+        return WorkerDied(f"worker process {self.process.pid} {ending}")
+
+    def end(self) -> None:
+        """At once: nothing that it has not handed in counts."""
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+    def _answer(self) -> Any:
+        try:
+            answer = self.connection.recv()
+        except (EOFError, OSError):
+            raise self.died() from None
+        if answer[0] == "failed":
+            raise ClientFailed(answer[1])
+        return answer
+
+
+def _plan(training: Training, batched: bool, at_once: int | None, threads: int) -> tuple[Plan, Trainer]:
+    """What the workers do, and a trainer of our own, which is asked for its form and its windows alone."""
+    if not batched:
+        return Plan(training, threads), sequential_trainer(training)
+    with threads_of_torch(threads):
+        trainer = BatchTrainer(training, at_once=at_once)
+    return Plan(training, threads, trainer.at_once, trainer.kind), trainer
+
+
+def _can_fork(training: Training) -> bool:
+    """Linux alone forks safely, and a process that has begun with CUDA does not."""
+    return sys.platform == "linux" and training.device == "cpu" and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

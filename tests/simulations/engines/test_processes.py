@@ -1,0 +1,208 @@
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from atoll.simulations.engines.batched import Batched
+from atoll.simulations.engines.engine import ClientFailed, Job, Trained, Training
+from atoll.simulations.engines.processes import Processes, WorkerDied
+from tests.simulations.engines.cases import (
+    BATCHABLE,
+    OTHERS,
+    SIZES,
+    all_trained,
+    assert_same_bits,
+    first_version,
+    one_by_one_task,
+    two_rounds,
+)
+from tests.simulations.engines.test_sequential import Counting
+
+CASES = {case.name: case for case in [*BATCHABLE, *OTHERS]}
+
+
+@contextmanager
+def processes(training: Training, **others: Any) -> Iterator[Processes]:
+    engine = Processes(training, **others)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def trained(engine: Any, version: Any, jobs: list[Job]) -> list[Trained]:
+    return all_trained(engine.train(version, jobs))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("name", ["mlp", "mlp own head scaffold", "batchnorm cnn", "batchnorm cnn fedbn", "dropout"])
+def test_every_bit_is_that_of_a_deployed_client(name: str, workers: int) -> None:
+    case = CASES[name]
+    training = case.training()
+    with processes(training, workers=workers) as engine:
+        for found, expected in two_rounds(case, lambda v, jobs: trained(engine, v, list(jobs)), training):
+            assert_same_bits(found, expected)
+
+
+def test_examples_that_are_read_one_by_one_draw_the_same_numbers() -> None:
+    case = CASES["mlp two epochs"]
+    training = replace(case.training(), task=one_by_one_task(case.task()))
+    with processes(training, workers=2) as engine:
+        for found, expected in two_rounds(case, lambda v, jobs: trained(engine, v, list(jobs)), training):
+            assert_same_bits(found, expected)
+
+
+def test_batched_in_several_processes_has_the_bits_of_batched_in_one() -> None:
+    training = CASES["mlp all at once"].training()
+    version = first_version(training)
+    jobs = [Job(site, seed) for seed, site in enumerate(list(SIZES) * 3)]
+    one = trained(Batched(training, at_once=2), version, jobs)
+    for workers in (1, 2):
+        with processes(training, workers=workers, batched=True, at_once=2) as engine:
+            for ours, theirs in zip(trained(engine, version, jobs), one, strict=True):
+                assert ours.client_id == theirs.client_id
+                np.testing.assert_array_equal(ours.row, theirs.row)
+                assert ours.statistics == theirs.statistics
+
+
+def test_a_task_in_arrays_too() -> None:
+    with processes(Training(task=Counting()), workers=2) as engine:
+        jobs = [Job("abc", seed=6, round_id=4), Job("ab", seed=1, round_id=5)]
+        found = trained(engine, {"w": np.ones(2, np.float32)}, jobs)
+    np.testing.assert_array_equal([each.update["w"] for each in found], [[4, 7], [5, 2]])
+    assert [each.num_examples for each in found] == [3, 2]
+
+
+def test_results_that_are_held_stay_and_others_are_written_over() -> None:
+    training = CASES["mlp"].training()
+    version = first_version(training)
+    jobs = [Job(site, seed) for seed, site in enumerate(list(SIZES) * 8)]
+    with processes(training, workers=2) as engine:
+        expected = trained(engine, version, jobs)
+        held = list(engine.train(version, jobs))
+        other = trained(engine, version, [replace(job, seed=job.seed + 99) for job in jobs])
+        for ours, theirs, third in zip(held, expected, other, strict=True):
+            assert isinstance(ours, Trained)
+            np.testing.assert_array_equal(ours.row, theirs.row)
+            assert ours.client_id != "b" or not np.array_equal(third.row, theirs.row)
+        del held, ours
+        gc.collect()
+        before = [len(worker._blocks._memory) for worker in engine._workers]
+        for _ in range(3):
+            for _ in engine.train(version, jobs):
+                pass
+        assert [len(worker._blocks._memory) for worker in engine._workers] == before
+
+
+def test_a_cohort_that_nobody_takes_to_its_end_does_not_disturb_the_next() -> None:
+    training = CASES["mlp"].training()
+    version = first_version(training)
+    jobs = [Job(site, seed) for seed, site in enumerate(list(SIZES) * 8)]
+    with processes(training, workers=2) as engine:
+        expected = trained(engine, version, jobs)
+        results = engine.train(version, jobs)
+        next(results)
+        results.close()  # type: ignore[attr-defined]
+        for ours, theirs in zip(trained(engine, version, jobs), expected, strict=True):
+            np.testing.assert_array_equal(ours.row, theirs.row)
+
+
+def with_loss(loss: Any) -> Training:
+    return replace(CASES["mlp"].training(), task=replace(CASES["mlp"].task(), loss=loss))
+
+
+def test_what_a_worker_raises_is_told_in_its_words_and_it_goes_on() -> None:
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if len(targets) == 5:
+            raise RuntimeError("no loss today")
+        return torch.nn.functional.cross_entropy(outputs, targets)
+
+    training = with_loss(loss)
+    version = first_version(training)
+    with processes(training, workers=2) as engine:
+        with pytest.raises(ClientFailed, match=r"client c failed:\nTraceback[\s\S]*no loss today"):
+            trained(engine, version, [Job("a", 1), Job("c", 1)])
+        assert len(trained(engine, version, [Job("d", 1)])) == 1
+
+
+def test_a_worker_that_is_killed_is_told_at_once() -> None:
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("dead by now")
+
+    training = with_loss(loss)
+    version, began = first_version(training), time.monotonic()
+    with processes(training, workers=2) as engine:
+        with pytest.raises(WorkerDied, match=r"worker process \d+ was ended by signal 9"):
+            trained(engine, version, [Job("a", 1), Job("c", 1)])
+        assert engine._workers == []
+    assert time.monotonic() - began < 20
+
+
+def test_a_worker_that_cannot_be_built_is_told_with_its_traceback() -> None:
+    here = os.getpid()
+
+    def model() -> torch.nn.Module:
+        if os.getpid() != here:
+            raise RuntimeError("not in a worker")
+        return torch.nn.Linear(6, 3)
+
+    training = replace(CASES["mlp"].training(), task=replace(CASES["mlp"].task(), model=model))
+    version = first_version(training)
+    with processes(training, workers=2) as engine:
+        with pytest.raises(ClientFailed, match=r"Traceback[\s\S]*not in a worker"):
+            trained(engine, version, [Job("a", 1)])
+
+
+def test_closing_ends_the_workers_and_may_be_repeated() -> None:
+    training = CASES["mlp"].training()
+    engine = Processes(training, workers=2)
+    trained(engine, first_version(training), [Job("a", 1)])
+    pids = [worker.process.pid for worker in engine._workers]
+    engine.close()
+    engine.close()
+    assert not [pid for pid in pids if pid and Path(f"/proc/{pid}").exists()]
+
+
+ORPHANS = """
+import time
+from tests.simulations.engines.cases import Case, first_version
+from atoll.simulations.engines.engine import Job
+from atoll.simulations.engines.processes import Processes
+training = Case("mlp").training()
+engine = Processes(training, workers=3)
+list(engine.train(first_version(training), [Job("a", 1)]))
+print(*[worker.process.pid for worker in engine._workers], flush=True)
+time.sleep(60)
+"""
+
+
+def test_workers_end_when_whoever_started_them_is_killed() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    with subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, env=environment) as parent:
+        assert parent.stdout is not None
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        assert len(pids) == 3
+        parent.kill()
+    until = time.monotonic() + 10
+    while alive := [pid for pid in pids if _runs(pid)]:
+        assert time.monotonic() < until, f"{alive} still run"
+        time.sleep(0.02)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
