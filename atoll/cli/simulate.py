@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli import options
+from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say, seconds, size
 
 if TYPE_CHECKING:
+    from atoll.simulations.experiments.logs import Log
     from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.federation.federation import Federation
 
@@ -36,6 +38,9 @@ Clients = Annotated[
     typer.Option("--clients", metavar="N", help="Short for population.clients; alone it deals the data evenly."),
 ]
 Engine = Annotated[str | None, typer.Option("--engine", metavar="NAME", help="Short for simulation.engine.")]
+TensorBoard = Annotated[
+    bool, typer.Option("--tensorboard", help="Also draw every number of each round into DIR/tensorboard.")
+]
 Fresh = Annotated[
     bool, typer.Option("--fresh/--resume", help="Insist on a folder without a run, instead of going on with it.")
 ]
@@ -49,6 +54,7 @@ def simulate(
     out: Out = None,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     fresh: Fresh = False,
+    tensorboard: TensorBoard = False,
     check: options.Check = False,
     json: options.Json = False,
 ) -> None:
@@ -59,6 +65,7 @@ def simulate(
     """
     from atoll.cli.experiments.progress import RoundProgress
     from atoll.cli.files import load_user_task
+    from atoll.parallel.trainer.logs import to_all
     from atoll.protocol.settings import effective
     from atoll.simulations.federation.run import opened
     from atoll.simulations.federation.setting import setting_of
@@ -70,9 +77,10 @@ def simulate(
         say(effective(file).rstrip("\n"))
         return
     folder = out or Path(f"atoll-sim-{file.name}")
+    logs = [_tensorboard(folder / "tensorboard")] if tensorboard else []
     with (
         RoundProgress(sys.stderr, note, rounds=file.rounds) as progress,
-        opened(file, task, folder, on_round=progress.round, is_fresh=fresh) as federation,
+        opened(file, task, folder, on_round=to_all(progress.round, *logs), is_fresh=fresh) as federation,
         with_signals(federation),
     ):
         result = federation.run()
@@ -83,6 +91,15 @@ def simulate(
     if result["state"] == "interrupted":
         raise typer.Exit(INTERRUPTED)
     raise typer.Exit(0 if result["state"] == "finished" else 1)
+
+
+def _tensorboard(folder: Path) -> "Log":
+    from atoll.simulations.experiments.logs import NoTensorBoard, tensorboard
+
+    try:
+        return tensorboard(folder)
+    except NoTensorBoard as error:
+        raise CommandError(f"--tensorboard: {error}") from error
 
 
 def simulated(
