@@ -6,7 +6,8 @@ from atoll.parallel.task import Task
 from atoll.protocol.settings import ConfigError
 from atoll.server.config import RunConfig
 from atoll.simulations.engines.engine import Engine, Training
-from atoll.simulations.engines.one_process import Batched, Sequential
+from atoll.simulations.engines.processes import Processes
+from atoll.simulations.engines.sequential import Sequential
 from atoll.simulations.federation.config import SimulationConfig
 
 
@@ -26,8 +27,17 @@ def engine_of(simulation: SimulationConfig, task: Task | ArrayTask, run: RunConf
         )
     except (TaskBroken, ValueError) as error:
         raise ConfigError(str(error).split("; ")) from error
-    if simulation.engine == "batched":
-        return Batched(training, threads=simulation.threads)
-    if simulation.engine not in ("auto", "sequential"):
-        raise ConfigError([f"simulation.engine: got {simulation.engine!r}; allowed: auto, batched, sequential"])
-    return Sequential(training, threads=simulation.threads)
+    return _chosen(simulation, training)
+
+
+def _chosen(simulation: SimulationConfig, training: Training) -> Engine:
+    workers = simulation.workers or None
+    match simulation.engine:
+        case "batched":
+            return Processes(training, workers=workers, batched=True, threads=simulation.threads)
+        case "processes":
+            return Processes(training, workers=workers, threads=simulation.threads)
+        case "ray":
+            raise ConfigError(["simulation.engine: got 'ray'; allowed: auto, sequential, processes, batched"])
+        case _:
+            return Sequential(training, threads=simulation.threads)
