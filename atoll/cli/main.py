@@ -8,6 +8,7 @@ import typer
 from atoll.cli import clients, models, ranks, rounds, runs
 from atoll.cli.agent import agent
 from atoll.cli.aggregator import aggregator
+from atoll.cli.compare import compare
 from atoll.cli.coordinator import coordinator
 from atoll.cli.faults import EXIT_BUG, Commands
 from atoll.cli.new import new
@@ -46,6 +47,7 @@ app.command()(aggregator)
 app.command()(agent)
 app.command()(simulate)
 app.command()(train)
+app.command()(compare)
 app.command()(sweep)
 app.add_typer(runs.app, name="run")
 app.add_typer(rounds.app, name="round")

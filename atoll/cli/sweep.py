@@ -60,13 +60,15 @@ def sweep(
     It ends with 1 when a cell has failed, with 130 after Ctrl-C or SIGTERM.
     """
     from atoll.simulations.experiments.grid import read_grid
-    from atoll.simulations.experiments.sweep import Progress
+    from atoll.simulations.experiments.sweep import Progress, check_cells
     from atoll.simulations.experiments.table import Asked, chosen, rows
 
     grid = read_grid(grid_file, overrides)
     folder = out or Path(f"atoll-sweep-{grid_file.stem}")
     wanted = target if target is not None else grid.sweep.target
     names = chosen(columns.split(",") if columns else grid.sweep.columns, wanted)
+    if not show:
+        check_cells(grid)
     if check:
         _say_cells(grid, json)
         return

@@ -1,8 +1,8 @@
 """The same task federated and centralized, side by side: metric, rounds or steps, passes, bytes, time.
 
-A pass is the pooled training data seen once: a federated round makes `local.epochs` x counted clients / clients of
-them, about, for clients differ in size. Bytes are what had to move: of a federation the models and updates, of a
-centralized training the data itself, once, as the task reads it. Only a federation has a virtual time.
+A pass is the pooled training data seen once. A federated round makes about as many as a client of the mean size makes
+of its own data, times counted clients / clients. Bytes are what had to move: of a federation the models and updates, of
+a centralized training the data itself, once, as the task reads it. Only a federation has a virtual time.
 """
 
 import json
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from atoll.parallel.local import Local
 from atoll.parallel.task import Task
 from atoll.parallel.trainer.logs import read_log
 from atoll.simulations.experiments.report import RunReport, is_loss
@@ -63,13 +64,26 @@ class Side:
         )
 
 
-def federated(report: RunReport, metric: str, *, epochs: int) -> Side:
+def epochs_of(local: Local, num_examples: int, num_clients: int) -> float:
+    """Passes over its own data that a client of the mean size makes in a round.
+
+    Args:
+        local: of the run.
+        num_examples: of all sites.
+        num_clients: among whom they are dealt.
+    """
+    if local.max_steps is None or local.batch_size is None:
+        return min(local.epochs, local.max_steps or local.epochs)
+    return min(local.epochs, local.max_steps * local.batch_size * num_clients / num_examples)
+
+
+def federated(report: RunReport, metric: str, *, epochs: float) -> Side:
     """The federated side.
 
     Args:
         report: of the simulated run.
         metric: WHO/METRIC.
-        epochs: that a client makes in a round.
+        epochs: `epochs_of` the run.
     """
     passes = 0.0
     points = []
@@ -109,19 +123,24 @@ def centralized(log: Path, metric: str, *, data_bytes: int) -> Side:
     return Side("centralized", "steps", metric, tuple(points))
 
 
-def passes_of(report: RunReport, *, epochs: int) -> int:
+def passes_of(report: RunReport, *, epochs: float) -> int:
     """Whole passes over the pooled data that the federation made, at least one: the same work for the other side."""
     return max(1, math.ceil(epochs * sum(report.participation("counted")) / report.num_clients))
 
 
-def data_bytes(task: Task) -> int:
-    """Size of the training data of all sites, as the task reads it: the first example's bytes times the examples."""
-    total = 0
-    for site in task.sites:
-        data = task.data(site, "train")
-        if data is not None and len(data):
-            total += len(data) * _size(data[0])
-    return total
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """The training data of all sites."""
+
+    num_examples: int
+    bytes: int
+    """As the task reads them: of each site its first example's, times its examples."""
+
+
+def pooled(task: Task) -> Pooled:
+    """How much the sites hold together."""
+    held = [data for site in task.sites if (data := task.data(site, "train")) is not None and len(data)]
+    return Pooled(sum(map(len, held)), sum(len(data) * _size(data[0]) for data in held))
 
 
 def _size(example: Any) -> int:
@@ -141,7 +160,7 @@ def rows(sides: Sequence[Side], target: float | None) -> list[dict[str, Any]]:
     """A row for each side, and with a target one more for each: what it took to get there."""
     found = []
     for side in sides:
-        found.append(_row(side, side.kind, side.last))
+        found.append(_row(side, side.kind, side.last) | {"best": side.best})
         if target is not None:
             found.append(_row(side, f"{side.kind}, to {target:g}", side.reached(target)))
     return found
@@ -150,7 +169,7 @@ def rows(sides: Sequence[Side], target: float | None) -> list[dict[str, Any]]:
 def _row(side: Side, what: str, point: Point | None) -> dict[str, Any]:
     if point is None:
         return dict.fromkeys(COLUMNS) | {"": what}
-    values = (what, point.value, side.best, f"{point.count} {side.unit}", point.passes, point.bytes)
+    values = (what, point.value, None, f"{point.count} {side.unit}", point.passes, point.bytes)
     return dict(zip(COLUMNS, (*values, point.virtual_s, point.real_s), strict=True))
 
 

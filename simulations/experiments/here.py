@@ -13,6 +13,7 @@ from pathlib import Path
 
 from atoll.simulations.experiments.grid import Cell
 from atoll.simulations.experiments.report import RESULT, read_run
+from atoll.simulations.experiments.sweep import overrides
 
 
 def run_here(cell: Cell, folder: Path) -> None:
@@ -30,8 +31,7 @@ def run_here(cell: Cell, folder: Path) -> None:
     from atoll.simulations.federation.run import opened
 
     torch.set_num_threads(1)
-    settings = [f"{key}={json.dumps(value)}" for key, value in cell.settings.items()]
-    file = load_text(SimulationFile, f"task = {json.dumps(cell.task)}", settings, name=cell.name)
+    file = load_text(SimulationFile, f"task = {json.dumps(cell.task)}", overrides(cell), name=cell.name)
     with opened(file, load_task(cell.task), folder, on_round=lambda _: None, is_fresh=False) as federation:
         result = federation.run()
     if not is_over(folder):

@@ -6,7 +6,7 @@ from typing import Any
 
 from atoll.parallel.trainer.logs import has_tensorboard, json_log
 
-__all__ = ["Log", "has_tensorboard", "json_log", "scalars", "tensorboard"]
+__all__ = ["Log", "NoTensorBoard", "json_log", "scalars", "tensorboard"]
 
 Log = Callable[[dict[str, Any]], None]
 """Takes one round as `rounds.jsonl` has it."""
@@ -14,18 +14,27 @@ Log = Callable[[dict[str, Any]], None]
 SKIPPED = frozenset({"round", "version", "fates", "client_values"})
 
 
-def tensorboard(folder: Path, *, first_round: int = 1) -> Log:
-    """Draw every number of a round, in TensorBoard's own files; needs the extra `tensorboard`.
+class NoTensorBoard(RuntimeError):
+    """The extra is not installed."""
 
-    Args:
-        folder: of the files.
-        first_round: that comes; what an interrupted run has drawn of it and later ones is taken back.
+
+def tensorboard(folder: Path) -> Log:
+    """Draw every number of a round, in TensorBoard's own files.
+
+    What an interrupted run has drawn of the first round that comes, and of later ones, is taken back.
+
+    Raises:
+        NoTensorBoard: the extra `tensorboard` is not installed.
     """
+    if not has_tensorboard():
+        raise NoTensorBoard("the package tensorboard is not installed: pip install 'atoll[tensorboard]'")
     from torch.utils.tensorboard import SummaryWriter
 
-    writer: Any = SummaryWriter(str(folder), purge_step=first_round)
+    writer: Any = None
 
     def log(line: dict[str, Any]) -> None:
+        nonlocal writer
+        writer = writer or SummaryWriter(str(folder), purge_step=line["round"])
         for name, value in scalars(line):
             writer.add_scalar(name, value, line["round"])
         writer.flush()

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from atoll.protocol.settings import ConfigError, load_text
 from atoll.simulations.experiments.grid import Cell, Grid
 from atoll.simulations.experiments.report import RESULT, ROUNDS
 
@@ -50,8 +51,33 @@ Watch = Callable[[Progress], None]
 
 def simulate(cell: Cell, folder: Path) -> list[str]:
     """`atoll simulate` with the cell's settings."""
-    settings = [f"--set={key}={json.dumps(value, ensure_ascii=False)}" for key, value in cell.settings.items()]
+    settings = [f"--set={setting}" for setting in overrides(cell)]
     return [sys.executable, "-m", "atoll", "simulate", cell.task, "--out", str(folder), *settings]
+
+
+def overrides(cell: Cell) -> list[str]:
+    """The cell's settings as `--set` takes them."""
+    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in cell.settings.items()]
+
+
+def check_cells(grid: Grid) -> None:
+    """Insist that every cell's settings are those of a simulation, before the first of them runs for an hour.
+
+    Raises:
+        ConfigError: each fault once, with the first cell that has it and how many more do.
+    """
+    from atoll.simulations.federation.config import SimulationFile
+
+    faults: dict[str, list[str]] = {}
+    for cell in grid.cells:
+        try:
+            load_text(SimulationFile, f"task = {json.dumps(cell.task)}", overrides(cell), name="")
+        except ConfigError as error:
+            for fault in error.faults:
+                faults.setdefault(fault.removeprefix("--set: "), []).append(cell.name)
+    if faults:
+        more = {fault: f" and {len(names) - 1} cells more" * (len(names) > 1) for fault, names in faults.items()}
+        raise ConfigError([f"{names[0]}{more[fault]}: {fault}" for fault, names in faults.items()])
 
 
 def run_cells(

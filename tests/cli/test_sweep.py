@@ -22,6 +22,7 @@ def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return [sys.executable, "-m", fake_simulate.__name__, *map(str, values)]
 
     monkeypatch.setattr(sweep, "simulate", command)
+    monkeypatch.setattr(sweep, "check_cells", lambda _: None)  # the script has settings of its own
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "policies.toml"
@@ -68,6 +69,27 @@ def test_mistakes_are_said_before_anything_runs(grid: Path) -> None:
     assert "unknown (known:" in refused("sweep", grid, "--columns", "speed")[0]
     assert refused("sweep", grid.parent / "none.toml")[0].startswith(f"{grid.parent / 'none.toml'}: cannot be read")
     assert "no cell has a report yet" in refused("sweep", grid, "--show")[0]
+
+
+def test_a_setting_that_no_simulation_has_is_said_before_anything_runs(tmp_path: Path) -> None:
+    path = tmp_path / "grid.toml"
+    path.write_text('task = "a:b"\n[grid]\n"round.dedline" = [1, 2]\n"round.quorum" = [0, 1]\n')
+    deadline, quorum = sorted(refused("sweep", path, "--out", tmp_path / "out"), reverse=True)
+    assert deadline.startswith("dedline 1, quorum 0 and 3 cells more: round.dedline: unknown key (did you mean dead")
+    assert quorum.startswith("dedline 1, quorum 0 and 1 cells more: round.quorum: got 0")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_sweep_of_real_simulations(tmp_path: Path) -> None:
+    path = tmp_path / "grid.toml"
+    path.write_text(
+        'task = "atoll.simulations.experiments.digits:task"\nrounds = 2\n[population]\nkind = "iid"\nclients = 4\n'
+        '[round]\ncohort_size = 4\n[simulation]\nengine = "sequential"\n[grid]\n"local.lr" = [0.1]\n'
+    )
+    found = shown("sweep", path, "--out", tmp_path / "out", "--columns", "rounds,bytes_up")
+    (row,) = found["rows"]
+    assert (row["state"], row["values"]["rounds"]["mean"]) == ("finished", 2)
+    assert row["values"]["bytes_up"]["mean"] == 2 * 4 * 2410 * 4  # rounds, clients, parameters, float32
 
 
 def test_time_left_is_of_the_cells_that_ended_here() -> None:

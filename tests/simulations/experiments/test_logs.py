@@ -19,7 +19,7 @@ def test_tensorboard_shows_the_rounds_and_forgets_those_that_an_interruption_und
     log = tensorboard(tmp_path)
     for number in (1, 2, 3):
         log(line(number))
-    log = tensorboard(tmp_path, first_round=3)
+    log = tensorboard(tmp_path)
     log(line(3, server={"accuracy": 0.1}))
     events = EventAccumulator(str(tmp_path)).Reload().Scalars("server/accuracy")
     assert [event.step for event in events] == [1, 2, 3]
