@@ -73,7 +73,7 @@ def simulate(
     file = simulated(what, overrides, rounds=rounds, clients=clients, engine=engine)
     task = load_user_task(file.task)
     if check:
-        setting_of(file, task).engine.close()
+        setting_of(file, task)
         say(effective(file).rstrip("\n"))
         return
     folder = out or Path(f"atoll-sim-{file.name}")
