@@ -80,7 +80,7 @@ def simulate(
     logs = [_tensorboard(folder / "tensorboard")] if tensorboard else []
     with (
         RoundProgress(sys.stderr, note, rounds=file.rounds) as progress,
-        opened(file, task, folder, on_round=to_all(progress.round, *logs), is_fresh=fresh) as federation,
+        opened(file, task, folder, on_round=to_all(progress.round, *logs), is_fresh=fresh, tell=note) as federation,
         with_signals(federation),
     ):
         result = federation.run()
