@@ -76,8 +76,9 @@ def fold(
     threads: int = 1,
     between: Callable[[], None] | None = None,
     device: Device | None = None,
+    durable: bool = True,
 ) -> Folded:
-    """Write the version that follows `base` to `out`, atomically and durably.
+    """Write the version that follows `base` to `out`, atomically and, unless durable=False, durably.
 
     Args:
         base: the global model that the updates are added to: a safetensors file, floats as F32.
@@ -89,6 +90,7 @@ def fold(
         threads: how many tiles are folded at the same time; this thread writes the finished ones meanwhile.
         between: called before each tile is written; what it raises ends the fold, and `out` does not appear.
         device: where float updates are summed, with the same bits; left out: here, by numpy or numba. Not for rules.
+        durable: whether the files are on disk on return.
 
     Returns:
         The manifests of the new version and of the slots.
@@ -112,7 +114,7 @@ def fold(
         mean_of = _drawn(step.anchor, _mean_by(step, layout, terms, slots, threads, device), layout, masters, stack)
         tiles = _tiles(layout, masters, terms, slots, mean_of, step, tile_elements)
         finished = stack.enter_context(closing(computed_ahead(tiles, threads=threads)))  # before a file is closed
-        return written(finished, writer, slots, between)
+        return written(finished, writer, slots, between, durable=durable)
 
 
 def opened(updates: Sequence[Weighted], stack: ExitStack) -> list[Term]:
@@ -128,6 +130,8 @@ def written(
     writer: TensorFileWriter,
     slots: Sequence[Slot],
     between: Callable[[], None] | None,
+    *,
+    durable: bool = True,
 ) -> Folded:
     """Write the tiles, each with the slots that move with it, in their order; the files appear, the slots first."""
     for moved, parts in finished:
@@ -135,8 +139,8 @@ def written(
             between()
         for file, part in zip((writer, *(slot.writer for slot in moved)), parts, strict=True):
             file.append(part)
-    of_slots = {slot.name: slot.writer.finish() for slot in slots}
-    return Folded(writer.finish(), of_slots)
+    of_slots = {slot.name: slot.writer.finish(durable=durable) for slot in slots}
+    return Folded(writer.finish(durable=durable), of_slots)
 
 
 def _tiles(

@@ -49,13 +49,14 @@ def float_rule(
             new = np.add(master, mean, out=mean)
         else:
             new = optimizer.apply(master.astype(np.float64), mean, state)
-        kept = (_float32(values, what + name) for name, values in state.items())
-        return (_float32(new, what + "new values"), *kept)
+        kept = (rounded_to_float32(values, what + name) for name, values in state.items())
+        return (rounded_to_float32(new, what + "new values"), *kept)
 
     return new_values
 
 
-def _float32(values: NDArray[np.float64], what: str) -> NDArray[np.float32]:
+def rounded_to_float32(values: NDArray[np.float64], what: str) -> NDArray[np.float32]:
+    """What a version keeps of new values; ValueError, beginning with `what`, when one leaves float32."""
     with np.errstate(over="ignore"):
         rounded = values.astype(np.float32)
     if not np.isfinite(rounded).all():

@@ -1,31 +1,23 @@
 """What a worker process does for each request. It keeps the task, the data and the model warm between requests."""
 
 import errno
-import json
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from atoll.aggregation import tensorfile
-from atoll.aggregation.codecs import parse_codec
-from atoll.aggregation.cuts import piece_bytes_of
-from atoll.aggregation.encoded import Feedback, write_encoded
-from atoll.aggregation.layout import CONTROL, Layout, Piece
+from atoll.aggregation.layout import Layout, Piece
 from atoll.parallel.array_bench import ArrayBench
 from atoll.parallel.arrays import Arrays, layout_of
 from atoll.parallel.bench import Bench, Received
 from atoll.parallel.deadline import Deadline
 from atoll.parallel.errors import NotFinite, OutOfTime, TaskBroken, TaskMismatch, TaskNotFound
 from atoll.parallel.metrics import as_statistics, values
+from atoll.parallel.model_files import write_initial, write_update
 from atoll.parallel.task import Task, load_task
 
 Json = dict[str, Any]
-
-CODEC_STREAM = 1
-"""Beside the seed of the training: the codec's own random numbers."""
 
 DETAIL_LINES = 12
 DETAIL_CHARS_MAX = 2000
@@ -69,12 +61,7 @@ class Operations:
         return {"num_examples": bench.num_examples(), "layout": layout_fields(layout_of(bench.initial(0)))}
 
     def _initial(self, request: Json, deadline: Deadline) -> Json:
-        bench = self._loaded()
-        arrays, buffers = bench.initial(request["seed"]), bench.buffers()
-        metadata = {tensorfile.BUFFERS: json.dumps(buffers)} if buffers else None
-        piece_bytes = piece_bytes_of(layout_of(arrays))
-        pieces = tensorfile.write(Path(request["out"]), arrays, metadata=metadata, piece_bytes=piece_bytes)
-        return {"pieces": piece_fields(pieces)}
+        return {"pieces": piece_fields(write_initial(Path(request["out"]), self._loaded(), request["seed"]))}
 
     def _train(self, request: Json, deadline: Deadline) -> Json:
         outcome = self._loaded().train(_received(request), request, deadline)
@@ -94,18 +81,16 @@ class Operations:
 
     def _write(self, update: Arrays, request: Json) -> tuple[Piece, ...]:
         """The file of the update, encoded if that is asked for; the spool makes it durable."""
-        out = Path(request["out"])
-        if not request.get("codec"):
-            return tensorfile.write(out, update, durable=False)
-        codec, feedback = parse_codec(request["codec"]), None
-        if codec.is_biased and "residual" in request:
-            feedback = Feedback([Path(path) for path in request.get("owed", ())], Path(request["residual"]))
-        rng = np.random.default_rng([request["seed"], CODEC_STREAM])
-        plain = [*self._loaded().buffers(), *(name for name in update if name.startswith(CONTROL))]
-        try:
-            return write_encoded(out, update, codec, rng=rng, plain=plain, feedback=feedback)
-        except ValueError as error:
-            raise NotFinite(f"the update cannot be encoded: {error}") from error
+        residual = request.get("residual")
+        return write_update(
+            Path(request["out"]),
+            update,
+            codec=request.get("codec") or "",
+            seed=request["seed"],
+            buffers=self._loaded().buffers(),
+            owed=[Path(path) for path in request.get("owed", ())],
+            residual=Path(residual) if residual else None,
+        )
 
     def _evaluate(self, request: Json, deadline: Deadline) -> Json:
         split = request["split"]

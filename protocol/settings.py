@@ -227,10 +227,18 @@ def type_text(annotation: Any) -> str:
     if origin is Literal:
         return " | ".join(_toml(value) for value in arguments)
     if origin in (Union, UnionType):
-        return " | ".join(text for argument in arguments if (text := type_text(argument)))
+        return " | ".join(text for argument in arguments if (text := _branch_text(argument)))
     if origin in (list, tuple):
         return f"list of ({type_text(arguments[0])})"
     return _TYPE_WORDS.get(annotation, "table")
+
+
+def _branch_text(annotation: Any) -> str:
+    """A table that stands beside other values has no section of its own: its keys are told here."""
+    if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        return type_text(annotation)
+    fields = (f"{name}: {type_text(_declared(field))}" for name, field in annotation.model_fields.items())
+    return f"{{{', '.join(fields)}}}"
 
 
 def _bounds(part: Any) -> list[str]:

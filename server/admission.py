@@ -5,6 +5,7 @@ from atoll.server.events import Reject, Update
 from atoll.server.membership import Membership
 from atoll.server.policy import StragglerPolicy
 from atoll.server.record import ClientRecord
+from atoll.server.utility import loss_of, utility_of
 
 WORK_MIN = 1e-9  # less is no share of any work, and its weight could vanish in a product
 
@@ -34,6 +35,11 @@ def note_accepted(client: ClientRecord, update: Update) -> None:
     client.digest, client.num_examples, client.work = update.digest, update.num_examples, update.work
     client.num_bytes, client.plain_bytes = update.num_bytes, update.plain_bytes
     client.download_seconds, client.train_seconds = update.download_seconds, update.train_seconds
+
+
+def learn(membership: Membership, update: Update) -> None:
+    """Remember what an accepted update tells of how much its client has to teach, whenever it came."""
+    membership.learnt(update.client_id, update.round_id, loss_of(update.statistics), utility_of(update))
 
 
 def measure(membership: Membership, client: ClientRecord, update: Update, now: float) -> None:

@@ -99,7 +99,8 @@ class Buffer(OpenRound):
             self._is_drawing, self._num_draws = True, self._num_draws + 1
             self.record.num_candidates = max(self.record.num_candidates, len(candidates))
             count = min(free, len(candidates))
-            return (DrawCohort(self.record.round_id, count, candidates, self._num_draws - 1),)
+            relaxed = self.membership.pacer.relaxed
+            return (DrawCohort(self.record.round_id, count, candidates, self._num_draws - 1, relaxed),)
         if not self.invitations and (self._has_quorum or self._could_ask_again()):
             return self._close_or_abandon(CloseReason.ALL_ANSWERED, AbandonReason.QUORUM_OUT_OF_REACH, now)
         return ()

@@ -6,22 +6,26 @@ without a new schema version; nothing else may change.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeVar, cast, get_args
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
-from pydantic_core import PydanticSerializationError
+from pydantic_core import PydanticSerializationError, SchemaSerializer
 
+from atoll.protocol.manifest import parse_update
+from atoll.protocol.vocabulary import ClientId
 from atoll.server.events import Event
 from atoll.server.ledger import Ledger
+from atoll.server.membership import Member
 from atoll.server.record import RoundRecord
 from atoll.server.run import RunRules
 
 Value = TypeVar("Value")
 
 _CONFIG = ConfigDict(ser_json_inf_nan="constants", extra="forbid", strict=True)
+_PAGE: TypeAdapter[dict[ClientId, Member]] = TypeAdapter(dict[ClientId, Member], config=_CONFIG)
 _EVENTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
 
 
@@ -61,6 +65,24 @@ def decode_ledger(body: str, *, where: str) -> Ledger:
     return decode(Ledger, body, where)
 
 
+def encode_ledger_without_members(ledger: Ledger) -> str:
+    """The body of a snapshot whose members are on pages of their own."""
+    return encode(replace(ledger, membership=replace(ledger.membership, members={})))
+
+
+def encode_page(members: Mapping[ClientId, Member], names: Iterable[ClientId]) -> str:
+    """A page of members; what a field is by default is left out."""
+    return _PAGE.dump_json({name: members[name] for name in names}, exclude_defaults=True).decode()
+
+
+def decode_page(body: str, *, where: str) -> dict[ClientId, Member]:
+    """Read a page back; raises as `decode_event`."""
+    try:
+        return _PAGE.validate_json(body)
+    except ValidationError as error:
+        raise StoreCorrupted(f"{where}: not a page of members: {_first_fault(error, skipped=0)}") from error
+
+
 def encode_record(record: RoundRecord) -> str:
     """The record as it is stored."""
     return encode(record)
@@ -95,6 +117,12 @@ class StoredUpdateMeta:
     """Of the aggregation, at which its bytes lie."""
 
     @property
+    def steps(self) -> tuple[float, float]:
+        """FedNova's normalizer and effective steps, as the manifest claims them."""
+        manifest = parse_update(self.manifest)
+        return manifest.normalizer, manifest.effective_steps
+
+    @property
     def norm(self) -> float:
         """Euclidean norm of the whole update."""
         return math.sqrt(math.fsum(self.squared_norms.values()))
@@ -117,11 +145,17 @@ def _adapter(kind: Any) -> TypeAdapter[tuple[Any]]:
     return TypeAdapter(one, config=_CONFIG)
 
 
+@cache
+def _serializer(kind: Any) -> SchemaSerializer:
+    """What the adapter would call, after it had looked at ten options."""
+    return _adapter(kind).serializer
+
+
 def encode(value: Any) -> str:
     """The JSON of a dataclass; ValueError when it holds what cannot be written down."""
     try:
         kind: Any = type(value)
-        return _adapter(kind).dump_json((value,))[1:-1].decode()
+        return _serializer(kind).to_json((value,))[1:-1].decode()
     except PydanticSerializationError as error:  # a lone surrogate: no text that came over the wire has one
         raise ValueError(f"{type(value).__name__} cannot be written down: {error}") from error
 
@@ -133,7 +167,10 @@ def decode(kind: type[Value], body: str, where: str) -> Value:
         value: Value = adapter.validate_json(f"[{body}]")[0]
         return value
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        path = ".".join(str(part) for part in first["loc"][1:])
-        fault = f"{path}: {first['msg']}" if path else first["msg"]
-        raise StoreCorrupted(f"{where}: not a {kind.__name__}: {fault}") from error
+        raise StoreCorrupted(f"{where}: not a {kind.__name__}: {_first_fault(error, skipped=1)}") from error
+
+
+def _first_fault(error: ValidationError, *, skipped: int) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    path = ".".join(str(part) for part in first["loc"][skipped:])
+    return f"{path}: {first['msg']}" if path else first["msg"]

@@ -34,12 +34,13 @@ from atoll.server.hub import Connection, Hub
 from atoll.server.journal import Journal, RunRow
 from atoll.server.judge import Judge, refused
 from atoll.server.membership import Leases
+from atoll.server.oort import Oort
 from atoll.server.placement import num_ranks_of, write_num_ranks
 from atoll.server.ranks import Ranks
 from atoll.server.reduce import Reducer
 from atoll.server.retention import Keep
-from atoll.server.run import RunMachine, RunRules
-from atoll.server.sampling import Sampler, load_sampler
+from atoll.server.run import RunMachine
+from atoll.server.sampling import Sampler
 from atoll.server.sharded_reduce import ShardedReducer
 from atoll.server.statedir import StateDirectory
 from atoll.server.threads import on_thread
@@ -173,7 +174,7 @@ class Coordinator:
         return run_id
 
     async def _make_run(self, config: RunConfig) -> RunId:
-        rules = rules_of(config)
+        rules = config.rules
         rows = await on_thread(self._journal_thread, self.journal.runs)
         run_id = RunId(f"{config.name}-{1 + sum(row.config.name == config.name for row in rows)}")
         evaluator = self._evaluator(config, run_id)
@@ -181,7 +182,7 @@ class Coordinator:
             write_num_ranks(self.state.run(run_id), self.config.aggregators)
             reducer = self._reducer(config, run_id)
             await evaluator.check()
-            load_sampler(config.cohort.sampler)
+            config.cohort.build()
             await reducer.write_initial(evaluator, config.seed)
             row = RunRow.new(run_id, config, rules, self.clock.now())
             await asyncio.get_running_loop().run_in_executor(self._journal_thread, self.journal.add_run, row)
@@ -405,10 +406,10 @@ class Coordinator:
             self.lost(self._leases.expired(self.clock.now()), LossReason.LEASE_EXPIRED)
 
 
-def _sampler(config: RunConfig, *, is_over: bool) -> Sampler:
+def _sampler(config: RunConfig, *, is_over: bool) -> Sampler | Oort:
     """The run's sampler. A run that has ended needs none: that its code is gone concerns only who resumes it."""
     try:
-        return load_sampler(config.cohort.sampler)
+        return config.cohort.build()
     except ConfigError as error:
         if not is_over:
             raise
@@ -418,20 +419,6 @@ def _sampler(config: RunConfig, *, is_over: bool) -> Sampler:
         raise missing
 
     return no_sampler
-
-
-def rules_of(config: RunConfig) -> RunRules:
-    """What the machine needs of a run's settings."""
-    evaluation = config.evaluation
-    return RunRules(
-        policy=config.round,
-        rounds=config.rounds,
-        seed=config.seed,
-        evaluate_server_every=evaluation.server_every,
-        evaluate_clients_every=evaluation.clients_every,
-        evaluate_clients_max=evaluation.clients_max,
-        evaluation_deadline=evaluation.deadline,
-    )
 
 
 def _where(machine: RunMachine) -> str:

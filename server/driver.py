@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from atoll.aggregation.codecs import family_of
 from atoll.protocol import steps
 from atoll.protocol.atoll_pb2 import ServerMessage
-from atoll.protocol.vocabulary import ClientId, Digest, Fate, RoundId, RunId, RunState, Version
+from atoll.protocol.vocabulary import ClientId, Digest, RunId, RunState, Version
 from atoll.server import messages
 from atoll.server.clock import Clock
 from atoll.server.config import RunConfig
@@ -40,7 +40,6 @@ from atoll.server.events import (
     RoundDue,
     SamplerFailed,
     TimePassed,
-    Update,
     UpdateReceived,
     UploadBegun,
 )
@@ -52,12 +51,13 @@ from atoll.server.journal import (
     Journal,
 )
 from atoll.server.narration import narrate
+from atoll.server.oort import Oort
 from atoll.server.open_round import Effects
 from atoll.server.reduce import Reducer
 from atoll.server.retention import Keep, Retention
-from atoll.server.rows import Decided, rows_of
+from atoll.server.rows import Decided, add_rows
 from atoll.server.run import RunMachine
-from atoll.server.sampling import SAMPLERS, Sampler, draw
+from atoll.server.sampling import Sampler, draw
 from atoll.server.store import KeptUpdate
 from atoll.server.threads import on_thread_of_its_own
 
@@ -76,7 +76,6 @@ EVALUATIONS_WAITING_MAX = 16
 class _Posted:
     """An event that was decided and is not yet on disk."""
 
-    rows: Batch
     effects: Effects
     lines: tuple[str, ...]
     keep: Keep | None  # the event ended a round, or the run
@@ -98,7 +97,7 @@ class RunDriver:
         journal_thread: Executor,
         reducer: Reducer,
         evaluator: Evaluator,
-        sampler: Sampler,
+        sampler: Sampler | Oort,
         hub: Hub,
         clock: Clock,
         crash: Callable[[BaseException], None],
@@ -124,6 +123,7 @@ class RunDriver:
         self._evaluator, self._sampler, self._hub, self._clock = evaluator, sampler, hub, clock
         self._crash, self._assign = crash, assign
         self._posted: list[_Posted] = []
+        self._rows = Batch()  # of all that was posted
         self._wake = asyncio.Event()
         self._is_broken = False
         self._last: asyncio.Future[Effects] | None = None  # of the newest event
@@ -161,10 +161,10 @@ class RunDriver:
         if isinstance(event, UpdateReceived):
             self.retention.received(event.update.digest, self._seq)
         decided = Decided(self.run_id, self._seq, now, event, effects)
-        rows = rows_of(decided, self.machine, kept, num_bytes=self.reducer.num_bytes)
+        add_rows(self._rows, decided, self.machine, kept, num_bytes=self.reducer.num_bytes)
         has_end = any(isinstance(effect, Commit | Abandon | EndRun) for effect in effects)
         keep = Keep.after(self._seq, self.machine, self.config.round) if has_end else None
-        self._posted.append(_Posted(rows, effects, lines, keep, done))
+        self._posted.append(_Posted(effects, lines, keep, done))
         if isinstance(event, UploadBegun):  # nobody waits for it: it may go onto the disk with the next one
             self._loop.call_later(UNHURRIED_S, self._wake.set)
         else:
@@ -177,31 +177,6 @@ class RunDriver:
         if self._last is not None and not self._last.done():
             self._wake.set()
             await asyncio.shield(self._last)
-
-    def is_news_of(self, client_id: ClientId, round_id: RoundId) -> bool:
-        """Whether the machine still wants to hear why a client gives up a round: what changes nothing is no event."""
-        record, open_round = self.machine.record_of(round_id), self.machine.round
-        client = record.clients.get(client_id) if record is not None else None
-        if client is None or client.digest is not None or client.reason:
-            return False
-        if open_round is not None and open_round.record is record:
-            return client.fate is Fate.WAITING
-        return client.fate in (Fate.WAITING, Fate.STRAGGLER, Fate.RELEASED)
-
-    def is_first_upload(self, update: Update) -> bool:
-        """Whether the machine does not know yet that an update that it waits for is on its way."""
-        machine, record = self.machine, self.machine.record_of(update.round_id)
-        client = record.clients.get(update.client_id) if record is not None else None
-        if client is None or client.upload_begun_at is not None:
-            return False
-        if self.config.round.is_asynchronous:
-            return machine.invitations.is_training(update.client_id, update.round_id)
-        return machine.round is not None and machine.round.record is record
-
-    def is_asking(self, client_id: ClientId, version: Version) -> bool:
-        """Whether a client's measure of a version is waited for."""
-        evaluation = self.machine.ledger.evaluation
-        return evaluation is not None and evaluation.version == version and evaluation.is_waiting_for(client_id)
 
     def start(self) -> None:
         """Begin to write, act and wait."""
@@ -240,20 +215,20 @@ class RunDriver:
             await self._wake.wait()
             self._wake.clear()
             posted, self._posted = self._posted, []
+            rows, self._rows = self._rows, Batch()
             if not posted:
                 continue
-            rows = Batch.joined(p.rows for p in posted)
             steps.reached("journal.before_write")
             await self._commit(rows)
             steps.reached("journal.after_write")
+            for row in rows.evaluations:
+                self._valuing.add(self._spawn(self._add_values(row)))
             for p in posted:
                 for line in p.lines:
                     logger.info("%s: %s", self.run_id, line)
                 for effect in p.effects:
                     self._act(effect)
                 p.done.set_result(p.effects)
-                for row in p.rows.evaluations:
-                    self._valuing.add(self._spawn(self._add_values(row)))
                 if p.keep is not None:
                     self.retention.round_ended(p.keep)
                 for listener in self.listeners:
@@ -389,10 +364,11 @@ class RunDriver:
                 count=effect.count,
                 candidates=effect.candidates,
                 number=effect.number,
+                relaxed=effect.relaxed,
             )
 
         try:
-            if self.config.cohort.sampler in SAMPLERS:
+            if self.config.cohort.is_ours:
                 clients = drawn()
             else:
                 clients = await asyncio.wait_for(on_thread_of_its_own(drawn), SAMPLER_TIMEOUT_S)

@@ -13,8 +13,14 @@ class DiskFull(OSError):
     """There is no room; nothing of what was to be written counts, and it may be tried again."""
 
 
-def write_atomically(path: Path, content: bytes, *, sync_name: bool = True) -> None:
-    """Let a file appear whole under its name, or not at all; `sync_name`: the name, too, is on disk on return.
+def write_atomically(path: Path, content: bytes, *, sync_name: bool = True, is_durable: bool = True) -> None:
+    """Let a file appear whole under its name, or not at all.
+
+    Args:
+        path: of the file.
+        content: of it.
+        sync_name: the name, too, is on disk on return.
+        is_durable: the content is.
 
     Raises:
         DiskFull: there is no room.
@@ -23,9 +29,10 @@ def write_atomically(path: Path, content: bytes, *, sync_name: bool = True) -> N
     with naming_full_disk(path), part.open("wb") as file:
         file.write(content)
         file.flush()
-        os.fsync(file.fileno())
+        if is_durable:
+            os.fsync(file.fileno())
     os.replace(part, path)
-    if sync_name:
+    if sync_name and is_durable:
         sync_folder(path.parent)
 
 

@@ -7,6 +7,7 @@ epoch, on a clock that never runs backward); updates are referred to by digest, 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from atoll.protocol.vocabulary import (
     AbandonReason,
@@ -228,13 +229,22 @@ Event = (
 # ---------------------------------------------------------------- effects
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """An available client, with what a sampler may look at."""
 
     client_id: ClientId
     num_examples: int
     label: str
+    loss: float | None = None
+    """In the training of its newest accepted update; None: it has told none yet."""
+    utility: float = 0.0
+    """What it had to teach then (`utility.utility_of`)."""
+    seconds: float | None = None
+    """That a round is expected to take it; None: nothing was measured."""
+    last_round: RoundId = RoundId(0)
+    """The newest round with an accepted update of it; 0: there is none."""
+    times_chosen: int = 0
+    """How often it was invited to a round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +255,7 @@ class DrawCohort:
     count: int
     candidates: tuple[Candidate, ...]
     number: int = 0  # of the round's draws: an asynchronous run has many
+    relaxed: int = 0  # see `pacer`
 
 
 @dataclass(frozen=True, slots=True)

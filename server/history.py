@@ -4,6 +4,7 @@ It reads what is on disk, so it works beside a coordinator and after one has die
 record is what the last snapshot and the journal's entries since make of it.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,8 @@ class History:
             membership = _machine(connection, run_id).ledger.membership
         if self.coordinator() is None:
             membership.everyone_disconnected()
-        return dict(sorted(membership.members.items()))
+        members = sorted(membership.members.items())
+        return {c: m if membership.is_connected(c) else replace(m, session=None) for c, m in members}
 
     def machine(self, run_id: RunId) -> RunMachine:
         """The run's machine as the last entry of its journal left it.

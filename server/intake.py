@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from atoll.protocol.vocabulary import Fate, Phase, RejectReason, RoundId, RunState, Version
-from atoll.server.admission import fault_of, measure, note_accepted, reject
+from atoll.server.admission import fault_of, learn, measure, note_accepted, reject
 from atoll.server.buffer import Buffer
 from atoll.server.events import Accept, AmendRecord, Effect, Reject, Update
 from atoll.server.invitations import Invitations
@@ -30,6 +30,7 @@ class RunRules:
     evaluate_clients_every: int = 0
     evaluate_clients_max: int = 0  # 0: everyone who is connected
     evaluation_deadline: float = 60.0  # seconds for the clients' answers
+    pacer_window: int = 0  # commits; 0: nobody asks for the pacer
 
 
 class Intake:
@@ -131,6 +132,7 @@ class Intake:
             return self._refuse_late(update, record, RejectReason.TOO_STALE, detail, now)
         effects: list[Effect] = [Accept(update.client_id, update.round_id, update.digest, carried=True)]
         note_accepted(client, update)
+        learn(ledger.membership, update)
         effects += self._change_fate(update, record, Fate.CARRIED, "", _how_late(record, now), now)
         effects += ledger.carry(update, into=None if open_round is None else open_round.late)
         return tuple(effects)
@@ -166,6 +168,7 @@ class Intake:
         if fault := self._fault_for_a_buffer(update):
             return (reject(update, *fault), *self.invitations.answered(update, Fate.LATE, now, *fault))
         measure(self.ledger.membership, client, update, now)
+        learn(self.ledger.membership, update)
         note_accepted(client, update)
         if isinstance(self.round, Buffer) and self.round.is_open:
             self.round.take(update)

@@ -8,7 +8,7 @@ there are none, and nothing here does anything.
 from collections.abc import Iterator
 from typing import Protocol
 
-from atoll.protocol.vocabulary import ClientId, Fate, ReleaseReason, RoundId, Version
+from atoll.protocol.vocabulary import ClientId, Fate, ReleaseReason, RoundId, RunState, Version
 from atoll.server.events import AmendRecord, Candidate, Effect, Invite, Release, Update
 from atoll.server.ledger import Ledger
 from atoll.server.open_round import Effects
@@ -70,6 +70,7 @@ class Invitations:
         for client_id in sorted(clients):
             if len(self) >= self._policy.concurrency or client_id in taken or self.is_training(client_id):
                 continue
+            membership.chosen(client_id)
             row = record.clients[client_id] = ClientRecord(invited_at=now, deadline=now + self._seconds(client_id))
             row.disconnected_at = None if membership.is_connected(client_id) else now
             if reason := membership.lost_because(client_id):
@@ -90,6 +91,8 @@ class Invitations:
 
     def joined(self, client_id: ClientId, now: float) -> Effects:
         """A client that trains is (back) on the line: tell it again. One that was lost goes on while it is in time."""
+        if not self._policy.is_asynchronous or self._ledger.state is not RunState.RUNNING:
+            return ()  # a deadline that passed before may have ended the run
         record = next((r for r in self._records.newest_first() if client_id in r.clients), None)
         row = record.clients[client_id] if record is not None else None
         if record is None or row is None or row.deadline is None:
@@ -142,7 +145,8 @@ class Invitations:
     @property
     def deadline(self) -> float | None:
         """When `time_passed` must be called: the earliest deadline of all."""
-        return min(map(self._deadline, self._ledger.training), default=None)
+        training = self._ledger.training
+        return min(map(self._deadline, training)) if training else None
 
     def _deadline(self, client_id: ClientId) -> float:
         deadline = self._row(client_id).deadline

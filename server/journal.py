@@ -7,22 +7,35 @@ trusted is never replayed.
 """
 
 import zlib
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields, replace
+from functools import cache
+from operator import attrgetter
 from typing import Any, Self
 
 from sqlalchemy import Connection, Insert, Row, Table, bindparam, delete, func, select, update
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.dialects.sqlite import dialect, insert
 
-from atoll.protocol.vocabulary import Digest, Phase, RoundId, RunId, RunState, Version
-from atoll.server.codec import StoreCorrupted, decode_event, decode_ledger, decode_rules, encode_rules
+from atoll.protocol.vocabulary import ClientId, Digest, Phase, RoundId, RunId, RunState, Version
+from atoll.server.codec import StoreCorrupted, decode_event, decode_ledger, decode_page, decode_rules, encode_rules
 from atoll.server.config import RunConfig
 from atoll.server.durable import DiskFull as DiskFull
 from atoll.server.events import Event, Sums
 from atoll.server.ledger import Ledger
+from atoll.server.membership import Member
 from atoll.server.record import RoundRecord
 from atoll.server.run import RunMachine, RunRules
-from atoll.server.statedir import EVALUATIONS, JOURNAL, ROUNDS, RUNS, SNAPSHOTS, UPDATES, VERSIONS, StateDirectory
+from atoll.server.statedir import (
+    EVALUATIONS,
+    JOURNAL,
+    MEMBERS,
+    ROUNDS,
+    RUNS,
+    SNAPSHOTS,
+    UPDATES,
+    VERSIONS,
+    StateDirectory,
+)
 
 UPDATES_AT_ONCE = 500
 
@@ -76,11 +89,23 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The ledger, from `encode_ledger`, as the entry `seq` left it."""
+    """The ledger as the entry `seq` left it: from `encode_ledger_without_members`, or (no members) `encode_ledger`."""
 
     run_id: RunId
     seq: int
     at: float
+    body: str
+    first: int = 0  # the entry from which on the pages of its members are read
+    num_members: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Members that had changed when the snapshot `seq` was taken, from `encode_page`."""
+
+    run_id: RunId
+    seq: int
+    page: int
     body: str
 
 
@@ -145,21 +170,13 @@ class Batch:
     entries: list[Entry] = field(default_factory=list)
     updates: list[UpdateRow] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list)
+    members: list[Page] = field(default_factory=list)
     records: list[RecordRow] = field(default_factory=list)
     versions: list[VersionRow] = field(default_factory=list)
     evaluations: list[EvaluationRow] = field(default_factory=list)
     runs: list[RunRow] = field(default_factory=list)  # new, or with other settings
     running: list[RunId] = field(default_factory=list)  # left the queue, or were resumed
     ends: list[RunEnd] = field(default_factory=list)
-
-    @classmethod
-    def joined(cls, batches: Iterable["Batch"]) -> Self:
-        """One batch of several, in their order."""
-        whole = cls()
-        for batch in batches:
-            for part in fields(cls):
-                getattr(whole, part.name).extend(getattr(batch, part.name))
-        return whole
 
 
 # ---------------------------------------------------------------- what is read back
@@ -228,15 +245,17 @@ class Journal:
         with self._database.transaction() as connection:
             for statement, rows in (
                 (_UPSERT_RUN, [_run_values(row) for row in batch.runs]),
-                (_INSERT_ENTRY, [_checked(row) for row in batch.entries]),
                 (_INSERT_UPDATE, [_values(row) for row in batch.updates]),
                 (_UPSERT_SNAPSHOT, [_checked(row) for row in batch.snapshots]),
+                (_UPSERT_PAGE, [_checked(row) for row in batch.members]),
                 (_UPSERT_ROUND, [_values(row) for row in batch.records]),
                 (_UPSERT_VERSION, [_values(row) for row in batch.versions]),
                 (_UPSERT_EVALUATION, [_values(row) for row in batch.evaluations]),
             ):
                 if rows:
                     connection.execute(statement, rows)
+            if batch.entries:
+                connection.exec_driver_sql(_INSERT_ENTRY, [_entry_values(row) for row in batch.entries])
             for run_id in batch.running:
                 reopened = {"state": RunState.RUNNING, "cause": "", "ended_at": None}
                 connection.execute(update(RUNS).where(RUNS.c.run_id == run_id).values(reopened))
@@ -289,8 +308,7 @@ class Journal:
                 _drop_updates(connection, run_id, live)
             oldest = connection.scalar(_nth_newest(SNAPSHOTS, "seq", run_id, keep_snapshots))
             if oldest is not None:
-                connection.execute(delete(SNAPSHOTS).where(SNAPSHOTS.c.run_id == run_id, SNAPSHOTS.c.seq < oldest))
-                connection.execute(delete(JOURNAL).where(JOURNAL.c.run_id == run_id, JOURNAL.c.seq <= oldest))
+                _drop_before(connection, run_id, oldest)
             if keep_rounds is None:
                 return
             first = connection.scalar(_nth_newest(ROUNDS, "round_id", run_id, keep_rounds))
@@ -320,7 +338,7 @@ def recovered(connection: Connection, run_id: RunId) -> Recovered:
     snapshots = select(SNAPSHOTS).where(SNAPSHOTS.c.run_id == run_id).order_by(SNAPSHOTS.c.seq.desc())
     for row in connection.execute(snapshots):
         try:
-            ledger, seq = _read_snapshot(row), row.seq
+            ledger, seq = _read_snapshot(connection, row), row.seq
             break
         except StoreCorrupted as error:
             faults.append(str(error))
@@ -335,11 +353,26 @@ def recovered(connection: Connection, run_id: RunId) -> Recovered:
     return Recovered(ledger, seq, tuple(entries), tuple(faults))
 
 
-def _read_snapshot(row: Row[Any]) -> Ledger:
+def _read_snapshot(connection: Connection, row: Row[Any]) -> Ledger:
     where = f"run {row.run_id}, snapshot {row.seq}"
-    if _checksum(row.seq, row.at, row.body) != row.checksum:
+    if _checksum(row.seq, row.at, row.body, *_members_of(row)) != row.checksum:
         raise StoreCorrupted(f"{where}: its checksum is wrong")
-    return decode_ledger(row.body, where=where)
+    ledger = decode_ledger(row.body, where=where)
+    if row.num_members:
+        membership = ledger.membership
+        membership.read(_read_pages(connection, row, where), first=row.first)
+        if len(membership.members) != row.num_members:
+            raise StoreCorrupted(f"{where}: {len(membership.members)} of its {row.num_members} members are there")
+    return ledger
+
+
+def _read_pages(connection: Connection, row: Row[Any], where: str) -> Iterator[tuple[int, dict[ClientId, Member]]]:
+    of_snapshot = (MEMBERS.c.run_id == row.run_id, MEMBERS.c.seq.between(row.first, row.seq))
+    for page in connection.execute(select(MEMBERS).where(*of_snapshot).order_by(MEMBERS.c.seq, MEMBERS.c.page)):
+        place = f"{where}, page {page.page} of entry {page.seq}"
+        if _checksum(page.seq, 0.0, str(page.page), page.body) != page.checksum:
+            raise StoreCorrupted(f"{place}: its checksum is wrong")
+        yield page.seq, decode_page(page.body, where=place)
 
 
 def _read_entry(row: Row[Any]) -> Happened:
@@ -359,14 +392,23 @@ def _upsert(table: Table) -> Insert:
     return statement.on_conflict_do_update(index_elements=sorted(keys), set_=rest)
 
 
-_INSERT_ENTRY = JOURNAL.insert()  # never twice: that would be a mistake of ours
+_INSERT_ENTRY = str(JOURNAL.insert().compile(dialect=dialect()))  # never twice: that would be a mistake of ours
 _INSERT_UPDATE = insert(UPDATES).on_conflict_do_nothing()  # what a digest stands for never changes
 _SELECT_UPDATES = select(UPDATES).where(
     UPDATES.c.run_id == bindparam("run_id"), UPDATES.c.digest.in_(bindparam("digests", expanding=True))
 )
 _DELETE_UPDATE = delete(UPDATES).where(UPDATES.c.run_id == bindparam("run"), UPDATES.c.digest == bindparam("dead"))
-_UPSERT_RUN, _UPSERT_SNAPSHOT, _UPSERT_ROUND = _upsert(RUNS), _upsert(SNAPSHOTS), _upsert(ROUNDS)
+_UPSERT_RUN, _UPSERT_ROUND = _upsert(RUNS), _upsert(ROUNDS)
+_UPSERT_SNAPSHOT, _UPSERT_PAGE = _upsert(SNAPSHOTS), _upsert(MEMBERS)
 _UPSERT_VERSION, _UPSERT_EVALUATION = _upsert(VERSIONS), _upsert(EVALUATIONS)
+
+
+def _drop_before(connection: Connection, run_id: RunId, oldest: int) -> None:
+    """What no snapshot from `oldest` on needs: older ones, the entries that led to it, the pages of its forerunners."""
+    first = connection.scalar(select(SNAPSHOTS.c.first).where(SNAPSHOTS.c.run_id == run_id, SNAPSHOTS.c.seq == oldest))
+    connection.execute(delete(SNAPSHOTS).where(SNAPSHOTS.c.run_id == run_id, SNAPSHOTS.c.seq < oldest))
+    connection.execute(delete(JOURNAL).where(JOURNAL.c.run_id == run_id, JOURNAL.c.seq <= oldest))
+    connection.execute(delete(MEMBERS).where(MEMBERS.c.run_id == run_id, MEMBERS.c.seq < first))
 
 
 def _nth_newest(table: Table, column: str, run_id: RunId, n: int) -> Any:
@@ -382,7 +424,15 @@ def _drop_updates(connection: Connection, run_id: RunId, live: Container[Digest]
 
 
 def _values(row: Any) -> dict[str, Any]:
-    return {part.name: getattr(row, part.name) for part in fields(row)}
+    kind: Any = type(row)
+    names, values = _columns(kind)
+    return dict(zip(names, values(row), strict=True))
+
+
+@cache
+def _columns(kind: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+    names = tuple(part.name for part in fields(kind))
+    return names, attrgetter(*names)
 
 
 def _run_values(row: RunRow) -> dict[str, Any]:
@@ -391,11 +441,26 @@ def _run_values(row: RunRow) -> dict[str, Any]:
     return {**_values(row), "name": config.name, "task": config.task, **texts}
 
 
-def _checked(row: Entry | Snapshot) -> dict[str, Any]:
-    parts = (row.kind, row.body) if isinstance(row, Entry) else (row.body,)
-    return {**_values(row), "checksum": _checksum(row.seq, row.at, *parts)}
+def _entry_values(row: Entry) -> tuple[Any, ...]:
+    """In the order of the table's columns: of these there are by far the most."""
+    run_id, seq, at, kind, body = row.run_id, row.seq, row.at, row.kind, row.body
+    return run_id, seq, at, kind, body, _checksum(seq, at, kind, body)
+
+
+def _checked(row: Snapshot | Page) -> dict[str, Any]:
+    match row:
+        case Snapshot():
+            checksum = _checksum(row.seq, row.at, row.body, *_members_of(row))
+        case Page():
+            checksum = _checksum(row.seq, 0.0, str(row.page), row.body)
+    return {**_values(row), "checksum": checksum}
+
+
+def _members_of(row: Any) -> tuple[str, ...]:
+    """What is under a snapshot's checksum besides its body; nothing of one that schema 2 wrote."""
+    return (str(row.first), str(row.num_members)) if row.num_members else ()
 
 
 def _checksum(seq: int, at: float, *parts: str) -> int:
     """Of everything in the row; `at` as the float that it is stored as."""
-    return zlib.crc32("\0".join([str(seq), repr(float(at)), *parts]).encode())
+    return zlib.crc32("\0".join((str(seq), repr(float(at)), *parts)).encode())

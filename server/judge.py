@@ -15,6 +15,7 @@ from atoll.protocol.vocabulary import Digest, Fate, RejectReason
 from atoll.server.driver import RunDriver
 from atoll.server.events import Accept, Reject, Sums, Update, UpdateReceived, UpdateRefused, UploadBegun
 from atoll.server.messages import sums_of
+from atoll.server.news import is_failure_news, is_first_upload
 from atoll.server.store import KeptUpdate
 from atoll.server.threads import off_loop
 
@@ -56,7 +57,7 @@ class Judge:
             return await self.refuse(RejectReason.WRONG_LAYOUT, "; ".join(faults)[:2000])
         if fault := codec_fault(self.manifest, run.config.aggregation.codec_name):
             return await self.refuse(RejectReason.WRONG_CODEC, fault)
-        if run.is_first_upload(update):
+        if is_first_upload(run.machine, update):
             run.post(UploadBegun(update.client_id, update.round_id))
         return None
 
@@ -81,7 +82,7 @@ class Judge:
 
     async def refuse(self, reason: RejectReason, detail: str) -> pb.Verdict:
         """Refuse it for what its manifest or its bytes are."""
-        if self.run.is_news_of(self.update.client_id, self.update.round_id):
+        if is_failure_news(self.run.machine, self.update.client_id, self.update.round_id):
             await self.run.post(UpdateRefused(self.update.client_id, self.update.round_id, reason, detail))
         return refused(reason, detail)
 

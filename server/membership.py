@@ -6,11 +6,14 @@ lease is watched by `Leases` outside of the journaled state, and its verdict is 
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.events import Candidate, Profile
+from atoll.server.pacer import Pacer
+from atoll.server.pages import Unwritten
+from atoll.server.roster import Roster
 
 
 @dataclass(slots=True)
@@ -18,53 +21,111 @@ class Member:
     """One client that has ever joined this run."""
 
     profile: Profile
-    session: str | None = None  # of the standing control stream
+    session: str | None = None  # of the standing control stream, if its `start` is the newest
     lost_because: str = ""  # while nothing is expected of it any more
     download_seconds: float | None = None  # moving averages of what was measured
     train_seconds: float | None = None
     upload_seconds: float | None = None
     counted_round: RoundId = RoundId(0)  # noqa: RUF009 - the newest of its rounds whose update is in a model; 0: none
+    loss: float | None = None  # of its newest accepted update, see `utility`
+    utility: float = 0.0
+    last_round: RoundId = RoundId(0)  # noqa: RUF009 - of that update; 0: none
+    times_chosen: int = 0
+    start: int = 0  # how often everyone had been disconnected at once when `session` began
+
+    @property
+    def expected_seconds(self) -> float | None:
+        """How long it is expected to take for a round [s]; None when nothing was measured."""
+        if self.train_seconds is None:
+            return None
+        return (self.download_seconds or 0.0) + self.train_seconds + (self.upload_seconds or 0.0)
+
+    def as_candidate(self, client_id: ClientId) -> Candidate:
+        """What a sampler may look at."""
+        profile = self.profile
+        return Candidate(
+            client_id,
+            profile.num_examples,
+            profile.label,
+            self.loss,
+            self.utility,
+            self.expected_seconds,
+            self.last_round,
+            self.times_chosen,
+        )
 
 
 def _average(old: float | None, new: float) -> float:
     return new if old is None else 0.5 * old + 0.5 * new
 
 
-@dataclass(slots=True)
+@dataclass
 class Membership:
     """The population of a run as far as it has shown itself."""
 
     members: dict[ClientId, Member] = field(default_factory=dict)
     num_connected: int = 0
+    pacer: Pacer = field(default_factory=Pacer)
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        # these follow from the members: neither compared nor written down
+        self._roster = Roster(self.members, self.is_connected)
+        self.unwritten = Unwritten(self.members)
+
+    def read(self, pages: Iterable[tuple[int, dict[ClientId, Member]]], *, first: int) -> None:
+        """Take in what lies on disk: pages by the entry of their snapshot, a whole set (`first`) and all since."""
+        num_written = 0
+        for seq, changed in pages:
+            self.members.update(changed)  # the newer over the older
+            num_written += len(changed) if seq > first else 0
+        self._roster = Roster(self.members, self.is_connected)
+        self.unwritten = Unwritten(first=first, num_written=num_written)
+
+    def _changing(self, client_id: ClientId) -> Member | None:
+        """The member that is about to change. Every change begins here: draws and snapshots must know of it."""
+        member = self.members.get(client_id)
+        if member is not None:
+            self._roster.changed(client_id)
+            self.unwritten.changed.add(client_id)
+        return member
 
     def joined(self, client_id: ClientId, session: str, profile: Profile) -> None:
         """A control stream stands; an older one of the same client no longer counts."""
-        member = self.members.setdefault(client_id, Member(profile))
-        self.num_connected += member.session is None
-        member.session, member.profile, member.lost_because = session, profile, ""
+        if client_id not in self.members:
+            self.members[client_id] = Member(profile)
+        member = self._changing(client_id)
+        assert member is not None
+        self.num_connected += not self._is_there(member)
+        member.session, member.profile, member.lost_because, member.start = session, profile, "", self.start
 
     def disconnected(self, client_id: ClientId, session: str) -> bool:
         """The stream `session` ended; False when a newer one has taken its place."""
         member = self.members.get(client_id)
-        if member is None or member.session != session:
+        if member is None or not self._is_there(member) or member.session != session:
             return False
-        self._drop(member)
+        self._drop(client_id)
         return True
 
     def lost(self, client_id: ClientId, reason: str) -> None:
         """The lease ran out, or the client said goodbye: until it joins again nobody watches for it."""
         if client_id in self.members:
-            self._drop(self.members[client_id])
+            self._drop(client_id)
             self.members[client_id].lost_because = reason
 
     def everyone_disconnected(self) -> None:
         """The coordinator came up again, or the run has ended and is no longer told who is on the line."""
-        for member in self.members.values():
-            self._drop(member)
+        self.start += 1  # of a million members none is touched
+        self.num_connected = 0
+        self._roster.clear()
+
+    def _is_there(self, member: Member) -> bool:
+        return member.session is not None and member.start == self.start
 
     def is_connected(self, client_id: ClientId) -> bool:
         """Whether a control stream of the client stands."""
-        return client_id in self.members and self.members[client_id].session is not None
+        member = self.members.get(client_id)
+        return member is not None and self._is_there(member)
 
     def lost_because(self, client_id: ClientId) -> str:
         """Why the client was given up; empty while it may still come back within its lease."""
@@ -72,19 +133,29 @@ class Membership:
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Everyone who can be invited now, in order of client id."""
-        return tuple(
-            Candidate(c, m.profile.num_examples, m.profile.label)
-            for c, m in sorted(self.members.items())
-            if m.session is not None
-        )
+        return self._roster.candidates()
 
     def connected(self) -> Iterator[ClientId]:
         """Everyone with a standing control stream, in order of client id."""
-        return (c for c, m in sorted(self.members.items()) if m.session is not None)
+        return (candidate.client_id for candidate in self._roster.candidates())
+
+    def chosen(self, client_id: ClientId) -> None:
+        """The client is invited to a round."""
+        if (member := self._changing(client_id)) is not None:
+            member.times_chosen += 1
+
+    def learnt(self, client_id: ClientId, round_id: RoundId, loss: float | None, utility: float) -> None:
+        """An update that the client made in a round was accepted: what it tells of what the client has to teach."""
+        member = self._changing(client_id)
+        if member is None or round_id < member.last_round:
+            return
+        member.last_round = round_id
+        if loss is not None:
+            member.loss, member.utility = loss, utility
 
     def measured(self, client_id: ClientId, *, download: float, train: float, upload: float) -> None:
         """Remember how long a client took [s]; `train` is for the whole of the requested work."""
-        member = self.members.get(client_id)
+        member = self._changing(client_id)
         if member is None:
             return
         member.download_seconds = _average(member.download_seconds, download)
@@ -93,7 +164,7 @@ class Membership:
 
     def counted(self, client_id: ClientId, round_id: RoundId) -> None:
         """The update that a client made in a round is in the model now."""
-        member = self.members.get(client_id)
+        member = self._changing(client_id)
         if member is not None:
             member.counted_round = max(member.counted_round, round_id)
 
@@ -104,12 +175,12 @@ class Membership:
     def expected_seconds(self, client_id: ClientId) -> float | None:
         """How long the client is expected to take for a round [s]; None when nothing was measured."""
         member = self.members.get(client_id)
-        if member is None or member.train_seconds is None:
-            return None
-        return (member.download_seconds or 0.0) + member.train_seconds + (member.upload_seconds or 0.0)
+        return None if member is None else member.expected_seconds
 
-    def _drop(self, member: Member) -> None:
-        self.num_connected -= member.session is not None
+    def _drop(self, client_id: ClientId) -> None:
+        member = self._changing(client_id)
+        assert member is not None
+        self.num_connected -= self._is_there(member)
         member.session = None
 
 

@@ -16,7 +16,6 @@ from atoll.aggregation.robust import Median, TrimmedMean, clip_factors
 from atoll.aggregation.rules import Rule, check_count
 from atoll.aggregation.step import slots_of
 from atoll.aggregation.weights import Normalized, Share, integer_weights, normalized
-from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.reference import check_known_or_reference, resolve
 from atoll.protocol.settings import STRICT, ConfigError
 from atoll.server.events import Contribution
@@ -354,12 +353,17 @@ class Method:
         alike = self.weighting == "uniform"
         return integer_weights([Share(1 if alike else c.num_examples, c.scale) for c in contributions])
 
-    def normalized(self, weights: Sequence[int], updates: Iterable[UpdateManifest]) -> Normalized:
-        """What FedNova makes of the steps that the updates took; of any other algorithm nothing."""
+    def normalized(self, weights: Sequence[int], steps: Iterable[tuple[float, float]]) -> Normalized:
+        """What FedNova makes of the steps that the updates took; of any other algorithm nothing.
+
+        Args:
+            weights: of the updates.
+            steps: the normalizer and the effective steps that each claims; asked only when they matter.
+        """
         if self.algorithm != "fednova":
             return Normalized((1.0,) * len(weights), 1.0)
-        claims = [(update.normalizer, update.effective_steps) for update in updates]
-        return normalized(weights, [norm for norm, _ in claims], [steps for _, steps in claims])
+        claims = list(steps)
+        return normalized(weights, [norm for norm, _ in claims], [effective for _, effective in claims])
 
     def factors(self, norms: Sequence[float]) -> Sequence[float]:
         """What each update is multiplied with so that none is longer than the bound."""

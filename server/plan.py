@@ -7,14 +7,35 @@ ranks) is told, and decides nothing.
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from atoll.aggregation.layout import CONTROL, FLOATS, Layout
 from atoll.aggregation.means import Total, totals_of
-from atoll.protocol.manifest import VersionManifest, parse_update
+from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.vocabulary import Digest, Version
-from atoll.server.codec import StoredUpdateMeta, decode, encode
+from atoll.server.codec import decode, encode
 from atoll.server.events import Aggregate
 from atoll.server.method import AggregationConfig, Method, OptimizerConfig
+
+
+class Known(Protocol):
+    """What is known of an accepted update besides its bytes; `codec.StoredUpdateMeta` has it."""
+
+    @property
+    def magnitudes(self) -> Mapping[str, float | int]:
+        """Largest |element| of each tensor that it carries."""
+
+    @property
+    def squared_norms(self) -> Mapping[str, float]:
+        """Sum of the squared elements of each tensor."""
+
+    @property
+    def steps(self) -> tuple[float, float]:
+        """FedNova's normalizer and effective steps, as the client claims them."""
+
+    @property
+    def rank(self) -> int:
+        """Of the aggregation, at which its bytes lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +96,7 @@ class FoldPlan:
 def plan_of(
     effect: Aggregate,
     base: VersionManifest,
-    metas: Mapping[Digest, StoredUpdateMeta],
+    metas: Mapping[Digest, Known],
     *,
     method: Method,
     digest_of_version: Callable[[Version], Digest],
@@ -96,7 +117,7 @@ def plan_of(
     of_updates = [metas[contribution.digest] for contribution in effect.contributions]
     bounds = method.factors([_float_norm(meta, base.layout) for meta in of_updates])
     weights, factors = weights_and_factors(effect, method, bounds)
-    nova = method.normalized(weights, (parse_update(meta.manifest) for meta in of_updates))
+    nova = method.normalized(weights, (meta.steps for meta in of_updates))
     planned = tuple(
         Planned(contribution.digest, meta.rank, weight, factor, trained_factor)
         for contribution, meta, weight, factor, trained_factor in zip(
@@ -155,7 +176,7 @@ def trained_of(layout: Layout, buffers: Iterable[str]) -> frozenset[str]:
     return frozenset(tensor.name for tensor in layout if not tensor.name.startswith(CONTROL)).difference(buffers)
 
 
-def _omitted(layout: Layout, metas: list[StoredUpdateMeta]) -> dict[str, tuple[int, ...]]:
+def _omitted(layout: Layout, metas: Sequence[Known]) -> dict[str, tuple[int, ...]]:
     left_out = {
         tensor.name: tuple(place for place, meta in enumerate(metas) if tensor.name not in meta.magnitudes)
         for tensor in layout
@@ -163,7 +184,7 @@ def _omitted(layout: Layout, metas: list[StoredUpdateMeta]) -> dict[str, tuple[i
     return {name: places for name, places in left_out.items() if places}
 
 
-def _float_norm(meta: StoredUpdateMeta, layout: Layout) -> float:
+def _float_norm(meta: Known, layout: Layout) -> float:
     """Euclidean length of an update's float tensors."""
     floats = {tensor.name for tensor in layout if tensor.dtype in FLOATS}
     return math.sqrt(math.fsum(square for name, square in meta.squared_norms.items() if name in floats))

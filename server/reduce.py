@@ -74,7 +74,6 @@ class Reducer(Versions):
     def _fold(self, effect: Aggregate) -> Digest:
         rows = self._accepted([c.digest for c in effect.contributions])
         plan, metas = self._plan(effect, rows)
-        base, version = self.version(plan.base_version), Version(plan.base_version + 1)
         updates = [
             Weighted(
                 self.store.stored_update(planned.digest, metas.pop(planned.digest), rows.pop(planned.digest).data),
@@ -84,23 +83,7 @@ class Reducer(Versions):
             )
             for planned in plan.updates
         ]
-        out = self.store.version_path(version)
-        with naming_full_disk(out):
-            step = step_of(plan, base.manifest.layout, self.method, self.store)
-            folded = fold(
-                base.path,
-                updates,
-                out,
-                step=step,
-                threads=os.cpu_count() or 1,
-                between=self._between_tiles,
-                device=self.method.device,
-            )
-        steps.reached("aggregate.after_fold")
-        for slot, pieces in folded.slots.items():
-            of_slot = VersionManifest.of(pieces, piece_bytes=base.manifest.piece_bytes)
-            self.store.write_manifest(version, of_slot.encode(), slot)
-        return self._write_manifest(version, folded.pieces, base)
+        return fold_version(self, plan, updates, self.method, threads=os.cpu_count() or 1, between=self._between_tiles)
 
     def _plan(
         self, effect: Aggregate, rows: Mapping[Digest, UpdateRow]
@@ -117,12 +100,6 @@ class Reducer(Versions):
             settings=self._settings,
         )
         return plan, metas
-
-    def _write_manifest(self, version: Version, pieces: Iterable[Piece], base: VersionFile) -> Digest:
-        """Let a version whose bytes are durable exist."""
-        manifest = VersionManifest.of(pieces, model_dtypes=base.manifest.model_dtypes).encode()
-        self.store.write_manifest(version, manifest)
-        return digest_of(manifest)
 
     async def whole(self, version: Version) -> Path:
         """The file of a whole version."""
@@ -183,6 +160,50 @@ def _check_whole(path: Path, pieces: tuple[Piece, ...]) -> None:
     if wrong := inspect(path, pieces, data_start=data_start).wrong_digests:
         names = ", ".join(repr(piece.tensor) for piece in wrong[:5])
         raise StoreCorrupted(f"{path} is damaged (tensors {names}): put it back from a backup")
+
+
+def fold_version(
+    versions: Versions,
+    plan: FoldPlan,
+    updates: Sequence[Weighted],
+    method: Method,
+    *,
+    threads: int,
+    between: Callable[[], None] | None = None,
+) -> Digest:
+    """Carry out a plan with the updates that it names, in its order: the next version exists, durable, on return.
+
+    Raises:
+        ValueError: the updates cannot be folded.
+        DiskFull: there is no room for the next version.
+        OSError: a file cannot be read or written.
+    """
+    store, base, version = versions.store, versions.version(plan.base_version), Version(plan.base_version + 1)
+    out = store.version_path(version)
+    with naming_full_disk(out):
+        step = step_of(plan, base.manifest.layout, method, store)
+        folded = fold(
+            base.path,
+            updates,
+            out,
+            step=step,
+            threads=threads,
+            between=between,
+            device=method.device,
+            durable=store.is_durable,
+        )
+    steps.reached("aggregate.after_fold")
+    for slot, pieces in folded.slots.items():
+        of_slot = VersionManifest.of(pieces, piece_bytes=base.manifest.piece_bytes)
+        store.write_manifest(version, of_slot.encode(), slot)
+    return exists_from_now_on(store, version, folded.pieces, base)
+
+
+def exists_from_now_on(store: RunStore, version: Version, pieces: Iterable[Piece], base: VersionFile) -> Digest:
+    """Let a version whose bytes are durable exist, and give its identity."""
+    manifest = VersionManifest.of(pieces, model_dtypes=base.manifest.model_dtypes).encode()
+    store.write_manifest(version, manifest)
+    return digest_of(manifest)
 
 
 def step_of(plan: FoldPlan, layout: Layout, method: Method, store: RunStore) -> Step:

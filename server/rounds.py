@@ -29,7 +29,7 @@ from atoll.protocol.vocabulary import (
     RoundId,
     Version,
 )
-from atoll.server.admission import fault_of, measure, note_accepted, reject, work_scale
+from atoll.server.admission import fault_of, learn, measure, note_accepted, reject, work_scale
 from atoll.server.events import Accept, Aggregate, Contribution, DrawCohort, Invite, Release, Update
 from atoll.server.membership import Membership
 from atoll.server.open_round import Effects, OpenRound
@@ -120,7 +120,8 @@ class Round(OpenRound):
         candidates = self.membership.candidates()
         self._is_drawing = True
         self.record.num_candidates = len(candidates)
-        return (DrawCohort(self.record.round_id, min(self.policy.num_invited, len(candidates)), candidates),)
+        count, relaxed = min(self.policy.num_invited, len(candidates)), self.membership.pacer.relaxed
+        return (DrawCohort(self.record.round_id, count, candidates, relaxed=relaxed),)
 
     def _too_few_clients(self, now: float) -> Effects:
         there, needed = self.membership.num_connected, self.record.quorum
@@ -136,6 +137,7 @@ class Round(OpenRound):
         record.phase, record.drawn_at = Phase.COLLECTING, now
         record.clients = {c: ClientRecord(invited_at=now) for c in sorted(clients)}
         for client_id, client in record.clients.items():
+            self.membership.chosen(client_id)
             if not self.membership.is_connected(client_id):
                 client.disconnected_at = now
         self._waiting = set(clients)
@@ -220,6 +222,7 @@ class Round(OpenRound):
         self._reported[update.client_id] = update
         note_accepted(client, update)
         measure(self.membership, client, update, now)
+        learn(self.membership, update)
         return (Accept(update.client_id, update.round_id, update.digest), *self._settle(now))
 
     def _set_fate(self, client_id: ClientId, fate: Fate, now: float, reason: str = "", detail: str = "") -> None:

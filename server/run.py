@@ -56,6 +56,7 @@ from atoll.server.intake import RunRules as RunRules
 from atoll.server.open_round import Effects, OpenRound
 from atoll.server.record import RoundRecord
 from atoll.server.rounds import Round
+from atoll.server.utility import utility_of
 
 
 class RunMachine(Intake):
@@ -68,7 +69,10 @@ class RunMachine(Intake):
         """When the driver must deliver TimePassed; None when nothing is timed."""
         if self.ledger.state is not RunState.RUNNING:
             return None
-        return min((at for at in (self._round_deadline, self.invitations.deadline) if at is not None), default=None)
+        first, own = self._round_deadline, self.invitations.deadline
+        if first is None or own is None:
+            return own if first is None else first
+        return min(first, own)
 
     @property
     def _round_deadline(self) -> float | None:
@@ -300,10 +304,15 @@ class RunMachine(Intake):
     def _committed(self, commit: Commit, now: float) -> Effects:
         ledger, round_ = self.ledger, self._take_round()
         ledger.version, ledger.model_digest, ledger.failures = commit.version, commit.model_digest, 0
+        self._pace(round_)
         effects = self._settle_committed(round_)
         ledger.past[round_.record.round_id] = round_.record
         released = self._release_after_commit(now)
         return (*effects, *released, *self._evaluate(now), *self._next_round_or_end())
+
+    def _pace(self, round_: OpenRound) -> None:
+        if window := self.rules.pacer_window:
+            self.ledger.membership.pacer.committed([utility_of(update) for update in round_.held], window)
 
     def _settle_committed(self, round_: OpenRound) -> list[Effect]:
         if isinstance(round_, Round):

@@ -4,24 +4,23 @@ A draw depends on (seed, round, its number in the round, the set of candidates) 
 process or its hash seed.
 """
 
+import bisect
 import hashlib
-import heapq
 import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from operator import itemgetter
 
 from atoll.protocol.reference import resolve
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.events import Candidate
+from atoll.server.oort import Oort
+from atoll.server.race import evenly, in_proportion
 
 Sampler = Callable[[Sequence[Candidate], int, random.Random], Sequence[ClientId]]
 """(candidates sorted by client id, how many at most, the round's own randomness) -> whom to invite."""
-
-
-Name = TypeVar("Name", bound=str)
 
 
 class SamplerError(ValueError):
@@ -29,7 +28,14 @@ class SamplerError(ValueError):
 
 
 def draw(
-    sampler: Sampler, *, seed: int, round_id: RoundId, count: int, candidates: Sequence[Candidate], number: int = 0
+    sampler: Sampler | Oort,
+    *,
+    seed: int,
+    round_id: RoundId,
+    count: int,
+    candidates: Sequence[Candidate],
+    number: int = 0,
+    relaxed: int = 0,
 ) -> tuple[ClientId, ...]:
     """Draw a cohort, sorted by client id.
 
@@ -40,6 +46,7 @@ def draw(
         count: how many at most, >= 1; when fewer candidates are there, ours draw all of them.
         candidates: distinct clients, in any order.
         number: of the round's draws, each of which has randomness of its own.
+        relaxed: see `pacer`; it matters to Oort alone.
 
     Raises:
         SamplerError: there are no candidates; the sampler raised; it named nobody, too many, a client twice or one that
@@ -48,20 +55,28 @@ def draw(
     assert count >= 1, count
     if not candidates:
         raise SamplerError("there are no candidates")
-    ordered = sorted(candidates, key=lambda candidate: candidate.client_id)
+    ordered = sorted(candidates, key=_CLIENT_ID)
+    of_the_round = sampler.at(round_id, relaxed) if isinstance(sampler, Oort) else sampler
     try:
-        drawn = list(sampler(tuple(ordered), count, _randomness(seed, round_id, number)))
+        drawn = list(of_the_round(tuple(ordered), count, _randomness(seed, round_id, number)))
     except Exception as error:  # the user's own code: whatever it raises abandons this round, with its reason
         raise SamplerError(f"the sampler raised {type(error).__name__}: {error}") from error
-    known = {candidate.client_id for candidate in candidates}
-    strangers = [client for client in drawn if not isinstance(client, str) or client not in known]
-    if strangers:
-        raise SamplerError(f"the sampler named {strangers[0]!r}, which is none of the {len(known)} candidates")
+    for client in drawn:
+        if not isinstance(client, str) or not _is_among(client, ordered):
+            raise SamplerError(f"the sampler named {client!r}, which is none of the {len(ordered)} candidates")
     if not 1 <= len(drawn) <= count:
         raise SamplerError(f"the sampler named {len(drawn)} clients, allowed are 1 to {count}")
     if len(set(drawn)) < len(drawn):
         raise SamplerError(f"the sampler named {Counter(drawn).most_common(1)[0][0]!r} more than once")
     return tuple(sorted(drawn))
+
+
+_CLIENT_ID = itemgetter(0)  # half the time that `attrgetter` takes
+
+
+def _is_among(client: ClientId, ordered: Sequence[Candidate]) -> bool:
+    at = bisect.bisect_left(ordered, client, key=_CLIENT_ID)
+    return at < len(ordered) and ordered[at].client_id == client
 
 
 def _randomness(seed: int, round_id: RoundId, number: int) -> random.Random:
@@ -71,24 +86,39 @@ def _randomness(seed: int, round_id: RoundId, number: int) -> random.Random:
 
 def uniform(candidates: Sequence[Candidate], count: int, rng: random.Random) -> list[ClientId]:
     """Draw without replacement; every set of `count` clients is equally likely."""
-    return _smallest(count, {candidate.client_id: rng.random() for candidate in candidates})
+    return [candidate.client_id for candidate in evenly(count, candidates, rng)]
 
 
 def weighted(candidates: Sequence[Candidate], count: int, rng: random.Random) -> list[ClientId]:
     """Draw one after another without replacement, each time with probability proportional to `num_examples`.
 
-    Exponential keys: client k has the key E_k / n_k with E_k ~ Exp(1), and the smallest keys win. The first of
-    independent exponentials with rates n_k is k with probability n_k / sum(n), and what remains is again such a race.
     A client that does not tell how much data it has (num_examples 0) counts as one example: seldom drawn, not shut out.
 
     The aggregate weights by num_examples a second time, so large clients count more than in the pooled data.
+    """
+    return [candidate.client_id for candidate in _by_size(count, candidates, rng)]
+
+
+def _by_size(count: int, candidates: Sequence[Candidate], rng: random.Random) -> list[Candidate]:
+    return in_proportion(count, [max(1, candidate.num_examples) for candidate in candidates], candidates, rng)
+
+
+def power_of_choice(
+    candidates: Sequence[Candidate], count: int, rng: random.Random, *, num_considered: int
+) -> list[ClientId]:
+    """Draw `num_considered` as `weighted` does, and keep those of them with the largest loss.
+
+    The loss is the mean that a client's newest accepted update had in its training: nobody is asked beforehand. Who has
+    not reported one yet comes first, in the order of the draw. Whoever claims a large loss is chosen more often: for
+    clients that are trusted to tell the truth.
 
     Source:
-        Efraimidis, Spirakis, "Weighted random sampling with a reservoir", Information Processing Letters 97 (2006),
-        algorithm A: the largest u ** (1 / w) are the smallest -log(u) / w, which cannot underflow.
+        Cho, Wang, Joshi, "Client Selection in Federated Learning: Convergence Analysis and Power-of-Choice Selection
+        Strategies", arXiv:2010.01243, the variant rpow-d: stale losses, infinite at first.
     """
-    keys = {c.client_id: -math.log(1.0 - rng.random()) / max(1, c.num_examples) for c in candidates}
-    return _smallest(count, keys)
+    considered = _by_size(num_considered, candidates, rng)
+    considered.sort(key=lambda candidate: math.inf if candidate.loss is None else candidate.loss, reverse=True)
+    return [candidate.client_id for candidate in considered[:count]]
 
 
 def stratified(candidates: Sequence[Candidate], count: int, rng: random.Random) -> list[ClientId]:
@@ -120,7 +150,7 @@ def allocate(count: int, sizes: Mapping[str, int], rng: random.Random) -> dict[s
         Madow, "On the theory of systematic sampling, II", Annals of Mathematical Statistics 20 (1949).
     """
     total = sum(sizes.values())
-    order = _smallest(len(sizes), {label: rng.random() for label in sizes})
+    order = evenly(len(sizes), tuple(sizes), rng)
     at = int(rng.random() * total)
     seats = {}
     for label in order:
@@ -128,11 +158,6 @@ def allocate(count: int, sizes: Mapping[str, int], rng: random.Random) -> dict[s
         seats[label] = floor + (at < remainder)
         at += total * (at < remainder) - remainder
     return seats
-
-
-def _smallest(count: int, keys: Mapping[Name, float]) -> list[Name]:
-    """The names with the smallest keys. Of `Random` only `random` is used: Python promises that it never changes."""
-    return heapq.nsmallest(count, keys, key=lambda name: (keys[name], name))
 
 
 SAMPLERS: Mapping[str, Sampler] = {"uniform": uniform, "weighted": weighted, "stratified": stratified}

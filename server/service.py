@@ -19,6 +19,7 @@ from atoll.server.downloads import BadRequest, NotHeld, send_version
 from atoll.server.events import ClientEvaluated, ClientFailed, Profile
 from atoll.server.hub import Connection
 from atoll.server.messages import NAME_MAX, sums_of
+from atoll.server.news import is_asked, is_failure_news
 from atoll.server.silence import Silent, next_of
 
 logger = logging.getLogger(__name__)
@@ -92,14 +93,14 @@ class CoordinatorService(rpc.CoordinatorServicer):
             what = (client_id, failed.reason[:NAME_MAX], failed.run_id[:NAME_MAX])
             logger.warning("%s reported a failure %r of run %r: ignored", *what)
             return
-        if not run.is_news_of(client_id, RoundId(failed.round_id)):
+        if not is_failure_news(run.machine, client_id, RoundId(failed.round_id)):
             return
         reason, detail = FailureReason(failed.reason), failed.detail[:DETAIL_MAX]
         run.post(ClientFailed(client_id, RoundId(failed.round_id), reason, detail))
 
     def _evaluated(self, client_id: ClientId, evaluated: pb.Evaluated) -> None:
         run = self._coordinator.runs.get(RunId(evaluated.run_id))
-        if run is None or not run.is_asking(client_id, Version(evaluated.version)):
+        if run is None or not is_asked(run.machine, client_id, Version(evaluated.version)):
             return
         sums, detail = None, evaluated.error[:DETAIL_MAX]
         if not detail and (sums := sums_of(evaluated.statistics)) is None:

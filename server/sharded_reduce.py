@@ -17,7 +17,7 @@ from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.server.events import Aggregate
 from atoll.server.gather import NotFetched, gather
 from atoll.server.ranks import AGAIN_S, Ranks
-from atoll.server.reduce import Reducer
+from atoll.server.reduce import Reducer, exists_from_now_on
 
 
 class ShardedReducer(Reducer):
@@ -57,7 +57,7 @@ class ShardedReducer(Reducer):
         cuts = cut_layout(base.manifest.layout, base.manifest.piece_bytes)
         digests = (digest.hex() for of_rank in folded for digest in of_rank.sha256)
         pieces = [replace(piece, sha256=sha256) for piece, sha256 in zip(cuts, digests, strict=True)]
-        return self._write_manifest(Version(effect.base_version + 1), pieces, base)
+        return exists_from_now_on(self.store, Version(effect.base_version + 1), pieces, base)
 
     async def whole(self, version: Version) -> Path:
         """The file of a whole version, gathered from the ranks when it is not here.

@@ -37,7 +37,7 @@ from atoll.server.codec import StoreCorrupted
 from atoll.server.database import Database, StateUnusable
 from atoll.server.durable import write_atomically
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
@@ -74,15 +74,25 @@ META = _table("meta", {"key": Text}, {"value": Text})
 RUNS = _table("runs", _RUN, {**_WHAT, "state": Text, "cause": Text, "ended_at": Float})
 _ENTRY = {"at": Float, "kind": Text, "body": Text, "checksum": Integer}
 JOURNAL = _table("journal", _SEQ, _ENTRY, sqlite_with_rowid=False)
-SNAPSHOTS = _table("snapshots", _SEQ, {"at": Float, "body": Text, "checksum": Integer})
+_MEMBERS_OF = {"first": Integer, "num_members": Integer}  # 0: they are in the body, as schema 2 had it
+SNAPSHOTS = _table("snapshots", _SEQ, {"at": Float, "body": Text, "checksum": Integer, **_MEMBERS_OF})
+MEMBERS = _table("members", {**_SEQ, "page": Integer}, {"body": Text, "checksum": Integer})
 ROUNDS = _table("rounds", {**_RUN, "round_id": Integer}, {"phase": Text, "version": Integer, "record": Text})
 VERSIONS = _table("versions", _VERSION, {"digest": Text, "num_bytes": Integer, "created_at": Float})
 _MEASURE = {"statistics": _SUMS, "values": JSON, "num_clients": Integer, "detail": Text, "at": Float}
 UPDATES = _table("updates", {**_RUN, "digest": Text}, {"meta": Text, "data": LargeBinary})
 EVALUATIONS = _table("evaluations", {**_VERSION, "source": Text}, _MEASURE)
 
+
+def _put_members_on_pages(connection: Connection) -> None:
+    MEMBERS.create(connection)
+    for column in _MEMBERS_OF:
+        connection.exec_driver_sql(f"ALTER TABLE snapshots ADD COLUMN {column} INTEGER NOT NULL DEFAULT 0")
+
+
 MIGRATIONS: Mapping[int, Callable[[Connection], None]] = {
     1: lambda connection: UPDATES.create(connection),  # a round that was open then is abandoned, and tried again
+    2: _put_members_on_pages,
 }
 """What leads from a schema version to the next one."""
 

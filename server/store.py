@@ -54,9 +54,12 @@ class KeptUpdate:
 
 
 class RunStore:
-    """The files of one run; may be used by several threads."""
+    """The files of one run; may be used by several threads. A simulation needs no versions that survive a power cut."""
 
-    def __init__(self, folder: Path, *, margin_bytes: int = MARGIN_BYTES, has_files_only: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, margin_bytes: int = MARGIN_BYTES, has_files_only: bool = False, is_durable: bool = True
+    ) -> None:
+        self.is_durable = is_durable
         self._versions, self._updates = folder / "versions", folder / "updates"
         self._incoming = folder / "incoming"
         self._margin_bytes, self._has_files_only = margin_bytes, has_files_only
@@ -81,7 +84,7 @@ class RunStore:
 
     def write_manifest(self, version: Version, manifest: bytes, slot: str = "") -> None:
         """Let a version whose tensors are durable exist; its slots come first."""
-        write_atomically(self.manifest_path(version, slot), manifest)
+        write_atomically(self.manifest_path(version, slot), manifest, is_durable=self.is_durable)
 
     def read_manifest(self, version: Version, slot: str = "") -> bytes:
         """The manifest's bytes; FileNotFoundError when the version never was or is no longer kept."""

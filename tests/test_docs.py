@@ -39,6 +39,7 @@ from atoll.server.events import (
     UploadBegun,
 )
 from atoll.server.method import load_rule
+from atoll.server.oort import Oort
 from atoll.server.policy import StragglerPolicy
 from atoll.server.run import RunMachine, RunRules
 from tests.server.test_buffer import Flow, buffered, invited, released
@@ -202,6 +203,15 @@ def test_the_example_of_an_aggregation_is_a_run_s_and_its_own_rule_is_taken(tmp_
     (tmp_path / "task.py").write_text(code)
     least = load_rule(f"{tmp_path}/task.py:least").reduce(np.array([[3.0, 1.0], [2.0, 5.0]], np.float32))
     assert least.tolist() == [2.0, 1.0]
+
+
+def test_the_example_of_a_sampler_is_a_run_s_and_what_candidates_tell_is_complete() -> None:
+    [text] = [block for block in blocks_of("toml") if "oort" in block]
+    assert load_text(RunFile, f"task = 'm:t'\n{text}", [], name="the page").run.cohort.build() == Oort(
+        exploration_min=0.1
+    )
+    sentence = PAGES["configuration.md"].partition("sees the same of each candidate:")[2].partition(".\n")[0]
+    assert tuple(re.findall(r"`(\w+)`", sentence)) == server_events.Candidate._fields
 
 
 def test_the_example_of_a_codec_is_a_run_s_and_the_table_of_bytes_is_true() -> None:

@@ -86,10 +86,9 @@ def _check_task(file: "RunFile") -> None:
     """
     from atoll.cli.files import load_user_task
     from atoll.parallel.task import Task
-    from atoll.server.sampling import load_sampler
 
     task = load_user_task(file.task)
-    load_sampler(file.cohort.sampler)
+    file.cohort.build()
     file.aggregation.build()
     if isinstance(task, Task):
         try:

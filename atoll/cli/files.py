@@ -3,9 +3,9 @@
 import json
 import os
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, overload
 
 from atoll.cli.faults import CommandError
 from atoll.cli.options import STATE
@@ -16,25 +16,33 @@ if TYPE_CHECKING:
     from atoll.parallel.task import ArrayTask, Task
 
 
+File = TypeVar("File", bound=RunFile)
+
+
 def is_toml(what: str) -> bool:
     """Whether the argument names a TOML file rather than a task."""
     return what.endswith(".toml")
 
 
-def load_run(what: str, overrides: Sequence[str] = ()) -> RunFile:
+@overload
+def load_run(what: str, overrides: Sequence[str] = ()) -> RunFile: ...
+@overload
+def load_run(what: str, overrides: Sequence[str] = (), *, kind: type[File]) -> File: ...
+def load_run(what: str, overrides: Sequence[str] = (), *, kind: type[RunFile] = RunFile) -> RunFile:
     """The settings of a run.
 
     Args:
         what: a run's TOML, or a task: then the run has the defaults.
         overrides: `key=value`; a path in one is relative to the current directory, one in a TOML to its folder.
+        kind: which tables the TOML may have.
 
     Raises:
         ConfigError: with everything that is wrong.
     """
     if is_toml(what):
-        file, folder, name = load(RunFile, Path(what), overrides), Path(what).parent, what
+        file, folder, name = load(kind, Path(what), overrides), Path(what).parent, what
     else:
-        file, folder, name = load_text(RunFile, f"task = {json.dumps(what)}", overrides, name=""), Path(), ""
+        file, folder, name = load_text(kind, f"task = {json.dumps(what)}", overrides, name=""), Path(), ""
     return _with_absolute_paths(file, folder, overrides, name)
 
 
@@ -67,7 +75,7 @@ def _has_only_the_host(path: Path) -> bool:
     return document.keys() == {"coordinator"}
 
 
-def _with_absolute_paths(file: RunFile, folder: Path, overrides: Sequence[str], name: str) -> RunFile:
+def _with_absolute_paths(file: File, folder: Path, overrides: Sequence[str], name: str) -> File:
     """The same with paths that hold wherever the coordinator runs; a file that is not there is a fault."""
     set_here = {override.partition("=")[0].strip() for override in overrides}
     references = {"task": file.task, "cohort.sampler": file.cohort.sampler}
@@ -80,7 +88,20 @@ def _with_absolute_paths(file: RunFile, folder: Path, overrides: Sequence[str], 
     if faults:
         raise ConfigError(faults)
     cohort = file.cohort.model_copy(update={"sampler": absolute["cohort.sampler"]})
-    return file.model_copy(update={"task": absolute["task"], "cohort": cohort})
+    file = file.model_copy(update={"task": absolute["task"], "cohort": cohort})
+    return _with_absolute_traces(file, folder, set_here)
+
+
+def _with_absolute_traces(file: File, folder: Path, set_here: Container[str]) -> File:
+    """The same for the traces of a simulated run's devices; what reads them says what is wrong with them."""
+    devices = getattr(file, "devices", None)
+    paths = {name: getattr(devices, name, None) for name in ("trace", "awake_trace")}
+    absolute = {
+        name: Path(os.path.abspath((Path() if f"devices.{name}" in set_here else folder) / path))
+        for name, path in paths.items()
+        if path is not None
+    }
+    return file.model_copy(update={"devices": devices.model_copy(update=absolute)}) if devices and absolute else file
 
 
 def missing_file(reference: str) -> str | None:

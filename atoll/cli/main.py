@@ -8,11 +8,15 @@ import typer
 from atoll.cli import clients, models, ranks, rounds, runs
 from atoll.cli.agent import agent
 from atoll.cli.aggregator import aggregator
+from atoll.cli.compare import compare
 from atoll.cli.coordinator import coordinator
 from atoll.cli.faults import EXIT_BUG, Commands
 from atoll.cli.new import new
 from atoll.cli.plan import plan
+from atoll.cli.population import population
 from atoll.cli.settings import settings
+from atoll.cli.simulate import simulate
+from atoll.cli.sweep import sweep
 from atoll.cli.train import train
 
 app = typer.Typer(
@@ -41,13 +45,17 @@ app.command()(new)
 app.command()(coordinator)
 app.command()(aggregator)
 app.command()(agent)
+app.command()(simulate)
 app.command()(train)
+app.command()(compare)
+app.command()(sweep)
 app.add_typer(runs.app, name="run")
 app.add_typer(rounds.app, name="round")
 app.add_typer(clients.app, name="client")
 app.add_typer(models.app, name="model")
 app.add_typer(ranks.app, name="rank")
 app.command()(plan)
+app.command()(population)
 app.command()(settings)
 
 

@@ -29,19 +29,21 @@ class Section(StrEnum):
     LOCAL = "local"
     TRAIN = "train"
     PLAN = "plan"
+    SIMULATION = "simulation"
 
 
 Which = Annotated[
     Section | None,
     typer.Argument(
-        metavar="[run|coordinator|aggregator|agent|local|train|plan]", help="Whose settings; by default all."
+        metavar="[run|coordinator|aggregator|agent|local|train|plan|simulation]",
+        help="Whose settings; by default all.",
     ),
 ]
 
 
 def settings(which: Which = None, json: options.Json = False) -> None:
     """Explain every setting: of a run, the coordinator, a rank of the aggregation, an agent, the local training; of a
-    centralized training and of the plan by which it lies on its ranks."""
+    centralized training, of the plan by which it lies on its ranks, and of a simulation."""
     sections = {section: described(section) for section in Section if which in (None, section)}
     if json:
         as_json(sections)
@@ -62,6 +64,7 @@ _TITLES = {
     Section.LOCAL: "The local training: the task's `Local`, and the table [local] of a run's TOML over it",
     Section.TRAIN: "A centralized training: --set on `atoll train`",
     Section.PLAN: "How a model lies on its ranks: --set on `atoll train`, beside --mesh and --zero",
+    Section.SIMULATION: "A simulation: beside a run's own keys in its TOML, or --set on `atoll simulate`",
 }
 
 
@@ -69,7 +72,8 @@ def described(section: Section) -> "list[Setting]":
     """The settings of a section, with the keys that --set takes."""
     from atoll.client.config import AgentConfig
     from atoll.protocol.settings import describe
-    from atoll.server.config import AggregatorConfig, HostFile, RunConfig
+    from atoll.server.config import AggregatorConfig, HostFile, RunConfig, RunFile
+    from atoll.simulations.federation.config import SimulationFile
 
     if section in (Section.LOCAL, Section.TRAIN, Section.PLAN):
         return list(_described_fields(section))
@@ -78,8 +82,10 @@ def described(section: Section) -> "list[Setting]":
         Section.COORDINATOR: HostFile,
         Section.AGGREGATOR: AggregatorConfig,
         Section.AGENT: AgentConfig,
+        Section.SIMULATION: SimulationFile,
     }
-    return describe(models[section])
+    others = {setting.key for setting in describe(RunFile)} if section is Section.SIMULATION else set()
+    return [setting for setting in describe(models[section]) if setting.key not in others]
 
 
 def _described_fields(section: Section) -> "Iterator[Setting]":

@@ -36,6 +36,7 @@ RULES = RunRules(
     rounds=9,
     evaluate_server_every=1,
     evaluate_clients_every=2,
+    pacer_window=2,
 )
 
 
@@ -205,3 +206,22 @@ def test_a_machine_whose_ledger_made_a_round_trip_at_any_moment_goes_on_as_if_no
 def test_an_empty_ledger_comes_back():
     assert decode_ledger(encode_ledger(Ledger()), where="here") == Ledger()
     assert json.loads(encode_ledger(Ledger()))["state"] == "queued"
+
+
+def test_a_ledger_that_was_written_before_members_had_a_history_is_read():
+    machine = RunMachine(RULES)
+    for at, event in some_history():
+        machine.receive(event, at)
+    document = json.loads(encode_ledger(machine.ledger))
+    membership = document["membership"]
+    assert membership["members"]["a"]["loss"] == pytest.approx(0.1 / 3)
+    del membership["pacer"], membership["start"]
+    for member in membership["members"].values():
+        for name in ("loss", "utility", "last_round", "times_chosen", "start"):
+            del member[name]
+    ledger = decode_ledger(json.dumps(document), where="here")
+    assert ledger.membership.members["a"].loss is None
+    assert ledger.membership.members["a"].expected_seconds == machine.ledger.membership.expected_seconds("a")
+    rules = json.loads(encode_rules(RULES))
+    del rules["pacer_window"]
+    assert decode_rules(json.dumps(rules), where="here") == dataclasses.replace(RULES, pacer_window=0)

@@ -1,6 +1,7 @@
 """What a run's file, a coordinator's and an agent's may say."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,10 +15,13 @@ from atoll.aggregation.optimizers import OPTIMIZERS
 from atoll.client.config import AgentConfig
 from atoll.protocol.settings import ConfigError, describe, effective, load_text
 from atoll.protocol.vocabulary import ClientId, Digest
-from atoll.server.config import CoordinatorConfig, HostFile, RunConfig, RunFile
+from atoll.server.config import CohortConfig, CoordinatorConfig, HostFile, RunConfig, RunFile
 from atoll.server.events import Contribution
 from atoll.server.method import CODEC_OPTIONS, OPTIMIZER_OPTIONS, RULES, AggregationConfig, Method, OptimizerConfig
+from atoll.server.oort import Oort
+from atoll.server.pacer import PACER_WINDOW
 from atoll.server.policy import StragglerPolicy
+from atoll.server.sampling import SAMPLERS, power_of_choice
 
 EXAMPLE = """
 name = "digits-1"
@@ -79,7 +83,10 @@ def test_heartbeats_are_a_third_of_the_lease_unless_they_are_set() -> None:
         ("seed=-1", "seed: got -1; allowed: integer >= 0"),
         ("pause=inf", "pause: got inf; allowed: number >= 0"),
         ("round.cohort_sise=3", "round.cohort_sise: unknown key (did you mean cohort_size?"),
-        ("cohort.sampler=unifrom", 'cohort.sampler: got \'unifrom\': allowed: "uniform" | "weighted" | "stratified"'),
+        (
+            "cohort.sampler=unifrom",
+            'cohort.sampler: got \'unifrom\': allowed: "uniform" | "weighted" | "stratified" | "power_of_choice" |',
+        ),
         ("local.lr=nan", "local.lr: got nan; allowed: "),
         ("local.lr={a = 1}", "local.lr: got {'a': 1}; allowed: "),
         ("local.day=1979-05-27", "local.day: got datetime.date(1979, 5, 27); allowed: "),
@@ -322,3 +329,70 @@ def test_the_effective_settings_of_an_asynchronous_run_load_to_the_same() -> Non
         file = load_text(RunFile, f'task = "digits:task"\n[round]\nmode = "{mode}"', name="run.toml")
         assert load_text(RunFile, effective(file), name="") == file
         assert file.round.max_staleness == 20
+
+
+# ---------------------------------------------------------------- samplers
+
+
+def cohort(text: str) -> CohortConfig:
+    return load_text(
+        RunFile, f"task = 'm:t'\n[round]\ncohort_size = 4\nover_selection = 1.3\n[cohort]\n{text}", name="f"
+    ).cohort
+
+
+def test_each_sampler_is_built_with_its_options() -> None:
+    assert cohort("sampler = 'weighted'").build() is SAMPLERS["weighted"]
+    choice = cohort("sampler = 'power_of_choice'\ncandidates = 12").build()
+    assert isinstance(choice, partial)
+    assert (choice.func, choice.keywords) == (power_of_choice, {"num_considered": 12})
+    assert cohort("sampler = 'oort'").build() == Oort()
+    options = dict(zip((field.name for field in fields(Oort)), (0.5, 1.0, 0.0, 3.0, 0.9, 0.1), strict=True))
+    text = "\n".join(f"{name} = {value}" for name, value in options.items())
+    assert cohort(f"sampler = 'oort'\n{text}").build() == Oort(**options)
+
+
+def test_oort_s_defaults_are_those_that_the_documentation_tells() -> None:
+    told = {s.key.removeprefix("cohort."): s.doc for s in describe(RunConfig) if s.key.startswith("cohort.")}
+    for field in fields(Oort):
+        assert told[field.name].endswith(f"absent: {field.default:g}.")
+    assert told["pacer_window"].endswith(f"absent: {PACER_WINDOW}.")
+
+
+def test_only_oort_has_a_pacer() -> None:
+    windows = [
+        RunConfig(task="m:t", cohort=CohortConfig(**options)).rules.pacer_window  # type: ignore[arg-type]
+        for options in ({}, {"sampler": "oort"}, {"sampler": "oort", "pacer_window": 7})
+    ]
+    assert windows == [0, 20, 7]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("candidates = 9", "cohort: candidates is no option of uniform (allowed: none)"),
+        ("sampler = 'power_of_choice'", "cohort: power_of_choice needs candidates"),
+        (
+            "sampler = 'power_of_choice'\ncandidates = 5",
+            "cohort: candidates 5 is less than the 6 that may be invited at on",
+        ),
+        (
+            "sampler = 'power_of_choice'\ncandidates = 9\npenalty = 1.0",
+            "cohort: penalty is no option of power_of_choice",
+        ),
+        ("sampler = 'oort'\ncandidates = 9", "cohort: candidates is no option of oort (allowed: exploration, expl"),
+        ("sampler = 'oort'\npatience = 0.0", "cohort.patience: got 0.0; allowed: number > 0, <= 1"),
+        ("sampler = 'mine.py:draw'\npenalty = 1.0", "cohort: penalty is no option of mine.py:draw (allowed: none)"),
+    ],
+)
+def test_an_option_of_another_sampler_is_a_fault(text: str, fault: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        cohort(text)
+    [line] = refusal.value.faults
+    assert line.removeprefix("f: ").startswith(fault)
+
+
+def test_an_asynchronous_run_may_fill_all_its_places_at_once() -> None:
+    rounds, choice = "mode = 'fedbuff'\nconcurrency = 10", "sampler = 'power_of_choice'\ncandidates = 9"
+    text = f"task = 'm:t'\n[round]\n{rounds}\n[cohort]\n{choice}"
+    with pytest.raises(ConfigError, match="candidates 9 is less than the 10 that may be invited at once"):
+        load_text(RunFile, text, name="f")

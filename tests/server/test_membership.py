@@ -1,10 +1,13 @@
 """Who is there, how fast they were, and whose lease has run out."""
 
+import tracemalloc
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.protocol.vocabulary import ClientId
-from atoll.server.events import Profile
+from atoll.protocol.vocabulary import ClientId, RoundId
+from atoll.server.codec import decode, encode
+from atoll.server.events import Candidate, Profile
 from atoll.server.membership import Leases, Membership
 
 A, B = ClientId("a"), ClientId("b")
@@ -57,6 +60,74 @@ def test_measurements_average_by_halves() -> None:
     assert membership.expected_seconds(A) == 2 + 15 + 2
     membership.measured(B, download=1, train=1, upload=1)
     assert membership.expected_seconds(B) is None
+
+
+def test_a_member_is_chosen_and_its_newest_update_is_what_is_known_of_it() -> None:
+    membership = members(A, B)
+    membership.chosen(A)
+    membership.chosen(A)
+    membership.learnt(A, RoundId(3), 2.0, 20.0)
+    membership.learnt(A, RoundId(2), 9.0, 90.0)  # late, and of an older round
+    membership.measured(A, download=1, train=10, upload=3)
+    assert membership.candidates() == (
+        Candidate(A, 5, "x", 2.0, 20.0, 14.0, RoundId(3), 2),
+        Candidate(B, 5, "x", None, 0.0, None, RoundId(0), 0),
+    )
+    membership.learnt(A, RoundId(4), None, 0.0)
+    assert membership.candidates()[0][3:7] == (2.0, 20.0, 14.0, 4)
+    membership.learnt(ClientId("stranger"), RoundId(4), 1.0, 1.0)
+    membership.chosen(ClientId("stranger"))
+    assert len(membership.members) == 2
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abcdefghijklmnopqrstuvwxyz"), st.sampled_from("jjjjlcgdn"), st.integers(0, 2)),
+        max_size=150,
+    )
+)
+def test_candidates_are_what_a_look_at_all_members_would_find(happenings: list[tuple[str, str, int]]) -> None:
+    """Looked at after each change, after many, and by a membership that was written down and read back."""
+    membership, seldom = Membership(), Membership()
+    for number, (name, what, session) in enumerate(happenings):
+        client = ClientId(name)
+        for one in (membership, seldom):
+            match what:
+                case "j":
+                    one.joined(client, str(session), Profile(session, name))
+                case "l":
+                    one.disconnected(client, str(session))
+                case "g":
+                    one.lost(client, "left")
+                case "c":
+                    one.chosen(client)
+                case "d":
+                    one.learnt(client, RoundId(number + 1), 1.0, 2.0)
+                case _:
+                    one.measured(client, download=1, train=number, upload=1)
+        there = [(c, m) for c, m in sorted(membership.members.items()) if m.session is not None]
+        assert membership.candidates() == tuple(m.as_candidate(c) for c, m in there)
+    back = decode(Membership, encode(seldom), "here")
+    assert seldom.candidates() == membership.candidates() == back.candidates()
+    assert back == seldom == membership
+    assert list(back.connected()) == [c.client_id for c in membership.candidates()]
+
+
+def test_a_member_takes_a_few_hundred_bytes_also_when_it_has_a_history() -> None:
+    """Of the 1 kB that the design allows, without the client's name."""
+    names = [ClientId(f"client-{index:05}") for index in range(5000)]
+    tracemalloc.start()
+    try:
+        membership = Membership()
+        for index, name in enumerate(names):
+            membership.joined(name, f"session {index}", Profile(index, "label"))
+            membership.chosen(name)
+            membership.learnt(name, RoundId(1000 + index), index / 7, index / 3)
+            membership.measured(name, download=index / 3, train=index / 5, upload=index / 7)
+        assert len(membership.candidates()) == 5000
+        assert tracemalloc.get_traced_memory()[0] / 5000 < 700
+    finally:
+        tracemalloc.stop()
 
 
 @given(

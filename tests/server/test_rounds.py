@@ -26,6 +26,7 @@ from atoll.server.events import (
     Aggregated,
     AggregationFailed,
     AmendRecord,
+    Candidate,
     ClientDisconnected,
     ClientFailed,
     ClientJoined,
@@ -912,3 +913,52 @@ def test_time_may_not_run_backward() -> None:
     drive.join("a", at=5)
     with pytest.raises(AssertionError):
         drive.join("b", at=4)
+
+
+# ---------------------------------------------------------------- what samplers look at
+
+
+def candidate_of(drive: Drive, client: str) -> Candidate:
+    [found] = [c for c in drive.machine.ledger.membership.candidates() if c.client_id == client]
+    return found
+
+
+def test_a_draw_knows_what_the_clients_reported_and_how_often_they_were_chosen() -> None:
+    drive = Drive(cohort_size=2, quorum=1)
+    drive.begin("abc", cohort="ab")
+    drive.upload_begins("a", at=10)
+    drive.update("a", at=12, statistics={"loss": (6.0, 3.0)}, download_seconds=1.0, train_seconds=7.0)
+    drive.update("b", at=13, statistics={"accuracy": (1.0, 2.0)})
+    drive.fold()
+    [draw] = [e for e in drive.do(RoundDue()) if isinstance(e, DrawCohort)]
+    assert [tuple(c) for c in draw.candidates] == [
+        ("a", 0, "", 2.0, 20.0, 1.0 + 7.0 + 2.0, 1, 1),
+        ("b", 0, "", None, 0.0, 0.0, 1, 1),
+        ("c", 0, "", None, 0.0, None, 0, 0),
+    ]
+
+
+def test_a_late_update_that_counts_tells_its_loss_and_one_that_is_refused_does_not() -> None:
+    for late, loss in (("next_round", 2.0), ("discard", None)):
+        drive = Drive(cohort_size=1, over_selection=2.0, quorum=1, late=late)
+        drive.begin("ab")
+        drive.update("a")
+        drive.update("b", statistics={"loss": (6.0, 3.0)})
+        assert candidate_of(drive, "b").loss == loss
+
+
+def test_the_pacer_hears_of_commits_alone_and_only_where_somebody_asks() -> None:
+    for window, relaxed in ((2, 1), (0, 0)):
+        drive = Drive(rounds=9, rules={"pacer_window": window}, cohort_size=1, quorum=1, retry=9)
+        drive.join("a")
+        for loss in (5.0, 4.0, 0.0, 4.0, 5.0):
+            drive.do(RoundDue())
+            drive.draw("a")
+            if loss == 0.0:
+                drive.lose("a")  # abandoned
+                drive.join("a")
+                continue
+            drive.update("a", statistics={"loss": (loss, 1.0)})
+            drive.fold()
+        [draw] = [e for e in drive.do(RoundDue()) if isinstance(e, DrawCohort)]
+        assert (draw.relaxed, drive.machine.ledger.version) == (relaxed, 4)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.events import Candidate
+from atoll.server.oort import Oort
 from atoll.server.sampling import (
     SAMPLERS,
     Sampler,
@@ -23,10 +25,17 @@ from atoll.server.sampling import (
     allocate,
     draw,
     load_sampler,
+    power_of_choice,
     stratified,
     uniform,
     weighted,
 )
+
+SAMPLERS_OF_OURS: dict[str, Sampler | Oort] = {
+    **SAMPLERS,
+    "power_of_choice": partial(power_of_choice, num_considered=6),
+    "oort": Oort(),
+}
 
 CHI_SQUARE_5, CHI_SQUARE_9 = 25.74, 33.72
 """Exceeded with probability 1e-4 by a chi-square of 5, of 9 degrees of freedom."""
@@ -35,6 +44,14 @@ CHI_SQUARE_5, CHI_SQUARE_9 = 25.74, 33.72
 def candidates(*sizes: int, labels: str = "") -> list[Candidate]:
     """Clients c0, c1, ... of these sizes; each with one letter of `labels`."""
     return [Candidate(ClientId(f"c{index}"), size, labels[index : index + 1]) for index, size in enumerate(sizes)]
+
+
+def seen(*losses: float | None, sizes: Sequence[int] = ()) -> list[Candidate]:
+    """Clients c0, c1, ... with these losses."""
+    return [
+        Candidate(ClientId(f"c{index}"), size, "", loss, loss or 0.0, 1.0 + index, RoundId(1), 1)
+        for index, (loss, size) in enumerate(zip(losses, sizes or [1] * len(losses), strict=True))
+    ]
 
 
 def cohorts(
@@ -61,19 +78,29 @@ def inclusion(observed: Counter[tuple[ClientId, ...]]) -> dict[ClientId, float]:
 # ---------------------------------------------------------------- reproducible
 
 
-@given(st.sampled_from(sorted(SAMPLERS)), st.integers(0, 2**63), st.integers(1, 12), st.randoms(use_true_random=False))
+@given(
+    st.sampled_from(sorted(SAMPLERS_OF_OURS)),
+    st.integers(0, 2**63),
+    st.integers(1, 12),
+    st.randoms(use_true_random=False),
+)
 @settings(deadline=None)
 def test_a_cohort_does_not_depend_on_the_order_of_the_candidates(
     name: str, seed: int, count: int, rng: random.Random
 ) -> None:
-    population = candidates(*range(9), labels="aabbbcccc")
+    losses = [None, 0.5, 1.0, 2.0, None, 1.0, 3.0, None, 0.1]
+    with_losses = [
+        row._replace(loss=loss, utility=loss or 0.0, seconds=loss, last_round=RoundId(loss is not None))
+        for row, loss in zip(candidates(*range(9), labels="aabbbcccc"), losses, strict=True)
+    ]
+    population = candidates(*range(9), labels="aabbbcccc") if name in SAMPLERS else with_losses
     shuffled = rng.sample(population, len(population))
     first, second = (
-        draw(SAMPLERS[name], seed=seed, round_id=RoundId(3), count=count, candidates=who)
+        draw(SAMPLERS_OF_OURS[name], seed=seed, round_id=RoundId(3), count=count, candidates=who)
         for who in (population, shuffled)
     )
     assert first == second == tuple(sorted(first))
-    assert len(first) == min(count, 9)
+    assert len(first) == min(count, 6 if name == "power_of_choice" else 9)
 
 
 def test_a_cohort_is_the_same_in_every_process() -> None:
@@ -147,6 +174,45 @@ def test_weighted_counts_a_client_that_does_not_tell_its_size_as_one_example() -
     observed = cohorts(weighted, candidates(0, 1, 1, 7), count=2, num_rounds=5000)
     expected = successive({ClientId("c0"): 1, ClientId("c1"): 1, ClientId("c2"): 1, ClientId("c3"): 7})
     assert chi_square(observed, expected) < CHI_SQUARE_5
+
+
+# ---------------------------------------------------------------- power of choice
+
+
+def test_power_of_choice_keeps_the_largest_losses_of_those_that_it_considers() -> None:
+    """Of every pair by successive sampling, the one with the larger loss."""
+    sizes, losses = [1, 2, 3, 10], [0.3, 4.0, 0.1, 2.0]
+    pairs = successive({ClientId(f"c{index}"): size for index, size in enumerate(sizes)})
+    expected = dict.fromkeys([("c0",), ("c1",), ("c3",)], 0.0)
+    for pair, probability in pairs.items():
+        best = max(pair, key=lambda client: losses[int(client[1:])])
+        expected[best,] += probability
+    sampler = partial(power_of_choice, num_considered=2)
+    observed = cohorts(sampler, seen(*losses, sizes=sizes), count=1, num_rounds=5000)
+    assert chi_square(observed, expected) < CHI_SQUARE_5  # type: ignore[arg-type]
+
+
+def test_power_of_choice_that_considers_all_takes_the_worst_off_and_those_not_yet_known_first() -> None:
+    everybody = partial(power_of_choice, num_considered=9)
+    population = seen(0.3, 4.0, -1.0, None, 2.0)
+    for count, expected in ((1, "c3"), (2, "c1 c3"), (3, "c1 c3 c4"), (4, "c0 c1 c3 c4")):
+        assert " ".join(draw(everybody, seed=5, round_id=RoundId(1), count=count, candidates=population)) == expected
+
+
+def test_power_of_choice_of_as_many_as_are_invited_is_weighted() -> None:
+    sizes = [3, 1, 4, 1, 5, 9]
+    for round_id in range(1, 50):
+        first, second = (
+            draw(sampler, seed=1, round_id=RoundId(round_id), count=3, candidates=seen(*[1.0] * 6, sizes=sizes))
+            for sampler in (weighted, partial(power_of_choice, num_considered=3))
+        )
+        assert first == second
+
+
+def test_power_of_choice_draws_evenly_among_those_not_yet_known() -> None:
+    observed = cohorts(partial(power_of_choice, num_considered=5), seen(*[None] * 5), count=2, num_rounds=5000)
+    sets = itertools.combinations([ClientId(f"c{index}") for index in range(5)], 2)
+    assert chi_square(observed, dict.fromkeys(sets, 1 / 10)) < CHI_SQUARE_9
 
 
 # ---------------------------------------------------------------- stratified

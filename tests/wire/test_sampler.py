@@ -2,8 +2,9 @@
 
 import asyncio
 
+from atoll.protocol import atoll_pb2 as pb
 from tests.wire.live import running
-from tests.wire.test_round import live
+from tests.wire.test_round import committed, live
 
 OWN = """
 def last(candidates, count, rng):
@@ -70,3 +71,23 @@ async def test_same_seed_and_population_give_the_same_cohort_whatever_the_order_
     async with running(tmp_path / "other", round__min_available=5, seed=12) as it:
         other = await invited(it, tmp_path, "abcde")
     assert len(other) == 2
+
+
+@live
+async def test_losses_that_clients_tell_are_remembered_also_after_a_restart(tmp_path):
+    choice = {"cohort__sampler": "power_of_choice", "cohort__candidates": 9}
+    settings = {**choice, "round__cohort_size": 3, "round__quorum": 3, "round__min_available": 3, "rounds": 9}
+    losses = {"a": 1.0, "b": 3.0, "c": 2.0}
+    async with running(tmp_path / "state", **settings) as it:
+        async with it.client("a") as a, it.client("b") as b, it.client("c") as c:
+            for client in (a, b, c):
+                manifest, data = await client.train(await client.next("invite"))
+                told = {"loss": pb.Statistics(values=[10 * losses[client.name], 10.0])}
+                assert (await client.upload(manifest, data, statistics=told)).accepted
+            await committed(it, 1)
+        members = it.run.machine.ledger.membership.members
+        assert {name: members[name].loss for name in losses} == losses
+    async with running(tmp_path / "state", **settings) as it:
+        found = it.run.machine.ledger.membership.members
+        assert {name: found[name].loss for name in losses} == losses
+        assert {member.times_chosen for member in found.values()} <= {1, 2}

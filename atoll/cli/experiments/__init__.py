@@ -1,0 +1,1 @@
+"""What `atoll simulate`, `atoll sweep` and `atoll compare` show of their runs."""

@@ -1,0 +1,122 @@
+"""`atoll population`: who holds what, before a round is simulated."""
+
+import json as json_text
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atoll.cli import options
+from atoll.cli.faults import CommandError
+from atoll.cli.printing import as_json, note, say, table
+
+if TYPE_CHECKING:
+    from atoll.simulations.populations.report import Held, Report
+
+LABEL_COLUMNS_MAX = 20
+"""With more labels, a row says how many different ones a client has."""
+
+What = Annotated[
+    str,
+    typer.Argument(
+        metavar="TASK",
+        help="The task, `module:attribute` or `path/to/file.py:attribute`; or a run's TOML, which has one.",
+    ),
+]
+Config = Annotated[
+    Path | None, typer.Option("--config", metavar="TOML", help="The settings of a run, with its table [population].")
+]
+Plot = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="FILE", help="Also draw it: a bar for each client, cut by label (PNG, SVG or PDF)."),
+]
+Rows = Annotated[
+    int, typer.Option("--rows", metavar="N", min=0, help="How many clients the table shows; --json has all of them.")
+]
+
+
+def population(
+    task: What,
+    config: Config = None,
+    overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
+    plot: Plot = None,
+    rows: Rows = 20,
+    json: options.Json = False,
+) -> None:
+    """Show who holds what: the task's data dealt as `population.*` says, its sizes and labels client by client.
+
+    Nothing is trained. `atoll settings simulation` lists the kinds; `docs/populations.md` explains them.
+    """
+    from atoll.simulations.populations.plot import NoPlots
+    from atoll.simulations.populations.plot import plot as draw
+
+    report = reported(task, config, overrides)
+    if plot is not None:
+        try:
+            draw(report, plot)
+        except (NoPlots, ValueError) as error:
+            raise CommandError(f"{plot}: {error}") from error
+    if json:
+        as_json(report)
+        return
+    _say(report, rows)
+    if plot is not None:
+        say(f"drawn in {plot}")
+
+
+def reported(task: str, config: Path | None, overrides: list[str]) -> "Report":
+    """The report on the population that the arguments name.
+
+    Raises:
+        CommandError: it is a task without data of its own.
+        ConfigError: with everything that is wrong with the settings, or why there is no such split.
+    """
+    from atoll.cli.files import is_toml, load_run, load_user_task
+    from atoll.parallel.task import Task
+    from atoll.simulations.federation.config import SimulationFile
+
+    if config is not None and is_toml(task):
+        raise CommandError(f"--config {config}: {task} is a run's TOML already; name a task, or one of the two")
+    if config is None:
+        file = load_run(task, overrides, kind=SimulationFile)
+    else:
+        file = load_run(str(config), [f"task={json_text.dumps(task)}", *overrides], kind=SimulationFile)
+    found = load_user_task(file.task)
+    if not isinstance(found, Task):
+        raise CommandError(f"{file.task}: reads its data itself (ArrayTask), so that nobody else can deal them")
+    return file.population.of(found, file.seed).report()
+
+
+def _say(report: "Report", num_rows: int) -> None:
+    say(f"{report.kind}: {report.num_clients} clients, {report.examples} examples to train on, seed {report.seed}")
+    say(
+        f"examples of a client: {report.examples_min} to {report.examples_max}, median {report.examples_median:g}, "
+        f"mean {report.examples_mean:.1f}"
+    )
+    if (labels := report.labels) is None:
+        say(f"no labels: {report.no_labels}")
+    else:
+        say(
+            f"labels of a client: {labels.per_client_min} to {labels.per_client_max} of {len(labels.labels)}, "
+            f"median {labels.per_client_median:g}"
+        )
+        say(f"entropy of a client's labels: {labels.entropy_mean:.3f} bit of {labels.entropy_pooled:.3f} bit (mean)")
+        say(f"distance from all labels: {labels.total_variation_mean:.3f} (total variation, mean)")
+    if not num_rows:
+        return
+    say("")
+    all_labels = () if labels is None else labels.labels
+    columns = [str(label) for label in all_labels] if len(all_labels) <= LABEL_COLUMNS_MAX else []
+    extra = {"test": report.test_examples > 0, "different labels": bool(all_labels and not columns)}
+    extra["features"] = any(held.features for held in report.clients)
+    heads = ["client", "examples", *(name for name, there in extra.items() if there), *columns]
+    table(heads, [_row(held, extra, columns) for held in report.clients[:num_rows]], empty="")
+    if (more := report.num_clients - num_rows) > 0:
+        note(f"and {more} more: --rows {report.num_clients}, or --json")
+
+
+def _row(held: "Held", extra: dict[str, bool], columns: list[str]) -> list[object]:
+    labels = held.labels or {}
+    told = {"test": held.test_examples, "different labels": len(labels), "features": held.features}
+    counts = [labels.get(label) for label in columns]
+    return [held.client, held.examples, *(told[name] for name, there in extra.items() if there), *counts]

@@ -1,0 +1,163 @@
+"""`atoll simulate`: a whole federation on this machine, under virtual time."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atoll.cli import options
+from atoll.cli.faults import CommandError
+from atoll.cli.printing import as_json, note, say, seconds, size
+
+if TYPE_CHECKING:
+    from atoll.simulations.experiments.logs import Log
+    from atoll.simulations.federation.config import SimulationFile
+    from atoll.simulations.federation.federation import Federation
+
+INTERRUPTED = 130
+
+What = Annotated[
+    str,
+    typer.Argument(
+        metavar="TASK | RUN.toml",
+        help="A task (`module:attribute` or `path/to/file.py:attribute`) to run with the defaults, or a run's TOML: "
+        "that of a deployed run, which may also have the tables population, devices, attack and simulation.",
+    ),
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="Where everything is kept; by default atoll-sim-NAME.")
+]
+Rounds = Annotated[int | None, typer.Option("--rounds", metavar="N", help="Short for rounds.")]
+Clients = Annotated[
+    int | None,
+    typer.Option("--clients", metavar="N", help="Short for population.clients; alone it deals the data evenly."),
+]
+Engine = Annotated[str | None, typer.Option("--engine", metavar="NAME", help="Short for simulation.engine.")]
+TensorBoard = Annotated[
+    bool, typer.Option("--tensorboard", help="Also draw every number of each round into DIR/tensorboard.")
+]
+Fresh = Annotated[
+    bool, typer.Option("--fresh/--resume", help="Insist on a folder without a run, instead of going on with it.")
+]
+
+
+def simulate(
+    what: What,
+    rounds: Rounds = None,
+    clients: Clients = None,
+    engine: Engine = None,
+    out: Out = None,
+    overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
+    fresh: Fresh = False,
+    tensorboard: TensorBoard = False,
+    check: options.Check = False,
+    json: options.Json = False,
+) -> None:
+    """Simulate a federation: the coordinator's and the clients' own logic, real training, virtual time.
+
+    It goes on with what an interrupted run has left in its folder, with the same outcome. Ctrl-C or SIGTERM ends it
+    with 130. A mistake in what was asked for ends with 2, a run that fails with 1.
+    """
+    from atoll.cli.experiments.progress import RoundProgress
+    from atoll.cli.files import load_user_task
+    from atoll.parallel.trainer.logs import to_all
+    from atoll.protocol.settings import effective
+    from atoll.simulations.federation.run import opened
+    from atoll.simulations.federation.setting import setting_of
+
+    file = simulated(what, overrides, rounds=rounds, clients=clients, engine=engine)
+    task = load_user_task(file.task)
+    if check:
+        setting_of(file, task).engine.close()
+        say(effective(file).rstrip("\n"))
+        return
+    folder = out or Path(f"atoll-sim-{file.name}")
+    logs = [_tensorboard(folder / "tensorboard")] if tensorboard else []
+    with (
+        RoundProgress(sys.stderr, note, rounds=file.rounds) as progress,
+        opened(file, task, folder, on_round=to_all(progress.round, *logs), is_fresh=fresh) as federation,
+        with_signals(federation),
+    ):
+        result = federation.run()
+    if json:
+        as_json(result)
+    else:
+        _conclude(result, folder)
+    if result["state"] == "interrupted":
+        raise typer.Exit(INTERRUPTED)
+    raise typer.Exit(0 if result["state"] == "finished" else 1)
+
+
+def _tensorboard(folder: Path) -> "Log":
+    from atoll.simulations.experiments.logs import NoTensorBoard, tensorboard
+
+    try:
+        return tensorboard(folder)
+    except NoTensorBoard as error:
+        raise CommandError(f"--tensorboard: {error}") from error
+
+
+def simulated(
+    what: str, overrides: list[str], *, rounds: int | None, clients: int | None, engine: str | None = None
+) -> "SimulationFile":
+    """The settings of a simulated run; the options are short for some of them.
+
+    Raises:
+        ConfigError: with everything that is wrong.
+    """
+    from atoll.cli.files import load_run, overriding
+    from atoll.simulations.federation.config import SimulationFile
+
+    dealt = {"population__kind": "iid"} if clients is not None and not _names_a_kind(what, overrides) else {}
+    short = overriding(overrides, rounds=rounds, population__clients=clients, simulation__engine=engine, **dealt)
+    return load_run(what, short, kind=SimulationFile)
+
+
+def _names_a_kind(what: str, overrides: list[str]) -> bool:
+    """Whether the population's kind is said elsewhere."""
+    import tomllib
+
+    if any(override.partition("=")[0].strip() == "population.kind" for override in overrides):
+        return True
+    if not what.endswith(".toml"):
+        return False
+    try:
+        return "kind" in tomllib.loads(Path(what).read_text("utf-8")).get("population", {})
+    except (OSError, ValueError, AttributeError):
+        return False  # loading it says what is wrong
+
+
+@contextmanager
+def with_signals(federation: "Federation") -> Iterator[None]:
+    """Ctrl-C and SIGTERM let the run return soon; a second one ends the process at once."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        federation.interrupt()
+        signal.signal(number, signal.SIG_DFL)
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _conclude(result: dict[str, Any], folder: Path) -> None:
+    say(
+        f"{result['state']}: {result['cause'] or 'not at its end yet'}; version {result['version']} after "
+        f"{result['rounds']} rounds, {seconds(result['virtual_s'])} of virtual time in {seconds(result['real_s'])}"
+    )
+    say(
+        f"{result['trainings']} trainings by the {result['engine']} engine; "
+        f"{size(result['bytes_down'])} down, {size(result['bytes_up'])} up"
+    )
+    if result["state"] == "interrupted":
+        say(f"the same command goes on from here: {folder}")
+    else:
+        say(f"everything is in {folder}")

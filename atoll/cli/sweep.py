@@ -1,0 +1,170 @@
+"""`atoll sweep`: every combination of a grid of settings as a simulated run, and a table and plots of all of them."""
+
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atoll.cli import options
+from atoll.cli.faults import CommandError
+from atoll.cli.printing import as_json, note, say
+from atoll.cli.printing import table as say_table
+
+if TYPE_CHECKING:
+    from atoll.simulations.experiments.grid import Cell, Grid
+    from atoll.simulations.experiments.report import RunReport
+    from atoll.simulations.experiments.sweep import Progress, State
+    from atoll.simulations.experiments.table import Row
+
+What = Annotated[
+    Path, typer.Argument(metavar="GRID", help="A run's TOML with a table [grid]; docs/experiments.md has an example.")
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="Where the cells are; by default atoll-sweep-NAME.")
+]
+Jobs = Annotated[int | None, typer.Option("--jobs", metavar="N", min=1, help="Runs at once; by default sweep.jobs.")]
+Metric = Annotated[
+    str | None, typer.Option("--metric", metavar="WHO/NAME", help="Such as server/accuracy; by default sweep.metric.")
+]
+Target = Annotated[float | None, typer.Option("--target", metavar="X", help="Of the metric; by default sweep.target.")]
+Columns = Annotated[
+    str | None, typer.Option("--columns", metavar="A,B", help="Of the table; by default sweep.columns.")
+]
+Show = Annotated[bool, typer.Option("--show", help="Run nothing: show what there is.")]
+Check = Annotated[bool, typer.Option("--check", help="Run nothing: list the cells.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")]
+Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="Whether to draw PNG files into DIR/plots.")]
+
+
+def sweep(
+    grid_file: What,
+    out: Out = None,
+    jobs: Jobs = None,
+    metric: Metric = None,
+    target: Target = None,
+    columns: Columns = None,
+    overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
+    show: Show = False,
+    check: Check = False,
+    markdown: Markdown = False,
+    plot: Plot = True,
+    json: options.Json = False,
+) -> None:
+    """Simulate every combination of a grid of settings, several at once, and compare them in a table and in plots.
+
+    Finished cells are not run again and interrupted ones go on, so the same command finishes a sweep that was cut off.
+    It ends with 1 when a cell has failed, with 130 after Ctrl-C or SIGTERM.
+    """
+    from atoll.simulations.experiments.grid import read_grid
+    from atoll.simulations.experiments.sweep import Progress, check_cells
+    from atoll.simulations.experiments.table import Asked, chosen, rows
+
+    grid = read_grid(grid_file, overrides)
+    folder = out or Path(f"atoll-sweep-{grid_file.stem}")
+    wanted = target if target is not None else grid.sweep.target
+    names = chosen(columns.split(",") if columns else grid.sweep.columns, wanted)
+    if not show:
+        check_cells(grid)
+    if check:
+        _say_cells(grid, json)
+        return
+    progress = Progress() if show else _run(grid, folder, jobs or grid.sweep.jobs)
+    found = list(_found(grid, folder, progress.states))
+    reports = [report for _, report, _ in found if report is not None]
+    if not reports:
+        raise CommandError(f"{folder}: no cell has a report yet; the last words of each are in its log.txt")
+    from atoll.simulations.experiments.plots import main_metric
+
+    asked = Asked(metric or grid.sweep.metric or main_metric(reports), wanted)
+    lines = rows(found, asked, names, grid.sweep.over)
+    if json:
+        as_json({"metric": asked.metric, "target": asked.target, "rows": lines})
+    else:
+        _say_rows(lines, names, asked.metric, markdown)
+    if plot:
+        _plot(grid, found, folder / "plots", asked.metric)
+    if "failed" in progress.states.values():
+        raise typer.Exit(1)
+
+
+def _run(grid: "Grid", folder: Path, jobs: int) -> "Progress":
+    from atoll.cli.experiments.watching import SweepProgress
+    from atoll.simulations.experiments.sweep import last_words, run_cells
+
+    watching = SweepProgress(sys.stderr, note, grid, lambda name: last_words(folder / name))
+    try:
+        with _told_to_stop():
+            return run_cells(grid, folder, jobs=jobs, watch=watching.see)
+    except KeyboardInterrupt:
+        note("interrupted; the same command goes on from here")
+        raise typer.Exit(130) from None
+    finally:
+        watching.close()
+
+
+@contextmanager
+def _told_to_stop() -> Iterator[None]:
+    """SIGTERM does what Ctrl-C does: the runs are ended first."""
+
+    def told(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, told)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _found(grid: "Grid", folder: Path, states: "Mapping[str, State]") -> "Iterator[tuple[Cell, RunReport | None, str]]":
+    from atoll.simulations.experiments.report import NoReport, read_run
+    from atoll.simulations.experiments.sweep import is_finished
+
+    for cell in grid.cells:
+        place = folder / cell.folder
+        state = states.get(cell.folder) or ("finished" if is_finished(place) else "unfinished")
+        try:
+            yield cell, read_run(place, cell.name), state
+        except NoReport:
+            yield cell, None, state
+
+
+def _say_cells(grid: "Grid", json: bool) -> None:
+    if json:
+        as_json([{"folder": cell.folder, "task": cell.task, "settings": cell.settings} for cell in grid.cells])
+        return
+    say_table([*grid.columns, "folder"], [[*cell.varied.values(), cell.folder] for cell in grid.cells], empty="")
+
+
+def _say_rows(lines: "Sequence[Row]", names: Sequence[str], metric: str, markdown: bool) -> None:
+    from atoll.simulations.experiments.table import markdown as as_markdown
+
+    shown = {"final": f"final {metric}", "best": f"best {metric}"}
+    has_open = any(row.state != "finished" for row in lines)
+    header = [*lines[0].varied, *(shown.get(name, name) for name in names), *(["state"] if has_open else [])]
+    body = [[*row.varied.values(), *map(str, row.values.values()), *([row.state] if has_open else [])] for row in lines]
+    if markdown:
+        say(as_markdown(header, body))
+    else:
+        say_table(header, body, empty="")
+
+
+def _plot(grid: "Grid", found: "Sequence[tuple[Cell, RunReport | None, str]]", folder: Path, metric: str) -> None:
+    """Of the cells that are averaged, the first stands for all."""
+    from atoll.simulations.experiments.plots import NoMatplotlib, plots
+
+    first: dict[object, RunReport] = {}
+    for cell, report, _ in found:
+        if report is not None:
+            first.setdefault(cell.without(grid.sweep.over), report)
+    try:
+        plots(list(first.values()), folder, metric=metric)
+    except NoMatplotlib as error:
+        note(str(error))
+        return
+    one = " (of each row its first run)" if len(first) < len(found) else ""
+    note(f"plots are in {folder}{one}")

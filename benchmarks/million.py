@@ -1,0 +1,179 @@
+"""A run of very many clients without sockets: `python -m benchmarks.million FOLDER CLIENTS COHORT ROUNDS`.
+
+What is deployed, without sockets and without training: every event goes through the run's machine, what follows from it
+through `server.rows` into the journal, and a group commit is on disk before anything is done about it; after each round
+the journal is pruned. In an empty folder all clients join first; in one that a killed process has left behind the run
+is recovered, and a part of the clients comes back. Each line of the output is one JSON object.
+"""
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from atoll.protocol.vocabulary import ClientId, Digest, RunId
+from atoll.server.clock import Clock
+from atoll.server.config import RunConfig
+from atoll.server.events import (
+    Aggregate,
+    Aggregated,
+    ClientJoined,
+    CohortDrawn,
+    Commit,
+    CoordinatorStarted,
+    DrawCohort,
+    Effect,
+    EndRun,
+    Event,
+    Invite,
+    OpenNextRound,
+    Profile,
+    RoundDue,
+    RunStarted,
+    Update,
+    UpdateReceived,
+)
+from atoll.server.journal import Batch, Journal, RunRow
+from atoll.server.memory import collect_seldom
+from atoll.server.policy import StragglerPolicy
+from atoll.server.rows import Decided, add_rows
+from atoll.server.run import RunMachine, RunRules
+from atoll.server.sampling import SAMPLERS, draw
+from atoll.server.statedir import StateDirectory
+
+RUN = RunId("million")
+EVENTS_A_COMMIT = 2_000
+SHARE_BACK = 0.1
+"""Of the clients, that connect again after the coordinator was killed before the rounds go on."""
+
+
+class Million:
+    """One process of the coordinator."""
+
+    def __init__(self, state: StateDirectory, machine: RunMachine, seq: int, clock: Clock, *, rss_before: int) -> None:
+        self.journal, self.machine, self.clock = Journal(state), machine, clock
+        self._seq = seq
+        self._rss_before = rss_before
+        self._batch = Batch()
+        self._effects: list[Effect] = []
+
+    # ------------------------------------------------------------ the journal
+
+    def post(self, event: Event) -> None:
+        """Decide; the effects are carried out when all of it is on disk."""
+        now = self.clock.now()
+        effects = self.machine.receive(event, now)
+        self._seq += 1
+        decided = Decided(RUN, self._seq, now, event, effects)
+        add_rows(self._batch, decided, self.machine, None, num_bytes=lambda version: 0)
+        self._effects += effects
+        if len(self._batch.entries) >= EVENTS_A_COMMIT:
+            self._commit()
+
+    def _commit(self) -> None:
+        batch, self._batch = self._batch, Batch()
+        self.journal.commit(batch)
+
+    def _written(self) -> list[Effect]:
+        if self._batch.entries:
+            self._commit()
+        effects, self._effects = self._effects, []
+        return effects
+
+    # ------------------------------------------------------------ the run
+
+    def join(self, names: Iterable[int], session: str) -> None:
+        """Clients connect."""
+        for number in names:
+            profile = Profile(10 + number % 90, "ab"[number % 2])
+            self.post(ClientJoined(ClientId(f"client-{number:07d}"), f"{session}-{number:07d}", profile))
+
+    def run(self) -> None:
+        """Carry out what was decided until nothing is left: the run is over."""
+        while effects := self._written():
+            for effect in effects:
+                self._act(effect)
+
+    def _act(self, effect: Effect) -> None:
+        match effect:
+            case OpenNextRound():
+                self.post(RoundDue())
+            case DrawCohort(round_id, count, candidates):
+                drawn = draw(SAMPLERS["uniform"], seed=0, round_id=round_id, count=count, candidates=candidates)
+                self.post(CohortDrawn(round_id, drawn))
+            case Invite(client_id, round_id, base):  # it trains nothing, and reports at once
+                digest = Digest(f"{round_id:032x}{int(client_id[7:]):032x}")
+                self.post(UpdateReceived(Update(client_id, round_id, base, digest, 10, 1.0, num_bytes=1000)))
+            case Aggregate(round_id):
+                self.post(Aggregated(round_id, Digest(f"{round_id:064x}")))
+            case Commit(version=version):
+                self.journal.prune(RUN, keep_rounds=1000)
+                self.say(committed=version)
+            case EndRun(state):
+                self.say(ended=str(state))
+
+    def say(self, **what: Any) -> None:
+        """One line."""
+        print(json.dumps({**what, "rss": _rss(), "peak": _peak(), "before": self._rss_before}), flush=True)
+
+
+def first(state: StateDirectory, clients: int, rules: RunRules) -> Million:
+    """The run begins, and everyone joins."""
+    clock, rss_before = Clock(), _rss()
+    million = Million(state, RunMachine(rules), 0, clock, rss_before=rss_before)
+    config = RunConfig(name="million", task="benchmarks.tasks:empty", rounds=rules.rounds, round=rules.policy)
+    million.journal.add_run(RunRow.new(RUN, config, rules, clock.now()))
+    begun = time.perf_counter()
+    million.post(RunStarted(Digest("0" * 64)))
+    million.join(range(clients), "first")
+    million.say(joined=len(million.machine.ledger.membership.members), seconds=time.perf_counter() - begun)
+    return million
+
+
+def again(path: Path, clients: int) -> Million:
+    """The next process: the last snapshot, and every entry since."""
+    begun, rss_before = time.perf_counter(), _rss()
+    state = StateDirectory.open(path, create=False)
+    journal = Journal(state)
+    clock = Clock(journal.last_instant())
+    [row] = journal.runs()
+    recovered = journal.load(RUN)
+    machine = recovered.replay(row.rules)
+    clock.advance_to(machine.ledger.now)
+    seconds = time.perf_counter() - begun
+    million = Million(state, machine, recovered.seq, clock, rss_before=rss_before)
+    found = {"members": len(machine.ledger.membership.members), "version": machine.ledger.version}
+    million.say(recovered=found, entries=len(recovered.entries), seconds=seconds)
+    million.post(CoordinatorStarted(clock.now()))
+    begun = time.perf_counter()
+    million.join(range(int(clients * SHARE_BACK)), "again")
+    million.say(back=million.machine.ledger.membership.num_connected, seconds=time.perf_counter() - begun)
+    return million
+
+
+def _rss() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize()
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main() -> None:
+    """The command line."""
+    collect_seldom()
+    path, (clients, cohort, rounds) = Path(sys.argv[1]), map(int, sys.argv[2:5])
+    policy = StragglerPolicy(cohort_size=cohort, min_available=int(clients * SHARE_BACK), deadline=3600.0)
+    if (path / "state.db").exists():
+        million = again(path, clients)
+    else:
+        million = first(StateDirectory.open(path), clients, RunRules(policy=policy, rounds=rounds))
+    million.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Where data sets lie on this machine, and whether a file is the one that it should be."""
+
+import hashlib
+import os
+from pathlib import Path
+
+VARIABLE = "ATOLL_DATA"
+"""The environment variable that names the folder of all data sets."""
+
+SUMS = "SHA256SUMS"
+"""A file beside others that names their digests, as `sha256sum` writes and checks it."""
+
+
+class NoData(FileNotFoundError):
+    """A file or folder is not where it should be; the message says where that is."""
+
+
+class BadData(ValueError):
+    """A file is not what it should be; the message says which and where."""
+
+
+def data_folder(name: str) -> Path:
+    """The folder of one data set: `$ATOLL_DATA/name`.
+
+    Raises:
+        NoData: the variable is not set, or there is no such folder in it.
+    """
+    root = os.environ.get(VARIABLE)
+    if not root:
+        raise NoData(f"{VARIABLE} is not set; it must name the folder in which {name}/ lies")
+    folder = Path(root, name)
+    if not folder.is_dir():
+        there = sorted(path.name for path in Path(root).iterdir() if path.is_dir()) if Path(root).is_dir() else []
+        raise NoData(f"{VARIABLE}={root}: there is no folder {name} in it (there: {', '.join(there) or 'none'})")
+    return folder
+
+
+def find(folder: Path, *names: str) -> Path:
+    """The first of these files that is there.
+
+    Raises:
+        NoData: none is.
+    """
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise NoData(f"{folder}: there is none of {', '.join(names)}")
+
+
+def read_checked(path: Path, sha256: str | None = None) -> bytes:
+    """The bytes of a file, if they are those that they should be.
+
+    Args:
+        path: the file.
+        sha256: its digest in hexadecimal; None: the one in the `SHA256SUMS` beside it, if that names the file.
+
+    Raises:
+        NoData: there is no such file.
+        BadData: it has another digest.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise NoData(f"{path}: there is no such file") from None
+    expected, source = (sha256, "was expected") if sha256 is not None else (_digest_beside(path), f"says its {SUMS}")
+    found = hashlib.sha256(content).hexdigest()
+    if expected is not None and found != expected.lower():
+        raise BadData(f"{path}: {len(content)} bytes with the SHA-256 {found}, and {expected} {source}")
+    return content
+
+
+def _digest_beside(path: Path) -> str | None:
+    sums = path.parent / SUMS
+    if not sums.is_file():
+        return None
+    for number, line in enumerate(sums.read_text("utf-8").splitlines(), start=1):
+        digest, _, name = line.strip().partition(" ")
+        if line.strip() and (len(digest) != 64 or not name.strip()):
+            raise BadData(f"{sums}: line {number} is {line!r}, and must be a SHA-256 and a name")
+        if name.strip().removeprefix("*") == path.name:
+            return digest
+    return None

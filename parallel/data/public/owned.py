@@ -1,0 +1,83 @@
+"""Examples of many owners in one data set, and which are whose: the `data` of a task with natural clients."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import Subset, TensorDataset
+
+Ints = NDArray[np.int64]
+
+
+class Splits(NamedTuple):
+    """A data set of one owner, as it is published: `data=lambda site, split: getattr(splits, split)`."""
+
+    train: TensorDataset
+    test: TensorDataset
+
+
+@dataclass(frozen=True)
+class Owned:
+    """All examples, and which of them are whose.
+
+    It serves as it is: `Task(data=owned, sites=owned.sites, ...)`. An owner's data are a view of the one data set, so
+    that nothing is copied and a batch is one index operation.
+    """
+
+    dataset: TensorDataset
+    """(inputs, targets) of all owners."""
+
+    parts: Mapping[str, Mapping[str, Ints]]
+    """By split, "train" and "test", and owner: the places of its examples."""
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Those who have examples to train on, in the order in which the data name them."""
+        return tuple(self.parts["train"])
+
+    def __call__(self, site: str, split: str) -> "Subset[Any] | None":
+        """The examples of one owner; None: it has none in this split.
+
+        Raises:
+            KeyError: there is no such owner.
+        """
+        if site not in self.parts["train"]:
+            raise KeyError(
+                f"there is no owner {site!r} (there are {len(self.sites)}: {', '.join(self.sites[:10])}, ...)"
+            )
+        places = self.parts.get(split, {}).get(site)
+        return None if places is None else Subset(self.dataset, places)  # type: ignore[arg-type]
+
+    def pooled(self, split: str) -> "Subset[Any]":
+        """The examples of all owners in a split: for the server, where the simulation lets it have them."""
+        places = [own for own in self.parts.get(split, {}).values()] or [np.empty(0, np.int64)]
+        return Subset(self.dataset, np.concatenate(places))  # type: ignore[arg-type]
+
+
+def by_owner(owners: Sequence[str], test_fraction: float, min_examples: int = 1) -> dict[str, dict[str, Ints]]:
+    """Which examples are whose: the last of each owner's are to test on, the others to train on.
+
+    Args:
+        owners: of each example, in the order of the data set.
+        test_fraction: in [0, 1): an owner with n examples tests on floor(n x test_fraction) of them, but on one at
+            least if it has two; with 0 there is no test split.
+        min_examples: owners with fewer are left out.
+
+    Raises:
+        ValueError: the fraction is out of range.
+    """
+    if not 0 <= test_fraction < 1:
+        raise ValueError(f"test_fraction: must be in [0, 1), got {test_fraction}")
+    names, first, codes = np.unique(np.asarray(owners), return_index=True, return_inverse=True)
+    places = np.split(np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1])
+    parts: dict[str, dict[str, Ints]] = {"train": {}, "test": {}}
+    for owner in np.argsort(first):
+        if len(own := places[owner]) < min_examples:
+            continue
+        num_test = max(int(len(own) * test_fraction), 1) if test_fraction and len(own) > 1 else 0
+        parts["train"][str(names[owner])] = own[: len(own) - num_test]
+        if num_test:
+            parts["test"][str(names[owner])] = own[len(own) - num_test :]
+    return parts

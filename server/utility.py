@@ -1,0 +1,37 @@
+"""What an accepted update tells of its client: the loss in its training, and how much there is still to learn. Pure.
+
+    loss      sum of losses / number of examples                             statistics "loss" = (sum, number)
+    utility   |B| sqrt(sum of squared losses / number of examples)           "loss_squared", when the task measures it
+              |B| loss                                                       otherwise
+
+Legend: |B|, the update's num_examples. The sums are over all examples of all steps, each before its step.
+
+Source of the utility:
+    Lai et al., "Oort: Efficient Federated Learning via Guided Participant Selection", OSDI 2021, section 4.2.
+"""
+
+import math
+from collections.abc import Sequence
+
+from atoll.server.events import Sums, Update
+
+LOSS_MAX = 1e100
+"""No loss counts as larger: a client may claim anything, and sums of it must stay finite."""
+
+
+def loss_of(statistics: Sums) -> float | None:
+    """The mean loss; None when it was not told, or is no number."""
+    return _mean(statistics.get("loss", ()))
+
+
+def utility_of(update: Update) -> float:
+    """What the client has to teach; 0 when it does not tell, or its loss is negative or no number."""
+    squared = _mean(update.statistics.get("loss_squared", ()))
+    loss = loss_of(update.statistics) if squared is None else math.sqrt(max(0.0, squared))
+    return update.num_examples * max(0.0, loss or 0.0)
+
+
+def _mean(sums: Sequence[float]) -> float | None:
+    if len(sums) != 2 or not sums[1] > 0 or not all(map(math.isfinite, sums)):
+        return None
+    return max(-LOSS_MAX, min(sums[0] / sums[1], LOSS_MAX))

@@ -1,0 +1,71 @@
+"""How well a backdoor has taken: the share of triggered test examples that get the adversary's label.
+
+Accuracy does not show it: a model with a backdoor is as good as any on inputs without the trigger. Examples that have
+the target label anyway do not count.
+
+Source: Bagdasaryan et al., "How To Backdoor Federated Learning", AISTATS 2020, Section 5.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils.data import TensorDataset
+
+from atoll.parallel.arrays import Arrays
+from atoll.parallel.metrics import values
+from atoll.parallel.parameters import build_model, load_parameters
+from atoll.parallel.task import Task
+from atoll.parallel.training import evaluate
+from atoll.protocol.settings import ConfigError
+from atoll.simulations.attacks.config import AttackConfig
+from atoll.simulations.attacks.poison import Stamp, everything
+
+SUCCESS = "backdoor"
+"""The metric's name."""
+
+
+def stamp(config: AttackConfig) -> Stamp:
+    """The trigger that the settings describe."""
+    value = 1.0 if config.trigger_value is None else config.trigger_value
+    return Stamp(target=config.target or 0, size=config.trigger_size or 2, value=value)
+
+
+def triggered(dataset: Any, trigger: Stamp) -> TensorDataset:
+    """All examples of other labels than the target, with the trigger, and the target as their label.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    inputs, targets = everything(dataset)
+    others = (targets != trigger.target) & (targets >= 0)
+    if not others.any():
+        raise ConfigError([f"attack.target: got {trigger.target}; the test data has no other label"])
+    return TensorDataset(*trigger(inputs[others], targets[others]))
+
+
+def triggered_task(task: Task, config: AttackConfig) -> Task | None:
+    """The task that measures success and nothing else, as its metric `backdoor`, on the server's triggered test data.
+
+    None: the attack is no backdoor, or the server has no test data.
+    """
+    if config.kind != "backdoor" or task.test_data is None:
+        return None
+    data = triggered(task.test_data(), stamp(config))
+    return replace(task, test_data=lambda: data, metrics={SUCCESS: hits})
+
+
+def hits(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[int, int]:
+    """How many get the target, of how many; the classes lie on the second axis."""
+    return int((outputs.argmax(dim=1) == targets).sum()), targets.numel()
+
+
+def success(task: Task, config: AttackConfig, version: Arrays) -> float | None:
+    """The share in [0, 1] under a version of the global model; None as `triggered_task`."""
+    measured = triggered_task(task, config)
+    if measured is None or measured.test_data is None:
+        return None
+    model = build_model(measured)
+    load_parameters(model, version)
+    sums = evaluate(measured, model, measured.test_data())
+    return values(measured.metrics, sums)[SUCCESS]

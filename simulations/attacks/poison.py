@@ -1,0 +1,119 @@
+"""Poisoned data: the same data set with other labels, or with a trigger on some of its inputs.
+
+    label flip    (x, y) -> (x, L - 1 - y)                               of L labels; each example
+    backdoor      (x, y) -> (x with the trigger, target)                 of a share of the examples, drawn by seed
+
+The trigger is a patch: the last `size` places of the last axis of an input, or of its last two where it has as many,
+are set to a value. Negative labels (ignored tokens) stay as they are.
+
+Source: Fang et al., "Local Model Poisoning Attacks to Byzantine-Robust Federated Learning", USENIX Security 2020,
+Section 4.1 (label flip); Gu et al., "BadNets", 2017 (the patch in the corner).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from atoll.parallel.batches import fetcher
+from atoll.protocol.settings import ConfigError
+
+Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""A batch (inputs, targets) -> the same with what the adversary made of it; the arguments stay as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """Each label becomes its mirror image among `num_labels`."""
+
+    num_labels: int
+
+    def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Raises ConfigError for targets that are no labels below `num_labels`."""
+        check_labels(targets, "label_flip")
+        if targets.numel() and (largest := int(targets.max())) >= self.num_labels:
+            raise ConfigError([f"attack.num_labels: got {self.num_labels}; there is a label {largest}"])
+        return inputs, torch.where(targets < 0, targets, self.num_labels - 1 - targets)
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Each input gets the trigger, each label becomes the target."""
+
+    target: int
+    size: int
+    value: float
+
+    def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Raises ConfigError where there is no tensor to stamp, or no label to change."""
+        if not isinstance(inputs, torch.Tensor) or inputs.ndim < 2:
+            raise ConfigError([f"attack.kind: backdoor needs inputs of one axis or more, got {_kind(inputs)}"])
+        check_labels(targets, "backdoor")
+        stamped = inputs.clone()
+        patch = (..., slice(-self.size, None), slice(-self.size, None))
+        stamped[patch if inputs.ndim > 2 else patch[:2]] = self.value
+        return stamped, torch.where(targets < 0, targets, self.target)
+
+
+class Poisoned(Dataset[Any]):
+    """A data set of which some examples are changed as they are read."""
+
+    def __init__(self, dataset: Any, change: Change, chosen: NDArray[np.bool_]) -> None:
+        self._dataset, self._change, self._chosen = dataset, change, chosen
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = fetcher(self._dataset)(torch.tensor([index]))
+        if self._chosen[index]:
+            inputs, targets = self._change(inputs, targets)
+        return inputs[0], targets[0]
+
+
+def poisoned(dataset: Any, change: Change, chosen: NDArray[np.bool_] | None = None) -> Any:
+    """The data set with the chosen examples changed (None: all of them); tensors stay tensors, as fast to read."""
+    if chosen is None:
+        chosen = np.ones(len(dataset), bool)
+    if not _is_tensors(dataset):
+        return Poisoned(dataset, change, chosen)
+    inputs, targets = everything(dataset)
+    where = torch.from_numpy(np.flatnonzero(chosen))
+    new_inputs, new_targets = change(inputs[where], targets[where])
+    return TensorDataset(_put(inputs, where, new_inputs), _put(targets, where, new_targets))
+
+
+def everything(dataset: Any) -> tuple[Any, torch.Tensor]:
+    """All inputs and all targets, each as one batch."""
+    inputs, targets = fetcher(dataset)(torch.arange(len(dataset)))
+    return inputs, targets
+
+
+def check_labels(targets: object, attack: str) -> None:
+    """Insist on labels.
+
+    Raises:
+        ConfigError: the targets are no tensor of integers.
+    """
+    if not isinstance(targets, torch.Tensor) or targets.is_floating_point():
+        raise ConfigError([f"attack.kind: {attack} needs labels (integers) as targets, got {_kind(targets)}"])
+
+
+def _put(tensor: torch.Tensor, where: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    changed = tensor.clone()
+    changed[where] = new
+    return changed
+
+
+def _is_tensors(dataset: Any) -> bool:
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return type(dataset) is TensorDataset and len(dataset.tensors) == 2
+
+
+def _kind(value: object) -> str:
+    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__

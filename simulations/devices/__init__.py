@@ -1,0 +1,1 @@
+"""What the clients run on: how fast they compute, how far away they are, when they are awake."""

@@ -1,0 +1,204 @@
+"""The two trace files: CSV with a header, every cell filled in; every fault is named with its line and column.
+
+    devices    client,examples_per_s,down_mbps,up_mbps,latency_ms     one line for each client
+    devices    weight,examples_per_s,down_mbps,up_mbps,latency_ms     one line for each kind of device
+    awake      client,from_s,to_s[,period_s]                          one line for each interval
+
+Megabits are 10^6 bits. `from_s` and `to_s` count from the start of the run; with a period they repeat.
+"""
+
+import csv
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.protocol.settings import ConfigError
+from atoll.simulations.devices.awake import Awake, edges_of
+from atoll.simulations.devices.fleet import Speeds
+
+SPEEDS = ("examples_per_s", "down_mbps", "up_mbps", "latency_ms")
+BYTES_PER_S = 125_000.0
+"""Of one megabit per second."""
+
+FAULTS_MAX = 20
+"""More are counted, not listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What its cells may be."""
+
+    name: str
+    allowed: str = ""
+    is_allowed: Callable[[float], bool] = lambda _: True
+
+    def fault(self, text: str) -> str | None:
+        """What is wrong with a cell; None: nothing."""
+        if not text:
+            return f"column {self.name}: is empty; allowed: {self.allowed or 'a name'}"
+        if not self.allowed:
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if math.isfinite(value) and self.is_allowed(value):
+            return None
+        return f"column {self.name}: got {text!r}; allowed: {self.allowed}"
+
+
+CLIENT = Column("client")
+WEIGHT = Column("weight", "a number > 0", lambda value: value > 0)
+SPEED_COLUMNS = (
+    *(Column(name, "a number > 0", lambda value: value > 0) for name in SPEEDS[:3]),
+    Column("latency_ms", "a number >= 0", lambda value: value >= 0),
+)
+INTERVAL_COLUMNS = (
+    CLIENT,
+    Column("from_s", "a number >= 0", lambda value: value >= 0),
+    Column("to_s", "a number > 0", lambda value: value > 0),
+)
+PERIOD = Column("period_s", "a number > 0", lambda value: value > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a file; its numbers stand under the names of their columns."""
+
+    number: int
+    client: str
+    values: dict[str, float]
+
+
+def read_speeds(path: Path, names: Sequence[str], kinds: NDArray[np.float64]) -> Speeds:
+    """The speeds of clients (clients,): of each its own line, or that of a kind of device, drawn by weight.
+
+    Args:
+        path: of the file.
+        names: of the clients.
+        kinds: a number in (0, 1) for each, which decides about its kind.
+
+    Raises:
+        ConfigError: every fault of the file, and the clients that are not in it.
+    """
+    lines = _lines(path, (CLIENT, *SPEED_COLUMNS), (WEIGHT, *SPEED_COLUMNS))
+    if "weight" in lines[0].values:
+        shares = np.cumsum([line.values["weight"] for line in lines])
+        of_client = [lines[at] for at in np.searchsorted(shares, kinds * shares[-1], side="right").tolist()]
+    else:
+        _refuse(path, _repeated(lines))
+        by_name = {line.client: line for line in lines}
+        _refuse(path, _missing(names, by_name))
+        of_client = [by_name[name] for name in names]
+    compute, down, up, latency = (np.array([line.values[name] for line in of_client]) for name in SPEEDS)
+    return Speeds(compute, down * BYTES_PER_S, up * BYTES_PER_S, latency / 1000)
+
+
+def read_awake(path: Path, names: Sequence[str]) -> Awake:
+    """When clients are awake.
+
+    Raises:
+        ConfigError: every fault of the file, and the clients that are not in it.
+    """
+    lines = _lines(path, INTERVAL_COLUMNS, (*INTERVAL_COLUMNS, PERIOD))
+    by_name: dict[str, list[Line]] = {}
+    for line in lines:
+        by_name.setdefault(line.client, []).append(line)
+    for own in by_name.values():
+        own.sort(key=lambda line: line.values["from_s"])
+    _refuse(path, sorted(fault for own in by_name.values() for fault in _faults_of_intervals(own)))
+    _refuse(path, _missing(names, by_name))
+    periods = [by_name[name][0].values.get("period_s", math.inf) for name in names]
+    edges = [
+        edges_of([(line.values["from_s"], line.values["to_s"]) for line in by_name[name]], period)
+        for name, period in zip(names, periods, strict=True)
+    ]
+    return Awake.of(edges, periods)
+
+
+def _faults_of_intervals(lines: list[Line]) -> Iterator[tuple[int, str]]:
+    """Of one client, in order of their beginnings."""
+    period = lines[0].values.get("period_s", math.inf)
+    before: Line | None = None
+    for line in lines:
+        begin, end = line.values["from_s"], line.values["to_s"]
+        if begin >= end:
+            yield line.number, f"column to_s: got {end:g}; allowed: a number > from_s ({begin:g})"
+        if line.values.get("period_s", math.inf) != period:
+            got = line.values["period_s"]
+            yield line.number, f"column period_s: got {got:g}; allowed: {period:g}, as on line {lines[0].number}"
+        if end > period:
+            yield line.number, f"column to_s: got {end:g}; allowed: a number <= period_s ({period:g})"
+        if before is not None and begin < before.values["to_s"]:
+            ends = f"{line.client!r} is awake until {before.values['to_s']:g} by line {before.number}"
+            yield line.number, f"column from_s: got {begin:g}, which overlaps: {ends}"
+        before = line
+
+
+def _repeated(lines: Iterable[Line]) -> Iterator[tuple[int, str]]:
+    seen: dict[str, int] = {}
+    for line in lines:
+        if line.client in seen:
+            yield line.number, f"column client: {line.client!r} stands on line {seen[line.client]} already"
+        seen.setdefault(line.client, line.number)
+
+
+def _missing(names: Sequence[str], known: Collection[str]) -> Iterator[tuple[int, str]]:
+    absent = [name for name in names if name not in known]
+    if absent:
+        some = ", ".join(map(repr, absent[:5])) + (", ..." if len(absent) > 5 else "")
+        yield 0, f"{len(absent)} of the {len(names)} clients have no line: {some}"
+
+
+# ---------------------------------------------------------------- the file
+
+
+def _lines(path: Path, *headers: tuple[Column, ...]) -> list[Line]:
+    """The lines of a file that has one of these headers, in any order of its columns."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = [(reader.line_num, row) for reader in [csv.reader(file)] for row in reader if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError([f"{path}: cannot be read: {error}"]) from error
+    names = [name.strip() for name in rows[0][1]] if rows else []
+    columns = next((columns for columns in headers if sorted(c.name for c in columns) == sorted(names)), None)
+    if columns is None:
+        _refuse(path, [(1, _fault_of_header(names, headers))])
+        raise AssertionError
+    if len(rows) == 1:
+        _refuse(path, [(2, "there is none; allowed: at least one line below the header")])
+    places = [(names.index(column.name), column) for column in columns]
+    faults: list[tuple[int, str]] = []
+    lines: list[Line] = []
+    for number, row in rows[1:]:
+        cells = [cell.strip() for cell in row]
+        if len(cells) != len(names):
+            faults.append((number, f"has {len(cells)} cells; allowed: {len(names)}, as the header"))
+            continue
+        wrong = [fault for at, column in places if (fault := column.fault(cells[at])) is not None]
+        faults += [(number, fault) for fault in wrong]
+        if not wrong:
+            values = {column.name: float(cells[at]) for at, column in places if column.allowed}
+            lines.append(Line(number, next((cells[at] for at, c in places if c is CLIENT), ""), values))
+    _refuse(path, faults)
+    return lines
+
+
+def _fault_of_header(names: list[str], headers: Sequence[tuple[Column, ...]]) -> str:
+    allowed = " or ".join(",".join(column.name for column in columns) for columns in headers)
+    known = {column.name for columns in headers for column in columns}
+    unknown = [name for name in names if name not in known]
+    what = f"unknown column {', '.join(map(repr, unknown))}" if unknown else f"got {','.join(names)!r}"
+    return f"{what}; allowed: {allowed}"
+
+
+def _refuse(path: Path, faults: Iterable[tuple[int, str]]) -> None:
+    """Raise when there are any; line 0 stands for the whole file."""
+    found = [f"{path}: line {number}, {what}" if number else f"{path}: {what}" for number, what in faults]
+    more = [f"{path}: and {len(found) - FAULTS_MAX} more faults"] if len(found) > FAULTS_MAX else []
+    if found:
+        raise ConfigError(found[:FAULTS_MAX] + more)

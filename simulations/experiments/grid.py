@@ -1,0 +1,239 @@
+"""A sweep's TOML: a run's settings, and under `[grid]` what is varied. Every combination is a cell.
+
+    task = "digits.py:task"
+    rounds = 50
+
+    [grid]
+    "round.deadline" = [30, 60]
+    seed = [1, 2, 3]
+
+    [[grid.rule]]                         # a group: settings that change together; the key is its column
+    name = "mean"
+    [[grid.rule]]
+    name = "trimmed mean"
+    aggregation = {rule = "trimmed_mean", malicious = 4}
+
+    [sweep]
+    target = 0.9
+
+These are 2 x 3 x 2 cells. A cell is known by the digest of all its settings, so that a changed base makes new cells.
+"""
+
+import hashlib
+import itertools
+import json
+import re
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from atoll.protocol.settings import STRICT, ConfigError
+
+Settings = Mapping[str, Any]
+"""Dotted key -> plain value, or a list of them."""
+
+_KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+_ODD = re.compile(r"[^A-Za-z0-9._=+-]+")
+
+
+class SweepConfig(BaseModel):
+    """What a sweep shows, and how many runs go on at once."""
+
+    model_config = STRICT
+
+    metric: str | None = None
+    """WHO/METRIC, such as "server/accuracy"; absent: the first that is no loss."""
+
+    target: Annotated[float, Field(strict=False, allow_inf_nan=False)] | None = None
+    """Of the metric: the table says what it took to get there; absent: it says nothing of that."""
+
+    columns: list[str] | None = None
+    """Of the table, beside what varies; absent: those that suit."""
+
+    over: list[str] = ["seed"]
+    """What varies and is averaged over, so that a row shows mean and standard deviation."""
+
+    jobs: int = Field(default=1, ge=1, le=1024)
+    """Runs at once, each a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of a sweep."""
+
+    varied: Mapping[str, str]
+    """Column -> what a person reads there."""
+    settings: Settings
+    """All of them but the task, the base's too."""
+    task: str
+
+    @property
+    def name(self) -> str:
+        """What varies, as a person reads it."""
+        return ", ".join(f"{column.rpartition('.')[2]} {value}" for column, value in self.varied.items())
+
+    @property
+    def digest(self) -> str:
+        """Of the task and every setting."""
+        text = json.dumps([self.task, sorted(self.settings.items())], ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    @property
+    def folder(self) -> str:
+        """A name that a person recognizes and no other cell has."""
+        readable = "_".join(f"{column.rpartition('.')[2]}={value}" for column, value in self.varied.items())
+        return f"{_ODD.sub('-', readable)[:80]}-{self.digest}"
+
+    def without(self, columns: list[str]) -> tuple[tuple[str, str], ...]:
+        """What varies beside these columns: the same for cells that are averaged."""
+        return tuple((column, value) for column, value in self.varied.items() if column not in columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """All cells of a sweep, in the order of the file: the last column changes fastest."""
+
+    cells: tuple[Cell, ...]
+    sweep: SweepConfig
+    folder: Path
+    """Of the file: paths in the settings are relative to it."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What varies."""
+        return tuple(self.cells[0].varied)
+
+
+def read_grid(path: Path, overrides: Sequence[str] = ()) -> Grid:
+    """The cells that a TOML asks for.
+
+    Args:
+        path: of the TOML.
+        overrides: `key=value` over what all cells have in common.
+
+    Raises:
+        ConfigError: it cannot be read, or its grid makes no sense; with every reason.
+    """
+    try:
+        document = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError([f"{path}: cannot be read: {error}"]) from error
+    faults: list[str] = []
+    grid, sweep = document.pop("grid", None), document.pop("sweep", {})
+    task = document.pop("task", None)
+    if not isinstance(task, str):
+        faults.append("task: missing; allowed: `module:attribute` or `path/to/file.py:attribute`")
+    base = dict(_flat(document, faults))
+    axes = _axes(grid, faults)
+    base |= _overridden(
+        overrides, {key for choices in axes.values() for _, settings in choices for key in settings}, faults
+    )
+    config = _sweep(sweep, faults)
+    if faults:
+        raise ConfigError([f"{path}: {fault}" for fault in faults])
+    cells = []
+    for choice in itertools.product(*axes.values()):
+        settings = dict(base)
+        for _, values in choice:
+            settings |= values
+        varied = {column: label for column, (label, _) in zip(axes, choice, strict=True)}
+        cells.append(Cell(varied, settings, str(task)))
+    return Grid(tuple(cells), config, path.parent.resolve())
+
+
+def _flat(table: Mapping[str, Any], faults: list[str], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys; a quoted "a.b" is the table a's b."""
+    for name, value in table.items():
+        key = f"{prefix}{name}"
+        if not _KEY.fullmatch(key):
+            faults.append(f"{key!r}: is no key (allowed: names with dots between them, such as round.deadline)")
+        elif isinstance(value, Mapping):
+            yield from _flat(value, faults, f"{key}.")
+        elif isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value):
+            faults.append(f"{key}: got {value!r}; allowed: a value or a list of values")
+        else:
+            yield key, value
+
+
+Choice = tuple[str, dict[str, Any]]
+"""What a person reads, and the settings that it stands for."""
+
+
+def _axes(grid: Any, faults: list[str]) -> dict[str, list[Choice]]:
+    """By column, its choices."""
+    if not isinstance(grid, Mapping) or not grid:
+        faults.append('grid: missing; allowed: a table of lists, such as "round.deadline" = [30, 60]')
+        return {}
+    axes = {column: _choices(column, values, faults) for column, values in _lists(grid)}
+    owner: dict[str, str] = {}
+    for column, choices in axes.items():
+        for key in sorted({key for _, settings in choices for key in settings}):
+            if key in owner:
+                faults.append(f"grid.{column}: {key} is varied by {owner[key]} already")
+            owner[key] = column
+    return axes
+
+
+def _lists(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _lists(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _choices(column: str, values: Any, faults: list[str]) -> list[Choice]:
+    if not isinstance(values, list) or not values:
+        faults.append(f"grid.{column}: got {values!r}; allowed: a list of values, or of tables of settings")
+        return []
+    if any(isinstance(value, Mapping) != isinstance(values[0], Mapping) for value in values):
+        faults.append(f"grid.{column}: has values beside tables")
+        return []
+    if isinstance(values[0], Mapping):
+        choices = [_group(value, faults) for value in values]
+    else:
+        if not _KEY.fullmatch(column):
+            faults.append(f"grid.{column}: is no key (allowed: names with dots between them, such as round.deadline)")
+        choices = [(_label(value), {column: value}) for value in values]
+    labels = [label for label, _ in choices]
+    if twice := sorted({label for label in labels if labels.count(label) > 1}):
+        faults.append(f"grid.{column}: {', '.join(twice)} is there twice")
+    return choices
+
+
+def _group(table: Mapping[str, Any], faults: list[str]) -> Choice:
+    settings = dict(_flat({key: value for key, value in table.items() if key != "name"}, faults))
+    name = table.get("name", " ".join(f"{key.rpartition('.')[2]}={_label(value)}" for key, value in settings.items()))
+    return str(name), settings
+
+
+def _label(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _overridden(overrides: Sequence[str], varied: Collection[str], faults: list[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for override in overrides:
+        key, equals, text = (part.strip() for part in override.partition("="))
+        if not equals or not _KEY.fullmatch(key):
+            faults.append(f"--set: got {override!r}; allowed: key=value, with a key such as round.quorum")
+        elif key in varied:
+            faults.append(f"--set: {key} is varied by the grid")
+        else:
+            try:
+                found |= {key: tomllib.loads(f"value = {text}")["value"]}
+            except tomllib.TOMLDecodeError:
+                found |= {key: text}
+    return found
+
+
+def _sweep(table: Any, faults: list[str]) -> SweepConfig:
+    try:
+        return SweepConfig.model_validate(table)
+    except ValidationError as error:
+        faults += [f"sweep.{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+        return SweepConfig()

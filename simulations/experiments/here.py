@@ -1,0 +1,73 @@
+"""Many small runs in a few processes that stay: where a run takes seconds, starting a process takes longer than it.
+
+As a sweep, it goes on where it was cut off: a cell that has come to its end is not run again. Failing is an end too: an
+attack may drive the model out of the finite numbers, and then no update is accepted any more.
+"""
+
+import json
+import multiprocessing
+import sys
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+from atoll.simulations.experiments.grid import Cell
+from atoll.simulations.experiments.report import RESULT, read_run
+from atoll.simulations.experiments.sweep import overrides
+
+
+def run_here(cell: Cell, folder: Path) -> None:
+    """Simulate a cell in this process, on one thread, until it has finished or failed.
+
+    Raises:
+        ConfigError: its settings are impossible.
+        KeyboardInterrupt: it was interrupted.
+    """
+    import torch
+
+    from atoll.parallel.task import load_task
+    from atoll.protocol.settings import load_text
+    from atoll.simulations.federation.config import SimulationFile
+    from atoll.simulations.federation.run import opened
+
+    torch.set_num_threads(1)
+    file = load_text(SimulationFile, f"task = {json.dumps(cell.task)}", overrides(cell), name=cell.name)
+    with opened(file, load_task(cell.task), folder, on_round=lambda _: None, is_fresh=False) as federation:
+        result = federation.run()
+    if not is_over(folder):
+        raise KeyboardInterrupt(f"{cell.name}: {result['state']}")
+
+
+def is_over(folder: Path) -> bool:
+    """Whether the run in a folder has finished or failed."""
+    return (folder / RESULT).exists() and read_run(folder).result["state"] in ("finished", "failed")
+
+
+def run_all(cells: Iterable[Cell], out: Path, *, jobs: int) -> Iterator[Cell]:
+    """Simulate those that are not over, each in its folder under `out`; each is given as it ends.
+
+    Raises:
+        Exception: whatever the first failing cell raised.
+    """
+    waiting = [cell for cell in cells if not is_over(out / cell.folder)]
+    if jobs == 1:
+        for cell in waiting:
+            run_here(cell, out / cell.folder)
+            yield cell
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        try:
+            running = {pool.submit(run_here, cell, out / cell.folder): cell for cell in waiting}
+            for done in as_completed(running):
+                done.result()
+                yield running[done]
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def tell(cells: list[Cell], out: Path, *, jobs: int) -> None:
+    """Run them all, and say how far it is on standard error."""
+    done = sum(is_over(out / cell.folder) for cell in cells)
+    for cell in run_all(cells, out, jobs=jobs):
+        done += 1
+        sys.stderr.write(f"{done}/{len(cells)}  {cell.name}\n")

@@ -1,0 +1,393 @@
+"""A whole federation under virtual time: its coordinator's machine, its clients' sessions, real training, real folds.
+
+    with Federation(setting, folder) as federation:
+        result = federation.run()
+
+What is decided, and what comes out of it, depends on the settings alone: not on how long anything really takes, on the
+number of workers, or on interruptions.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from atoll.client.events import Invitation, JobFailed
+from atoll.client.session import SessionRules
+from atoll.parallel.array_task import ArrayTask
+from atoll.parallel.arrays import Arrays
+from atoll.parallel.batches import batch_sizes
+from atoll.parallel.local import Local
+from atoll.parallel.metrics import Metrics, Statistics
+from atoll.parallel.model_files import write_update
+from atoll.parallel.parameters import build_model
+from atoll.parallel.task import Task, task_name
+from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RunState, Version
+from atoll.server.config import RunConfig
+from atoll.server.events import Abandon, Aggregate, CloseEvaluation, Commit, CoordinatorStarted, RunStarted, Update
+from atoll.server.oort import Oort
+from atoll.server.retention import Keep
+from atoll.server.run import RunMachine
+from atoll.server.sampling import Sampler
+from atoll.simulations.attacks.adversary import Adversary
+from atoll.simulations.devices.fleet import Device, Fleet
+from atoll.simulations.engines.engine import Engine, Failed, Trained
+from atoll.simulations.federation.evaluations import Evaluations, bench_of
+from atoll.simulations.federation.keeping import Keeper, Snapshot
+from atoll.simulations.federation.models import Models
+from atoll.simulations.federation.own import OwnStates
+from atoll.simulations.federation.report import Json, Measured, RunFolder, line_of
+from atoll.simulations.federation.service import Service
+from atoll.simulations.federation.site import Site
+from atoll.simulations.federation.timeline import Timeline
+from atoll.simulations.federation.trainings import Effort, Training, Trainings
+from atoll.simulations.federation.updates import Updates
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything that a federation is made of."""
+
+    config: RunConfig
+    task: Task | ArrayTask
+    """Its sites are the clients."""
+    num_examples: Mapping[ClientId, int]
+    """Of each client's training data, in the order of the clients."""
+    fleet: Fleet
+    engine: Engine
+    sampler: Sampler | Oort
+    adversary: Adversary | None = None
+    lease: float = 30.0
+    threads: int = 1
+    """For the folds and the evaluations."""
+
+
+class Federation:
+    """See the module docstring.
+
+    Args:
+        setting: what it is made of.
+        folder: of the run; what an interrupted run has left there is gone on with.
+        on_round: is shown each round's line.
+        clock: real seconds.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        folder: Path,
+        *,
+        on_round: Callable[[Json], None] = lambda line: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.setting, self._on_round, self._clock = setting, on_round, clock
+        config = setting.config
+        self._keeper = Keeper(folder, clock)
+        found = self._keeper.load()
+        self.machine = RunMachine(config.rules, found.ledger if found else None)
+        next_round = self.machine.ledger.next_round
+        self.timeline = Timeline(self.machine.ledger.now)
+        request = {"local": dict(config.local), "algorithm": config.aggregation.algorithm, "threads": setting.threads}
+        self.versions = Models(folder / "models", config, bench_of(setting.task, request), setting.threads)
+        self.session_rules = SessionRules(tasks=frozenset({task_name(config.task)}), lease=setting.lease)
+        numbers = {name: number for number, name in enumerate(setting.num_examples)}
+        self.own = OwnStates(folder / "clients", numbers, next_round)
+        self.updates = Updates(folder / "updates", self.versions.row_layout)
+        self.trainings = Trainings(setting.engine, self.versions.arrays, self._own_of, self._num_wanted)
+        self.evaluations = Evaluations(setting.task, request, self.versions, self.own, list(numbers))
+        self.service = Service(self, config, self.machine, setting.sampler, setting.lease)
+        self.sites = {name: Site(self, name, setting.fleet[name]) for name in setting.num_examples}
+        self._report = RunFolder(folder, next_round - 1)
+        self._efforts: dict[ClientId, Effort] = {}
+        self._measured: dict[Version, Measured] = {}
+        self._train: dict[Digest, Statistics] = {}
+        self._pending: tuple[Commit | Abandon, Json] | None = None
+        self._is_over = self._is_interrupted = False
+        self._began, self._before = clock(), found.totals if found else {}
+        if found:
+            self._take_up(found)
+
+    # ------------------------------------------------------------ life
+
+    def run(self) -> Json:
+        """Until the run has ended; its result, which is also in the folder."""
+        self._begin()
+        while not (self._is_over or self._is_interrupted) and self.timeline.step():
+            pass
+        if not (self._is_over or self._is_interrupted):
+            raise RuntimeError("the federation hangs: nothing is planned, and the run has not ended")
+        if self._is_over:
+            self._flush()
+            self._keeper.save(self._snapshot())
+        result = self._result()
+        self._report.finish(result)
+        return result
+
+    def interrupt(self) -> None:
+        """Let `run` return soon; the same folder goes on from the last round that was saved."""
+        self._is_interrupted = True
+
+    def _begin(self) -> None:
+        ledger, now = self.machine.ledger, self.timeline.now
+        if ledger.state is RunState.QUEUED:
+            self.service.post(RunStarted(self.versions.version(Version(0)).digest))
+        elif ledger.state is RunState.RUNNING:
+            self.service.post(CoordinatorStarted(now))
+        else:
+            self._is_over = True
+            return
+        for name, site in self.sites.items():
+            if self.setting.fleet.is_awake(name, now):
+                site.wake()
+            self._plan_change(site)
+
+    def _plan_change(self, site: Site) -> None:
+        change = self.setting.fleet.next_change(site.client_id, self.timeline.now)
+        if change is not None:
+            self.timeline.at(change, self._changed, site)
+
+    def _changed(self, site: Site) -> None:
+        if self.setting.fleet.is_awake(site.client_id, self.timeline.now):
+            site.wake()
+        else:
+            site.sleep()
+        self._plan_change(site)
+
+    # ------------------------------------------------------------ training
+
+    @property
+    def num_examples(self) -> Mapping[ClientId, int]:
+        """Of each client."""
+        return self.setting.num_examples
+
+    @cached_property
+    def _model(self) -> Any:
+        return build_model(self.setting.task) if isinstance(self.setting.task, Task) else None
+
+    def effort_of(self, client_id: ClientId, device: Device) -> Effort:
+        """What a round asks of a client."""
+        if client_id not in self._efforts:
+            self._efforts[client_id] = self._effort(self.num_examples[client_id], device)
+        return self._efforts[client_id]
+
+    def _effort(self, num_examples: int, device: Device) -> Effort:
+        task = self.setting.task
+        if not isinstance(task, Task):
+            return Effort(num_examples, None, device.train_seconds(num_examples))
+        local = self._local
+        if task.fit is not None:
+            return Effort(num_examples, None, device.train_seconds(num_examples * local.epochs))
+        whole = local.epochs * len(batch_sizes(num_examples, local.batch_size, model=self._model))
+        steps = min(whole, local.max_steps or whole)
+        return Effort(num_examples, steps, device.train_seconds(num_examples * local.epochs) * steps / whole)
+
+    @cached_property
+    def _local(self) -> Local:
+        assert isinstance(self.setting.task, Task)
+        return self.setting.task.local.with_overrides(self.setting.config.local)
+
+    def _own_of(self, client_id: ClientId, invitation: Invitation) -> Arrays | None:
+        return self.own.find(client_id, invitation.counted_round)
+
+    def _num_wanted(self) -> int:
+        """Updates that the open round still waits for."""
+        round_, policy = self.machine.round, self.setting.config.round
+        if round_ is None:
+            return 1
+        return max(1, policy.num_wanted - round_.record.num_in)
+
+    def update_of(self, training: Training, download_seconds: float) -> Update | JobFailed:
+        """What a client sends when its training is over; what is to stay with it is kept."""
+        outcome, invitation, name = self.trainings.outcome(training), training.invitation, training.client_id
+        if isinstance(outcome, Failed):
+            return JobFailed(invitation.key, FailureReason(outcome.kind), outcome.detail)
+        if outcome.own:
+            self.own.keep(name, invitation.round_id, invitation.counted_round, outcome.own)
+        digest = self.updates.digest_of(name, invitation.round_id, training.steps)
+        if invitation.codec:
+            plain_bytes = sum(array.nbytes for array in outcome.update.values())
+            num_bytes = self._encoded(digest, training, outcome)
+        else:
+            num_bytes = plain_bytes = self.updates.add(digest, outcome.update, outcome.report, outcome.row)
+        self._train[digest] = outcome.statistics
+        return Update(
+            name,
+            invitation.round_id,
+            invitation.base_version,
+            digest,
+            outcome.num_examples,
+            outcome.work,
+            num_bytes,
+            outcome.statistics,
+            download_seconds,
+            training.ends - training.began,
+            plain_bytes,
+        )
+
+    def _encoded(self, digest: Digest, training: Training, outcome: Trained) -> int:
+        """Keep an update as its codec leaves it; its size [bytes]."""
+        invitation, name = training.invitation, training.client_id
+        file, residual = self.updates.folder / f"{digest}.encoded", self.own.residual(name)
+        pieces = write_update(
+            file,
+            outcome.update,
+            codec=invitation.codec,
+            seed=invitation.seed,
+            buffers=self.versions.buffers,
+            owed=[residual] if residual else [],
+            residual=self.own.staged_residual(name, invitation.round_id),
+        )
+        return self.updates.add_encoded(digest, file, pieces, outcome.report)
+
+    def settled(self, update: Update, *, accepted: bool) -> None:
+        """A client knows what has become of its update."""
+        if self.setting.config.aggregation.codec_name:
+            self.own.settle_residual(update.client_id, update.round_id, accepted=accepted)
+
+    # ------------------------------------------------------------ folds
+
+    def fold(self, effect: Aggregate) -> Digest:
+        """The next version of the model.
+
+        Raises:
+            ValueError: the updates cannot be folded.
+            OSError: a file cannot be read or written.
+        """
+        if self.setting.adversary is not None and self.setting.adversary.forges:
+            self._forge(effect)
+        return self.versions.fold(effect, self.updates)
+
+    def _forge(self, effect: Aggregate) -> None:
+        """The malicious clients see what the others have learned, and send something else."""
+        assert self.setting.adversary is not None
+        honest = {str(c.client_id): self.updates.arrays(c.digest) for c in effect.contributions}
+        version = self.versions.arrays(self.versions.version(effect.base_version).digest)
+        before = self.versions.known(Version(effect.base_version - 1)) if effect.base_version else None
+        previous = self.versions.arrays(before.digest) if before is not None else None
+        digests = {c.client_id: c.digest for c in effect.contributions}
+        for name, update in self.setting.adversary.updates(effect.round_id, honest, version, previous).items():
+            self.updates.replace(digests[ClientId(name)], update)
+
+    # ------------------------------------------------------------ rounds
+
+    def next_round(self) -> None:
+        """A round is about to begin: of the last one everything is known."""
+        self._flush()
+
+    def round_ended(self, effect: Commit | Abandon) -> None:
+        """A round has committed, or was abandoned."""
+        self._flush()
+        record = self.machine.record_of(effect.round_id)
+        assert record is not None
+        counted = record.buffer or record.clients.values()
+        digests = [client.digest for client in counted if client.digest is not None]
+        line = line_of(
+            record,
+            self.metrics,
+            train=[self._train[digest] for digest in digests if digest in self._train],
+            totals=self._totals(),
+        )
+        self._pending = effect, line
+        self._tidy()
+
+    def clients_evaluated(self, effect: CloseEvaluation) -> None:
+        """The clients have measured a version."""
+        self._measured.setdefault(effect.version, Measured()).clients = {
+            str(name): dict(sums) for name, sums in effect.answers.items()
+        }
+
+    def server_evaluated(self, version: Version, sums: Statistics) -> None:
+        """The server has measured a version."""
+        self._measured.setdefault(version, Measured()).server = sums
+
+    def run_ended(self) -> None:
+        """The machine has come to its end."""
+        self._is_over = True
+
+    @property
+    def metrics(self) -> Metrics:
+        """Of the task."""
+        return getattr(self.setting.task, "metrics", {})
+
+    def _flush(self) -> None:
+        """Write the line of the last round, with what was measured of its model, and remember where the run stands."""
+        if self._pending is None:
+            return
+        effect, line = self._pending
+        self._pending = None
+        if isinstance(effect, Commit) and (measured := self._measured.pop(effect.version, None)) is not None:
+            line |= measured.values(self.metrics, with_clients=line.get("fates") is not None)
+        self._report.add(line)
+        self._on_round(line)
+        if self.machine.may_snapshot:
+            always = self.setting.config.aggregation.codec_name or self.setting.config.aggregation.algorithm != "fedavg"
+            self._keeper.save_if_due(self._snapshot, always=bool(always) or self.own.is_used)
+
+    def _tidy(self) -> None:
+        """Forget updates and versions that no decision can need any more."""
+        keep = Keep.after(0, self.machine, self.setting.config.round)
+        spooled = {spooled.update.digest for site in self._busy() for spooled in site.spool.values()}
+        live = keep.updates | spooled
+        self.updates.keep_only(live)
+        self._train = {digest: sums for digest, sums in self._train.items() if digest in live}
+        self.versions.collect(keep, live)
+
+    def _busy(self) -> list[Site]:
+        return [site for site in self.sites.values() if site.spool]
+
+    # ------------------------------------------------------------ totals
+
+    def _totals(self) -> Json:
+        service, before = self.service, self._before
+        return {
+            "virtual_s": self.timeline.now,
+            "real_s": self._clock() - self._began + before.get("real_s", 0.0),
+            "bytes_down": service.bytes_down + before.get("bytes_down", 0),
+            "bytes_up": service.bytes_up + before.get("bytes_up", 0),
+            "bytes_up_plain": service.bytes_up_plain + before.get("bytes_up_plain", 0),
+            "trainings": self.trainings.num_computed + before.get("trainings", 0),
+        }
+
+    def _result(self) -> Json:
+        ledger = self.machine.ledger
+        return {
+            "state": "interrupted" if self._is_interrupted and not self._is_over else str(ledger.state),
+            "cause": ledger.cause,
+            "rounds": int(ledger.next_round) - 1,
+            "version": int(ledger.version),
+            "model_digest": str(ledger.model_digest),
+            "engine": self.setting.engine.name,
+            "seed": self.setting.config.seed,
+            **self._totals(),
+        }
+
+    # ------------------------------------------------------------ interruptions
+
+    def _snapshot(self) -> Snapshot:
+        sites = {
+            str(name): (
+                site.session.upload_seconds if site.session else site.upload_seconds,
+                site.held,
+                site.num_sessions,
+            )
+            for name, site in self.sites.items()
+            if site.held is not None
+        }
+        return Snapshot(self.machine.ledger, self._totals(), sites)
+
+    def _take_up(self, found: Snapshot) -> None:
+        for name, (upload_seconds, held, num_sessions) in found.sites.items():
+            site = self.sites[ClientId(name)]
+            site.upload_seconds, site.held, site.num_sessions = upload_seconds, Digest(held), num_sessions
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.setting.engine.close()
+        self._report.close()

@@ -1,0 +1,70 @@
+"""Where a simulated run stands between two rounds, so that an interrupted one goes on from there."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.server.codec import StoreCorrupted, decode_ledger, encode_ledger
+from atoll.server.durable import write_atomically
+from atoll.server.ledger import Ledger
+
+STATE = "state.json"
+
+SHARE = 0.05
+"""Of the real time that may go into saving. A round that was not saved is computed again, with the same outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that the next rounds depend on, beside the versions of the model and what clients keep."""
+
+    ledger: Ledger
+    totals: Mapping[str, Any]
+    sites: Mapping[str, tuple[float, str, int]]
+    """By client: how long its uploads took, the version that it has, how often it has connected."""
+
+
+class Keeper:
+    """Writes and finds it.
+
+    Args:
+        folder: of the run.
+        clock: real seconds.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
+        self._path, self._clock = folder / STATE, clock
+        self._due = 0.0
+
+    def load(self) -> Snapshot | None:
+        """What an earlier process has left; None: nothing.
+
+        Raises:
+            StoreCorrupted: the file is damaged.
+        """
+        if not self._path.exists():
+            return None
+        try:
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+            ledger = decode_ledger(found["ledger"], where=str(self._path))
+            return Snapshot(ledger, found["totals"], {name: tuple(site) for name, site in found["sites"].items()})
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StoreCorrupted(f"{self._path}: not the state of a simulated run: {error}") from error
+
+    def save_if_due(self, snapshot: Callable[[], Snapshot], *, always: bool) -> None:
+        """Save when little time has gone into it so far."""
+        now = self._clock()
+        if always or now >= self._due:
+            self.save(snapshot())
+            took = self._clock() - now
+            self._due = now + took / SHARE
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Whole, or as before."""
+        text = json.dumps(
+            {"ledger": encode_ledger(snapshot.ledger), "totals": snapshot.totals, "sites": snapshot.sites}
+        )
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._path, text.encode(), is_durable=False)

@@ -1,0 +1,164 @@
+"""The versions of a simulated run's model: made from the updates of a round, read by whoever trains or measures.
+
+Updates that lie as rows are folded where they are (`aggregation.stacked`), all others by the coordinator's own fold;
+the bits are the same. Versions are files, so that an interrupted run finds them; a few are held in memory, too.
+"""
+
+import time
+from collections.abc import Collection
+from functools import cached_property
+from pathlib import Path
+
+from atoll.aggregation import tensorfile
+from atoll.aggregation.cuts import layout_of_pieces
+from atoll.aggregation.layout import Layout
+from atoll.aggregation.stacked import Rows, can_stack, fold_rows
+from atoll.aggregation.step import Step
+from atoll.parallel.arrays import Arrays
+from atoll.parallel.bench import Bench
+from atoll.parallel.model_files import write_initial
+from atoll.protocol.manifest import VersionManifest
+from atoll.protocol.vocabulary import Digest, Version
+from atoll.server.config import RunConfig
+from atoll.server.events import Aggregate
+from atoll.server.method import Method
+from atoll.server.plan import plan_of, trained_of, weights_and_factors
+from atoll.server.reduce import exists_from_now_on, fold_version
+from atoll.server.retention import Keep
+from atoll.server.store import RunStore
+from atoll.server.versions import VersionFile, Versions
+from atoll.simulations.federation.updates import IN_MEMORY_MAX, Updates
+
+KEEP_VERSIONS = 5
+CACHED_MAX = 3
+GARBAGE_EVERY_S = 1.0
+
+
+class Models(Versions):
+    """See the module docstring.
+
+    Args:
+        folder: of the files.
+        config: of the run.
+        bench: of the task; it makes version 0.
+        threads: for a fold of files.
+    """
+
+    def __init__(self, folder: Path, config: RunConfig, bench: Bench, threads: int) -> None:
+        super().__init__(RunStore(folder, is_durable=False))
+        self._config, self._threads = config, threads
+        self._settings = (config.aggregation, config.optimizer)
+        self.method = Method.of(*self._settings)
+        self._arrays: dict[Digest, Arrays] = {}
+        self._slots: dict[Version, Arrays] = {}
+        self._collected_at = 0.0
+        if self.known(Version(0)) is None:
+            pieces = write_initial(self.store.version_path(Version(0)), bench, config.seed)
+            self.store.write_manifest(Version(0), VersionManifest.of(pieces).encode())
+
+    @cached_property
+    def buffers(self) -> frozenset[str]:
+        """Float tensors that no optimizer trains."""
+        return tensorfile.read_buffers(self.store.version_path(Version(0)))
+
+    @cached_property
+    def row_layout(self) -> Layout | None:
+        """The model's tensors, when a round's updates lie as rows; None: they do not."""
+        layout, aggregation = self.version(Version(0)).manifest.layout, self._config.aggregation
+        is_plain = not aggregation.codec_name and not aggregation.partial and aggregation.norm_bound is None
+        has_step = self._config.round.mode != "fedasync" and self.method.device is None
+        is_small = self._config.round.num_invited * self.num_bytes(Version(0)) <= IN_MEMORY_MAX
+        can = can_stack(layout, Step(self.method.optimizer, rule=self.method.rule))
+        return layout if is_plain and has_step and is_small and can else None
+
+    def arrays(self, digest: Digest) -> Arrays:
+        """The tensors of a version that is kept; nobody may change them."""
+        if digest not in self._arrays:
+            version = self.by_digest(digest)
+            assert version is not None
+            self._hold(digest, tensorfile.read(version.path))
+        return self._arrays[digest]
+
+    def _hold(self, digest: Digest, arrays: Arrays) -> None:
+        self._arrays = {**dict(list(self._arrays.items())[1 - CACHED_MAX :]), digest: arrays}
+
+    # ------------------------------------------------------------ folds
+
+    def fold(self, effect: Aggregate, updates: Updates) -> Digest:
+        """The next version.
+
+        Raises:
+            ValueError: the updates cannot be folded.
+            OSError: a file cannot be read or written.
+        """
+        if self.row_layout is not None:
+            return self._fold_rows(effect, updates, self.row_layout)
+        base = self.version(effect.base_version)
+        plan = plan_of(
+            effect,
+            base.manifest,
+            updates.metas([contribution.digest for contribution in effect.contributions]),
+            method=self.method,
+            digest_of_version=lambda version: self.version(version).digest,
+            buffers=self.buffers,
+            settings=self._settings,
+        )
+        return fold_version(self, plan, updates.weighted(plan), self.method, threads=self._threads)
+
+    def _fold_rows(self, effect: Aggregate, updates: Updates, layout: Layout) -> Digest:
+        base, version = self.version(effect.base_version), Version(effect.base_version + 1)
+        values, steps = updates.rows([contribution.digest for contribution in effect.contributions])
+        weights, factors = weights_and_factors(effect, self.method, [1.0] * len(values))
+        nova = self.method.normalized(weights, steps)
+        step = Step(
+            self.method.optimizer,
+            trained_of(layout, self.buffers),
+            scale=nova.scale,
+            num_clients=self.method.num_clients,
+        )
+        slots = dict(self._slots_of(base.version))
+        rows = Rows(values, weights, factors, nova.factors)
+        new = fold_rows(self.arrays(base.digest), layout, rows, step, slots)
+        path = self.store.version_path(version)
+        note = tensorfile.read_metadata(self.store.version_path(Version(0))) if self.buffers else None
+        pieces = tensorfile.write(path, new, metadata=note, piece_bytes=base.manifest.piece_bytes, durable=False)
+        self._write_slots(version, slots, base)
+        digest = exists_from_now_on(self.store, version, pieces, base)
+        self._hold(digest, new)
+        return digest
+
+    def _slots_of(self, version: Version) -> Arrays:
+        """What the server optimizer keeps beside a version, by "<slot>/<tensor>"."""
+        if version not in self._slots and version:
+            self._slots[version] = {
+                f"{slot}/{name}": array.reshape(-1)
+                for slot in self.method.slots
+                for name, array in tensorfile.read(self.store.version_path(version, slot)).items()
+            }
+        return self._slots.get(version, {})
+
+    def _write_slots(self, version: Version, slots: Arrays, base: VersionFile) -> None:
+        """As `server.reduce.fold_version` has it."""
+        self._slots = {version: slots}
+        shapes = {tensor.name: tensor.shape for tensor in base.manifest.layout}
+        for slot in self.method.slots:
+            prefix = f"{slot}/"
+            of_slot = {
+                name.removeprefix(prefix): array.reshape(shapes[name.removeprefix(prefix)])
+                for name, array in slots.items()
+                if name.startswith(prefix)
+            }
+            piece_bytes = base.manifest.piece_bytes
+            path = self.store.version_path(version, slot)
+            pieces = tensorfile.write(path, of_slot, piece_bytes=piece_bytes, durable=False)
+            manifest = VersionManifest(layout_of_pieces(pieces), pieces, piece_bytes)
+            self.store.write_manifest(version, manifest.encode(), slot)
+
+    # ------------------------------------------------------------ room
+
+    def collect(self, keep: Keep, live: Collection[Digest], *, at_once: bool = False) -> None:
+        """Delete the versions that no decision can need any more; now and then."""
+        now = time.monotonic()
+        if at_once or now - self._collected_at >= GARBAGE_EVERY_S:
+            self._collected_at = now
+            self.store.collect_garbage(live, keep_versions=KEEP_VERSIONS, current=keep.version, pinned=keep.versions)

@@ -1,0 +1,81 @@
+"""One simulated run in its folder, from its settings to its result."""
+
+import json
+import os
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from atoll.parallel.array_task import ArrayTask
+from atoll.parallel.task import Task
+from atoll.protocol.settings import ConfigError, effective
+from atoll.server.durable import write_atomically
+from atoll.server.statedir import lock_directory
+from atoll.simulations.federation.config import SimulationFile
+from atoll.simulations.federation.federation import Federation
+from atoll.simulations.federation.keeping import STATE
+from atoll.simulations.federation.report import Json
+from atoll.simulations.federation.setting import setting_of
+
+SETTINGS = "run.toml"
+
+SAME = ("simulation",)
+"""Tables that may differ when a run is gone on with: nothing of them is decided."""
+
+
+@contextmanager
+def opened(
+    file: SimulationFile, task: Task | ArrayTask, folder: Path, *, on_round: Callable[[Json], None], is_fresh: bool
+) -> Iterator[Federation]:
+    """A federation, ready to run; an interrupted one in the same folder is gone on with.
+
+    Args:
+        file: the settings.
+        task: that they name.
+        folder: of the run.
+        on_round: is shown each round's line.
+        is_fresh: insist on a folder without a run.
+
+    Raises:
+        ConfigError: with everything that is wrong with the settings, the task or the folder.
+        StoreCorrupted: what an earlier process has left is damaged.
+    """
+    check_folder(file, folder, is_fresh=is_fresh)
+    setting = setting_of(file, task)
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = lock_directory(folder)
+    try:
+        write_atomically(folder / SETTINGS, effective(file).encode())
+        with Federation(setting, folder, on_round=on_round) as federation:
+            yield federation
+    finally:
+        os.close(lock)
+
+
+def check_folder(file: SimulationFile, folder: Path, *, is_fresh: bool) -> None:
+    """Whether the folder may take this run.
+
+    Raises:
+        ConfigError: it has another one.
+    """
+    if not (folder / STATE).exists():
+        return
+    if is_fresh:
+        raise ConfigError([f"{folder}: there is a run already; choose another --out, delete it, or --resume"])
+    before, now = _decisive((folder / SETTINGS).read_text(encoding="utf-8")), _decisive(effective(file))
+    if wrong := sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)):
+        what = "; ".join(f"{key}: {before.get(key)!r} there, {now.get(key)!r} here" for key in wrong[:5])
+        raise ConfigError([f"{folder}: there is a run with other settings ({what}); choose another --out"])
+
+
+def _decisive(text: str) -> Json:
+    return _flat({name: value for name, value in tomllib.loads(text).items() if name not in SAME})
+
+
+def _flat(table: Json, prefix: str = "") -> Json:
+    flat: Json = {}
+    for name, value in table.items():
+        key = f"{prefix}{name}"
+        flat |= _flat(value, f"{key}.") if isinstance(value, dict) else {key: json.dumps(value, default=str)}
+    return flat

@@ -1,0 +1,273 @@
+"""The coordinator of a simulated federation: the run's own machine, and the hands that carry out what it decides.
+
+There is no journal: what must survive an interruption is written by `keeping` at the end of a round. Everything that
+takes a coordinator time (a draw, a fold, the server's own test) takes no virtual time here: what a policy is judged by
+is what the clients need.
+"""
+
+import json
+from typing import TYPE_CHECKING
+
+from atoll.client import events as client
+from atoll.parallel.task import task_name
+from atoll.protocol.vocabulary import ClientId, Digest, LossReason, RoundId, RunId, RunState, Version
+from atoll.server.config import RunConfig
+from atoll.server.events import (
+    Abandon,
+    Accept,
+    Aggregate,
+    Aggregated,
+    AggregationFailed,
+    AskEvaluation,
+    ClientDisconnected,
+    ClientEvaluated,
+    ClientFailed,
+    ClientJoined,
+    ClientLost,
+    CloseEvaluation,
+    CohortDrawn,
+    Commit,
+    DrawCohort,
+    Effect,
+    EndRun,
+    EvaluateModel,
+    Event,
+    Invite,
+    ModelEvaluated,
+    OpenNextRound,
+    Profile,
+    Reject,
+    Release,
+    RoundDue,
+    SamplerFailed,
+    StopRequested,
+    TimePassed,
+    Update,
+    UpdateReceived,
+    UploadBegun,
+)
+from atoll.server.messages import training_seed
+from atoll.server.news import is_asked, is_failure_news, is_first_upload
+from atoll.server.oort import Oort
+from atoll.server.run import RunMachine
+from atoll.server.sampling import Sampler, SamplerError, draw
+
+if TYPE_CHECKING:
+    from atoll.simulations.federation.federation import Federation
+    from atoll.simulations.federation.site import Site
+
+
+class Service:
+    """See the module docstring."""
+
+    def __init__(
+        self, world: "Federation", config: RunConfig, machine: RunMachine, sampler: Sampler | Oort, lease: float
+    ) -> None:
+        self.world, self.config, self.machine = world, config, machine
+        self.run_id = RunId(f"{config.name}-1")
+        self.bytes_down = self.bytes_up = self.bytes_up_plain = 0
+        self._sampler, self._lease = sampler, lease
+        self._task, self._local = task_name(config.task), json.dumps(dict(config.local), sort_keys=True)
+        self._timer: float | None = None
+
+    # ------------------------------------------------------------ events in
+
+    def post(self, event: Event) -> tuple[Effect, ...]:
+        """Let the machine decide, and carry it out."""
+        effects = self.machine.receive(event, self.world.timeline.now)
+        for effect in effects:
+            self._act(effect)
+        self._arm_timer()
+        return effects
+
+    def _arm_timer(self) -> None:
+        """A lazy timer: one that wakes too early is armed again."""
+        deadline = self.machine.deadline
+        if deadline is not None and (self._timer is None or deadline < self._timer):
+            self._timer = deadline
+            self.world.timeline.at(deadline, self._woken, deadline)
+
+    def _woken(self, timer: float) -> None:
+        if timer != self._timer:
+            return
+        self._timer = None
+        if self.machine.deadline is not None and self.machine.deadline <= self.world.timeline.now:
+            self.post(TimePassed())
+        else:
+            self._arm_timer()
+
+    def stop(self, reason: str) -> None:
+        """The operator's word."""
+        if self.machine.ledger.state is RunState.RUNNING:
+            self.post(StopRequested(reason))
+
+    # ------------------------------------------------------------ effects out
+
+    def _act(self, effect: Effect) -> None:
+        match effect:
+            case Invite(client_id):
+                self._send(client_id, client.Asked(self._invitation(effect)))
+            case Release(client_id, round_id, reason, submit):
+                self._send(client_id, client.Released(self.run_id, round_id, reason, submit))
+            case AskEvaluation(client_id):
+                self._send(client_id, client.Asked(self._evaluation_request(effect)))
+            case Commit() | Abandon():
+                self.world.round_ended(effect)
+            case CloseEvaluation():
+                self.world.clients_evaluated(effect)
+            case EndRun():
+                self.world.run_ended()
+            case _:
+                self._begin_duty(effect)
+
+    def _begin_duty(self, effect: Effect) -> None:
+        """What this process itself answers, as soon as it has carried out the rest."""
+        match effect:
+            case DrawCohort():
+                self.world.timeline.after(0.0, self._draw, effect)
+            case Aggregate():
+                self.world.timeline.after(0.0, self._aggregate, effect)
+            case EvaluateModel(version):
+                self.world.timeline.after(0.0, self._evaluate, version)
+            case OpenNextRound():
+                pause = self.config.pause if self.machine.ledger.next_round > 1 else 0.0
+                self.world.timeline.after(pause, self._open_next_round)
+            case _:
+                pass  # Accept and Reject go to whoever posted
+
+    def _send(self, client_id: ClientId, event: client.Event) -> None:
+        site = self.world.sites[client_id]
+        if site.is_awake:
+            site.hear(event)
+
+    def _invitation(self, effect: Invite) -> client.Invitation:
+        seed = training_seed(self.config.seed, self.config.name, effect.round_id, effect.client_id)
+        return client.Invitation(
+            self.run_id,
+            effect.round_id,
+            self._task,
+            effect.base_version,
+            self.world.versions.version(effect.base_version).digest,
+            max(0.0, effect.deadline - self.world.timeline.now),
+            seed=seed,
+            local=self._local,
+            codec=self.config.aggregation.codec_name,
+            algorithm=self.config.aggregation.algorithm,
+            counted_round=effect.counted_round,
+            model_seed=self.config.seed,
+        )
+
+    def _evaluation_request(self, effect: AskEvaluation) -> client.EvaluationRequest:
+        return client.EvaluationRequest(
+            self.run_id,
+            effect.version,
+            self._task,
+            self.world.versions.version(effect.version).digest,
+            max(0.0, effect.deadline - self.world.timeline.now),
+            local=self._local,
+            counted_round=effect.counted_round,
+            model_seed=self.config.seed,
+        )
+
+    def _draw(self, effect: DrawCohort) -> None:
+        try:
+            clients = draw(
+                self._sampler,
+                seed=self.config.seed,
+                round_id=effect.round_id,
+                count=effect.count,
+                candidates=effect.candidates,
+                number=effect.number,
+                relaxed=effect.relaxed,
+            )
+        except SamplerError as error:
+            self.post(SamplerFailed(effect.round_id, str(error)))
+            return
+        self.post(CohortDrawn(effect.round_id, clients))
+
+    def _aggregate(self, effect: Aggregate) -> None:
+        try:
+            digest = self.world.fold(effect)
+        except (ValueError, OSError) as error:
+            self.post(AggregationFailed(effect.round_id, f"{type(error).__name__}: {error}"[:2000]))
+            return
+        self.post(Aggregated(effect.round_id, digest))
+
+    def _evaluate(self, version: Version) -> None:
+        found = self.world.evaluations.of_server(self.world.versions.version(version))
+        if isinstance(found, str):
+            self.post(ModelEvaluated(version, None, found))
+            return
+        self.world.server_evaluated(version, found)
+        self.post(ModelEvaluated(version, found))
+
+    def _open_next_round(self) -> None:
+        if self.machine.ledger.state is RunState.RUNNING:
+            self.world.next_round()
+            self.post(RoundDue())
+
+    # ------------------------------------------------------------ clients
+
+    def joined(self, site: "Site", working_on: tuple[RoundId, ...]) -> None:
+        """A client's stream stands."""
+        profile = Profile(self.world.num_examples[site.client_id], "")
+        if self.machine.ledger.state is RunState.RUNNING:
+            self.post(ClientJoined(site.client_id, site.name_of_session, profile, working_on))
+
+    def left(self, site: "Site") -> None:
+        """A client's stream has ended; it has its lease to come back."""
+        if self.machine.ledger.state is RunState.RUNNING:
+            self.post(ClientDisconnected(site.client_id, site.name_of_session))
+            self.world.timeline.after(self._lease, self._lease_over, site, site.life)
+
+    def _lease_over(self, site: "Site", life: int) -> None:
+        if not site.is_awake and site.life == life and self.machine.ledger.state is RunState.RUNNING:
+            self.post(ClientLost(site.client_id, LossReason.LEASE_EXPIRED))
+
+    def heard(self, site: "Site", message: client.Effect) -> None:
+        """A client reports."""
+        match message:
+            case client.ReportFailure(_, round_id, reason, detail):
+                if is_failure_news(self.machine, site.client_id, round_id):
+                    self.post(ClientFailed(site.client_id, round_id, reason, detail))
+            case client.ReportEvaluation(_, version, sums, detail):
+                if is_asked(self.machine, site.client_id, version):
+                    self.post(ClientEvaluated(site.client_id, version, sums, detail))
+
+    # ------------------------------------------------------------ models and updates
+
+    def bytes_of(self, digest: Digest) -> int:
+        """Of a version, on its way down."""
+        version = self.world.versions.by_digest(digest)
+        assert version is not None
+        return version.manifest.num_bytes
+
+    def upload_begun(self, update: Update) -> client.Answered | None:
+        """The manifest is here: a verdict, or None when the bytes are wanted; as `server.judge` has it."""
+        machine = self.machine
+        if (refusal := machine.refusal(update)) is not None:
+            return client.Answered(_key(self.run_id, update), False, *refusal)
+        if machine.is_accepted(update) or machine.is_hopeless(update):
+            return self._decide(update)
+        if is_first_upload(machine, update):
+            self.post(UploadBegun(update.client_id, update.round_id))
+        return None
+
+    def update_arrived(self, update: Update) -> client.Answered:
+        """All of its bytes are here."""
+        self.bytes_up += update.num_bytes
+        self.bytes_up_plain += update.plain_bytes or update.num_bytes
+        return self._decide(update)
+
+    def _decide(self, update: Update) -> client.Answered:
+        key = _key(self.run_id, update)
+        for effect in self.post(UpdateReceived(update)):
+            if isinstance(effect, Accept) and effect.digest == update.digest:
+                return client.Answered(key, True)
+            if isinstance(effect, Reject) and effect.digest == update.digest:
+                return client.Answered(key, False, effect.reason, effect.detail)
+        raise AssertionError("the machine did not answer an update")
+
+
+def _key(run_id: RunId, update: Update) -> client.Key:
+    return ("round", run_id, update.round_id)

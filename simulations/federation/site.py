@@ -1,0 +1,313 @@
+"""A simulated client: the agent's own session, and the hands that carry out what it decides, in virtual time.
+
+What the session asks for takes as long as the client's device needs: a download its bytes, a training its examples, an
+upload its bytes again, a message its latency. A device that goes to sleep takes its agent with it: what is in the spool
+stays, what is under way is lost, as in a crash.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from atoll.client.events import (
+    Answered,
+    Connect,
+    Connected,
+    Discard,
+    Download,
+    Effect,
+    Evaluated,
+    EvaluationRequest,
+    Event,
+    Extend,
+    Invitation,
+    JobFailed,
+    Key,
+    KillWorker,
+    ModelReady,
+    ReportEvaluation,
+    ReportFailure,
+    Request,
+    StopWork,
+    TimePassed,
+    Trained,
+    Upload,
+    Work,
+)
+from atoll.client.session import Session
+from atoll.protocol.vocabulary import ClientId, Digest, FailureReason
+from atoll.server.events import Update
+from atoll.simulations.devices.fleet import Device
+from atoll.simulations.federation.trainings import Training
+
+if TYPE_CHECKING:
+    from atoll.simulations.federation.federation import Federation
+
+
+@dataclass(frozen=True, slots=True)
+class Spooled:
+    """A finished update until the coordinator has answered for it."""
+
+    update: Update
+    invitation: Invitation
+
+
+class Site:
+    """See the module docstring. `life` grows with each sleep: what was planned before does not happen."""
+
+    __slots__ = (
+        "_download_s",
+        "_fetching",
+        "_timer",
+        "_training",
+        "_uploading",
+        "client_id",
+        "device",
+        "held",
+        "is_awake",
+        "life",
+        "num_sessions",
+        "session",
+        "spool",
+        "upload_seconds",
+        "world",
+    )
+
+    def __init__(self, world: "Federation", client_id: ClientId, device: Device) -> None:
+        self.world, self.client_id, self.device = world, client_id, device
+        self.life = self.num_sessions = 0
+        self.is_awake = False
+        self.session: Session | None = None
+        self.held: Digest | None = None
+        """The version that it has fetched last."""
+        self.spool: dict[Key, Spooled] = {}
+        self.upload_seconds = 0.0
+        """What an upload has taken, when a run is gone on with; then its session knows."""
+        self._download_s = 0.0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._fetching: Key | None = None
+        self._training: Training | None = None
+        self._uploading: set[Key] = set()
+        self._timer: float | None = None
+
+    # ------------------------------------------------------------ awake and asleep
+
+    def wake(self) -> None:
+        """The agent starts, and connects."""
+        if self.is_awake:
+            return
+        self.is_awake = True
+        self.num_sessions += 1
+        if self.session is not None or self.spool:
+            self.session = self._new_session()
+        rounds = tuple(round_id for _, round_id in self.session.working_on) if self.session is not None else ()
+        self.world.service.joined(self, rounds)
+        if self.session is not None:
+            self._receive(Connected())
+
+    def sleep(self) -> None:
+        """The device is gone, with all that it was doing."""
+        if not self.is_awake:
+            return
+        self.is_awake = False
+        self.life += 1
+        if self._training is not None:
+            self.world.trainings.forget(self._training)
+        self._forget()
+        self.world.service.left(self)
+
+    @property
+    def seconds_of_uploads(self) -> float:
+        """What its uploads have taken, as its session expects the next."""
+        return self.session.upload_seconds if self.session is not None else self.upload_seconds
+
+    @property
+    def name_of_session(self) -> str:
+        """Of the control stream that stands."""
+        return f"{self.client_id}/{self.num_sessions}"
+
+    def _new_session(self) -> Session:
+        """It knows the spool, and how long uploads took."""
+        outgoing = {key: spooled.update.digest for key, spooled in self.spool.items()}
+        session = Session(self.world.session_rules, random.Random(self.client_id), outgoing)
+        session.upload_seconds = self.seconds_of_uploads
+        return session
+
+    # ------------------------------------------------------------ the session
+
+    def hear(self, event: Event) -> None:
+        """The coordinator sends a message."""
+        self._after(self.device.latency_s, self._receive, event)
+
+    def _receive(self, event: Event) -> None:
+        if self.session is None:
+            self.session = self._new_session()
+            self.session.receive(Connected(), self.world.timeline.now)
+        for effect in self.session.receive(event, self.world.timeline.now):
+            self._act(effect)
+        self._arm_timer()
+
+    def _after(self, seconds: float, action: Callable[..., None], *arguments: Any) -> None:
+        """Plan what happens only if the device stays awake."""
+        self.world.timeline.after(seconds, self._happens, self.life, action, arguments)
+
+    def _happens(self, life: int, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        if life == self.life and self.is_awake:
+            action(*arguments)
+
+    def _arm_timer(self) -> None:
+        """One timer for each site, and a lazy one: when it wakes too early it is armed again."""
+        assert self.session is not None
+        deadline = self.session.deadline
+        if deadline is not None and (self._timer is None or deadline < self._timer):
+            self._timer = deadline
+            self.world.timeline.at(deadline, self._happens, self.life, self._woken, (deadline,))
+
+    def _woken(self, timer: float) -> None:
+        if timer != self._timer or self.session is None:
+            return
+        self._timer = None
+        if self.session.deadline is not None and self.session.deadline <= self.world.timeline.now:
+            self._receive(TimePassed())
+        else:
+            self._arm_timer()
+
+    def _act(self, effect: Effect) -> None:
+        match effect:
+            case Download(request):
+                self._fetch(request)
+            case Work(EvaluationRequest() as request, budget):
+                self._evaluate(request, budget)
+            case Work(Invitation() as request, budget):
+                self._train(request, budget)
+            case Upload(key):
+                self._upload(key)
+            case Discard(key, digest, accepted):
+                self._settle(key, digest, accepted=accepted)
+            case Extend(budget):
+                self._extend(budget)
+            case StopWork(key) | KillWorker(key):
+                self._stop(key, at_once=isinstance(effect, KillWorker))
+            case ReportFailure() | ReportEvaluation():
+                self._after(self.device.latency_s, self.world.service.heard, self, effect)
+            case Connect():
+                pass  # a device that is awake has its stream
+
+    # ------------------------------------------------------------ the model
+
+    def _fetch(self, request: Request) -> None:
+        num_bytes = 0 if self.held == request.model_digest else self.world.service.bytes_of(request.model_digest)
+        self.world.service.bytes_down += num_bytes
+        self._fetching = request.key
+        self._download_s = self.device.download_seconds(num_bytes) if num_bytes else 0.0
+        self._after(self._download_s, self._fetched, request)
+
+    def _fetched(self, request: Request) -> None:
+        if self._fetching == request.key:
+            self._fetching, self.held = None, request.model_digest
+            self._receive(ModelReady(request.key))
+
+    # ------------------------------------------------------------ the worker
+
+    def _evaluate(self, request: EvaluationRequest, budget: float) -> None:
+        seconds = self.world.evaluations.num_examples(self.client_id) / self.device.examples_per_s  # a pass, once
+        if seconds > budget:
+            self._after(budget, self._evaluated, request, "out_of_time: not done by the deadline")
+        else:
+            self._after(seconds, self._evaluated, request, "")
+
+    def _evaluated(self, request: EvaluationRequest, fault: str) -> None:
+        sums = None if fault else self.world.evaluations.of_client(self.client_id, request)
+        detail = fault or (sums if isinstance(sums, str) else "")
+        self._receive(Evaluated(request.key, None if detail else sums, detail))  # type: ignore[arg-type]
+
+    def _train(self, invitation: Invitation, budget: float) -> None:
+        effort = self.world.effort_of(self.client_id, self.device)
+        now = self.world.timeline.now
+        self._training = self.world.trainings.begin(self.client_id, invitation, effort, now, budget)
+        self._plan_end()
+
+    def _plan_end(self) -> None:
+        training = self._training
+        assert training is not None
+        self.world.timeline.at(training.ends, self._happens, self.life, self._ended, (training, training.ends))
+
+    def _extend(self, budget: float) -> None:
+        if self._training is not None:
+            self._training.plan(self.world.timeline.now + budget)
+            self._plan_end()
+
+    def _stop(self, key: Key, *, at_once: bool) -> None:
+        if self._fetching == key:
+            self._fetching = None
+        training = self._training
+        if training is None or training.invitation.key != key:
+            return
+        if at_once:
+            self.world.trainings.forget(training)
+            self._training = None
+            return
+        training.stop(self.world.timeline.now)
+        self._plan_end()
+
+    def _ended(self, training: Training, ends: float) -> None:
+        """The training is over, unless it was planned anew meanwhile."""
+        if training is not self._training or ends != training.ends:
+            return
+        self._training, invitation = None, training.invitation
+        if training.steps == 0:
+            self.world.trainings.forget(training)
+            detail = f"no time for the first of {training.effort.steps} steps"
+            self._receive(JobFailed(invitation.key, FailureReason.OUT_OF_TIME, detail))
+            return
+        if not self._is_wanted(training):
+            self.world.trainings.forget(training)  # nobody will look at it: it is not even computed
+            self._receive(Trained(invitation.key, Digest("")))
+            return
+        made = self.world.update_of(training, self._download_s)
+        if isinstance(made, JobFailed):
+            self._receive(made)
+            return
+        self.spool[invitation.key] = Spooled(made, invitation)
+        self._receive(Trained(invitation.key, made.digest))
+
+    def _is_wanted(self, training: Training) -> bool:
+        assert self.session is not None
+        job = self.session.job
+        return job is not None and job.request.key == training.invitation.key and job.submit
+
+    # ------------------------------------------------------------ the upload
+
+    def _upload(self, key: Key) -> None:
+        self._uploading.add(key)
+        self._after(self.device.latency_s, self._begin_upload, key)
+
+    def _begin_upload(self, key: Key) -> None:
+        if key not in self._uploading:
+            return
+        update = self.spool[key].update
+        if (verdict := self.world.service.upload_begun(update)) is not None:
+            self._answer(key, verdict)
+            return
+        self._after(self.device.upload_seconds(update.num_bytes) - self.device.latency_s, self._arrive, key)
+
+    def _arrive(self, key: Key) -> None:
+        if key in self._uploading:
+            self._answer(key, self.world.service.update_arrived(self.spool[key].update))
+
+    def _answer(self, key: Key, verdict: Answered) -> None:
+        self._after(self.device.latency_s, self._answered, key, verdict)
+
+    def _answered(self, key: Key, verdict: Answered) -> None:
+        if key in self._uploading:
+            self._uploading.discard(key)
+            self._receive(verdict)
+
+    def _settle(self, key: Key, digest: Digest, *, accepted: bool) -> None:
+        self._uploading.discard(key)
+        spooled = self.spool.pop(key, None)
+        if spooled is not None:
+            self.world.settled(spooled.update, accepted=accepted)

@@ -1,0 +1,192 @@
+"""The updates that wait for a fold: their values, and what the fold's plan has to know of them.
+
+Plain updates of float tensors lie as rows of one matrix, which is folded as it is. All others (encoded, with integers,
+or for a rule that wants files) are held as the coordinator holds them, and go through its own fold.
+"""
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.aggregation.blocks import StoredUpdate, UpdateReader
+from atoll.aggregation.cuts import layout_of_pieces
+from atoll.aggregation.inspection import inspect
+from atoll.aggregation.layout import Layout, Piece
+from atoll.aggregation.means import Weighted
+from atoll.aggregation.tensorfile import NUMPY_DTYPES, parse_header
+from atoll.parallel.arrays import Arrays, layout_of
+from atoll.protocol.vocabulary import ClientId, Digest, RoundId
+from atoll.server.plan import FoldPlan
+
+IN_MEMORY_MAX = 1 << 30
+"""Bytes of updates that are held in memory; those that come beyond them lie in files until they are folded."""
+
+Report = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What the plan of a fold has to know of an update; see `server.plan.Known`."""
+
+    magnitudes: Mapping[str, float | int]
+    squared_norms: Mapping[str, float]
+    steps: tuple[float, float] = (1.0, 1.0)
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An update in memory, or in a file."""
+
+    stored: StoredUpdate
+    meta: Meta
+
+
+class Updates:
+    """Those that a fold may still ask for.
+
+    Args:
+        folder: for what does not fit into memory.
+        layout: of the model, in canonical order; None: no updates are held as rows.
+    """
+
+    def __init__(self, folder: Path, layout: Layout | None) -> None:
+        self.folder, self._layout = folder, layout
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.iterdir():
+            path.unlink()
+        self._held: dict[Digest, Held] = {}
+        self._in_memory = 0
+        width = sum(tensor.num_elements for tensor in layout) if layout is not None else 0
+        self._matrix = np.empty((0, width), np.float32)
+        self._places: dict[Digest, tuple[int, tuple[float, float]]] = {}
+        self._free: list[int] = []
+
+    @staticmethod
+    def digest_of(client_id: ClientId, round_id: RoundId, steps: int | None) -> Digest:
+        """Of what a client makes in a round by so many steps: what comes out is a function of these.
+
+        A stand-in, since nobody has to verify it: that of the manifest costs a pass over all bytes.
+        """
+        return Digest(hashlib.sha256(f"{client_id} {round_id} {steps}".encode()).hexdigest())
+
+    # ------------------------------------------------------------ in
+
+    def add(self, digest: Digest, update: Arrays, report: Report, row: NDArray[Any] | None = None) -> int:
+        """Take a plain update; its size [bytes]. `row`: all its values, when they lie side by side."""
+        if self._layout is not None:
+            if row is None:
+                row = np.concatenate([update[tensor.name].reshape(-1) for tensor in self._layout])
+            self._put(digest, row, _steps_of(report))
+            return row.nbytes
+        layout = layout_of(update)
+        pieces = tuple(Piece(t.name, t.dtype, (0,) * len(t.shape), t.shape, "") for t in layout)
+        data = b"".join(np.ascontiguousarray(update[tensor.name]).data for tensor in layout)
+        self._hold(digest, pieces, data, report)
+        return len(data)
+
+    def add_encoded(self, digest: Digest, file: Path, pieces: tuple[Piece, ...], report: Report) -> int:
+        """Take an encoded one from its file, which goes; its size [bytes]."""
+        _, data_start = parse_header(file)
+        with file.open("rb") as source:
+            source.seek(data_start)
+            data = source.read()
+        file.unlink()
+        self._hold(digest, pieces, data, report)
+        return len(data)
+
+    def _put(self, digest: Digest, row: NDArray[Any], steps: tuple[float, float]) -> None:
+        if not self._free:
+            count = len(self._matrix)
+            grown = np.empty((max(16, 2 * count), self._matrix.shape[1]), np.float32)
+            grown[:count] = self._matrix
+            self._matrix = grown
+            self._free = list(range(len(grown) - 1, count - 1, -1))
+        place = self._free.pop()
+        self._matrix[place] = row
+        self._places[digest] = place, steps
+
+    def _hold(self, digest: Digest, pieces: tuple[Piece, ...], data: bytes, report: Report) -> None:
+        path = self.folder / digest
+        found = inspect(path, pieces, data=data)
+        if self._in_memory + len(data) > IN_MEMORY_MAX:
+            path.write_bytes(data)
+            stored = StoredUpdate(path, pieces, found.magnitudes)
+        else:
+            self._in_memory += len(data)
+            stored = StoredUpdate(path, pieces, found.magnitudes, data=data)
+        self._held[digest] = Held(stored, Meta(found.magnitudes, found.squared_norms, _steps_of(report)))
+
+    # ------------------------------------------------------------ out
+
+    def rows(self, digests: Sequence[Digest]) -> tuple[NDArray[np.float32], list[tuple[float, float]]]:
+        """These updates as a matrix, in their order, and the steps that each claims."""
+        found = [self._places[digest] for digest in digests]
+        places = [place for place, _ in found]
+        first = places[0]
+        is_run = places == list(range(first, first + len(places)))
+        values = self._matrix[first : first + len(places)] if is_run else self._matrix[places]
+        return values, [steps for _, steps in found]
+
+    def metas(self, digests: Collection[Digest]) -> dict[Digest, Meta]:
+        """What is known of these."""
+        return {digest: self._held[digest].meta for digest in digests}
+
+    def weighted(self, plan: FoldPlan) -> list[Weighted]:
+        """A fold's updates, in its order."""
+        return [
+            Weighted(self._held[planned.digest].stored, planned.weight, planned.factor, planned.trained_factor)
+            for planned in plan.updates
+        ]
+
+    def arrays(self, digest: Digest) -> Arrays:
+        """The values of an update, decoded."""
+        if digest in self._places:
+            return self._views(self._matrix[self._places[digest][0]].copy())
+        stored = self._held[digest].stored
+        with UpdateReader(stored) as reader:
+            return {
+                tensor.name: reader.read(tensor, 0, tensor.num_elements)
+                .astype(NUMPY_DTYPES[tensor.dtype], copy=False)
+                .reshape(tensor.shape)
+                for tensor in layout_of_pieces(stored.pieces)
+            }
+
+    def _views(self, row: NDArray[Any]) -> Arrays:
+        assert self._layout is not None
+        views, start = {}, 0
+        for tensor in self._layout:
+            views[tensor.name] = row[start : start + tensor.num_elements].reshape(tensor.shape)
+            start += tensor.num_elements
+        return views
+
+    def replace(self, digest: Digest, update: Arrays) -> None:
+        """Let an update be another one, plain."""
+        steps = self._places[digest][1] if digest in self._places else self._held[digest].meta.steps
+        self._forget(digest)
+        self.add(digest, update, dict(zip(("normalizer", "effective_steps"), steps, strict=True)))
+
+    def keep_only(self, digests: Collection[Digest]) -> None:
+        """Forget all others."""
+        for digest in (self._held.keys() | self._places.keys()) - set(digests):
+            self._forget(digest)
+        self._free.sort(reverse=True)  # a round's rows lie together, from the first on
+
+    def _forget(self, digest: Digest) -> None:
+        if digest in self._places:
+            self._free.append(self._places.pop(digest)[0])
+            return
+        stored = self._held.pop(digest).stored
+        if stored.data is not None:
+            self._in_memory -= len(stored.data)
+        else:
+            stored.path.unlink(missing_ok=True)
+
+
+def _steps_of(report: Report) -> tuple[float, float]:
+    return report.get("normalizer", 1.0), report.get("effective_steps", 1.0)

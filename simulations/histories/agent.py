@@ -1,0 +1,288 @@
+"""A simulated agent process around the real session: its spool, its worker, its connections, its crashes."""
+
+import random
+from typing import TYPE_CHECKING
+
+from atoll.client.events import (
+    Asked,
+    Connect,
+    Discard,
+    Disconnected,
+    Download,
+    Effect,
+    Event,
+    Extend,
+    JobFailed,
+    Key,
+    KillWorker,
+    ModelReady,
+    ReportEvaluation,
+    ReportFailure,
+    Request,
+    StopWork,
+    TimePassed,
+    Trained,
+    Upload,
+    Work,
+)
+from atoll.client.session import Session, SessionRules
+from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RejectReason
+from atoll.server.events import ClientJoined, Profile, Update
+from atoll.simulations.histories import network
+from atoll.simulations.histories.history import AgentStep, WorkerEnd
+from atoll.simulations.histories.scenario import TASK
+from atoll.simulations.histories.worker import Worker
+
+if TYPE_CHECKING:
+    from atoll.simulations.histories.world import World
+
+
+class SimulatedAgent:
+    """See the module docstring. `life` grows with each crash; `spool` and `faults` survive.
+
+    Its time is that of its monotonic clock, which stands while the machine sleeps: `slept` is how long it has in all.
+    """
+
+    def __init__(self, world: "World", client_id: ClientId, rng: random.Random) -> None:
+        self.world, self.client_id, self.rng = world, client_id, rng
+        self.life = 0
+        self.slept = self.wakes_at = 0.0
+        self.pace = world.scenario.train * rng.lognormvariate(0, world.scenario.spread)
+        self.profile = Profile(rng.randint(1, 100), rng.choice(["a", "b"]))
+        self.spool: dict[Key, Update] = {}
+        self.faults: dict[Digest, RejectReason | None] = {}
+        self.num_sessions = 0
+        self.offline_until = 0.0
+        self._forget()
+
+    def _forget(self) -> None:
+        self.session: Session | None = None
+        self.connection: network.Connection | None = None
+        self.worker: Worker | None = None
+        self.uploads: dict[Key, network.Upload] = {}
+        self.deadlines: dict[Key, float] = {}  # the last that this agent was told
+        self._timer: float | None = None
+        self._download: Key | None = None
+
+    # ------------------------------------------------------------ life and death
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the process runs."""
+        return self.session is not None
+
+    @property
+    def now(self) -> float:
+        """By its own clock."""
+        return self.world.now - self.slept
+
+    @property
+    def is_online(self) -> bool:
+        """Whether this client has a network."""
+        return self.world.now >= self.offline_until
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is left to be done or to be answered."""
+        return not self.spool and self.worker is None and (self.session is None or self.session.job is None)
+
+    def start(self) -> None:
+        """The process comes up, for the first time or again."""
+        if self.is_up:
+            return
+        rules = SessionRules(tasks=frozenset({TASK}), lease=self.world.scenario.client_lease)
+        rng = random.Random(self.rng.random())
+        self.session = Session(rules, rng, {key: update.digest for key, update in self.spool.items()})
+        self.world.history.agent_steps.append(AgentStep(self.now, self.client_id, Disconnected(), (), self.world.now))
+        self._dial()
+
+    def crash(self) -> bool:
+        """The process is gone, and its worker with it; what is in the spool stays, if its disk does. False: it was."""
+        if not self.is_up:
+            return False
+        self.world.remark(self.client_id, "CRASHES")
+        if self.spool and self.world.happens("spool_damaged"):
+            self.world.remark(self.client_id, f"finds no whole update in its spool: {', '.join(map(str, self.spool))}")
+            self.spool.clear()
+        self._end_of_process()
+        return True
+
+    def _dies_here(self) -> bool:
+        return self.world.happens("agent_crash_at_step") and self.crash()
+
+    def suspend(self, seconds: float) -> None:
+        """Everything stands for so long, its clock too; then it goes on as if nothing had been."""
+        until = self.world.now + seconds
+        self.slept += seconds
+        self.wakes_at, self.offline_until = until, max(until, self.offline_until)
+        if self.connection is not None:
+            self.connection.block(until, to_agent=True, to_coordinator=True)
+
+    def leave(self) -> bool:
+        """The owner shuts the agent down: it says goodbye. False: it does not run."""
+        if not self.is_up:
+            return False
+        self.world.remark(self.client_id, "shuts down")
+        if self.connection is not None and self.session is not None and self.session.is_connected:
+            self.connection.to_coordinator(None)
+            self.connection = None  # it closes once the goodbye has arrived
+        self._end_of_process()
+        return True
+
+    def _end_of_process(self) -> None:
+        if self.connection is not None:
+            self.connection.cut(half_open=self.world.happens("half_open"))
+        for upload in self.uploads.values():
+            upload.cancel()
+        self.life += 1
+        self._forget()
+        self.world.after(self.rng.expovariate(1 / self.world.scenario.faults.agent_downtime), self.start, self)
+
+    # ------------------------------------------------------------ the control stream
+
+    def _dial(self) -> None:
+        self.world.after(self.world.latency(), self._answered, self)
+
+    def _answered(self) -> None:
+        assert self.session is not None
+        coordinator = self.world.coordinator
+        if not coordinator.is_up or not self.is_online:
+            self._receive(Disconnected())
+            return
+        self.num_sessions += 1
+        name = f"{self.client_id}-{self.num_sessions}"
+        self.connection = network.Connection(self.world, self, coordinator, name)
+        rounds = tuple(round_id for _, round_id in self.session.working_on)
+        coordinator.lines.hello(self.connection, ClientJoined(self.client_id, name, self.profile, rounds))
+
+    def heard(self, connection: network.Connection, event: Event) -> None:
+        """A message arrived on the control stream."""
+        if self.connection is connection:
+            self._receive(event)
+            if isinstance(event, Asked):  # afterwards: what was overdue before is due to the older deadline
+                self._note_deadline(event)
+
+    def _note_deadline(self, event: Asked) -> None:
+        key = event.request.key
+        deadline = self.deadlines[key] = self.now + event.request.time_left
+        if self.worker is not None and self.worker.request.key == key and self.worker.stopped_at is None:
+            self.worker.deadline = deadline
+
+    def disconnected(self, connection: network.Connection) -> None:
+        """The stream ended."""
+        if self.connection is connection:
+            self.connection = None
+            self._receive(Disconnected())
+
+    def upload_ended(self, upload: network.Upload, event: Event) -> None:
+        """The answer to an upload, or its end without one."""
+        if self.uploads.get(upload.key) is upload:
+            upload.cancel()
+            del self.uploads[upload.key]
+            self._receive(event)
+
+    # ------------------------------------------------------------ the session
+
+    def _receive(self, event: Event) -> None:
+        session, now = self.session, self.now
+        assert session is not None
+        effects = session.receive(event, now)
+        self.world.history.agent_steps.append(AgentStep(now, self.client_id, event, effects, self.world.now))
+        for effect in effects:
+            if self._dies_here():
+                return
+            self._act(effect)
+        self._arm_timer()
+
+    def _arm_timer(self) -> None:
+        if self.session is None:
+            return
+        deadline = self.session.deadline
+        if deadline is not None and (self._timer is None or deadline < self._timer):
+            self._timer = deadline
+            self.world.after(self.world.wait(deadline - self.now), self._woken, self)
+
+    def _woken(self) -> None:
+        self._timer = None
+        assert self.session is not None
+        deadline = self.session.deadline
+        if deadline is not None and self.now >= deadline:
+            self._receive(TimePassed())
+        else:
+            self._arm_timer()
+
+    def _act(self, effect: Effect) -> None:
+        match effect:
+            case Connect(delay):
+                self.world.after(delay, self._dial, self)
+            case Download(request):
+                self._download = request.key
+                self._fetch(request)
+            case Work(request, budget):
+                assert self.worker is None, f"{self.client_id} has two workers at once"
+                self.worker = Worker(self.world, self, request, budget)
+            case Extend(budget):
+                assert self.worker is not None, "extended a worker that is not there"
+                self.worker.extend(budget)
+            case StopWork(key):
+                self._download = None
+                if self.worker is not None and self.worker.request.key == key:
+                    self.worker.stop()
+            case KillWorker():
+                self._worker_gone(was_killed=True)
+            case _:
+                self._send(effect)
+
+    def _send(self, effect: Effect) -> None:
+        match effect:
+            case Upload(key):
+                assert key in self.spool, f"{self.client_id} uploads {key}, which is not in the spool"
+                update = self.spool[key]
+                fault = self.faults.get(update.digest)
+                assert key not in self.uploads, "two uploads of one update at once"
+                self.uploads[key] = network.Upload(self.world, self, self.world.coordinator, key, update, fault)
+            case Discard(key, digest):
+                self._discard(key, digest)
+            case ReportFailure() | ReportEvaluation():
+                if self.connection is not None:
+                    self.connection.to_coordinator(effect)
+
+    def _discard(self, key: Key, digest: Digest) -> None:
+        if (upload := self.uploads.pop(key, None)) is not None:
+            upload.cancel()
+        if key in self.spool and self.spool[key].digest == digest:
+            del self.spool[key]
+
+    # ------------------------------------------------------------ the model
+
+    def _fetch(self, request: Request) -> None:
+        self.world.after(self.world.rng.expovariate(1.0), lambda: self._fetched(request), self)
+
+    def _fetched(self, request: Request) -> None:
+        if self._download != request.key:
+            return
+        if not self.world.coordinator.is_up or not self.is_online or self.world.happens("download_damaged"):
+            self._fetch(request)  # what is not there, or not what its digest says
+        elif self.world.happens("download_fails"):
+            self._download = None
+            self._receive(JobFailed(request.key, FailureReason.DOWNLOAD_FAILED, "no route"))
+        else:
+            self._download = None
+            self._receive(ModelReady(request.key))
+
+    # ------------------------------------------------------------ the worker
+
+    def worker_ended(self, event: Event) -> None:
+        """The worker is done, or has crashed."""
+        if isinstance(event, Trained) and self._dies_here():
+            return  # the update is in the spool, and the next process finds it there
+        self._worker_gone(was_killed=False)
+        self._receive(event)
+
+    def _worker_gone(self, *, was_killed: bool) -> None:
+        worker, self.worker = self.worker, None
+        if worker is not None:
+            worker.is_gone = True
+            key = worker.request.key
+            end = WorkerEnd(self.now, self.client_id, key, worker.deadline, was_killed, worker.stopped_at)
+            self.world.history.worker_ends.append(end)

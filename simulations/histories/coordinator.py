@@ -1,0 +1,360 @@
+"""A simulated coordinator process around the real run machine: its disk, its group commits, its crashes."""
+
+import hashlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from atoll.client import events as client
+from atoll.protocol.vocabulary import Digest, RejectReason, RunState
+from atoll.server.clock import Clock
+from atoll.server.events import (
+    Abandon,
+    Accept,
+    Aggregate,
+    Aggregated,
+    AggregationFailed,
+    AskEvaluation,
+    CohortDrawn,
+    Commit,
+    CoordinatorStarted,
+    DrawCohort,
+    Effect,
+    EndRun,
+    EvaluateModel,
+    Event,
+    Invite,
+    ModelEvaluated,
+    OpenNextRound,
+    Release,
+    ResumeRequested,
+    RoundDue,
+    RunStarted,
+    SamplerFailed,
+    StopRequested,
+    TimePassed,
+    Update,
+    UpdateReceived,
+    UpdateRefused,
+    UploadBegun,
+)
+from atoll.server.run import RunMachine
+from atoll.simulations.histories.disk import Disk, Posted, Reply, Snapshot, records_of
+from atoll.simulations.histories.history import Acknowledged, Restart, Step
+from atoll.simulations.histories.lines import RUN, Lines
+from atoll.simulations.histories.scenario import TASK
+
+if TYPE_CHECKING:
+    from atoll.simulations.histories.world import World
+
+RESUMABLE = (RunState.STOPPED, RunState.FAILED)
+STEP_CRASHES_MAX = 6
+DISK_RETRY_S = 1.0
+
+
+class SimulatedCoordinator:
+    """See the module docstring. `life` grows with each crash: what an earlier life had planned no longer happens.
+
+    Its time is that of its `clock`, the deployed one: `set_by` is how far somebody has set the machine's wall clock.
+    """
+
+    slept = wakes_at = 0.0
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.life = 0
+        self.is_up = False
+        self.disk = Disk()
+        self.set_by = 0.0
+        self.num_step_crashes = 0
+        self._no_room_until = 0.0
+        self._alive_at = 0.0  # by its own clock, as it last wrote down
+        self._forget()
+
+    def _forget(self) -> None:
+        self.machine: RunMachine | None = None
+        self.lines = Lines(self.world, self)
+        self._timer: float | None = None
+        self._seq = len(self.disk.entries)
+        self._posted: list[Posted] = []
+        self._is_writing = False
+        self._duties = 0  # what this process itself will answer: draws, folds, evaluations, pauses
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether the process is up and everything that it decided is on disk."""
+        return self.is_up and not self._is_writing
+
+    @property
+    def now(self) -> float:
+        """By its own clock."""
+        return self.clock.now()
+
+    @property
+    def running(self) -> RunMachine:
+        """The machine of the process that is up."""
+        assert self.machine is not None
+        return self.machine
+
+    # ------------------------------------------------------------ life and death
+
+    def start(self) -> None:
+        """The process comes up, for the first time or again."""
+        world = self.world
+        wall, monotonic = lambda: world.now + self.set_by, lambda: world.now
+        self.clock = Clock(self.disk.last_instant(), wall=wall, monotonic=monotonic)
+        self.is_up = True
+        if self.disk.entries:
+            self._recover()
+        else:
+            self.machine = RunMachine(self.world.scenario.rules)
+            self.post(RunStarted(Digest("v0")))
+
+    def _recover(self) -> None:
+        world, disk = self.world, self.disk
+        self.machine, from_snapshot = disk.rebuilt(world.scenario.rules)
+        self.clock.advance_to(self.machine.ledger.now)
+        told = world.history.acknowledged
+        forgotten = tuple(a for a in told if not self._knows(a))
+        world.history.restarts.append(Restart(world.now, len(disk.entries), forgotten))
+        world.remark("coordinator", f"is up again with {len(disk.entries)} entries, {from_snapshot} in the snapshot")
+        if self.machine.ledger.state is RunState.RUNNING:
+            self.post(CoordinatorStarted(self._alive_at))
+            for client_id in self.machine.ledger.membership.members:
+                self.lines.heard_from(client_id)
+        else:
+            world.run_ended()
+
+    def _knows(self, told: Acknowledged) -> bool:
+        assert self.machine is not None
+        record = self.machine.record_of(told.round_id)
+        return record is None or record.clients[told.client_id].digest == told.digest
+
+    def crash(self, where: str) -> bool:
+        """The process is gone, with everything that was not on disk; False when there is none."""
+        if not self.is_up:
+            return False
+        world = self.world
+        lost = [type(posted.step.event).__name__ for posted in self._posted]
+        world.remark("coordinator", f"CRASHES {where}; not on disk: {', '.join(lost) or 'nothing'}")
+        self._alive_at = self.now - world.rng.uniform(0, 0.5)
+        self.life += 1
+        self.is_up = False
+        self.lines.break_all()
+        world.cut_uploads()
+        self._forget()
+        self._meanwhile()
+        world.after(world.rng.expovariate(1 / world.scenario.faults.downtime), self.start)
+        return True
+
+    def _meanwhile(self) -> None:
+        """What else may have happened by the time that the process comes up again."""
+        world, rng = self.world, self.world.rng
+        if world.happens("damaged_snapshots") and self.disk.damage_newest():
+            world.remark("coordinator", "the newest snapshot is damaged")
+        if world.happens("clock_jumps"):
+            by = rng.uniform(-1, 1) * world.scenario.faults.clock_jump
+            world.remark("coordinator", f"its wall clock is set by {by:+.1f} s")
+            self.set_by += by
+
+    def _dies_at(self, where: str) -> bool:
+        if self.num_step_crashes >= STEP_CRASHES_MAX or not self.world.happens("crash_at_step"):
+            return False
+        self.num_step_crashes += 1
+        return self.crash(where)
+
+    # ------------------------------------------------------------ events in
+
+    def post(self, event: Event, reply: Reply | None = None) -> None:
+        """Let the machine decide; write; then act."""
+        machine, now = self.running, self.now
+        effects = machine.receive(event, now)
+        ends = any(isinstance(e, Commit | Abandon | EndRun) for e in effects)
+        self._seq += 1
+        snapshot = Snapshot.of(machine, self._seq) if ends and machine.may_snapshot else None
+        self._posted.append(
+            Posted(Step(now, event, effects, self.world.now), snapshot, records_of(effects, machine), reply)
+        )
+        if not self._is_writing:
+            self._is_writing = True
+            self.world.after(0.0, self._write, self)
+        self._arm_timer()
+
+    def _arm_timer(self) -> None:
+        deadline = self.running.deadline
+        if deadline is not None and (self._timer is None or deadline < self._timer):
+            self._timer = deadline
+            self.world.after(self.world.wait(deadline - self.now), self._woken, self)
+
+    def _woken(self) -> None:
+        self._timer = None
+        deadline = self.running.deadline
+        if deadline is not None and self.now >= deadline:
+            self.post(TimePassed())
+        else:
+            self._arm_timer()
+
+    # ------------------------------------------------------------ onto the disk
+
+    @property
+    def _is_disk_full(self) -> bool:
+        return self.world.now < self._no_room_until
+
+    def fill_disk(self, until: float) -> bool:
+        """No room until then."""
+        self.world.remark("coordinator", f"its disk is full until {until:.3f}")
+        self._no_room_until = max(until, self._no_room_until)
+        return True
+
+    def has_room(self) -> bool:
+        """Whether bytes of an update can be taken in."""
+        return not self._is_disk_full
+
+    def _write(self) -> None:
+        if self._dies_at("before a write"):
+            return
+        batch, self._posted = self._posted, []
+        self._commit(batch)
+
+    def _commit(self, batch: list[Posted]) -> None:
+        """Write, and while the disk is full keep everybody waiting, as the driver does."""
+        if self._is_disk_full:
+            self.world.after(DISK_RETRY_S, lambda: self._commit(batch), self)
+            return
+        world = self.world
+        seconds = world.rng.uniform(0.5, 1.5) * world.scenario.write
+        if world.happens("slow_writes"):
+            seconds += world.rng.expovariate(1 / world.scenario.faults.slow_write)
+        world.after(seconds, lambda: self._written(batch), self)
+
+    def _written(self, batch: list[Posted]) -> None:
+        if self._is_disk_full:  # nothing of it was written
+            self._commit(batch)
+            return
+        if self._dies_at(f"while it writes {[type(p.step.event).__name__ for p in batch]}"):
+            return
+        self.disk.write(batch)
+        self.world.history.steps += [posted.step for posted in batch]
+        life = self.life
+        for posted in batch:
+            for effect in posted.step.effects:
+                if self._dies_at(f"before it performs {type(effect).__name__}"):
+                    return
+                self._act(effect)
+            if posted.reply is not None and not self._dies_at("before it answers"):
+                posted.reply(posted.step.effects)
+            if self.life != life:
+                return
+        self._is_writing = bool(self._posted)
+        if self._is_writing:
+            self.world.after(0.0, self._write, self)
+        else:
+            self._check_that_something_is_awaited()
+
+    def _check_that_something_is_awaited(self) -> None:
+        machine = self.running
+        if machine.ledger.state is not RunState.RUNNING:
+            return
+        is_waiting_for_clients = machine.round is None and machine.ledger.evaluation is not None
+        if machine.deadline is None and not self._duties and not is_waiting_for_clients:
+            self.world.fail("the run hangs: no deadline, and nothing under way")
+        if machine.round is not None and len(machine.round.record.clients) <= 100:
+            for client_id in self.lines.unwatched(machine.round.record, machine.ledger.training):
+                self.world.fail(f"round {machine.round.record.round_id} waits for {client_id}, whom nobody watches")
+
+    # ------------------------------------------------------------ effects out
+
+    def _act(self, effect: Effect) -> None:
+        now = self.now
+        match effect:
+            case Invite(client_id, round_id, base, deadline):
+                invitation = client.Invitation(RUN, round_id, TASK, base, Digest(f"v{base}"), max(0.0, deadline - now))
+                self.lines.send(client_id, client.Asked(invitation))
+            case Release(client_id, round_id, reason, submit):
+                self.lines.send(client_id, client.Released(RUN, round_id, reason, submit))
+            case AskEvaluation(client_id, version, deadline):
+                request = client.EvaluationRequest(RUN, version, TASK, Digest(f"v{version}"), max(0.0, deadline - now))
+                self.lines.send(client_id, client.Asked(request))
+            case DrawCohort():
+                self._later(self.world.scenario.draw, lambda: self._draw(effect))
+            case Aggregate():
+                self._later(self.world.scenario.fold, lambda: self._fold(effect))
+            case EvaluateModel(version):
+                self._later(1.0, lambda: self.post(ModelEvaluated(version, {"loss": (1.0, 2.0)})))
+            case OpenNextRound():
+                self._later(self.world.scenario.pause, self._open_next_round)
+            case EndRun():
+                self.lines.tell_everyone(client.RunEnded(RUN))
+                self.world.run_ended()
+            case _:
+                pass
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        """A duty of this process."""
+        self._duties += 1
+
+        def act() -> None:
+            self._duties -= 1
+            action()
+
+        self.world.after(seconds * self.world.rng.uniform(0.5, 1.5), act, self)
+
+    def _open_next_round(self) -> None:
+        if self.running.ledger.state is RunState.RUNNING:
+            self.post(RoundDue())
+
+    def _draw(self, effect: DrawCohort) -> None:
+        if self.world.happens("sampler_fails"):
+            self.post(SamplerFailed(effect.round_id, "the user's sampler raised"))
+            return
+        self.post(CohortDrawn(effect.round_id, self.world.drawn(effect)))
+
+    def _fold(self, effect: Aggregate) -> None:
+        if self._is_disk_full:
+            self._later(DISK_RETRY_S, lambda: self._fold(effect))
+            return
+        if self.world.happens("fold_fails"):
+            self.post(AggregationFailed(effect.round_id, "out of memory"))
+            return
+        text = repr((effect.base_version, effect.contributions))
+        self.post(Aggregated(effect.round_id, Digest(hashlib.sha256(text.encode()).hexdigest())))
+
+    # ------------------------------------------------------------ uploads
+
+    def upload_begun(self, update: Update) -> None:
+        """The first bytes are here."""
+        self.post(UploadBegun(update.client_id, update.round_id))
+
+    def update_arrived(self, update: Update, reply: Reply | None) -> None:
+        """All bytes are here, checked and on disk."""
+        self.post(UpdateReceived(update), reply)
+
+    def update_refused(self, update: Update, reason: RejectReason, reply: Reply) -> None:
+        """The bytes or the manifest are bad."""
+        self.post(UpdateRefused(update.client_id, update.round_id, reason, "bad bytes"), reply)
+
+    def acknowledged(self, effect: Accept) -> None:
+        """An acceptance leaves the building."""
+        told = Acknowledged(self.world.now, effect.client_id, effect.round_id, effect.digest)
+        self.world.history.acknowledged.append(told)
+
+    # ------------------------------------------------------------ the operator
+
+    def stop_run(self) -> bool:
+        """The operator's command; False when nothing runs."""
+        if self.running.ledger.state is not RunState.RUNNING:
+            return False
+        self.post(StopRequested("the operator wants it"))
+        return True
+
+    def resume_run(self) -> None:
+        """The operator's command: who is on the line is introduced."""
+        if self.running.ledger.state not in RESUMABLE:
+            return
+        self.post(ResumeRequested())
+        for joined in self.lines.everyone():
+            self.post(joined)
+
+    def final_records(self) -> None:
+        """Put the records that lie on disk into the history."""
+        self.world.history.records = self.disk.decoded_records()
+        self.world.history.snapshot = self.disk.ledger

@@ -1,0 +1,141 @@
+"""What happened in a simulated world: everything that the checks judge, and that a person reads when one fails."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import StrEnum
+
+from atoll.client import events as client
+from atoll.protocol.vocabulary import ClientId, Digest, RoundId
+from atoll.server import events as server
+from atoll.server.ledger import Ledger
+from atoll.server.record import RoundRecord
+from atoll.server.run import RunMachine
+from atoll.simulations.histories.scenario import Scenario
+
+ALWAYS_THE_SAME = frozenset({"run_id", "task", "model_digest"})
+
+
+@dataclass(slots=True)
+class Step:
+    """One event that the coordinator decided about; it is in the history once it is on disk."""
+
+    at: float  # on its own clock, which may be set between two lives
+    event: server.Event
+    effects: tuple[server.Effect, ...]
+    when: float  # on the world's clock, as everything else
+
+
+@dataclass(slots=True)
+class AgentStep:
+    """One event that an agent's session decided about."""
+
+    at: float  # on its own clock, which stands while the machine sleeps
+    client_id: ClientId
+    event: client.Event
+    effects: tuple[client.Effect, ...]
+    when: float
+
+
+@dataclass(slots=True)
+class Remark:
+    """Something else that happened, for the reader."""
+
+    at: float
+    who: str
+    what: str
+
+
+@dataclass(slots=True)
+class Acknowledged:
+    """An acceptance that has left the coordinator."""
+
+    at: float
+    client_id: ClientId
+    round_id: RoundId
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """The coordinator came back: which acknowledged updates its rebuilt state does not know although it should."""
+
+    at: float
+    num_steps: int
+    forgotten: tuple[Acknowledged, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnd:
+    """A worker process is gone; its deadline is the last one that its agent had been told. All by its own clock."""
+
+    at: float
+    client_id: ClientId
+    key: client.Key
+    deadline: float
+    was_killed: bool
+    stopped_at: float | None  # when it was asked to stop
+
+
+@dataclass(slots=True)
+class History:
+    """One world from its first to its last instant."""
+
+    seed: int
+    scenario: Scenario
+    steps: list[Step] = field(default_factory=list)
+    agent_steps: list[AgentStep] = field(default_factory=list)
+    faults: Counter[str] = field(default_factory=Counter)  # how often each happened, by the name of its field
+    remarks: list[Remark] = field(default_factory=list)
+    acknowledged: list[Acknowledged] = field(default_factory=list)
+    restarts: list[Restart] = field(default_factory=list)
+    worker_ends: list[WorkerEnd] = field(default_factory=list)
+    records: dict[RoundId, RoundRecord] = field(default_factory=dict)  # as they lie on disk at the end
+    snapshot: Callable[[], tuple[int, Ledger]] = lambda: (0, Ledger())  # read from disk: after how many steps, and what
+    left_in_spool: list[tuple[ClientId, client.Key]] = field(default_factory=list)
+    machine: RunMachine | None = None
+    ended_at: float = 0.0
+
+    def effects(self) -> Iterator[tuple[Step, server.Effect]]:
+        """Everything that the coordinator decided, in order."""
+        return ((step, effect) for step in self.steps for effect in step.effects)
+
+    def transcript(self, last: int | None = None) -> str:
+        """The history for a person: one line for each event, its effects below it."""
+        lines: list[tuple[float, int, str]] = []
+        for step in self.steps:
+            lines.append((step.when, 1, f"coordinator  {_short(step.event)}{_arrows(step.effects)}"))
+        for agent_step in self.agent_steps:
+            text = f"{agent_step.client_id:11}  {_short(agent_step.event)}{_arrows(agent_step.effects)}"
+            lines.append((agent_step.when, 2, text))
+        for remark in self.remarks:
+            lines.append((remark.at, 0, f"{remark.who:11}  ** {remark.what}"))
+        for number, told in enumerate(self.acknowledged):
+            text = f"coordinator  acknowledges {told.client_id}'s update of round {told.round_id} ({number})"
+            lines.append((told.at, 3, text))
+        lines.sort(key=lambda line: line[:2])
+        kept = lines if last is None else lines[-last:]
+        body = "\n".join(f"{at:10.3f}  {text}" for at, _, text in kept)
+        return f"{self.scenario}\n\n{body}"
+
+
+def _arrows(effects: tuple[object, ...]) -> str:
+    return "".join(f"\n{'':14}-> {_short(effect)}" for effect in effects)
+
+
+def _short(value: object) -> str:
+    """As `repr`, without what a field is by default, and without the names that are the same everywhere."""
+    if is_dataclass(value) and not isinstance(value, type):
+        shown = (
+            f"{part.name}={_short(content)}"
+            for part in fields(value)
+            if part.name not in ALWAYS_THE_SAME and (content := getattr(value, part.name)) != part.default
+        )
+        return f"{type(value).__name__}({', '.join(shown)})"
+    if isinstance(value, StrEnum):
+        return str(value)
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_short, value))})"
+    return repr(value)

@@ -1,0 +1,135 @@
+"""Who is on the line of a simulated coordinator: its control streams, and the leases of those who are silent."""
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from atoll.client import events as client
+from atoll.protocol.vocabulary import ClientId, Fate, LossReason, RunId, RunState
+from atoll.server.events import ClientDisconnected, ClientEvaluated, ClientFailed, ClientJoined, ClientLost
+from atoll.server.membership import Leases
+from atoll.server.record import RoundRecord
+from atoll.simulations.histories.network import Connection
+
+if TYPE_CHECKING:
+    from atoll.simulations.histories.coordinator import SimulatedCoordinator
+    from atoll.simulations.histories.world import World
+
+RUN = RunId("run")
+LOOKS_A_LEASE = 4
+"""How often it is looked for leases that are over, at the most."""
+
+
+class Lines:
+    """The newest control stream of each client. It lives as long as one process of the coordinator."""
+
+    def __init__(self, world: "World", coordinator: "SimulatedCoordinator") -> None:
+        self._world, self._coordinator = world, coordinator
+        self._hub: dict[ClientId, Connection] = {}
+        self._watched: set[ClientId] = set()
+        self._leases = Leases(world.scenario.server_lease)
+        self._timer: float | None = None
+
+    @property
+    def _is_running(self) -> bool:
+        return self._coordinator.running.ledger.state is RunState.RUNNING
+
+    # ------------------------------------------------------------ out
+
+    def send(self, client_id: ClientId, event: client.Event) -> None:
+        """To the client, when it is on the line."""
+        if (connection := self._hub.get(client_id)) is not None:
+            connection.to_agent(event)
+
+    def tell_everyone(self, event: client.Event) -> None:
+        """To whoever is on the line."""
+        for connection in self._hub.values():
+            connection.to_agent(event)
+
+    def break_all(self) -> None:
+        """The process is gone."""
+        for connection in self._hub.values():
+            connection.close()
+
+    def everyone(self) -> Iterator[ClientJoined]:
+        """Introduce those who are on the line to a run that is reopened."""
+        for client_id, connection in sorted(self._hub.items()):
+            yield ClientJoined(client_id, connection.session, connection.agent.profile)
+
+    def unwatched(self, record: RoundRecord, training: Iterable[ClientId] = ()) -> list[ClientId]:
+        """Clients that a round waits for, or that train, although nobody would notice that they are gone."""
+        waiting = {*training, *(client_id for client_id, row in record.clients.items() if row.fate is Fate.WAITING)}
+        return [client_id for client_id in waiting if client_id not in self._hub and client_id not in self._watched]
+
+    # ------------------------------------------------------------ in
+
+    def hello(self, connection: Connection, joined: ClientJoined) -> None:
+        """A control stream was opened; the newest of a client counts."""
+        if (older := self._hub.get(joined.client_id)) is not None:
+            older.close()
+        self._hub[joined.client_id] = connection
+        self.heard_from(joined.client_id)
+        connection.to_agent(client.Connected())
+        if self._is_running:
+            self._coordinator.post(joined)
+        elif joined.working_on:
+            connection.to_agent(client.RunEnded(RUN))
+
+    def heard(self, connection: Connection, message: client.Effect | None) -> None:
+        """A message on a control stream; None says goodbye. Of a stream that was replaced nothing is heard."""
+        client_id = connection.agent.client_id
+        if self._hub.get(client_id) is not connection:
+            return
+        self.heard_from(client_id)
+        match message:
+            case client.ReportFailure(_, round_id, reason, detail):
+                self._coordinator.post(ClientFailed(client_id, round_id, reason, detail))
+            case client.ReportEvaluation(_, version, statistics, detail):
+                self._coordinator.post(ClientEvaluated(client_id, version, statistics, detail))
+            case None:
+                self._lost(client_id, LossReason.LEFT)
+
+    def ended(self, connection: Connection) -> None:
+        """The server noticed that a stream has ended; of one that was replaced nothing may change."""
+        client_id = connection.agent.client_id
+        is_newest = self._hub.get(client_id) is connection
+        if is_newest:
+            del self._hub[client_id]
+        if (is_newest or self._world.rng.random() < 0.5) and self._is_running:
+            self._coordinator.post(ClientDisconnected(client_id, connection.session))
+
+    # ------------------------------------------------------------ leases
+
+    def heard_from(self, client_id: ClientId) -> None:
+        """A sign of life."""
+        self._leases.heard(client_id, self._coordinator.now)
+        self._watched.add(client_id)
+        self._arm_timer()
+
+    def _arm_timer(self) -> None:
+        due = self._leases.next_due
+        if due is not None and self._timer is None:
+            self._timer = due
+            soon = self._world.scenario.server_lease / LOOKS_A_LEASE
+            self._world.after(max(soon, due - self._coordinator.now), self._watch, self._coordinator)
+
+    def _watch(self) -> None:
+        """Whose heartbeats have come all the time is heard of now; the others' leases are over."""
+        self._timer = None
+        now, lease = self._coordinator.now, self._world.scenario.server_lease
+        for client_id in self._leases.expired(now):
+            connection = self._hub.get(client_id)
+            silent = math.inf if connection is None else connection.silent_for
+            if silent < lease:
+                self._leases.heard(client_id, now - silent)
+            else:
+                self._lost(client_id, LossReason.LEASE_EXPIRED)
+        self._arm_timer()
+
+    def _lost(self, client_id: ClientId, reason: LossReason) -> None:
+        self._leases.forget(client_id)
+        self._watched.discard(client_id)
+        if (connection := self._hub.pop(client_id, None)) is not None:
+            connection.close()
+        if self._is_running and client_id in self._coordinator.running.ledger.membership.members:
+            self._coordinator.post(ClientLost(client_id, reason))

@@ -1,0 +1,250 @@
+"""The simulated network: ordered control streams that may break at any instant, uploads that may need many tries."""
+
+import math
+from typing import TYPE_CHECKING
+
+from atoll.client import events as client
+from atoll.protocol.vocabulary import RejectReason
+from atoll.server.events import Accept, Effect, Reject, Update
+
+if TYPE_CHECKING:
+    from atoll.simulations.histories.agent import SimulatedAgent
+    from atoll.simulations.histories.coordinator import SimulatedCoordinator
+    from atoll.simulations.histories.world import World
+
+BAD_BYTES = (
+    RejectReason.BAD_MANIFEST,
+    RejectReason.WRONG_LAYOUT,
+    RejectReason.WRONG_CODEC,
+    RejectReason.BAD_ENCODING,
+    RejectReason.NOT_FINITE,
+)
+IN_THE_MANIFEST = BAD_BYTES[:3]
+
+
+class Connection:
+    """One control stream. Messages arrive in order, late, or (once it is cut) not at all; unless a fault has it so."""
+
+    def __init__(
+        self, world: "World", agent: "SimulatedAgent", coordinator: "SimulatedCoordinator", session: str
+    ) -> None:
+        self.world, self.agent, self.coordinator, self.session = world, agent, coordinator, session
+        self.is_open = True
+        self.is_stalled = False  # half open: nothing gets through, and nobody was told
+        self._lives = (agent.life, coordinator.life)
+        self._arrival_at_agent = self._arrival_at_coordinator = 0.0
+        self._silent_since = math.inf  # no heartbeat comes from then
+        self._silent_until = 0.0
+
+    # ------------------------------------------------------------ messages
+
+    def to_agent(self, event: client.Event) -> None:
+        """Send to the client."""
+        when = self._arrival(self._arrival_at_agent, self._delay())
+        self._arrival_at_agent = max(self._arrival_at_agent, when)
+        is_welcome = isinstance(event, client.Connected)  # the answer to the call: without it there is no stream
+        if self._breaks() or (not is_welcome and self.world.happens("dropped")):
+            return
+        self.world.at(when, lambda: self.agent.heard(self, event) if self.carries else None, self.agent)
+        if not is_welcome and self.world.happens("repeated"):
+            self.world.after(self._until_the_repeat(), lambda: self._again_to_agent(event), self.agent)
+
+    def to_coordinator(self, message: client.Effect | None) -> None:
+        """Send to the server; None says goodbye."""
+        delay = self._delay()
+        when = self._arrival(self._arrival_at_coordinator, delay)
+        if delay:
+            self._fall_silent(when)
+        self._arrival_at_coordinator = max(self._arrival_at_coordinator, when)
+        if self._breaks() or self.world.happens("dropped"):
+            return
+        self.world.at(when, lambda: self._arrive(message), self.coordinator)
+        if message is not None and self.world.happens("repeated"):
+            self.world.after(self._until_the_repeat(), lambda: self._again_to_coordinator(message), self.coordinator)
+
+    def _delay(self) -> float:
+        world = self.world
+        return world.rng.expovariate(1 / world.scenario.faults.delay) if world.happens("delayed") else 0.0
+
+    def _arrival(self, before: float, delay: float) -> float:
+        """When a message comes that is sent now: behind those that were sent before."""
+        arrival = self.world.now + self.world.latency() + delay
+        return arrival if arrival >= before or self.world.happens("overtakes") else before
+
+    def _breaks(self) -> bool:
+        if not self.world.happens("broken_by"):
+            return False
+        self.cut()
+        return True
+
+    def _arrive(self, message: client.Effect | None) -> None:
+        is_goodbye = message is None and self.is_open and not self.is_stalled  # of a process that has ended
+        if self.carries or is_goodbye or (not self.is_stalled and self.world.happens("arrives_after_the_end")):
+            self.coordinator.lines.heard(self, message)
+
+    def _until_the_repeat(self) -> float:
+        return self.world.rng.expovariate(1 / 10)
+
+    def _again_to_agent(self, event: client.Event) -> None:
+        if (newest := self.agent.connection) is not None and newest.carries:
+            self.agent.heard(newest, event)
+
+    def _again_to_coordinator(self, message: client.Effect) -> None:
+        if (newest := self.agent.connection) is not None and newest.carries:
+            self.coordinator.lines.heard(newest, message)
+
+    @property
+    def carries(self) -> bool:
+        """Whether a message that is under way still arrives."""
+        return self.is_open and not self.is_stalled and self._lives == (self.agent.life, self.coordinator.life)
+
+    # ------------------------------------------------------------ silence
+
+    @property
+    def silent_for(self) -> float:
+        """How long no heartbeat has reached the server [s]; 0 while they come as they should."""
+        if not self.carries:
+            return math.inf
+        now = self.world.now
+        return now - self._silent_since if now < self._silent_until else 0.0
+
+    def _fall_silent(self, until: float) -> None:
+        now = self.world.now
+        if now >= self._silent_until:
+            self._silent_since = now
+        self._silent_until = max(self._silent_until, until)
+
+    def block(self, until: float, *, to_agent: bool, to_coordinator: bool) -> None:
+        """Nothing passes until then; what is sent meanwhile comes when it is over, if the stream still stands."""
+        if to_coordinator:
+            self._arrival_at_coordinator = max(self._arrival_at_coordinator, until)
+            self._fall_silent(until)
+        if to_agent:
+            self._arrival_at_agent = max(self._arrival_at_agent, until)
+        patience = self.world.rng.uniform(0.5, self.world.scenario.server_lease)  # of the client's keepalive
+        if self.world.now + patience < until:
+            self.world.after(patience, self.close, self.agent)
+
+    # ------------------------------------------------------------ the end
+
+    def cut(self, *, half_open: bool = False) -> None:
+        """The stream breaks; both sides find out in their own time, or the server only by its leases."""
+        if not self.is_open:
+            return
+        rng = self.world.rng
+        if half_open:
+            self.is_stalled = True
+            self.world.after(rng.uniform(0.5, self.world.scenario.server_lease), self.close, self.agent)
+            return
+        self.close()
+        self.world.after(rng.uniform(0, 2), lambda: self.coordinator.lines.ended(self), self.coordinator)
+
+    def close(self) -> None:
+        """The agent finds that its stream has ended: soon, or when something can reach it again."""
+        self.is_open = False
+        blocked = min(max(0.0, self._arrival_at_agent - self.world.now), self.world.scenario.server_lease)
+        self.world.after(blocked + self.world.rng.uniform(0, 0.5), lambda: self.agent.disconnected(self), self.agent)
+
+
+class Upload:
+    """One try at uploading one update: begun, transferred, judged, answered; any of it may fail."""
+
+    def __init__(
+        self,
+        world: "World",
+        agent: "SimulatedAgent",
+        coordinator: "SimulatedCoordinator",
+        key: client.Key,
+        update: Update,
+        fault: RejectReason | None,
+    ) -> None:
+        self.world, self.agent, self.coordinator = world, agent, coordinator
+        self.key, self.update, self.fault = key, update, fault
+        self.is_over = False
+        self._server_life = coordinator.life
+        world.after(world.latency(), self._begin)
+
+    def cancel(self) -> None:
+        """The agent no longer wants an answer."""
+        self.is_over = True
+
+    def cut(self) -> None:
+        """The stream of bytes broke."""
+        if not self.is_over:
+            self.is_over = True
+            self.world.after(
+                self.world.rng.uniform(0, 1),
+                lambda: self.agent.upload_ended(self, client.UploadCut(self.key)),
+                self.agent,
+            )
+
+    def _reaches_server(self) -> bool:
+        if self.is_over:
+            return False
+        server = self.coordinator
+        stands = server.is_up and server.life == self._server_life and server.has_room() and self.agent.is_online
+        if not stands or self.world.happens("upload_cut", 0.5):
+            self.cut()
+            return False
+        return True
+
+    def _begin(self) -> None:
+        self._server_life = self.coordinator.life
+        if not self._reaches_server():
+            return
+        if self.fault in IN_THE_MANIFEST:
+            self._refuse(self.fault)
+            return
+        if self.world.rng.random() < 0.5:  # the service looks before it takes the bytes
+            machine = self.coordinator.running
+            if (refusal := machine.refusal(self.update)) is not None:
+                self._answer(client.Answered(self.key, False, *refusal))
+                return
+            if machine.is_accepted(self.update) or machine.is_hopeless(self.update):
+                self.coordinator.update_arrived(self.update, self._judged)
+                return
+        self.coordinator.upload_begun(self.update)
+        self.world.after(self.world.rng.uniform(0.5, 1.5) * self.world.scenario.upload, self._transferred)
+
+    def _transferred(self) -> None:
+        if not self._reaches_server():
+            return
+        if self.world.happens("upload_damaged"):
+            reason = RejectReason.DIGEST_MISMATCH
+            self._answer(client.Answered(self.key, False, reason, resend=True))
+        elif self.fault is not None:
+            self._refuse(self.fault)
+        else:
+            self.coordinator.update_arrived(self.update, self._judged)
+            if self.world.happens("upload_repeated"):
+                self.world.after(self.world.rng.expovariate(1 / 20), self._repeat)
+
+    def _repeat(self) -> None:
+        """A copy of the update that had been under way on another path."""
+        if self.coordinator.is_up:
+            self.coordinator.update_arrived(self.update, None)
+
+    def _refuse(self, reason: RejectReason) -> None:
+        self.coordinator.update_refused(
+            self.update, reason, lambda _: self._answer(client.Answered(self.key, False, reason))
+        )
+
+    def _judged(self, effects: tuple[Effect, ...]) -> None:
+        """The verdict is on disk and leaves the coordinator."""
+        for effect in effects:
+            if isinstance(effect, Accept) and effect.digest == self.update.digest:
+                self.coordinator.acknowledged(effect)
+                self._answer(client.Answered(self.key, True))
+                return
+            if isinstance(effect, Reject) and effect.digest == self.update.digest:
+                self._answer(client.Answered(self.key, False, effect.reason, effect.detail))
+                return
+        raise AssertionError("the machine did not answer an update")
+
+    def _answer(self, event: client.Answered) -> None:
+        if self.is_over:
+            return
+        if self.world.happens("verdict_lost"):
+            self.cut()
+            return
+        self.world.after(self.world.latency(), lambda: self.agent.upload_ended(self, event), self.agent)

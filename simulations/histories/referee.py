@@ -1,0 +1,310 @@
+"""Judges a run by its policy alone: a second, slower reading of DESIGN section 4, independent of the machines.
+
+The referee reads the events that are on the coordinator's disk, works out from the policy what had to be decided about
+each, at once and at that instant, and compares. It shares with the machines their vocabulary and nothing else.
+"""
+
+import math
+
+from atoll.protocol.vocabulary import AbandonReason, ClientId, Fate, RoundId, RunState, Version
+from atoll.server import events as e
+from atoll.server.evaluation import clients_to_ask
+from atoll.server.run import RunRules
+from atoll.simulations.histories.buffer_referee import BufferReferee
+from atoll.simulations.histories.decisions import Decision, decision_of
+from atoll.simulations.histories.facts import Books, BufferFacts
+from atoll.simulations.histories.history import Step
+from atoll.simulations.histories.round_referee import RoundReferee
+from atoll.simulations.histories.verdicts import verdict_on
+
+
+class Referee:
+    """See the module docstring."""
+
+    def __init__(self, rules: RunRules) -> None:
+        self.rules, self.policy = rules, rules.policy
+        self.books = Books()
+        self.now = 0.0
+        self.asked: dict[ClientId, bool] | None = None  # whether each has answered; None: no evaluation
+        self.ask_by = 0.0
+        self.unevaluated: set[int] = set()
+        self.failures = 0
+        self.is_round_due = False
+        self._due: list[Decision] = []
+        rounds = RoundReferee if rules.policy.mode == "sync" else BufferReferee
+        self._rounds: RoundReferee | BufferReferee = rounds(rules.policy, self.books, self._decide)
+
+    def judge(self, step: Step) -> str | None:
+        """What is wrong with what was decided; None when it is exactly what the policy wants."""
+        self.now, self._due = step.at, []
+        if isinstance(step.event, e.CoordinatorStarted):
+            self._restarted(step.event)
+        for _ in range(4 + 2 * len(self._rounds.training())):  # a deadline may be followed by another
+            if not self._let_time_pass():
+                break
+        if not isinstance(step.event, e.CoordinatorStarted | e.TimePassed):
+            self._happened(step.event)
+            self._see_what_follows()
+        decided, due = [d for d in map(decision_of, step.effects) if d], self._due
+        if decided == due or sorted(decided, key=repr) == sorted(due, key=repr):
+            return None
+        missing = [d for d in due if d not in decided]
+        surplus = [d for d in decided if d not in due]
+        return f"decided {surplus or 'nothing'} where the policy wants {missing or 'nothing'}"
+
+    def _decide(self, *what: object) -> None:
+        self._due.append(what)
+
+    def _restarted(self, event: e.CoordinatorStarted) -> None:
+        down = max(0.0, self.now - event.down_since)
+        self.books.connected.clear()
+        for version in sorted(self.unevaluated):
+            self._decide("evaluate", version)
+        self._rounds.restarted(self.books.round, down)
+        if self.asked is not None:
+            self.ask_by += min(down, self.policy.outage_max)
+        if self.is_round_due:
+            self._decide("next round")
+
+    def _let_time_pass(self) -> bool:
+        """The first deadline, if it is over; False when none is."""
+        if isinstance(self._rounds, BufferReferee):
+            return self._let_time_pass_for_buffers(self._rounds)
+        if self.books.round is not None:
+            is_over = self._rounds.let_time_pass(self.books.round, self.now)
+            self._hand_over()
+            return is_over
+        if self.asked is None or self.now < self.ask_by:
+            return False
+        self._close_evaluation()
+        return True
+
+    def _let_time_pass_for_buffers(self, buffers: BufferReferee) -> bool:
+        round_ = self.books.round
+        invitation, buffer = buffers.next_due(), buffers.buffer_due(round_)
+        ask_by = self.ask_by if self.asked is not None and round_ is None else math.inf
+        if self.now < min(invitation, buffer, ask_by):
+            return False
+        if invitation < min(buffer, ask_by):
+            buffers.let_invitations_end()
+        elif round_ is None:
+            self._close_evaluation()
+        else:
+            buffers.let_buffer_end(round_)
+        self._see_what_follows()
+        return True
+
+    def _see_what_follows(self) -> None:
+        if self.books.round is not None:
+            self._rounds.let_it_end(self.books.round, self.now)
+            self._hand_over()
+
+    # ------------------------------------------------------------ events
+
+    def _happened(self, event: e.Event) -> None:
+        books = self.books
+        match event:
+            case e.ClientJoined():
+                self._joined(event)
+            case e.ClientDisconnected(client_id, session):
+                if books.connected.get(client_id) == session:
+                    del books.connected[client_id]
+            case e.ClientLost(client_id):
+                books.connected.pop(client_id, None)
+                books.lost.add(client_id)
+                self._rounds.gave_up(client_id, None, Fate.LOST)
+                self._no_evaluation_of(client_id)
+            case e.ClientFailed(client_id, round_id):
+                self._rounds.gave_up(client_id, round_id, Fate.FAILED)
+            case e.UpdateRefused(client_id, round_id):
+                self._rounds.gave_up(client_id, round_id, Fate.REFUSED)
+            case e.UploadBegun(client_id, round_id):
+                self._rounds.upload_begun(client_id, round_id, self.now)
+            case e.UpdateReceived(update):
+                self._update(update)
+            case _:
+                self._progressed(event)
+
+    def _progressed(self, event: e.Event) -> None:
+        match event:
+            case e.RunStarted() | e.ResumeRequested() if self.books.state is not RunState.RUNNING:
+                self.books.state, self.failures = RunState.RUNNING, 0
+                self.books.connected.clear()
+                self._go_on()
+            case e.RoundDue() if self.is_round_due and self.books.state is RunState.RUNNING:
+                self._open_round()
+            case e.CohortDrawn(round_id, clients) if round_ := self.books.open(round_id):
+                self._rounds.drawn(round_, clients, self.now)
+            case e.SamplerFailed(round_id):
+                self._failed(round_id, AbandonReason.SAMPLER_FAILED)
+            case e.Aggregated():
+                self._commit()
+            case e.AggregationFailed(round_id):
+                self._failed(round_id, AbandonReason.AGGREGATION_FAILED)
+            case e.StopRequested():
+                self._stop()
+            case _:
+                self._evaluated(event)
+
+    def _joined(self, event: e.ClientJoined) -> None:
+        books, client_id = self.books, event.client_id
+        books.connected[client_id] = event.session
+        books.lost.discard(client_id)
+        if isinstance(self._rounds, BufferReferee):
+            self._rounds.came_back(client_id, event.working_on, self.now)
+        else:
+            self._rounds.came_back(client_id, event.working_on)
+        if self.asked is not None and self.asked.get(client_id) is False:
+            self._decide("ask", client_id, books.version, round(self.ask_by, 6))
+
+    def _update(self, update: e.Update) -> None:
+        verdict, reason = verdict_on(update, self.books, self.rules)
+        self._rounds.note(update, verdict, reason, self.now)
+        name = (update.client_id, update.round_id, update.digest)
+        if reason is None:
+            self._decide("accept", *name)
+        else:
+            self._decide("reject", *name, reason)
+
+    def _failed(self, round_id: RoundId, reason: AbandonReason) -> None:
+        round_ = self.books.open(round_id)
+        is_fold = reason is AbandonReason.AGGREGATION_FAILED
+        is_asked = round_ is not None and (round_.is_aggregating if is_fold else round_.is_awaiting_draw)
+        if round_ is not None and is_asked:
+            self._rounds.abandon(round_, reason)
+            self._hand_over()
+
+    # ------------------------------------------------------------ from round to round
+
+    def _open_round(self) -> None:
+        books = self.books
+        self.is_round_due = False
+        round_id = RoundId(len(books.rounds) + 1)
+        books.round = books.rounds[round_id] = self._rounds.opened(round_id, self.now)
+        if isinstance(self._rounds, RoundReferee):
+            self._rounds.draw_if_enough(books.round)
+
+    def _commit(self) -> None:
+        books = self.books
+        round_, books.round = books.round, None
+        assert round_ is not None
+        assert round_.is_aggregating, "aggregated what was not closed"
+        round_.is_committed = True
+        books.version += 1
+        self.failures = 0
+        used = sorted(round_.contributions(), key=lambda u: (u.client_id, u.round_id))
+        for update in used:
+            books.accepted[update.client_id, update.round_id].used_in.append(round_.round_id)
+        for client_id, update in round_.late.items():
+            if client_id in round_.reported:
+                books.leave(update)
+        self._decide("commit", round_.round_id, books.version, tuple(u.digest for u in used))
+        self._rounds.committed(is_last=books.version >= self.rules.rounds)
+        self._begin_evaluation()
+        self._go_on()
+
+    def _hand_over(self) -> None:
+        """A round that was abandoned: what becomes of its updates, and of the run."""
+        books = self.books
+        round_ = books.round
+        if round_ is None or round_.abandon_reason is None:
+            return
+        books.round = None
+        is_stop = round_.abandon_reason is AbandonReason.STOP_REQUESTED
+        is_failed = round_.abandon_reason is AbandonReason.AGGREGATION_FAILED
+        if isinstance(round_, BufferFacts):
+            self._hand_over_buffer(round_, is_lost=is_stop or is_failed)
+        for update in (*round_.late.values(), *round_.reported.values()):
+            if self.policy.late == "next_round" and not (is_stop or is_failed):
+                books.carry(update)
+            else:
+                books.leave(update)
+        self.failures += not is_stop
+        if is_stop:
+            self._end(RunState.STOPPED)
+        elif self.failures > self.policy.retry and not books.is_stop_wanted:
+            self._end(RunState.FAILED)
+        else:
+            self._go_on()
+
+    def _hand_over_buffer(self, round_: BufferFacts, *, is_lost: bool) -> None:
+        if is_lost:
+            for update in round_.filled:
+                self.books.leave(update)
+        else:
+            self.books.waiting = [*round_.filled, *self.books.waiting]
+
+    def _go_on(self) -> None:
+        if self.books.is_stop_wanted:
+            self._end(RunState.STOPPED)
+        elif self.asked is None and self.books.version >= self.rules.rounds:
+            self._end_when_done()
+        elif self.asked is None:
+            self.is_round_due = True
+            self._decide("next round")
+
+    def _end_when_done(self) -> None:
+        books = self.books
+        is_open = books.round is not None or self.asked is not None or self.unevaluated
+        if books.state is RunState.RUNNING and books.version >= self.rules.rounds and not is_open:
+            self._end(RunState.FINISHED)
+
+    def _stop(self) -> None:
+        books = self.books
+        if books.state is not RunState.RUNNING:
+            return
+        if books.round is None:
+            self._end(RunState.STOPPED)
+        elif books.round.is_aggregating:
+            books.is_stop_wanted = True
+        else:
+            self._rounds.stop(books.round)
+            self._hand_over()
+
+    def _end(self, state: RunState) -> None:
+        books = self.books
+        for update in (*books.carried.values(), *books.waiting):
+            books.leave(update)
+        books.carried, books.waiting = {}, []
+        self._rounds.run_ended()
+        books.connected.clear()
+        books.state, books.is_stop_wanted, self.is_round_due = state, False, False
+        self.asked, self.unevaluated = None, set()
+        self._decide("end", state)
+
+    # ------------------------------------------------------------ evaluation
+
+    def _begin_evaluation(self) -> None:
+        rules, version = self.rules, self.books.version
+        is_last = version >= rules.rounds
+        if rules.evaluate_server_every and (is_last or version % rules.evaluate_server_every == 0):
+            self.unevaluated.add(version)
+            self._decide("evaluate", version)
+        if rules.evaluate_clients_every and (is_last or version % rules.evaluate_clients_every == 0):
+            most, busy = rules.evaluate_clients_max, self._rounds.training()
+            connected = [c for c in self.books.connected if c not in busy]
+            asked = clients_to_ask(connected, most=most, seed=rules.seed, version=Version(version))
+            self.ask_by = self.now + rules.evaluation_deadline
+            self.asked = dict.fromkeys(asked, False) or None
+            for client_id in asked:
+                self._decide("ask", client_id, version, round(self.ask_by, 6))
+
+    def _evaluated(self, event: e.Event) -> None:
+        match event:
+            case e.ModelEvaluated(version) if version in self.unevaluated:
+                self.unevaluated.remove(version)
+                self._end_when_done()
+            case e.ClientEvaluated(client_id, version) if version == self.books.version:
+                self._no_evaluation_of(client_id)
+
+    def _no_evaluation_of(self, client_id: ClientId) -> None:
+        if self.asked is not None and client_id in self.asked:
+            self.asked[client_id] = True
+            if all(self.asked.values()):
+                self._close_evaluation()
+
+    def _close_evaluation(self) -> None:
+        assert self.asked is not None
+        self._decide("evaluated", self.books.version, tuple(sorted(self.asked)))
+        self.asked = None
+        self._go_on()

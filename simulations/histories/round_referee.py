@@ -1,0 +1,229 @@
+"""Judges the open round by the policy alone: whom to invite, until when to wait, when to close or to give up."""
+
+from collections.abc import Callable, Collection, Iterable
+
+from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Fate, RejectReason, RoundId, RunState
+from atoll.server import events as e
+from atoll.server.policy import StragglerPolicy
+from atoll.simulations.histories.facts import Books, RoundFacts
+from atoll.simulations.histories.verdicts import Verdict, discount_of
+
+
+class RoundReferee:
+    """Works on the books of the run. A round that it abandons is handed over to the run's referee by its facts."""
+
+    def __init__(self, policy: StragglerPolicy, books: Books, decide: Callable[..., None]) -> None:
+        self.policy, self.books, self._decide = policy, books, decide
+
+    # ------------------------------------------------------------ time
+
+    def restarted(self, round_: RoundFacts | None, down: float) -> None:
+        """Deadlines move by the downtime, within limits; a fold under way is asked for again."""
+        if round_ is None:
+            return
+        more = min(down, self.policy.outage_max - round_.extended)
+        round_.extended += more
+        round_.select_by += more
+        round_.deadline += more
+        round_.grace_by += more
+        round_.linger_by = None if round_.linger_by is None else round_.linger_by + more
+        round_.is_drawing = False
+        if round_.is_aggregating:
+            self.aggregate(round_)
+
+    def let_time_pass(self, round_: RoundFacts, now: float) -> bool:
+        """One deadline, if it is here; False when none is."""
+        if round_.is_selecting and not round_.is_drawing and now >= round_.select_by:
+            self._selecting_is_over(round_)
+            return True
+        return round_.is_collecting and self._collecting_is_over(round_, now)
+
+    def _selecting_is_over(self, round_: RoundFacts) -> None:
+        connected = self.books.connected
+        if connected and _within_reach(round_, connected) >= self.policy.quorum_count:
+            self._draw(round_)
+        else:
+            self.abandon(round_, AbandonReason.TOO_FEW_CLIENTS)
+
+    def _collecting_is_over(self, round_: RoundFacts, now: float) -> bool:
+        lingered = round_.linger_by is not None and now >= round_.linger_by
+        if lingered and (round_.is_in_grace or round_.linger_by < round_.deadline):  # type: ignore[operator]
+            self._close(round_, CloseReason.LINGER_OVER)
+        elif round_.is_in_grace and now >= round_.grace_by:
+            self._close_or_abandon(round_, CloseReason.GRACE_OVER, AbandonReason.BELOW_QUORUM)
+        elif not round_.is_in_grace and now >= round_.deadline:
+            uploading = any(round_.began_in_time(c) for c in round_.with_fate(Fate.WAITING))
+            if uploading and self.policy.grace > 0:
+                round_.is_in_grace, round_.grace_by = True, round_.deadline + self.policy.grace
+                self.let_it_end(round_, now)
+            else:
+                self._close_or_abandon(round_, CloseReason.DEADLINE, AbandonReason.BELOW_QUORUM)
+        else:
+            return False
+        return True
+
+    # ------------------------------------------------------------ selecting
+
+    def opened(self, round_id: RoundId, now: float) -> RoundFacts:
+        """It begins with the late updates of earlier rounds."""
+        books = self.books
+        books.forget_old_rounds(most=max(3, self.policy.max_staleness + 2))
+        round_ = RoundFacts(round_id, books.version, now + self.policy.selection_timeout)
+        round_.late, books.carried = books.carried, {}
+        return round_
+
+    def draw_if_enough(self, round_: RoundFacts) -> None:
+        """Enough clients are there."""
+        enough = len(self.books.connected) >= self.policy.num_needed_to_draw
+        if enough and round_.is_selecting and not round_.is_drawing:
+            self._draw(round_)
+
+    def _draw(self, round_: RoundFacts) -> None:
+        round_.is_drawing = True
+        candidates = tuple(sorted(self.books.connected))
+        self._decide("draw", round_.round_id, min(self.policy.num_invited, len(candidates)), candidates, 0)
+
+    def drawn(self, round_: RoundFacts, clients: tuple[ClientId, ...], now: float) -> None:
+        """The sampler has answered."""
+        if not round_.is_drawing:
+            return
+        books, seconds = self.books, self.policy.deadline
+        round_.is_drawing, round_.is_selecting = False, False
+        round_.fates = {c: Fate.LOST if c in books.lost else Fate.WAITING for c in clients}
+        round_.deadline = now + (books.adaptive_seconds(clients, self.policy) if seconds == "adaptive" else seconds)
+        for client_id in round_.with_fate(Fate.WAITING):
+            self._invite(round_, client_id)
+
+    def _invite(self, round_: RoundFacts, client_id: ClientId) -> None:
+        self._decide("invite", client_id, round_.round_id, round_.base, round(round_.deadline, 6))
+
+    # ------------------------------------------------------------ collecting
+
+    def came_back(self, client_id: ClientId, working_on: tuple[RoundId, ...]) -> None:
+        """A client is on the line (again), and says what it works for."""
+        for round_id in working_on:
+            self._tell_whether_wanted(client_id, round_id)
+        if self.books.round is not None:
+            self._joined(self.books.round, client_id)
+
+    def _joined(self, round_: RoundFacts, client_id: ClientId) -> None:
+        if round_.is_collecting and round_.fates.get(client_id) in (Fate.WAITING, Fate.LOST):
+            round_.fates[client_id] = Fate.WAITING
+            self._invite(round_, client_id)
+        self.draw_if_enough(round_)
+
+    def _tell_whether_wanted(self, client_id: ClientId, round_id: RoundId) -> None:
+        books = self.books
+        round_ = books.rounds.get(round_id)
+        is_invited = round_ is not None and client_id in round_.fates and not round_.is_forgotten
+        is_accepted = is_invited and (client_id, round_id) in books.accepted
+        if is_accepted or (round_ is not None and is_invited and round_.is_collecting):
+            return
+        may_submit = is_invited and self.policy.late == "next_round" and books.state is RunState.RUNNING
+        self._decide("release", client_id, round_id, may_submit)
+
+    def gave_up(self, client_id: ClientId, round_id: RoundId | None, fate: Fate) -> None:
+        """Nothing more is expected of a client, in one round or in whichever is open."""
+        round_ = self.books.round
+        if round_ is None or not round_.is_collecting or round_id not in (None, round_.round_id):
+            return
+        if round_.fates.get(client_id) is Fate.WAITING:
+            round_.fates[client_id] = fate
+
+    def upload_begun(self, client_id: ClientId, round_id: RoundId, now: float) -> None:
+        """For the grace period."""
+        round_ = self.books.open(round_id)
+        if round_ is not None and round_.may_report(client_id):
+            round_.begun.setdefault(client_id, now)
+
+    def let_it_end(self, round_: RoundFacts, now: float) -> None:
+        """Promptly: as soon as nothing more can change for the better, or nothing more is wanted."""
+        policy = self.policy
+        if not round_.is_collecting:
+            return
+        if len(round_.reported) >= policy.cohort_size:
+            self._close(round_, CloseReason.ENOUGH)
+        elif not round_.awaited and round_.with_fate(Fate.WAITING):
+            self._close_or_abandon(round_, CloseReason.DEADLINE, AbandonReason.BELOW_QUORUM)
+        elif not round_.awaited:
+            self._close_or_abandon(round_, CloseReason.ALL_ANSWERED, AbandonReason.QUORUM_OUT_OF_REACH)
+        elif _within_reach(round_, round_.awaited) < policy.quorum_count:
+            self.abandon(round_, AbandonReason.QUORUM_OUT_OF_REACH)
+        elif policy.linger is not None and round_.linger_by is None and len(round_.reported) >= policy.quorum_count:
+            round_.linger_by = now + policy.linger
+            if policy.linger == 0:
+                self._close(round_, CloseReason.LINGER_OVER)
+
+    # ------------------------------------------------------------ the end
+
+    def _close_or_abandon(self, round_: RoundFacts, close: CloseReason, abandon: AbandonReason) -> None:
+        if _within_reach(round_) >= self.policy.quorum_count:
+            self._close(round_, close)
+        else:
+            self.abandon(round_, abandon)
+
+    def _close(self, round_: RoundFacts, reason: CloseReason) -> None:
+        is_early = reason in (CloseReason.ENOUGH, CloseReason.LINGER_OVER)
+        self._release(round_, Fate.RELEASED if is_early else Fate.STRAGGLER, may_submit=True)
+        round_.close_reason = reason
+        self.aggregate(round_)
+
+    def stop(self, round_: RoundFacts) -> None:
+        """The operator's command, to a round that does not aggregate yet."""
+        self.abandon(round_, AbandonReason.STOP_REQUESTED)
+
+    def committed(self, *, is_last: bool) -> None:
+        """Nothing more: its clients were told when it closed."""
+
+    def run_ended(self) -> None:
+        """Nothing more: its clients were told when it ended."""
+
+    def training(self) -> Collection[ClientId]:
+        """Who trains on when a round has ended: nobody."""
+        return ()
+
+    def abandon(self, round_: RoundFacts, reason: AbandonReason) -> None:
+        """No model comes of this round."""
+        self._release(round_, Fate.STRAGGLER, may_submit=reason is not AbandonReason.STOP_REQUESTED)
+        round_.abandon_reason = reason
+        self._decide("abandon", round_.round_id, reason)
+
+    def _release(self, round_: RoundFacts, fate: Fate, *, may_submit: bool) -> None:
+        for client_id in round_.with_fate(Fate.WAITING):
+            round_.fates[client_id] = fate
+            self._decide("release", client_id, round_.round_id, may_submit and self.policy.late == "next_round")
+
+    def aggregate(self, round_: RoundFacts) -> None:
+        """Which updates, and with which weight (invariants 3 and 4)."""
+        policy, weights = self.policy, []
+        for update in round_.contributions():
+            staleness = round_.base - update.base_version
+            is_own = update.round_id == round_.round_id
+            assert is_own or 0 <= staleness <= policy.max_staleness, f"{update} is {staleness} versions old"
+            scale = 1.0 if is_own else discount_of(staleness, policy)
+            scale *= update.work if policy.partial_work == "scaled" else 1.0
+            weights.append((update.client_id, update.digest, update.num_examples, round(scale, 9)))
+        assert len({client_id for client_id, *_ in weights}) == len(weights) >= policy.quorum_count, "below quorum"
+        self._decide("aggregate", round_.round_id, round_.base, tuple(sorted(weights)))
+
+    def note(self, update: e.Update, verdict: Verdict, reason: RejectReason | None, now: float) -> None:
+        """Write down what a verdict changes for its client."""
+        books, round_ = self.books, self.books.rounds.get(update.round_id)
+        if round_ is None or verdict in (Verdict.NOT_HIS, Verdict.AGAIN):
+            return
+        fates = {Verdict.REFUSED: Fate.REFUSED, Verdict.LATE: Fate.LATE, Verdict.CARRIED: Fate.CARRIED}
+        round_.fates[update.client_id] = fates.get(verdict, Fate.REPORTED)
+        if verdict is Verdict.LATE and reason is not None:
+            round_.late_because[update.client_id] = reason
+        elif verdict is Verdict.CARRIED:
+            books.accept(update, was_late=True)
+            books.carry(update)
+        elif verdict is Verdict.ON_TIME:
+            books.accept(update, was_late=False)
+            books.measured(update, now - round_.begun.get(update.client_id, now))
+            round_.reported[update.client_id] = update
+
+
+def _within_reach(round_: RoundFacts, more: Iterable[ClientId] = ()) -> int:
+    """Distinct clients with an accepted update that counts here, or that may still send one."""
+    return len({*round_.reported, *round_.late, *more})

@@ -1,0 +1,152 @@
+"""What a simulated world is like: the rules of its run, its clients, and how often what goes wrong in it."""
+
+import random
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from atoll.server.policy import StragglerPolicy
+from atoll.server.run import RunRules
+from atoll.simulations.histories.faults import Faults, Seconds, random_faults
+
+TASK = "task"
+CALM = Faults()
+ASYNCHRONOUS = 0.4
+"""The share of the worlds in which clients train all the time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One world."""
+
+    rules: RunRules
+    num_clients: int
+    sampler: Literal["uniform", "weighted", "stratified"] = "uniform"
+    faults: Faults = CALM
+    server_lease: Seconds = 10.0
+    client_lease: Seconds = 10.0
+    train: Seconds = 20.0
+    """The median client's time to train; clients differ by `spread`, rounds a little."""
+    spread: float = 0.5
+    upload: Seconds = 2.0
+    latency: Seconds = 0.1
+    write: Seconds = 0.02
+    fold: Seconds = 1.0
+    draw: Seconds = 0.05
+    pause: Seconds = 0.0
+
+
+def random_policy(rng: random.Random) -> StragglerPolicy:
+    """Draw every field of the straggler policy."""
+    pick = rng.choice
+    cohort_size = rng.randint(1, 5)
+    count = rng.randint(1, cohort_size)
+    deadline_min = pick([2.0, 10.0])
+    return StragglerPolicy(
+        cohort_size=cohort_size,
+        over_selection=pick([1.0, 1.0, 1.3, 1.5, 2.0]),
+        quorum=pick([1, count, round(count / cohort_size, 3), 1.0, 0.5]),
+        deadline=pick([20.0, 40.0, 90.0, "adaptive"]),
+        adaptive_margin=pick([1.0, 1.5, 3.0]),
+        deadline_min=deadline_min,
+        deadline_max=pick([15.0, 60.0, 120.0]),
+        linger=pick([None, None, 0.0, 3.0, 15.0]),
+        grace=pick([0.0, 0.0, 5.0, 20.0]),
+        late=pick(["discard", "next_round", "next_round"]),
+        max_staleness=pick([0, 1, 1, 2, 4]),
+        staleness_exponent=pick([0.0, 0.5, 1.0]),
+        partial_work=pick(["refuse", "accept", "scaled"]),
+        retry=pick([0, 2, 4, 6]),
+        outage_max=pick([0.0, 5.0, 60.0, 3600.0]),
+        min_available=pick([0, 0, cohort_size, cohort_size + 2]),
+        selection_timeout=pick([5.0, 20.0, 60.0]),
+        max_examples=1000,
+    )
+
+
+def random_discount(rng: random.Random) -> dict[str, Any]:
+    """Draw how stale updates are discounted."""
+    pick = rng.choice
+    return pick(
+        [
+            {"staleness": "polynomial", "staleness_exponent": pick([0.0, 0.5, 1.0])},
+            {"staleness": "constant"},
+            {"staleness": "hinge", "hinge_slope": pick([0.5, 10.0]), "hinge_delay": pick([0, 1, 4])},
+        ]
+    )
+
+
+def random_asynchronous_policy(rng: random.Random) -> StragglerPolicy:
+    """Draw every field that the asynchronous modes have."""
+    pick = rng.choice
+    size = pick([1, *range(1, 5)])
+    fedbuff: dict[str, Any] = {"mode": "fedbuff", "buffer_size": size}
+    fedasync: dict[str, Any] = {"mode": "fedasync", "alpha": pick([0.3, 0.6, 1.0])}
+    return StragglerPolicy(
+        **pick([fedbuff, fedasync] if size == 1 else [fedbuff]),
+        **random_discount(rng),
+        quorum=pick([1, rng.randint(1, size), 0.5, 1.0]),
+        concurrency=rng.randint(1, 6),
+        fill_timeout=pick([15.0, 60.0, 240.0]),
+        deadline=pick([20.0, 40.0, 90.0, "adaptive"]),
+        adaptive_margin=pick([1.0, 1.5, 3.0]),
+        deadline_min=pick([2.0, 10.0]),
+        deadline_max=pick([15.0, 60.0, 120.0]),
+        max_staleness=pick([0, 1, 2, 4, 20]),
+        partial_work=pick(["refuse", "accept", "scaled"]),
+        retry=pick([0, 2, 4, 6]),
+        outage_max=pick([0.0, 5.0, 60.0, 3600.0]),
+        max_examples=1000,
+    )
+
+
+def random_scenario(seed: int, preset: str = "standard") -> Scenario:
+    """The scenario of a seed: rules over all fields of the policy, a population, and the preset's faults."""
+    scenario, rng = _random_scenario(seed, preset), random.Random(f"modes {seed}")
+    rules, policy = scenario.rules, scenario.rules.policy
+    if rng.random() < ASYNCHRONOUS:
+        policy = random_asynchronous_policy(rng)
+        num_clients = rng.randint(1, policy.concurrency + 3)
+        rules = replace(rules, policy=policy, rounds=rng.randint(5, 8))
+        return replace(scenario, rules=rules, num_clients=num_clients)
+    if rng.random() < 0.3:
+        fields = policy.model_dump(exclude={"staleness_exponent"})
+        rules = replace(rules, policy=StragglerPolicy(**(fields | random_discount(rng))))
+    return replace(scenario, rules=rules)
+
+
+def _random_scenario(seed: int, preset: str) -> Scenario:
+    rng = random.Random(f"scenario {seed}")
+    pick = rng.choice
+    policy = random_policy(rng)
+    rules = RunRules(
+        policy=policy,
+        rounds=rng.randint(4, 6),
+        seed=rng.randrange(1000),
+        evaluate_server_every=pick([0, 0, 1, 2]),
+        evaluate_clients_every=pick([0, 0, 1, 2]),
+        evaluate_clients_max=pick([0, 1, 3]),
+        evaluation_deadline=pick([3.0, 15.0]),
+    )
+    needed = max(policy.num_invited, policy.min_available)
+    fewer = max(1, policy.quorum_count - 1)
+    return Scenario(
+        rules=rules,
+        num_clients=rng.randint(needed, needed + 3) if rng.random() < 0.8 else rng.randint(fewer, needed),
+        sampler=pick(["uniform", "weighted", "stratified"]),
+        faults=random_faults(random.Random(f"faults {seed}"), preset),
+        server_lease=pick([4.0, 10.0, 30.0]),
+        client_lease=pick([2.0, 10.0, 30.0]),
+        train=pick([3.0, 8.0, 20.0]),
+        spread=pick([0.1, 0.5, 0.8]),
+        upload=pick([0.2, 2.0, 10.0]),
+        latency=pick([0.01, 0.1, 1.0]),
+        write=pick([0.0, 0.02, 0.3]),
+        fold=pick([0.1, 2.0, 15.0]),
+        draw=pick([0.0, 0.05, 12.0]),
+        pause=pick([0.0, 0.0, 3.0]),
+    )
+
+
+def calm(rules: RunRules, num_clients: int) -> Scenario:
+    """A world in which nothing goes wrong."""
+    return replace(Scenario(rules=rules, num_clients=num_clients), faults=CALM)

@@ -1,0 +1,114 @@
+"""A simulated worker process: it trains or evaluates, stops in time by itself, and sometimes hangs or crashes."""
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from atoll.client.events import Evaluated, EvaluationRequest, Event, Invitation, JobFailed, Request, Trained
+from atoll.protocol.vocabulary import Digest, FailureReason, Version
+from atoll.server.events import Update
+from atoll.simulations.histories.network import BAD_BYTES
+
+if TYPE_CHECKING:
+    from atoll.simulations.histories.agent import SimulatedAgent
+    from atoll.simulations.histories.world import World
+
+STEPS = 8
+"""Of local training: a partial update has done 1 to 7 of them."""
+
+
+class Worker:
+    """It lives as long as its agent, or until it is done or killed. It stops by itself within `budget` seconds."""
+
+    def __init__(self, world: "World", agent: "SimulatedAgent", request: Request, budget: float) -> None:
+        self._world, self._agent, self.request = world, agent, request
+        rng = agent.rng
+        is_training = isinstance(request, Invitation)
+        self._needs = agent.pace * rng.uniform(0.8, 1.2) if is_training else rng.uniform(0.5, 6)
+        self._began_at, self._stop_by = agent.now, agent.now + budget
+        self._hangs = world.happens("worker_hangs")
+        self._plan = 0  # the newest planned end is the one that counts
+        self.deadline = agent.deadlines[request.key]  # as its agent was told; it moves until the worker is stopped
+        self.stopped_at: float | None = None
+        self.is_gone = False
+        if world.happens("worker_crashes"):
+            self._plan_end(rng.uniform(0, self._needs), crashes=True)
+        else:
+            self._plan_end(self._seconds_left())
+
+    def extend(self, budget: float) -> None:
+        """The deadline moved."""
+        self._stop_by = self._agent.now + budget
+        self._plan_end(self._seconds_left())
+
+    def stop(self) -> None:
+        """Asked to stop at the next step."""
+        if self.stopped_at is None:
+            self.stopped_at = self._agent.now
+        if not self._hangs:
+            self._plan_end(self._agent.rng.uniform(0.01, 1.0))
+
+    def _seconds_left(self) -> float:
+        if self._hangs:  # for good, or for a while longer than it may
+            return max(0.0, self._stop_by - self._agent.now) + self._agent.rng.choice([15.0, 45.0, 30_000.0])
+        return max(0.0, min(self._began_at + self._needs, self._stop_by) - self._agent.now)
+
+    def _plan_end(self, seconds: float, *, crashes: bool = False) -> None:
+        self._plan += 1
+        plan = self._plan
+        self._world.after(seconds, lambda: self._finish(plan, crashes=crashes), self._agent)
+
+    def _finish(self, plan: int, *, crashes: bool) -> None:
+        if not self.is_gone and plan == self._plan:
+            self._agent.worker_ended(self._result(crashes=crashes))
+
+    def _result(self, *, crashes: bool) -> Event:
+        request, seconds = self.request, self._agent.now - self._began_at
+        work = min(STEPS, math.floor(STEPS * seconds / self._needs + 1e-9)) / STEPS
+        if crashes:
+            return JobFailed(request.key, FailureReason.WORKER_CRASHED, "exit code 1")
+        if isinstance(request, EvaluationRequest):
+            sums = {"loss": (float(self._agent.profile.num_examples), 1.0)}
+            return Evaluated(request.key, sums) if work == 1 else Evaluated(request.key, None, "out of time")
+        if work == 0:
+            return JobFailed(request.key, FailureReason.OUT_OF_TIME, "not one step was done")
+        update = self._update(request, work, seconds)
+        if self._world.happens("spool_full"):
+            return JobFailed(request.key, FailureReason.DISK_FULL, "no room in the spool")
+        self._agent.spool[request.key] = update
+        return Trained(request.key, update.digest)
+
+    def _update(self, request: Invitation, work: float, seconds: float) -> Update:
+        """The same round trained again gives the same bits: the digest depends on client, round and work alone."""
+        agent = self._agent
+        digest = Digest(f"{agent.client_id}:r{request.round_id}" + (f":w{work:g}" if work < 1 else ""))
+        update = Update(
+            agent.client_id,
+            request.round_id,
+            request.base_version,
+            digest,
+            agent.profile.num_examples,
+            work,
+            num_bytes=1000,
+            statistics={"loss": (1.0, 2.0)},
+            download_seconds=1.0,
+            train_seconds=seconds,
+        )
+        if digest not in agent.faults:
+            is_clumsy = self._world.happens("clumsy")
+            agent.faults[digest] = agent.rng.choice([None, *BAD_BYTES]) if is_clumsy else None
+            if is_clumsy and agent.faults[digest] is None:
+                return self._claims_nonsense(update)
+        return update
+
+    def _claims_nonsense(self, update: Update) -> Update:
+        update = replace(update, digest=Digest(f"{update.digest}:nonsense"))
+        match self._agent.rng.randrange(4):
+            case 0:
+                return replace(update, num_examples=0)
+            case 1:
+                return replace(update, num_examples=10**12)
+            case 2:
+                return replace(update, work=1.5)
+            case _:
+                return replace(update, base_version=Version(update.base_version + 1))

@@ -1,0 +1,291 @@
+"""A world in one process: a coordinator's real machine, clients' real sessions, virtual time; everything goes wrong.
+
+One heap of (time, sequence, action) and one seed: the same seed gives the same history.
+
+    history = World(seed, random_scenario(seed)).run()
+
+    atoll simulate --faults standard --seed 17      # shows the history of one seed
+"""
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import fields, replace
+from functools import partial
+from typing import Protocol
+
+from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RoundId, RunState, Version
+from atoll.server.events import ClientEvaluated, ClientFailed, DrawCohort, Update, UpdateReceived, UploadBegun
+from atoll.server.sampling import SAMPLERS, draw
+from atoll.simulations.histories.agent import SimulatedAgent
+from atoll.simulations.histories.coordinator import RESUMABLE, SimulatedCoordinator
+from atoll.simulations.histories.faults import Seconds
+from atoll.simulations.histories.history import History, Remark
+from atoll.simulations.histories.scenario import Scenario
+
+BEGIN = 1000.0
+ACTIONS_MAX = 100_000
+MOMENT = 1e-6
+"""Less may vanish in the sum of an instant and a duration [s]."""
+DRAIN = 3000.0
+"""Seconds after the end of the run within which every agent must have come to rest."""
+
+
+class Violation(AssertionError):
+    """Something happened in a world that must never happen."""
+
+
+class Mortal(Protocol):
+    """Whoever dies and comes back, or sleeps: what an earlier life had planned does not happen, a sleep delays it."""
+
+    life: int
+    slept: float
+    wakes_at: float
+
+
+class World:
+    """See the module docstring."""
+
+    def __init__(self, seed: int, scenario: Scenario) -> None:
+        self.seed, self.scenario = seed, scenario
+        self.rng = random.Random(f"world {seed}")
+        self.now = BEGIN
+        self.history = History(seed, scenario)
+        self._heap: list[tuple[float, int, Mortal | None, int, float, Callable[[], None]]] = []
+        self._sequence = 0
+        self._ended_at: float | None = None
+        self._is_resume_planned = False
+        self._resumes_left = scenario.faults.resumes
+        chances = {part.name: getattr(scenario.faults, part.name) for part in fields(scenario.faults)}
+        self._chances: dict[str, float] = {name: chance for name, chance in chances.items() if chance}
+        self.coordinator = SimulatedCoordinator(self)
+        names = [ClientId(f"c{number:02}") for number in range(scenario.num_clients)]
+        self.agents = {name: SimulatedAgent(self, name, random.Random(f"{seed} {name}")) for name in names}
+
+    # ------------------------------------------------------------ time
+
+    def at(self, when: float, action: Callable[[], None], owner: Mortal | None = None) -> None:
+        """Plan an action; it is dropped when its owner has died meanwhile, and late when its owner has slept."""
+        self._sequence += 1
+        life, slept = 0, 0.0
+        if owner is not None:
+            life, slept, when = owner.life, owner.slept, max(when, owner.wakes_at)
+        # the sequence is unique, so nothing behind it is ever compared
+        heapq.heappush(self._heap, (when, self._sequence, owner, life, slept, action))
+
+    def after(self, seconds: float, action: Callable[[], None], owner: Mortal | None = None) -> None:
+        """Plan an action in `seconds`."""
+        self.at(self.now + seconds, action, owner)
+
+    def run(self) -> History:
+        """Let everything happen until the run is over and every agent has come to rest."""
+        self.coordinator.start()
+        for agent in self.agents.values():
+            self.after(self.rng.expovariate(1 / 3), agent.start, agent)
+        self._plan_faults()
+        while not self._is_over():
+            if not self._heap:
+                self.fail("the world hangs: nothing is pending")
+            when, sequence, owner, life, slept, action = heapq.heappop(self._heap)
+            if sequence > ACTIONS_MAX * len(self.agents):
+                self.fail(f"the world does not come to rest: {sequence} actions")
+            if owner is None or (owner.life == life and owner.slept == slept):
+                if when > self.now:
+                    self.now = when
+                action()
+            elif owner.life == life:  # its own clock stood meanwhile
+                self.at(when + owner.slept - slept, action, owner)
+        self._close_history()
+        return self.history
+
+    def _is_over(self) -> bool:
+        if self._ended_at is None or not self.coordinator.is_at_rest:
+            return False
+        if self.coordinator.running.ledger.state in (RunState.RUNNING, RunState.QUEUED):
+            return False
+        return all(agent.is_idle for agent in self.agents.values()) or self.now > self._ended_at + DRAIN
+
+    def _close_history(self) -> None:
+        history = self.history
+        history.ended_at, history.machine = self.now, self.coordinator.running
+        for agent in self.agents.values():
+            history.left_in_spool += [(agent.client_id, key) for key in agent.spool]
+        self.coordinator.final_records()
+
+    def fail(self, why: str) -> None:
+        """Something must never happen, and did."""
+        raise Violation(why)
+
+    def remark(self, who: str, what: str) -> None:
+        """For the reader of the history."""
+        self.history.remarks.append(Remark(self.now, who, what))
+
+    # ------------------------------------------------------------ chance
+
+    def happens(self, fault: str, share: float = 1.0) -> bool:
+        """Toss the coin of a fault, by the name of its field; a chance of 0 takes nothing from the generator."""
+        chance = self._chances.get(fault)
+        if chance is None or self._ended_at is not None or self.rng.random() >= chance * share:
+            return False
+        self.history.faults[fault] += 1
+        return True
+
+    @property
+    def _is_troubled(self) -> bool:
+        """Faults end with the run, so that the world can come to rest."""
+        return self._ended_at is None
+
+    def latency(self) -> float:
+        """One way through the network [s]."""
+        return self.scenario.latency * self.rng.lognormvariate(0, 0.7)
+
+    def wait(self, seconds: float) -> float:
+        """How long a driver really waits that wants to wait so long: never less than an instant, and maybe late [s]."""
+        most = self.scenario.faults.lag
+        return max(MOMENT if seconds > 0 else 0.0, seconds) + (self.rng.uniform(0, most) if most else 0.0)
+
+    def drawn(self, effect: DrawCohort) -> tuple[ClientId, ...]:
+        """The cohort, by the deployed sampler."""
+        return draw(
+            SAMPLERS[self.scenario.sampler],
+            seed=self.scenario.rules.seed,
+            round_id=effect.round_id,
+            count=effect.count,
+            candidates=effect.candidates,
+            number=effect.number,
+            relaxed=effect.relaxed,
+        )
+
+    # ------------------------------------------------------------ what goes wrong
+
+    def _plan_faults(self) -> None:
+        faults = self.scenario.faults
+        crashes = faults.coordinator_crashes
+        self._again_and_again("coordinator_crashes", self._crash_coordinator, faults.coordinator_crash_gap, crashes)
+        for agent in self.agents.values():
+            self._again_and_again("agent_crash_gap", agent.crash, faults.agent_crash_gap)
+            self._again_and_again("leave_gap", agent.leave, faults.leave_gap)
+            self._again_and_again("cut_gap", partial(self._cut, agent), faults.cut_gap)
+            self._again_and_again("suspend_gap", partial(self._suspend, agent), faults.suspend_gap)
+        self._again_and_again("partition_gap", self._part, faults.partition_gap)
+        self._again_and_again("full_disk_gap", self._fill_disk, faults.full_disk_gap)
+        self._again_and_again("strangers", self._stranger, 15.0, faults.strangers)
+        self._again_and_again("stops", self._stop_run, faults.operator_gap, faults.stops)
+
+    def _again_and_again(self, fault: str, action: Callable[[], bool], gap: Seconds, times: int = 50) -> None:
+        """A Poisson process that ends with the run; the action says whether anything happened."""
+        if not gap or not times:
+            return
+
+        def happen() -> None:
+            if self._is_troubled:
+                self.history.faults[fault] += action()
+                self._again_and_again(fault, action, gap, times - 1)
+
+        self.after(self.rng.expovariate(1 / gap), happen)
+
+    def _crash_coordinator(self) -> bool:
+        return self.coordinator.crash("at a random instant")
+
+    def _cut(self, agent: SimulatedAgent) -> bool:
+        if agent.connection is None:
+            return False
+        is_half_open = self.happens("half_open")
+        self.remark(agent.client_id, "loses its stream" + (", unnoticed" if is_half_open else ""))
+        agent.connection.cut(half_open=is_half_open)
+        if self.scenario.faults.offline:
+            agent.offline_until = self.now + self.rng.expovariate(1 / self.scenario.faults.offline)
+        return True
+
+    def _suspend(self, agent: SimulatedAgent) -> bool:
+        if agent.wakes_at > self.now:
+            return False
+        seconds = self.rng.expovariate(1 / self.scenario.faults.suspend)
+        self.remark(agent.client_id, f"sleeps for {seconds:.1f} s")
+        agent.suspend(seconds)
+        return True
+
+    def _part(self) -> bool:
+        """A group of clients is cut off together, in both directions or in one."""
+        rng, faults = self.rng, self.scenario.faults
+        group = rng.sample([*self.agents.values()], rng.randint(1, len(self.agents)))
+        until = self.now + rng.expovariate(1 / faults.partition)
+        way = rng.choice(["to the coordinator", "to the clients"]) if self.happens("one_way") else "both ways"
+        names = ", ".join(sorted(agent.client_id for agent in group))
+        self.remark("network", f"parts {names} from the coordinator, {way}, until {until:.3f}")
+        for agent in group:
+            agent.offline_until = max(agent.offline_until, until)
+            if agent.connection is not None:
+                agent.connection.block(
+                    until, to_agent=way != "to the coordinator", to_coordinator=way != "to the clients"
+                )
+        return True
+
+    def _fill_disk(self) -> bool:
+        until = self.now + self.rng.expovariate(1 / self.scenario.faults.full_disk)
+        return self.coordinator.fill_disk(until)
+
+    def cut_uploads(self) -> None:
+        """The coordinator is gone: every upload breaks."""
+        for agent in self.agents.values():
+            for upload in agent.uploads.values():
+                upload.cut()
+
+    def _stop_run(self) -> bool:
+        return self.coordinator.is_up and self.coordinator.stop_run()
+
+    def run_ended(self) -> None:
+        """The coordinator has carried out the end of the run; perhaps the operator reopens it."""
+        state = self.coordinator.running.ledger.state
+        if self._is_resume_planned:
+            return
+        if state in RESUMABLE and self._resumes_left > 0:
+            self._resumes_left -= 1
+            self.history.faults["resumes"] += 1
+            self._is_resume_planned = True
+            self.after(self.rng.expovariate(1 / self.scenario.faults.operator_gap), self._resume)
+        elif state is not RunState.RUNNING:
+            self._ended_at = self.now
+
+    def _resume(self) -> None:
+        if not self.coordinator.is_up:
+            self.after(1.0, self._resume)
+            return
+        self._is_resume_planned = False
+        if self.coordinator.running.ledger.state in RESUMABLE:
+            self.coordinator.resume_run()
+
+    def _stranger(self) -> bool:
+        """Somebody says something that nobody asked for."""
+        if not self.coordinator.is_up:
+            return False
+        self._say_something_strange()
+        return True
+
+    def _say_something_strange(self) -> None:
+        coordinator, rng = self.coordinator, self.rng
+        newest = coordinator.running.ledger.next_round - 1
+        client_id = rng.choice([*self.agents, ClientId("stranger")])
+        round_id = RoundId(newest + rng.choice([-3, -2, -1, -1, 0, 0, 0, 0, 1]))
+        version = Version(coordinator.running.ledger.version - rng.choice([0, 0, 0, 1]))
+        what = rng.randrange(8)
+        if what == 0:
+            coordinator.post(UploadBegun(client_id, round_id))
+        elif what == 1:
+            coordinator.post(ClientEvaluated(client_id, version, None, "nobody asked"))
+        elif what == 2 and client_id == "stranger":
+            coordinator.post(ClientFailed(client_id, round_id, FailureReason.TASK_BROKEN))
+        elif what in (3, 4) and (known := self._known_updates()):
+            coordinator.update_arrived(rng.choice(known), None)
+        else:
+            self._strange_update(client_id, round_id, version)
+
+    def _strange_update(self, client_id: ClientId, round_id: RoundId, version: Version) -> None:
+        rng = self.rng
+        digest = Digest(f"strange{rng.randrange(10**6)}")
+        update = Update(client_id, round_id, version, digest, rng.choice([1, 7, 7, 0, -5, 10**15]), 1.0)
+        work = rng.choice([1.0, 1.0, 1.0, 0.5, 0.0, -1.0, 1.5, float("nan")])
+        self.coordinator.update_arrived(replace(update, work=work), None)
+
+    def _known_updates(self) -> list[Update]:
+        return [step.event.update for step in self.history.steps if isinstance(step.event, UpdateReceived)]

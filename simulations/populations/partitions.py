@@ -1,0 +1,158 @@
+"""How examples are dealt: functions from labels to owners. Arrays in, arrays out.
+
+A deal is an array `owner` (N,) int64 that names for each of N examples one of K clients, so that every example belongs
+to exactly one. All kinds but shards first choose `counts` (L, K), how many examples of each of L labels each client
+gets; which ones these are is drawn by `deal`. Where labels play no part, all examples have the label 0 and L = 1.
+"""
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+DRAWS = 100
+"""So often a Dirichlet split is drawn until no client has fewer examples than allowed."""
+
+
+class Impossible(ValueError):
+    """There is no such split of these examples; the message says by which numbers."""
+
+
+def stream(seed: int, *purpose: object) -> np.random.Generator:
+    """The randomness of one purpose: of its own, so that nothing depends on what else was drawn before."""
+    name = " ".join(["atoll population", str(seed), *map(str, purpose)])
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(name.encode()).digest()))
+
+
+def deal(labels: Ints, counts: Ints, rng: np.random.Generator) -> Ints:
+    """Owners (N,) by which client k gets counts[y, k] examples of label y, drawn without replacement.
+
+    Args:
+        labels: (N,) in 0..L-1.
+        counts: (L, K); row y sums to the number of examples with label y.
+        rng: who gets which.
+    """
+    owner = np.empty(len(labels), np.int64)
+    order = np.argsort(labels, kind="stable")
+    clients, start = np.arange(counts.shape[1]), 0
+    for row in counts:
+        members = order[start : start + row.sum()]
+        owner[rng.permutation(members)] = np.repeat(clients, row)
+        start += len(members)
+    assert start == len(labels), (start, len(labels))
+    return owner
+
+
+def even(num_examples: int, num_clients: int) -> Ints:
+    """Counts (K,) that differ by at most one, the larger ones first."""
+    clients = np.arange(num_clients)
+    return num_examples // num_clients + (clients < num_examples % num_clients).astype(np.int64)
+
+
+def apportion(sizes: Ints, shares: Floats, rng: np.random.Generator) -> Ints:
+    """Counts (L, K) with the row sums `sizes`, proportional to `shares`: each is its share rounded up or down.
+
+    The shares of a row are laid end to end on a line of length n; their ends are moved by one u ~ U[0, 1) and rounded
+    down. So the chance of being rounded up is the remainder exactly, and a small share is not lost for good.
+
+    Args:
+        sizes: (L,) how many examples there are of each label.
+        shares: (L, K), not negative, with positive row sums.
+        rng: of the offsets u.
+    """
+    ends = np.cumsum(shares, axis=1)
+    ends *= (sizes / ends[:, -1])[:, None]
+    cuts = np.minimum(np.floor(ends + rng.random((len(sizes), 1))).astype(np.int64), sizes[:, None])
+    cuts[:, -1] = sizes
+    return np.diff(cuts, axis=1, prepend=0)
+
+
+def dirichlet(sizes: Ints, num_clients: int, alpha: float, min_examples: int, rng: np.random.Generator) -> Ints:
+    """Counts (L, K): label by label, the clients' shares of it are one draw from a Dirichlet distribution.
+
+        p_y ~ Dir_K(α, ..., α),    client k gets p_yk n_y examples of label y
+
+    Drawn anew, up to `DRAWS` times, until every client has `min_examples`. Small α: a label lies with few clients, and
+    sizes differ much; α to infinity: all labels evenly everywhere.
+
+    Raises:
+        Impossible: no draw had enough for everybody.
+
+    Source:
+        Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019, section 4; Li et
+        al., "Federated Learning on Non-IID Data Silos" (NIID-Bench), ICDE 2022, distribution-based label imbalance.
+        Their code also passes over clients that have N / K examples already, which is no Dirichlet split: not here.
+    """
+    smallest = 0
+    for _ in range(DRAWS):
+        counts = apportion(sizes, rng.dirichlet(np.full(num_clients, alpha), len(sizes)), rng)
+        smallest = max(smallest, int(counts.sum(axis=0).min()))
+        if smallest >= min_examples:
+            return counts
+    raise Impossible(
+        f"in {DRAWS} draws with alpha {alpha:g} the smallest of {num_clients} clients had {smallest} examples or "
+        f"fewer, and min_examples is {min_examples}; possible are a larger alpha, fewer clients, or balanced = true"
+    )
+
+
+def balanced_dirichlet(sizes: Ints, num_clients: int, alpha: float, rng: np.random.Generator) -> Ints:
+    """Counts (L, K): client by client, its mix of labels is one draw from a Dirichlet distribution; all equally large.
+
+        q_k ~ Dir_L(α p),    p_y = n_y / N,    client k draws N / K labels from q_k
+
+    Where a label runs out, the client's mix of those that are left is drawn anew, from Dir(α p) restricted to them.
+    Here α counts for all labels together: α = 1 with ten labels is a tenth for
+    each. Small α: one label for each client, as long as there is enough of it; α to infinity: IID.
+
+    Source:
+        Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification",
+        2019 (arXiv 1909.06335), section 3.
+    """
+    left, counts = sizes.copy(), np.zeros((len(sizes), num_clients), np.int64)
+    alphas = np.maximum(alpha * sizes / sizes.sum(), 1e-9)
+    for client, wanted in enumerate(even(int(sizes.sum()), num_clients)):
+        while missing := int(wanted - counts[:, client].sum()):
+            there = np.flatnonzero(left)
+            drawn = np.minimum(rng.multinomial(missing, rng.dirichlet(alphas[there])), left[there])
+            counts[there, client] += drawn
+            left[there] -= drawn
+    return counts
+
+
+def quantity(num_examples: int, weights: Floats, min_examples: int, rng: np.random.Generator) -> Ints:
+    """Counts (1, K): each client has `min_examples`, and of the rest its share, proportional to its weight."""
+    rest = num_examples - min_examples * len(weights)
+    assert rest >= 0, (num_examples, len(weights), min_examples)
+    return min_examples + apportion(np.array([rest]), weights[None, :], rng)
+
+
+def shards(labels: Ints, num_clients: int, shards_per_client: int, rng: np.random.Generator) -> Ints:
+    """Owners (N,): the examples sorted by label, cut into equal shards, and each client gets so many at random.
+
+    Where the number of shards does not divide N, their sizes differ by one. A client has at most 2 `shards_per_client`
+    labels when no label has fewer examples than a shard.
+
+    Source:
+        McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
+        section 3: MNIST in 200 shards of 300, two for each of 100 clients.
+    """
+    num_shards = num_clients * shards_per_client
+    owner_of_shard = rng.permutation(np.repeat(np.arange(num_clients), shards_per_client))
+    owner = np.empty(len(labels), np.int64)
+    owner[np.argsort(labels, kind="stable")] = np.repeat(owner_of_shard, even(len(labels), num_shards))
+    return owner
+
+
+def following(counts: Ints, sizes: Ints, rng: np.random.Generator) -> Ints:
+    """Counts (L, K) of other examples in the proportions of the first: who has a tenth of a label gets a tenth again.
+
+    Args:
+        counts: (L, K), how the first were dealt.
+        sizes: (L,) how many others there are. A label that was not among the first follows the clients' sizes.
+        rng: of the rounding.
+    """
+    known = counts.sum(axis=1, keepdims=True) > 0
+    return apportion(sizes, np.where(known, counts, counts.sum(axis=0)).astype(float), rng)

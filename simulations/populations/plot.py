@@ -1,0 +1,93 @@
+"""A picture of who holds what: one bar for each client, as high as it has examples, cut by label."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from atoll.simulations.populations.partitions import Ints
+from atoll.simulations.populations.report import Report
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LEGEND_MAX = 20
+"""With more labels, a bar of colours stands for the legend."""
+
+NAMES_MAX = 30
+"""With more clients, numbers stand for their names."""
+
+
+class NoPlots(RuntimeError):
+    """There is nothing to draw with; the message says what to install."""
+
+
+def plot(report: Report, path: Path) -> None:
+    """Write the picture; its kind (PNG, SVG, PDF) is that of the name.
+
+    Raises:
+        NoPlots: matplotlib is not installed.
+        ValueError: a kind of picture that matplotlib does not write.
+        OSError: it cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise NoPlots("a plot needs matplotlib: pip install 'atoll[sim]'") from error
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    _draw(axes, report)
+    axes.set(xlabel="client", ylabel="examples", xlim=(-0.5, report.num_clients - 0.5))
+    axes.set_ylim(bottom=0)
+    if report.num_clients <= NAMES_MAX:
+        axes.set_xticks(range(report.num_clients), [held.client for held in report.clients], rotation=90)
+    axes.set_title(_title(report), fontsize=10)
+    figure.savefig(path, dpi=120)
+
+
+def _draw(axes: "Axes", report: Report) -> None:
+    """Areas with vertical steps: they are drawn fast for thousands of clients, too."""
+    edges = np.arange(report.num_clients + 1) - 0.5
+    if report.labels is None:
+        axes.fill_between(edges, _closed(np.array([held.examples for held in report.clients])), step="post")
+        return
+    labels, heights = report.labels.labels, counts(report)
+    colours = _colours(len(labels))
+    axes.stackplot(edges, _closed(heights), step="post", colors=colours, labels=list(map(str, labels)), linewidth=0)
+    if len(labels) <= LEGEND_MAX:
+        handles, texts = axes.get_legend_handles_labels()
+        axes.legend(handles[::-1], texts[::-1], title="label", loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
+        return
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import ListedColormap, Normalize
+
+    mappable = ScalarMappable(Normalize(0, len(labels)), ListedColormap(colours))
+    axes.figure.colorbar(mappable, ax=axes, label="label, by its place")
+
+
+def counts(report: Report) -> Ints:
+    """(L, K) how many examples of each label each client has."""
+    assert report.labels is not None
+    rows = [[(held.labels or {}).get(str(label), 0) for held in report.clients] for label in report.labels.labels]
+    return np.array(rows, np.int64)
+
+
+def _closed(heights: Ints) -> Ints:
+    """With the last column twice: a step ends where the next begins."""
+    return np.concatenate([heights, heights[..., -1:]], axis=-1)
+
+
+def _colours(number: int) -> list[Any]:
+    from matplotlib import colormaps
+
+    if number <= 10:
+        return list(colormaps["tab10"].colors[:number])  # type: ignore[attr-defined]
+    return list(colormaps["turbo"](np.linspace(0.03, 0.97, number)))
+
+
+def _title(report: Report) -> str:
+    sizes = f"{report.examples_min} to {report.examples_max} examples (median {report.examples_median:g})"
+    title = f"{report.kind}: {report.num_clients} clients, {sizes}"
+    if report.labels is None:
+        return title
+    return f"{title}, mean distance of labels {report.labels.total_variation_mean:.2f}"

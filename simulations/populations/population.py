@@ -1,0 +1,226 @@
+"""A task whose pooled data is dealt to other owners than its own."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch.utils.data import Subset, TensorDataset
+
+from atoll.parallel.task import Task
+from atoll.protocol.settings import ConfigError
+from atoll.simulations.populations import partitions
+from atoll.simulations.populations.config import KIND_OPTIONS, NEED_LABELS, PopulationConfig
+from atoll.simulations.populations.features import STRENGTH, FeatureSkew, NotChangeable
+from atoll.simulations.populations.partitions import Impossible, Ints, stream
+from atoll.simulations.populations.pool import NoLabels, Pool
+
+if TYPE_CHECKING:
+    from atoll.simulations.populations.report import Report
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """One split's examples and their owners."""
+
+    pool: Pool
+    owner: Ints
+    """(N,) the number of the client that has the example."""
+    num_clients: int
+
+    @cached_property
+    def sizes(self) -> Ints:
+        """(K,) how many examples each client has."""
+        return np.bincount(self.owner, minlength=self.num_clients)
+
+    @cached_property
+    def _order(self) -> tuple[Ints, Ints]:
+        """All examples, one client's behind the other's; and where those of each client end."""
+        return np.argsort(self.owner, kind="stable"), np.cumsum(self.sizes)
+
+    def part(self, client: int) -> "Subset[Any]":
+        """One client's examples, in the order of the pool."""
+        order, ends = self._order
+        return self.pool.part(order[ends[client] - self.sizes[client] : ends[client]])
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """The `data` of a task whose examples were dealt: (client, split) -> its part; None where it has nothing."""
+
+    splits: Mapping[str, Dealt]
+    number: Mapping[str, int]
+    skew: FeatureSkew | None = None
+
+    def __call__(self, site: str, split: str) -> Subset[Any] | TensorDataset | None:
+        """The examples of one client, as `Task.data` has it."""
+        if site not in self.number:
+            raise ValueError(
+                f"there is no client {site!r}; there are {len(self.number)}, from {next(iter(self.number))}"
+            )
+        dealt, client = self.splits.get(split), self.number[site]
+        if dealt is None or not dealt.sizes[client]:
+            return None
+        part = dealt.part(client)
+        return part if self.skew is None else self.skew.of(client, split, part)
+
+
+@dataclass(frozen=True)
+class Population:
+    """Clients and what each of them holds."""
+
+    config: PopulationConfig
+    seed: int
+    task: Task
+    """The same task, with the clients as its sites and their data as its data."""
+    train: Dealt = field(repr=False)
+    test: Dealt | None = field(repr=False)
+    """What the clients test on; None: their task has no such data."""
+    skew: FeatureSkew | None = None
+
+    def report(self) -> "Report":
+        """Sizes, labels by client, and how far these are from the whole; looks at every target once."""
+        from atoll.simulations.populations.report import report
+
+        return report(self)
+
+
+def populate(config: PopulationConfig, task: Task, seed: int) -> Population:
+    """Deal the task's data; arguments and errors as `PopulationConfig.of`."""
+    pools = {split: _pool(task, split) for split in ("train", "test")}
+    if faults := list(_faults(config, task, *pools["train"])):
+        raise ConfigError([f"population: {fault}" for fault in faults])
+    if config.kind == "natural":
+        natural = {
+            split: Dealt(pool, np.repeat(np.array(whose, np.int64), pool.sizes), len(task.sites))
+            for split, (pool, whose) in pools.items()
+        }
+        return Population(config, seed, task, natural["train"], natural["test"] if len(pools["test"][0]) else None)
+    assert config.clients is not None
+    try:
+        splits = _deal(config, pools["train"][0], pools["test"][0], seed)
+    except (Impossible, NoLabels) as error:
+        raise ConfigError([f"population: {_explained(config, error)}"]) from error
+    skew = None
+    if config.change is not None:
+        skew = FeatureSkew(config.change, config.clients, seed, config.strength or STRENGTH)
+    holdings = Holdings(splits, {name: k for k, name in enumerate(names(config.clients))}, skew)
+    _try(holdings)
+    dealt = replace(task, data=holdings, sites=tuple(holdings.number))
+    return Population(config, seed, dealt, splits["train"], splits.get("test"), skew)
+
+
+def names(num_clients: int) -> tuple[str, ...]:
+    """c0000, c0001, ...: of one length, so that their order is that of their numbers."""
+    digits = max(4, len(str(num_clients - 1)))
+    return tuple(f"c{client:0{digits}}" for client in range(num_clients))
+
+
+def _pool(task: Task, split: str) -> tuple[Pool, list[int]]:
+    """All there is of a split, and the numbers of the sites that have some of it."""
+    datasets = {number: task.data(site, split) for number, site in enumerate(task.sites)}
+    there = {number: dataset for number, dataset in datasets.items() if dataset is not None}
+    return Pool(list(there.values())), list(there)
+
+
+def _faults(config: PopulationConfig, task: Task, train: Pool, whose: Sequence[int]) -> Iterator[str]:
+    """What can be said without a look at any example."""
+    if not task.sites:
+        yield "the task has no sites, and so no data to deal; name them in Task(sites=[...])"
+        return
+    if config.kind == "natural":
+        held = dict(zip(whose, train.sizes.tolist(), strict=True))
+        for number, site in enumerate(task.sites):
+            if held.get(number, 0) < config.min_examples:
+                few = f"site {site!r} has {held.get(number, 0)} examples to train on"
+                yield f"{few}, and min_examples is {config.min_examples}"
+        return
+    clients, there = config.clients or 0, len(train)
+    if (needed := clients * config.min_examples) > there:
+        each = f" with min_examples {config.min_examples}" if config.min_examples > 1 else ""
+        yield f"{clients} clients{each} need {needed} examples, and there are {there}"
+    elif config.kind == "shards" and (needed := clients * _shards_per_client(config)) > there:
+        yield (
+            f"{clients} clients with {_shards_per_client(config)} shards each need {needed} examples, "
+            f"and there are {there}"
+        )
+
+
+def _shards_per_client(config: PopulationConfig) -> int:
+    return config.shards_per_client or 2
+
+
+def _explained(config: PopulationConfig, error: Exception) -> str:
+    if not isinstance(error, NoLabels):
+        return str(error)
+    possible = [kind for kind in KIND_OPTIONS if kind not in NEED_LABELS]
+    return f"kind {config.kind} needs class labels: {error}; possible are {', '.join(possible)}"
+
+
+def _deal(config: PopulationConfig, train: Pool, test: Pool, seed: int) -> dict[str, Dealt]:
+    """The training examples by the rule of the kind, and the test examples in the same proportions."""
+    (train_labels, test_labels), num_labels = _codes(config, [train, test])
+    num_clients = config.clients or 0
+    counts = _counts(config, np.bincount(train_labels, minlength=num_labels), stream(seed, config.kind, "counts"))
+    rng = stream(seed, config.kind, "train")
+    if counts is None:
+        owner = partitions.shards(train_labels, num_clients, _shards_per_client(config), rng)
+        counts = count(train_labels, owner, num_labels, num_clients)
+    else:
+        owner = partitions.deal(train_labels, counts, rng)
+    splits = {"train": Dealt(train, owner, num_clients)}
+    if (smallest := int(splits["train"].sizes.min())) < config.min_examples:
+        raise Impossible(
+            f"the smallest client would have {smallest} examples, and min_examples is {config.min_examples}"
+        )
+    if len(test):
+        rng = stream(seed, config.kind, "test")
+        test_counts = partitions.following(counts, np.bincount(test_labels, minlength=num_labels), rng)
+        splits["test"] = Dealt(test, partitions.deal(test_labels, test_counts, rng), num_clients)
+    return splits
+
+
+def _codes(config: PopulationConfig, pools: Sequence[Pool]) -> tuple[list[Ints], int]:
+    """The labels of each pool as numbers 0..L-1, and L; zeros and 1 for a kind in which they play no part."""
+    if config.kind not in NEED_LABELS:
+        return [np.zeros(len(pool), np.int64) for pool in pools], 1
+    classes = np.unique(np.concatenate([pool.labels for pool in pools]))
+    return [np.searchsorted(classes, pool.labels) for pool in pools], len(classes)
+
+
+def _counts(config: PopulationConfig, sizes: Ints, rng: np.random.Generator) -> Ints | None:
+    """(L, K) how many examples of each label each client gets; None for shards, which are not dealt by number."""
+    num_clients, num_examples = config.clients or 0, int(sizes.sum())
+    if config.kind == "shards":
+        return None
+    if config.kind == "dirichlet":
+        assert config.alpha is not None
+        if config.balanced:
+            counts = partitions.balanced_dirichlet(sizes, num_clients, config.alpha, rng)
+            return counts[:, rng.permutation(num_clients)]  # whoever comes last takes what is left: anybody may
+        return partitions.dirichlet(sizes, num_clients, config.alpha, config.min_examples, rng)
+    if config.kind == "quantity":
+        weights = (
+            rng.dirichlet(np.full(num_clients, config.alpha))
+            if config.alpha is not None
+            else np.exp((config.sigma or 0.0) * rng.standard_normal(num_clients))
+        )
+        return partitions.quantity(num_examples, weights, config.min_examples, rng)
+    return partitions.even(num_examples, num_clients)[None, :]
+
+
+def count(labels: Ints, owner: Ints, num_labels: int, num_clients: int) -> Ints:
+    """(L, K) how many examples of each label 0..L-1 each client has."""
+    cells = labels * num_clients + owner
+    return np.bincount(cells, minlength=num_labels * num_clients).reshape(num_labels, num_clients)
+
+
+def _try(holdings: Holdings) -> None:
+    """Change one example, so that what cannot be changed is known now."""
+    if holdings.skew is None:
+        return
+    try:
+        holdings.skew.of(0, "train", Subset(holdings.splits["train"].part(0), [0]))
+    except NotChangeable as error:
+        raise ConfigError([f"population: {error}"]) from error

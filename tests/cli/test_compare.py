@@ -1,0 +1,54 @@
+"""`atoll compare`: two real trainings of a small task."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.invoking import invoke, refused
+
+TASK = "atoll.simulations.experiments.digits:task"
+SMALL = ["--clients", 4, "--rounds", 3, "--set", "round.cohort_size=4", "--set", "round.over_selection=1.0"]
+FAST = ["--set", "train.log_every=5", "--set", "simulation.engine=sequential", "--set", "local.lr=0.3"]
+
+
+def test_both_trainings_stand_beside_each_other_and_go_on_where_they_were(tmp_path: Path) -> None:
+    out = tmp_path / "both"
+    asked = ["compare", TASK, *SMALL, *FAST, "--out", out, "--target", 0.3]
+    result = invoke(*asked, "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout[result.stdout.index("{") :])
+    federated, to_target, centralized, _ = found["rows"]
+    assert federated["length"] == "3 rounds"
+    # a client of 361 examples makes 5 x 16 / 361 passes in a round, three rounds make 0.66: at least one whole pass
+    assert federated["passes"] == pytest.approx(3 * 5 * 16 * 4 / 1442, rel=0.01)
+    assert centralized["passes"] == 1
+    assert centralized["virtual_s"] is None
+    assert to_target["length"] in (None, "1 rounds", "2 rounds", "3 rounds")
+    assert federated["bytes"] == 2 * 3 * 4 * 2410 * 4  # down and up, rounds, clients, parameters, float32
+    assert centralized["bytes"] == pytest.approx(1442 * (64 * 4 + 8), rel=0.01)
+    assert (out / "compare.png").exists()
+    assert (out / "centralized" / "model.safetensors").exists()
+    again = invoke(*asked)
+    assert again.exit_code == 0
+    assert again.stdout.splitlines()[0] == "server/accuracy"
+    assert [line.split("  ")[0] for line in again.stdout.splitlines()[2:]] == [
+        "federated",
+        "federated, to 0.3",
+        "centralized",
+        "centralized, to 0.3",
+    ]
+
+
+def test_a_mistake_on_either_side_is_said_before_anything_runs(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert "train.epoch: unknown key" in refused("compare", TASK, "--out", out, *SMALL, "--set", "train.epoch=3")[0]
+    assert "round.quorun: unknown key" in refused("compare", TASK, "--out", out, "--set", "round.quorun=3")[0]
+    assert not out.exists()
+
+
+def test_a_metric_that_nobody_measures_is_named(tmp_path: Path) -> None:
+    result = invoke("compare", TASK, *SMALL, *FAST, "--rounds", 1, "--out", tmp_path / "o", "--metric", "server/f1")
+    assert result.exit_code == 2
+    said = result.stderr.splitlines()[-1]
+    assert said.startswith("atoll: --metric: server/f1 was not measured federated nor centralized; the federation has")

@@ -1,0 +1,108 @@
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+from atoll.cli.experiments.watching import SweepProgress
+from atoll.simulations.experiments import sweep
+from atoll.simulations.experiments.grid import Cell, Grid, SweepConfig
+from tests.cli.invoking import invoke, refused, said, shown
+from tests.simulations.experiments import fake_simulate
+
+GRID = 'task = "digits.py:task"\n[grid]\nspeed = [0.25, 0.5]\nseed = [1, 2]\n[sweep]\ntarget = 0.75\n'
+
+
+@pytest.fixture
+def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A sweep whose cells are run by a script of four rounds."""
+
+    def command(cell: Cell, folder: Path) -> list[str]:
+        values = (folder, 4, cell.settings["speed"], cell.settings.get("fails", False), 0.0)
+        return [sys.executable, "-m", fake_simulate.__name__, *map(str, values)]
+
+    monkeypatch.setattr(sweep, "simulate", command)
+    monkeypatch.setattr(sweep, "check_cells", lambda _: None)  # the script has settings of its own
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "policies.toml"
+    path.write_text(GRID)
+    return path
+
+
+def test_a_sweep_ends_with_a_table_and_plots(grid: Path) -> None:
+    result = invoke("sweep", grid, "--jobs", 2)
+    assert result.exit_code == 0
+    header, slow, fast = result.stdout.splitlines()
+    assert header.split()[:3] == ["speed", "final", "server/accuracy"]
+    assert slow.split()[:4] == ["0.25", "1", "±", "0"]
+    assert "3 ± 0" in slow  # rounds to 0.75 at 0.25 a round
+    assert "2 ± 0" in fast
+    plots = grid.parent / "atoll-sweep-policies" / "plots"
+    assert (plots / "overview.png").exists()
+    assert "speed 0.5, seed 2: finished" in result.stderr
+
+
+def test_a_script_gets_the_same_as_json_and_a_page_as_markdown(grid: Path) -> None:
+    invoke("sweep", grid, "--no-plot")
+    found = shown("sweep", grid, "--show", "--no-plot", "--columns", "rounds_to_target")
+    assert (found["metric"], found["target"]) == ("server/accuracy", 0.75)
+    assert [row["values"]["rounds_to_target"]["mean"] for row in found["rows"]] == [3, 2]
+    page = said("sweep", grid, "--show", "--no-plot", "--markdown", "--columns", "best")
+    assert page.splitlines()[1] == "| --- | --- |"
+
+
+def test_what_failed_is_said_and_the_command_ends_with_one(grid: Path) -> None:
+    result = invoke("sweep", grid, "--no-plot", "--set", "fails=true")
+    assert result.exit_code == 1
+    assert "speed 0.25, seed 1: failed: it broke" in result.stderr
+    assert result.stdout.splitlines()[1].endswith("failed")
+
+
+def test_cells_can_be_looked_at_before_they_are_run(grid: Path) -> None:
+    assert len(shown("sweep", grid, "--check")) == 4
+    assert not (grid.parent / "atoll-sweep-policies").exists()
+    assert "speed=0.5_seed=2-" in said("sweep", grid, "--check")
+
+
+def test_mistakes_are_said_before_anything_runs(grid: Path) -> None:
+    assert "unknown (known:" in refused("sweep", grid, "--columns", "speed")[0]
+    assert refused("sweep", grid.parent / "none.toml")[0].startswith(f"{grid.parent / 'none.toml'}: cannot be read")
+    assert "no cell has a report yet" in refused("sweep", grid, "--show")[0]
+
+
+def test_a_setting_that_no_simulation_has_is_said_before_anything_runs(tmp_path: Path) -> None:
+    path = tmp_path / "grid.toml"
+    path.write_text('task = "a:b"\n[grid]\n"round.dedline" = [1, 2]\n"round.quorum" = [0, 1]\n')
+    deadline, quorum = sorted(refused("sweep", path, "--out", tmp_path / "out"), reverse=True)
+    assert deadline.startswith("dedline 1, quorum 0 and 3 cells more: round.dedline: unknown key (did you mean dead")
+    assert quorum.startswith("dedline 1, quorum 0 and 1 cells more: round.quorum: got 0")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_sweep_of_real_simulations(tmp_path: Path) -> None:
+    path = tmp_path / "grid.toml"
+    path.write_text(
+        'task = "atoll.simulations.experiments.digits:task"\nrounds = 2\n[population]\nkind = "iid"\nclients = 4\n'
+        '[round]\ncohort_size = 4\n[simulation]\nengine = "sequential"\n[grid]\n"local.lr" = [0.1]\n'
+    )
+    found = shown("sweep", path, "--out", tmp_path / "out", "--columns", "rounds,bytes_up")
+    (row,) = found["rows"]
+    assert (row["state"], row["values"]["rounds"]["mean"]) == ("finished", 2)
+    assert row["values"]["bytes_up"]["mean"] == 2 * 4 * 2410 * 4  # rounds, clients, parameters, float32
+
+
+def test_time_left_is_of_the_cells_that_ended_here() -> None:
+    cells = tuple(Cell({"k": str(k)}, {"k": k}, "t:t") for k in range(5))
+    now = [100.0]
+    said: list[str] = []
+    watching = SweepProgress(
+        io.StringIO(), said.append, Grid(cells, SweepConfig(), Path()), lambda _: "", clock=lambda: now[0]
+    )
+    states = {cell.folder: "waiting" for cell in cells} | {cells[0].folder: "finished"}
+    watching.see(sweep.Progress(states))  # type: ignore[arg-type]
+    assert watching.seconds_left(1) is None
+    now[0] = 110.0
+    watching.see(sweep.Progress(states | {cells[1].folder: "finished"}))  # type: ignore[arg-type]
+    assert watching.seconds_left(2) == 30.0
+    assert said == ["1 of 5 cells are finished already", "k 1: finished"]

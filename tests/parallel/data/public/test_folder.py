@@ -1,0 +1,50 @@
+"""Where data sets lie, and whether a file is the one that it should be."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from atoll.parallel.data.public.folder import BadData, NoData, data_folder, find, read_checked
+
+
+def test_the_folder_is_the_one_that_the_variable_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mnist").mkdir()
+    monkeypatch.setenv("ATOLL_DATA", str(tmp_path))
+    assert data_folder("mnist") == tmp_path / "mnist"
+    with pytest.raises(NoData, match=r"ATOLL_DATA=.*: there is no folder cifar in it \(there: mnist\)"):
+        data_folder("cifar")
+    monkeypatch.setenv("ATOLL_DATA", str(tmp_path / "nowhere"))
+    with pytest.raises(NoData, match=r"no folder mnist in it \(there: none\)"):
+        data_folder("mnist")
+    monkeypatch.delenv("ATOLL_DATA")
+    with pytest.raises(NoData, match="ATOLL_DATA is not set; it must name the folder in which mnist/ lies"):
+        data_folder("mnist")
+
+
+def test_the_first_name_that_is_there_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.gz").touch()
+    assert find(tmp_path, "a", "a.gz").name == "a.gz"
+    with pytest.raises(NoData, match=r"there is none of b, b\.gz"):
+        find(tmp_path, "b", "b.gz")
+
+
+def test_a_digest_beside_the_file_or_given_must_be_right(tmp_path: Path) -> None:
+    file, right = tmp_path / "a.txt", hashlib.sha256(b"hello").hexdigest()
+    file.write_bytes(b"hello")
+    assert read_checked(file) == read_checked(file, right) == read_checked(file, right.upper()) == b"hello"
+    with pytest.raises(BadData, match=rf"a\.txt: 5 bytes with the SHA-256 {right}, and {'0' * 64} was expected"):
+        read_checked(file, "0" * 64)
+    (tmp_path / "SHA256SUMS").write_text(f"{'1' * 64}  other\n{right} *a.txt\n")
+    assert read_checked(file) == b"hello"
+    file.write_bytes(b"hallo")
+    with pytest.raises(BadData, match=f"and {right} says its SHA256SUMS"):
+        read_checked(file)
+    (tmp_path / "SHA256SUMS").write_text("nonsense\n")
+    with pytest.raises(BadData, match="line 1 is 'nonsense', and must be a SHA-256 and a name"):
+        read_checked(file)
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(NoData, match="there is no such file"):
+        read_checked(tmp_path / "a")

@@ -1,0 +1,60 @@
+"""The tables of the docs, on fewer rounds: real simulations of twenty clients."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from atoll.protocol.settings import load_text
+from atoll.simulations.experiments import codecs, robustness
+from atoll.simulations.experiments.grid import Cell
+from atoll.simulations.experiments.here import is_over, run_all, run_here
+from atoll.simulations.experiments.report import read_run
+from atoll.simulations.federation.config import SimulationFile
+
+
+@pytest.mark.parametrize("cell", [*robustness.cells(), *codecs.cells()], ids=lambda cell: cell.folder)
+def test_every_cell_has_settings_that_a_simulation_takes(cell: Cell) -> None:
+    settings = [f"{key}={json.dumps(value)}" for key, value in cell.settings.items()]
+    load_text(SimulationFile, f'task = "{cell.task}"', settings, name="")
+
+
+def test_the_norm_bound_alone_holds_the_scaled_attack_where_the_mean_falls_to_chance(tmp_path: Path) -> None:
+    found = {}
+    for rule in ("mean", "norm bound, mean"):
+        cell = robustness.cell("IID", rule, "scaled flip", rounds=30)
+        run_here(cell, tmp_path / cell.folder)
+        found[rule] = robustness.accuracy(tmp_path / cell.folder)
+    assert found["mean"] < 0.2  # of ten digits one is right by chance
+    assert found["norm bound, mean"] > 0.85
+
+
+def test_a_backdoor_takes_under_the_mean_and_shows_in_the_entry(tmp_path: Path) -> None:
+    cell = robustness.cell("IID", "mean", "backdoor", rounds=15)
+    run_here(cell, tmp_path / cell.folder)
+    taken = robustness.backdoor(cell, tmp_path / cell.folder)
+    assert taken is not None
+    assert taken > 0.5
+    assert robustness.entry(cell, tmp_path).split(" / ")[1] == f"{taken:.3f}".removeprefix("0")
+    assert robustness.backdoor(robustness.cell("IID", "mean", "none"), tmp_path) is None
+
+
+def test_what_is_over_is_not_run_again(tmp_path: Path) -> None:
+    cell = codecs.cell("sign", 1, rounds=2)
+    assert list(run_all([cell], tmp_path, jobs=1)) == [cell]
+    assert is_over(tmp_path / cell.folder)
+    written = (tmp_path / cell.folder / "result.json").stat().st_mtime_ns
+    time.sleep(0.01)
+    assert list(run_all([cell], tmp_path, jobs=1)) == []
+    assert (tmp_path / cell.folder / "result.json").stat().st_mtime_ns == written
+    assert len(read_run(tmp_path / cell.folder).rounds) == 2
+
+
+def test_a_codec_sends_less_and_the_report_says_so(tmp_path: Path) -> None:
+    moved = {}
+    for codec in ("none", "bf16"):
+        cell = codecs.cell(codec, 1, rounds=2)
+        run_here(cell, tmp_path / cell.folder)
+        moved[codec] = read_run(tmp_path / cell.folder).rounds[-1]["bytes_up"]
+    assert moved["bf16"] == pytest.approx(moved["none"] / 2, rel=0.02)

@@ -1,0 +1,165 @@
+"""Whole simulated runs: the same machines as deployed ones, and outcomes that can be known from outside."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.simulations.federation import lines as lines_task
+from tests.simulations.federation.simulating import lines, model, settings, simulate, without_real_time
+
+ALL = ("round.cohort_size=4", "rounds=3")
+SLOW = ("devices.examples_per_s=1", "devices.latency_s=0.0")
+
+
+def test_full_participation_by_one_full_batch_is_gradient_descent_on_the_pooled_data(tmp_path):
+    """FedSGD (McMahan et al. 2017): one step on each client's whole data, weighted by its size."""
+    rounds = 20
+    simulate(tmp_path, "round.cohort_size=4", f"rounds={rounds}", "local.batch_size=1000", "local.lr=0.5")
+    start, end = model(tmp_path, 0), model(tmp_path, rounds)
+    central = lines_task.model()
+    central.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in start.items()})
+    optimizer = torch.optim.SGD(central.parameters(), lr=0.5)
+    inputs, targets = lines_task.pooled().tensors
+    for _ in range(rounds):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(central(inputs), targets).backward()
+        optimizer.step()
+    for name, expected in central.state_dict().items():
+        np.testing.assert_allclose(end[name], expected.numpy(), rtol=0, atol=1e-6)
+        assert np.abs(end[name] - start[name]).max() > 1e-2  # they have moved
+
+
+def test_the_same_seed_gives_the_same_rounds_and_another_seed_others(tmp_path):
+    few = ("round.cohort_size=2", "rounds=4", "devices.stragglers=0.5", "devices.examples_per_s=10")
+    first, told = simulate(tmp_path / "1", *few)
+    second, again = simulate(tmp_path / "2", *few)
+    other, others = simulate(tmp_path / "3", *few, "seed=1")
+    assert first["model_digest"] == second["model_digest"] != other["model_digest"]
+    assert without_real_time(told) == without_real_time(again) != without_real_time(others)
+
+
+def test_an_interrupted_run_goes_on_to_the_outcome_of_an_undisturbed_one(tmp_path):
+    few = ("round.cohort_size=2", "rounds=6", "evaluation.clients_every=1", "round.over_selection=1.5")
+    whole, told = simulate(tmp_path / "whole", *few)
+    from atoll.cli.files import load_user_task
+    from atoll.simulations.federation.run import opened
+
+    folder, file = tmp_path / "parts", settings(*few)
+    for stop_after in (2, 4):
+        with opened(file, load_user_task(file.task), folder, on_round=lambda line: None, is_fresh=False) as federation:
+            federation._on_round = lambda line, it=federation, last=stop_after: (
+                it.interrupt() if line["round"] == last else None
+            )
+            result = federation.run()
+        assert result["state"] == "interrupted"
+        assert result["version"] < 6
+    rest, found = simulate(folder, *few)
+    assert rest["model_digest"] == whole["model_digest"]
+    assert without_real_time(found) == without_real_time(told)
+
+
+def test_virtual_time_is_what_the_slowest_wanted_client_needs(tmp_path):
+    """Of 7, 12, 20 and 5 examples at one a second all are waited for: 20 s, beside messages and transfers."""
+    result, told = simulate(tmp_path, *ALL, *SLOW, "round.deadline=60.0")
+    assert [line["why"] for line in told] == ["enough"] * 3
+    assert told[0]["virtual_s"] == pytest.approx(20, abs=0.5)
+    assert result["virtual_s"] == pytest.approx(60, abs=1.5)
+    assert result["real_s"] < 30
+
+
+def test_a_deadline_leaves_partial_work_from_those_who_could_not_finish(tmp_path):
+    """20 examples are 5 steps of 4 s; 10 % of 15 s are left for the upload, so 3 of them fit."""
+    _, told = simulate(
+        tmp_path, *ALL, *SLOW, "round.deadline=15.0", "round.quorum=2", "round.partial_work=accept", "rounds=1"
+    )
+    [line] = told
+    assert line["fates"] == dict.fromkeys("abcd", "reported")
+    assert line["virtual_s"] == pytest.approx(12, abs=0.5)
+
+
+def test_stragglers_miss_a_round_that_refuses_partial_work(tmp_path):
+    _, told = simulate(
+        tmp_path, *ALL, *SLOW, "round.deadline=15.0", "round.quorum=2", "round.partial_work=refuse", "rounds=1"
+    )
+    [line] = told
+    assert line["fates"] == {"a": "reported", "b": "reported", "c": "refused", "d": "reported"}
+
+
+def test_updates_that_nobody_waits_for_are_not_even_computed(tmp_path):
+    result, told = simulate(tmp_path, *SLOW, "round.cohort_size=2", "round.over_selection=2.0", "rounds=3")
+    assert [line["invited"] for line in told] == [4, 4, 4]
+    assert [line["reported"] for line in told] == [2, 2, 2]
+    assert result["trainings"] == 6
+
+
+def test_late_updates_count_in_the_next_round(tmp_path):
+    _, told = simulate(
+        tmp_path,
+        *("round.cohort_size=2", "round.over_selection=2.0", "round.late=next_round", "round.max_staleness=3"),
+        *(*SLOW, "rounds=3", "devices.latency_s=0.01"),
+    )
+    assert sum(line["late"] for line in told) > 0
+
+
+def test_an_asynchronous_run_commits_every_so_many_updates(tmp_path):
+    result, told = simulate(
+        tmp_path, *SLOW, "round.mode=fedbuff", "round.buffer_size=2", "round.concurrency=3", "rounds=5"
+    )
+    assert result["version"] == 5
+    assert [line["counted"] for line in told] == [2] * 5
+    assert all(line["train"]["loss"] > 0 for line in told)
+
+
+def test_scaffold_keeps_the_mean_of_the_control_variates_in_the_model(tmp_path):
+    """Karimireddy et al. 2020: c is the mean of all c_i at any time."""
+    simulate(tmp_path, "aggregation.algorithm=scaffold", "aggregation.num_clients=4", "round.cohort_size=2", "rounds=6")
+    from atoll.aggregation import tensorfile
+
+    version = model(tmp_path, 6)
+    newest = {}
+    for path in sorted((tmp_path / "clients").iterdir(), key=lambda path: int(path.name.split(".")[2])):
+        newest[path.name.split(".")[0]] = tensorfile.read(path)
+    for name in (name for name in version if name.startswith("control/")):
+        mean = sum(own[name].astype(np.float64) for own in newest.values()) / 4
+        np.testing.assert_allclose(version[name], mean, atol=1e-6)
+        assert np.abs(version[name]).max() > 0
+
+
+def test_a_biased_codec_owes_what_it_left_out_and_learns_all_the_same(tmp_path):
+    result, told = simulate(tmp_path, "aggregation.codec=topk", "aggregation.topk_fraction=0.25", *ALL, "rounds=12")
+    assert result["bytes_up"] < 0.6 * result["bytes_up_plain"]
+    assert told[-1]["server"]["loss"] < told[0]["server"]["loss"]
+    assert list((tmp_path / "clients").glob("*.residual.*"))
+
+
+def test_clients_measure_versions_on_their_own_data(tmp_path):
+    _, told = simulate(tmp_path, *ALL, "evaluation.clients_every=2", "evaluation.server_every=1")
+    assert [line["clients"] is not None for line in told] == [False, True, True]  # the last one always
+    assert set(told[1]["client_values"]) == set("abcd")
+    assert all(line["server"]["accuracy"] is not None for line in told)
+
+
+def test_clients_that_sleep_are_not_asked(tmp_path):
+    trace = tmp_path / "awake.csv"
+    trace.write_text("client,from_s,to_s\na,0,1000000\nb,0,1000000\nc,0,5\nd,500000,1000000\n")
+    hours = ("devices.availability=trace", f"devices.awake_trace={trace}", "coordinator.lease=2.0")
+    _, told = simulate(tmp_path / "run", "round.cohort_size=2", "rounds=3", *SLOW, *hours)
+    for line in told[1:]:
+        assert set(line["fates"]) == {"a", "b"}
+
+
+def test_a_malicious_client_is_outvoted_by_the_median_and_not_by_the_mean(tmp_path):
+    attack = (*ALL, "attack.kind=scaled_flip", "attack.malicious=1", "attack.factor=1000.0", "rounds=6")
+    _, honest = simulate(tmp_path / "honest", *ALL, "rounds=6")
+    _, mean = simulate(tmp_path / "mean", *attack)
+    _, median = simulate(tmp_path / "median", *attack, "aggregation.rule=median")
+    assert mean[-1]["server"]["loss"] > 10 * honest[-1]["server"]["loss"]
+    assert median[-1]["server"]["loss"] < 2 * honest[-1]["server"]["loss"]
+
+
+def test_lines_of_rounds_after_the_saved_one_are_written_again(tmp_path):
+    simulate(tmp_path, *ALL)
+    assert [line["round"] for line in lines(tmp_path)] == [1, 2, 3]
+    result, told = simulate(tmp_path, *ALL)  # it has ended: nothing happens
+    assert result["state"] == "finished"
+    assert [line["round"] for line in told] == [1, 2, 3]

@@ -1,0 +1,19 @@
+"""Judge histories until the first bad one: python -m tests.simulations.histories.first_bad 400; exit code 1 and why."""
+
+import sys
+
+from atoll.simulations.histories import judge
+
+
+def main(seeds: int) -> int:
+    for seed in range(seeds):
+        try:
+            judge.judged(seed)
+        except judge.BadHistory as error:
+            print(error, file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

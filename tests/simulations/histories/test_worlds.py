@@ -1,0 +1,181 @@
+"""Thousands of worlds, each from one seed: whatever goes wrong in them, DESIGN's invariants 1 to 5 and 8 hold."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from atoll.protocol.vocabulary import (
+    AbandonReason,
+    CloseReason,
+    FailureReason,
+    Fate,
+    Phase,
+    RejectReason,
+    ReleaseReason,
+    RunState,
+)
+from atoll.server.events import EndRun, Reject, Release
+from atoll.server.policy import StragglerPolicy
+from atoll.server.record import RoundRecord
+from atoll.server.rounds import Round
+from atoll.server.run import RunMachine, RunRules
+from atoll.simulations.histories.checks import check, faults_of
+from atoll.simulations.histories.history import History
+from atoll.simulations.histories.judge import BadHistory, judged
+from atoll.simulations.histories.scenario import Faults, Scenario, calm, random_scenario
+from atoll.simulations.histories.world import World
+
+SEEDS = 2000
+BATCH = 250
+NOT_THE_MACHINES = {
+    RejectReason.BAD_MANIFEST,
+    RejectReason.WRONG_LAYOUT,
+    RejectReason.WRONG_CODEC,
+    RejectReason.DIGEST_MISMATCH,
+    RejectReason.BAD_ENCODING,
+    RejectReason.NOT_FINITE,
+}  # the service says these before the machine sees an update
+SEEN: Counter[object] = Counter()
+
+
+def what_happened(history: History) -> Counter[object]:
+    """How often each reason, fate and end occurred."""
+    seen: Counter[object] = Counter()
+    for record in history.records.values():
+        seen[record.close_reason] += 1
+        seen[record.abandon_reason] += 1
+        seen.update(row.fate for row in record.clients.values())
+        seen.update("carried" for _ in record.carried)
+        seen.update("stale" for carried in record.carried if carried.staleness > 1)
+        seen.update("superseded" for _ in record.superseded)
+        seen.update(what_a_buffer_held(record))
+    for _, effect in history.effects():
+        if isinstance(effect, Reject | Release):
+            seen[effect.reason] += 1
+        if isinstance(effect, EndRun):
+            seen[effect.state] += 1
+    seen.update("restart" for _ in history.restarts)
+    seen.update("killed" for end in history.worker_ends if end.was_killed)
+    return seen
+
+
+def what_a_buffer_held(record: RoundRecord) -> Iterator[str]:
+    """Of an asynchronous run: stale updates, and one client twice."""
+    if record.mode != "sync" and record.phase is Phase.COMMITTED:
+        yield record.mode
+        yield from ("in a buffer, stale" for row in record.buffer if row.staleness > 1)
+        if len({row.client_id for row in record.buffer}) < len(record.buffer):
+            yield "twice in a buffer"
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BATCH))
+def test_every_history_keeps_the_invariants(first: int) -> None:
+    for seed in range(first, first + BATCH):
+        SEEN.update(what_happened(judged(seed)))
+
+
+def test_the_worlds_exercise_every_reason_fate_and_end() -> None:
+    seen = SEEN or what_happened_in(range(600))  # this test alone makes its own worlds
+    wanted: set[object] = {*CloseReason, *AbandonReason, *(set(RejectReason) - NOT_THE_MACHINES)}
+    wanted |= set(Fate) - {Fate.WAITING}
+    wanted |= {RunState.FINISHED, RunState.STOPPED, RunState.FAILED}
+    wanted |= {"carried", "stale", "superseded", "restart", "killed"}
+    wanted |= {"fedbuff", "fedasync", "in a buffer, stale", "twice in a buffer", *ReleaseReason}
+    assert {what for what in wanted if not seen[what]} == set()
+
+
+def what_happened_in(seeds: range) -> Counter[object]:
+    return sum((what_happened(judged(seed)) for seed in seeds), Counter())
+
+
+def test_the_worlds_draw_every_field_of_the_policy() -> None:
+    values: dict[str, set[object]] = {}
+    for seed in range(300):
+        for field, value in random_scenario(seed).rules.policy.model_dump().items():
+            values.setdefault(field, set()).add(value)
+    assert [field for field, drawn in values.items() if len(drawn) < 2] == ["max_examples"]
+    assert None in values["linger"]
+    assert "adaptive" in values["deadline"]
+
+
+@pytest.mark.parametrize("seed", [3, 105, 239])
+def test_the_same_seed_gives_the_same_history(seed: int) -> None:
+    first, second = judged(seed), judged(seed)
+    assert first.steps == second.steps
+    assert first.agent_steps == second.agent_steps
+    assert first.records == second.records
+    assert first.transcript() == second.transcript()
+
+
+def test_different_seeds_give_different_histories() -> None:
+    assert judged(1).steps != judged(2).steps
+
+
+def test_a_calm_world_commits_every_round_with_everyone() -> None:
+    rules = RunRules(policy=StragglerPolicy(cohort_size=5, deadline=600.0), rounds=3)
+    history = World(0, calm(rules, 5)).run()
+    check(history)
+    assert [record.close_reason for record in history.records.values()] == [CloseReason.ENOUGH] * 3
+    assert all(row.used_in == number for number, r in history.records.items() for row in r.clients.values())
+
+
+def test_a_calm_asynchronous_world_counts_every_update_once_for_its_client_and_version() -> None:
+    policy = StragglerPolicy(mode="fedbuff", buffer_size=3, concurrency=6, deadline=600.0)
+    history = World(0, calm(RunRules(policy=policy, rounds=12), 8)).run()
+    check(history)
+    held = [(row, record) for record in history.records.values() for row in record.buffer]
+    assert len(held) == 12 * 3
+    assert len({(row.client_id, record.base_version - row.staleness) for row, record in held}) == len(held)
+    assert {row.staleness for row, _ in held} > {0, 1}, "somebody was slow"
+
+
+def test_a_bad_history_names_its_seed_and_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Round, "_settle", lambda self, now: ())  # a round waits for its deadline whatever happens
+    with pytest.raises(BadHistory) as caught:
+        judged(0)
+    text = str(caught.value)
+    assert text.startswith("seed=0: ")
+    assert "replay: atoll simulate --faults standard --seed 0" in text
+    assert "coordinator  " in text
+
+
+def test_ten_thousand_clients_commit_a_round_in_seconds() -> None:
+    policy = StragglerPolicy(cohort_size=8000, over_selection=1.25, quorum=0.5, deadline=60.0, grace=20.0)
+    faults = Faults(cut_gap=200.0, worker_crashes=0.05)
+    world = World(1, Scenario(rules=RunRules(policy=policy, rounds=1), num_clients=10_000, faults=faults))
+    history = world.run()
+    machine, begun = RunMachine(history.scenario.rules), time.perf_counter()
+    for step in history.steps:
+        assert machine.receive(step.event, step.at) == step.effects
+    assert time.perf_counter() - begun < 10  # half a second on an idle core
+    record = history.records[next(iter(history.records))]
+    assert len(record.clients) == 10_000
+    assert record.num_reported >= policy.quorum_count
+    assert record.version == 1
+
+
+def test_faults_of_a_history_that_was_tampered_with_are_found() -> None:
+    """The checks have teeth of their own: each of these lies about a good history is noticed."""
+    history = next(h for h in map(judged, range(50)) if h.acknowledged and len(h.records) > 1)
+    assert list(faults_of(history)) == []
+    round_id = max(history.records)
+    record = history.records.pop(round_id)
+    assert any("record on disk says None" in fault for fault in faults_of(history))
+    history.records[round_id] = record
+    history.left_in_spool.append((history.acknowledged[0].client_id, ("round", "run", 1)))  # type: ignore[arg-type]
+    assert any("neither answered nor discarded" in fault for fault in faults_of(history))
+    history.left_in_spool.clear()
+    dropped = history.steps.pop()
+    assert list(faults_of(history))
+    history.steps.append(dropped)
+    assert list(faults_of(history)) == []
+
+
+def test_agents_give_up_for_more_than_one_reason() -> None:
+    reasons = Counter[str]()
+    for seed in range(100):
+        for record in judged(seed).records.values():
+            reasons.update(row.reason for row in record.clients.values() if row.fate is Fate.FAILED)
+    assert {FailureReason.DOWNLOAD_FAILED, FailureReason.WORKER_CRASHED, FailureReason.OUT_OF_TIME} <= set(reasons)
