@@ -37,8 +37,9 @@ from atoll.server.events import (
     UpdateReceived,
 )
 from atoll.server.journal import Batch, Journal, RunRow
+from atoll.server.memory import collect_seldom
 from atoll.server.policy import StragglerPolicy
-from atoll.server.rows import Decided, rows_of
+from atoll.server.rows import Decided, add_rows
 from atoll.server.run import RunMachine, RunRules
 from atoll.server.sampling import SAMPLERS, draw
 from atoll.server.statedir import StateDirectory
@@ -52,12 +53,12 @@ SHARE_BACK = 0.1
 class Million:
     """One process of the coordinator."""
 
-    def __init__(self, state: StateDirectory, machine: RunMachine, seq: int, clock: Clock) -> None:
+    def __init__(self, state: StateDirectory, machine: RunMachine, seq: int, clock: Clock, *, rss_before: int) -> None:
         self.journal, self.machine, self.clock = Journal(state), machine, clock
         self._seq = seq
-        self._posted: list[Batch] = []
+        self._rss_before = rss_before
+        self._batch = Batch()
         self._effects: list[Effect] = []
-        self._rss_before = _rss()
 
     # ------------------------------------------------------------ the journal
 
@@ -67,17 +68,17 @@ class Million:
         effects = self.machine.receive(event, now)
         self._seq += 1
         decided = Decided(RUN, self._seq, now, event, effects)
-        self._posted.append(rows_of(decided, self.machine, None, num_bytes=lambda version: 0))
+        add_rows(self._batch, decided, self.machine, None, num_bytes=lambda version: 0)
         self._effects += effects
-        if len(self._posted) >= EVENTS_A_COMMIT:
+        if len(self._batch.entries) >= EVENTS_A_COMMIT:
             self._commit()
 
     def _commit(self) -> None:
-        posted, self._posted = self._posted, []
-        self.journal.commit(Batch.joined(posted))
+        batch, self._batch = self._batch, Batch()
+        self.journal.commit(batch)
 
     def _written(self) -> list[Effect]:
-        if self._posted:
+        if self._batch.entries:
             self._commit()
         effects, self._effects = self._effects, []
         return effects
@@ -116,13 +117,13 @@ class Million:
 
     def say(self, **what: Any) -> None:
         """One line."""
-        print(json.dumps({**what, "rss": _rss() - self._rss_before, "peak": _peak()}), flush=True)
+        print(json.dumps({**what, "rss": _rss(), "peak": _peak(), "before": self._rss_before}), flush=True)
 
 
 def first(state: StateDirectory, clients: int, rules: RunRules) -> Million:
     """The run begins, and everyone joins."""
-    clock = Clock()
-    million = Million(state, RunMachine(rules), 0, clock)
+    clock, rss_before = Clock(), _rss()
+    million = Million(state, RunMachine(rules), 0, clock, rss_before=rss_before)
     config = RunConfig(name="million", task="benchmarks.tasks:empty", rounds=rules.rounds, round=rules.policy)
     million.journal.add_run(RunRow.new(RUN, config, rules, clock.now()))
     begun = time.perf_counter()
@@ -134,7 +135,7 @@ def first(state: StateDirectory, clients: int, rules: RunRules) -> Million:
 
 def again(path: Path, clients: int) -> Million:
     """The next process: the last snapshot, and every entry since."""
-    begun = time.perf_counter()
+    begun, rss_before = time.perf_counter(), _rss()
     state = StateDirectory.open(path, create=False)
     journal = Journal(state)
     clock = Clock(journal.last_instant())
@@ -143,7 +144,7 @@ def again(path: Path, clients: int) -> Million:
     machine = recovered.replay(row.rules)
     clock.advance_to(machine.ledger.now)
     seconds = time.perf_counter() - begun
-    million = Million(state, machine, recovered.seq, clock)
+    million = Million(state, machine, recovered.seq, clock, rss_before=rss_before)
     found = {"members": len(machine.ledger.membership.members), "version": machine.ledger.version}
     million.say(recovered=found, entries=len(recovered.entries), seconds=seconds)
     million.post(CoordinatorStarted(clock.now()))
@@ -164,6 +165,7 @@ def _peak() -> int:
 
 def main() -> None:
     """The command line."""
+    collect_seldom()
     path, (clients, cohort, rounds) = Path(sys.argv[1]), map(int, sys.argv[2:5])
     policy = StragglerPolicy(cohort_size=cohort, min_available=int(clients * SHARE_BACK), deadline=3600.0)
     if (path / "state.db").exists():

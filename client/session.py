@@ -194,6 +194,8 @@ class Session:
     def _start_next(self, now: float) -> Effects:
         assert self.next is not None
         request, self.next = self.next.request, None
+        if request.key in self.outgoing:
+            return ()  # asked for again while it was wound up, and there it is
         self.job = Job(request, self.next_deadline)
         return (Download(request),)
 

@@ -55,7 +55,7 @@ from atoll.server.oort import Oort
 from atoll.server.open_round import Effects
 from atoll.server.reduce import Reducer
 from atoll.server.retention import Keep, Retention
-from atoll.server.rows import Decided, rows_of
+from atoll.server.rows import Decided, add_rows
 from atoll.server.run import RunMachine
 from atoll.server.sampling import Sampler, draw
 from atoll.server.store import KeptUpdate
@@ -76,7 +76,6 @@ EVALUATIONS_WAITING_MAX = 16
 class _Posted:
     """An event that was decided and is not yet on disk."""
 
-    rows: Batch
     effects: Effects
     lines: tuple[str, ...]
     keep: Keep | None  # the event ended a round, or the run
@@ -124,6 +123,7 @@ class RunDriver:
         self._evaluator, self._sampler, self._hub, self._clock = evaluator, sampler, hub, clock
         self._crash, self._assign = crash, assign
         self._posted: list[_Posted] = []
+        self._rows = Batch()  # of all that was posted
         self._wake = asyncio.Event()
         self._is_broken = False
         self._last: asyncio.Future[Effects] | None = None  # of the newest event
@@ -161,10 +161,10 @@ class RunDriver:
         if isinstance(event, UpdateReceived):
             self.retention.received(event.update.digest, self._seq)
         decided = Decided(self.run_id, self._seq, now, event, effects)
-        rows = rows_of(decided, self.machine, kept, num_bytes=self.reducer.num_bytes)
+        add_rows(self._rows, decided, self.machine, kept, num_bytes=self.reducer.num_bytes)
         has_end = any(isinstance(effect, Commit | Abandon | EndRun) for effect in effects)
         keep = Keep.after(self._seq, self.machine, self.config.round) if has_end else None
-        self._posted.append(_Posted(rows, effects, lines, keep, done))
+        self._posted.append(_Posted(effects, lines, keep, done))
         if isinstance(event, UploadBegun):  # nobody waits for it: it may go onto the disk with the next one
             self._loop.call_later(UNHURRIED_S, self._wake.set)
         else:
@@ -215,20 +215,20 @@ class RunDriver:
             await self._wake.wait()
             self._wake.clear()
             posted, self._posted = self._posted, []
+            rows, self._rows = self._rows, Batch()
             if not posted:
                 continue
-            rows = Batch.joined(p.rows for p in posted)
             steps.reached("journal.before_write")
             await self._commit(rows)
             steps.reached("journal.after_write")
+            for row in rows.evaluations:
+                self._valuing.add(self._spawn(self._add_values(row)))
             for p in posted:
                 for line in p.lines:
                     logger.info("%s: %s", self.run_id, line)
                 for effect in p.effects:
                     self._act(effect)
                 p.done.set_result(p.effects)
-                for row in p.rows.evaluations:
-                    self._valuing.add(self._spawn(self._add_values(row)))
                 if p.keep is not None:
                     self.retention.round_ended(p.keep)
                 for listener in self.listeners:

@@ -7,14 +7,14 @@ trusted is never replayed.
 """
 
 import zlib
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields, replace
 from functools import cache
 from operator import attrgetter
 from typing import Any, Self
 
 from sqlalchemy import Connection, Insert, Row, Table, bindparam, delete, func, select, update
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.dialects.sqlite import dialect, insert
 
 from atoll.protocol.vocabulary import ClientId, Digest, Phase, RoundId, RunId, RunState, Version
 from atoll.server.codec import StoreCorrupted, decode_event, decode_ledger, decode_page, decode_rules, encode_rules
@@ -178,19 +178,6 @@ class Batch:
     running: list[RunId] = field(default_factory=list)  # left the queue, or were resumed
     ends: list[RunEnd] = field(default_factory=list)
 
-    @classmethod
-    def joined(cls, batches: Iterable["Batch"]) -> Self:
-        """One batch of several, in their order."""
-        whole = cls()
-        for batch in batches:
-            for part in _PARTS:
-                if rows := getattr(batch, part):
-                    getattr(whole, part).extend(rows)
-        return whole
-
-
-_PARTS = tuple(part.name for part in fields(Batch))
-
 
 # ---------------------------------------------------------------- what is read back
 
@@ -258,7 +245,6 @@ class Journal:
         with self._database.transaction() as connection:
             for statement, rows in (
                 (_UPSERT_RUN, [_run_values(row) for row in batch.runs]),
-                (_INSERT_ENTRY, [_checked(row) for row in batch.entries]),
                 (_INSERT_UPDATE, [_values(row) for row in batch.updates]),
                 (_UPSERT_SNAPSHOT, [_checked(row) for row in batch.snapshots]),
                 (_UPSERT_PAGE, [_checked(row) for row in batch.members]),
@@ -268,6 +254,8 @@ class Journal:
             ):
                 if rows:
                     connection.execute(statement, rows)
+            if batch.entries:
+                connection.exec_driver_sql(_INSERT_ENTRY, [_entry_values(row) for row in batch.entries])
             for run_id in batch.running:
                 reopened = {"state": RunState.RUNNING, "cause": "", "ended_at": None}
                 connection.execute(update(RUNS).where(RUNS.c.run_id == run_id).values(reopened))
@@ -404,7 +392,7 @@ def _upsert(table: Table) -> Insert:
     return statement.on_conflict_do_update(index_elements=sorted(keys), set_=rest)
 
 
-_INSERT_ENTRY = JOURNAL.insert()  # never twice: that would be a mistake of ours
+_INSERT_ENTRY = str(JOURNAL.insert().compile(dialect=dialect()))  # never twice: that would be a mistake of ours
 _INSERT_UPDATE = insert(UPDATES).on_conflict_do_nothing()  # what a digest stands for never changes
 _SELECT_UPDATES = select(UPDATES).where(
     UPDATES.c.run_id == bindparam("run_id"), UPDATES.c.digest.in_(bindparam("digests", expanding=True))
@@ -453,10 +441,14 @@ def _run_values(row: RunRow) -> dict[str, Any]:
     return {**_values(row), "name": config.name, "task": config.task, **texts}
 
 
-def _checked(row: Entry | Snapshot | Page) -> dict[str, Any]:
+def _entry_values(row: Entry) -> tuple[Any, ...]:
+    """In the order of the table's columns: of these there are by far the most."""
+    run_id, seq, at, kind, body = row.run_id, row.seq, row.at, row.kind, row.body
+    return run_id, seq, at, kind, body, _checksum(seq, at, kind, body)
+
+
+def _checked(row: Snapshot | Page) -> dict[str, Any]:
     match row:
-        case Entry():
-            checksum = _checksum(row.seq, row.at, row.kind, row.body)
         case Snapshot():
             checksum = _checksum(row.seq, row.at, row.body, *_members_of(row))
         case Page():
@@ -471,4 +463,4 @@ def _members_of(row: Any) -> tuple[str, ...]:
 
 def _checksum(seq: int, at: float, *parts: str) -> int:
     """Of everything in the row; `at` as the float that it is stored as."""
-    return zlib.crc32("\0".join([str(seq), repr(float(at)), *parts]).encode())
+    return zlib.crc32("\0".join((str(seq), repr(float(at)), *parts)).encode())

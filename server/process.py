@@ -21,6 +21,7 @@ from atoll.protocol.vocabulary import RunId, RunState
 from atoll.server.aggregation_service import AggregationService
 from atoll.server.config import CoordinatorConfig, RunConfig
 from atoll.server.coordinator import Coordinator, OperatorError
+from atoll.server.memory import collect_seldom
 from atoll.server.service import AdminService, CoordinatorService
 from atoll.server.spawned import SpawnedRanks
 from atoll.server.statedir import StateDirectory
@@ -64,6 +65,7 @@ async def host(
     """
     _allow_files()
     _bound_arenas()
+    collect_seldom()
     with StateDirectory.open(config.state) as state:
         coordinator = Coordinator(config, state)
         server, address = await _listen(coordinator, config.listen)

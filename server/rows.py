@@ -36,18 +36,19 @@ class Decided:
     effects: Effects
 
 
-def rows_of(
-    decided: Decided, machine: RunMachine, kept: KeptUpdate | None, *, num_bytes: Callable[[Version], int]
-) -> Batch:
+def add_rows(
+    batch: Batch, decided: Decided, machine: RunMachine, kept: KeptUpdate | None, *, num_bytes: Callable[[Version], int]
+) -> None:
     """Everything that follows from an event, encoded while the state is fresh.
 
     Args:
+        batch: what the next group commit writes.
         decided: the event and its effects.
         machine: as they left it.
         kept: the update that was received, if one was.
         num_bytes: of a version's file.
     """
-    rows = _Rows(decided, machine, num_bytes)
+    rows = _Rows(batch, decided, machine, num_bytes)
     rows.add_event()
     for effect in decided.effects:
         match effect:
@@ -63,21 +64,23 @@ def rows_of(
             case CloseEvaluation():
                 rows.add_clients_evaluation(effect)
             case EndRun(state, cause):
-                rows.batch.ends.append(RunEnd(decided.run_id, state, cause, decided.at))
+                batch.ends.append(RunEnd(decided.run_id, state, cause, decided.at))
                 rows.add_snapshot()
             case Accept(digest=digest) if kept is not None:
-                rows.batch.updates.append(UpdateRow(decided.run_id, digest, kept.meta, kept.data))
+                batch.updates.append(UpdateRow(decided.run_id, digest, kept.meta, kept.data))
             case _:
                 pass
-    return rows.batch
 
 
 class _Rows:
-    """A batch that is being filled."""
+    """What one event adds to a batch."""
 
-    def __init__(self, decided: Decided, machine: RunMachine, num_bytes: Callable[[Version], int]) -> None:
-        self.batch = Batch()
+    def __init__(
+        self, batch: Batch, decided: Decided, machine: RunMachine, num_bytes: Callable[[Version], int]
+    ) -> None:
+        self.batch = batch
         self._decided, self._machine, self._num_bytes = decided, machine, num_bytes
+        self._has_snapshot = False
 
     def add_event(self) -> None:
         run_id, at, event = self._decided.run_id, self._decided.at, self._decided.event
@@ -102,8 +105,9 @@ class _Rows:
             self.batch.records.append(RecordRow(self._decided.run_id, encode_record(record), record))
 
     def add_snapshot(self) -> None:
-        if not self._machine.may_snapshot or self.batch.snapshots:
+        if not self._machine.may_snapshot or self._has_snapshot:
             return
+        self._has_snapshot = True
         run_id, seq, ledger = self._decided.run_id, self._decided.seq, self._machine.ledger
         written = ledger.membership.unwritten.take(ledger.membership, seq)
         pages = (encode_page(ledger.membership.members, names) for names in written.pages)

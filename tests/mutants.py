@@ -69,6 +69,7 @@ ROUNDS, RUN, LEDGER = "server/rounds.py", "server/run.py", "server/ledger.py"
 OPEN_ROUND, ADMISSION, INTAKE = "server/open_round.py", "server/admission.py", "server/intake.py"
 BUFFER, INVITATIONS, PLAN = "server/buffer.py", "server/invitations.py", "server/plan.py"
 MEMBERSHIP, SESSION, EVALUATION = "server/membership.py", "client/session.py", "server/evaluation.py"
+CLOCK, PAGES = "server/clock.py", "server/pages.py"
 
 PLANTED = (
     Mutant(
@@ -334,14 +335,14 @@ PLANTED = (
     Mutant(
         "an old stream ends the new one",
         MEMBERSHIP,
-        "        if member is None or member.session != session:",
+        "        if member is None or not self._is_there(member) or member.session != session:",
         "        if member is None:",
         "the end of a replaced stream disconnects the client",
     ),
     Mutant(
         "connected counted twice",
         MEMBERSHIP,
-        "        self.num_connected += member.session is None\n",
+        "        self.num_connected += not self._is_there(member)\n",
         "        self.num_connected += 1\n",
         "a client that reconnects counts twice as available",
     ),
@@ -562,6 +563,76 @@ PLANTED = (
         " if not self.invitations.is_training(c))",
         ")",
         "a client throws its training away because it is asked for a measure",
+    ),
+    Mutant(
+        "rounded down",
+        CLOCK,
+        "        return max(self._not_before, self._monotonic() + self._offset)",
+        "        return self._monotonic() + self._offset",
+        "a sum of floats is a hair before the last instant of the journal, and the machine refuses to go backward",
+    ),
+    Mutant(
+        "a round shortened by the clock",
+        OPEN_ROUND,
+        "        seconds = max(0.0, now - down_since)",
+        "        seconds = now - down_since",
+        "a clock that was set back while the coordinator was down takes the time from the open round",
+    ),
+    Mutant(
+        "an invitation shortened by the clock",
+        INVITATIONS,
+        "            extension = min(max(0.0, now - down_since), self._policy.outage_max - row.extended)",
+        "            extension = min(now - down_since, self._policy.outage_max - row.extended)",
+        "the same for whoever trains in an asynchronous run",
+    ),
+    Mutant(
+        "an evaluation shortened by the clock",
+        RUN,
+        "            down = min(max(0.0, now - event.down_since), self.rules.policy.outage_max)",
+        "            down = min(now - event.down_since, self.rules.policy.outage_max)",
+        "the same for the clients' answers",
+    ),
+    Mutant(
+        "trained for twice",
+        SESSION,
+        "        if request.key in self.outgoing:\n            return ()  # asked for again while",
+        "        if False:\n            return ()  # asked for again while",
+        "an invitation that comes a second time, while its job is wound up, makes a second update",
+    ),
+    Mutant(
+        "a release does not reach the queue",
+        SESSION,
+        "        if self.next is not None and self.next.request.key == key:\n            self.next = None",
+        "        if False:\n            self.next = None",
+        "a client begins what was withdrawn while it was still busy",
+    ),
+    Mutant(
+        "invited by a run that has ended",
+        INVITATIONS,
+        " or self._ledger.state is not RunState.RUNNING:\n            return ()",
+        ":\n            return ()",
+        "who comes back at the instant that a deadline ends the run is asked to train for it",
+    ),
+    Mutant(
+        "a snapshot without what has changed",
+        MEMBERSHIP,
+        "            self.unwritten.changed.add(client_id)\n",
+        "",
+        "a coordinator that comes up again has a client's session or times from long ago",
+    ),
+    Mutant(
+        "a page too few",
+        PAGES,
+        "            names = sorted(changed)",
+        "            names = sorted(changed)[1:]",
+        "one of the members that have changed is not in the snapshot",
+    ),
+    Mutant(
+        "everyone is still there",
+        MEMBERSHIP,
+        "        self.start += 1  # of a million members none is touched\n",
+        "",
+        "after a restart the sessions of before count as standing",
     ),
 )
 

@@ -42,6 +42,7 @@ PURE = {
     "server/ledger.py",
     "server/membership.py",
     "server/oort.py",
+    "server/pages.py",
     "server/open_round.py",
     "server/pacer.py",
     "server/policy.py",

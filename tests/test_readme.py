@@ -15,6 +15,9 @@ import pytest
 
 from atoll.cli.docs import commands
 from atoll.cli.files import load_run
+from atoll.protocol.settings import _toml
+from atoll.simulations.experiments.grid import read_grid
+from atoll.simulations.federation.config import SimulationFile
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -111,7 +114,7 @@ def unseen(expected: str, output: str) -> list[str]:
 def test_the_commands_of_the_readme_end_in_a_committed_model(tmp_path: Path) -> None:
     outcome = execute("".join(blocks("run")), tmp_path)
     assert outcome.is_good, outcome
-    assert len(outcome.codes) == 9
+    assert len(outcome.codes) == 10
     for expected in blocks("output"):
         assert unseen(expected, outcome.output) == [], outcome.output
     assert (tmp_path / "digits" / "model.safetensors").stat().st_size > 10_000
@@ -138,7 +141,7 @@ def test_an_output_of_the_readme_that_is_not_true_is_noticed() -> None:
 
 def test_the_readme_is_short_and_has_blocks_to_run() -> None:
     assert len(README.splitlines()) <= 200
-    assert len(blocks("run")) == len(blocks("output")) == 3
+    assert len(blocks("run")) == len(blocks("output")) == 4
 
 
 def test_every_make_target_of_the_readme_is_there() -> None:
@@ -155,6 +158,18 @@ def test_every_atoll_command_of_the_readme_is_there() -> None:
     assert set(named) <= there
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name)
+SWEEPS = [path for path in sorted((ROOT / "examples").glob("*.toml")) if "\n[sweep]" in path.read_text("utf-8")]
+
+
+@pytest.mark.parametrize("path", sorted({*(ROOT / "examples").glob("*.toml")} - {*SWEEPS}), ids=lambda path: path.name)
 def test_the_settings_of_every_example_are_allowed(path: Path) -> None:
     assert load_run(str(path)).task.startswith(str(ROOT / "examples"))
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.name)
+def test_every_cell_of_an_example_s_sweep_is_allowed(path: Path) -> None:
+    cells = read_grid(path).cells
+    assert len(cells) > 1
+    for cell in cells:
+        overrides = [f"{key}={_toml(value)}" for key, value in cell.settings.items()]
+        assert load_run(f"examples/{cell.task}", overrides, kind=SimulationFile).rounds > 1

@@ -5,7 +5,9 @@ see each other, randomness in the forward) is found there, with its reason.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -42,6 +44,9 @@ AGREE = 1e-3
 """How far, relative to its length, an update may be from the sequential one before it is a fault and not rounding."""
 
 KINDS = ("stacked", "mapped")
+
+TRIED = 3
+"""Clients that are trained both ways."""
 
 
 class BatchTrainer:
@@ -94,14 +99,13 @@ class BatchTrainer:
         for job in jobs:
             with naming(job.client_id):
                 found.append(self._loop.examples(job.client_id))
-        together = [index for index, examples in enumerate(found) if _kind_of(examples) == _kind_of(found[0])]
-        if found[0].tensors is None:
-            together = []
+        kinds = [_kind_of(examples) for examples in found]
+        together = [index for index, kind in enumerate(kinds) if kind and kind == next(filter(None, kinds))]
         together.sort(key=lambda index: -self._num_steps(jobs[index], found[index]))
         for first in range(0, len(together), self.at_once):
             chosen = together[first : first + self.at_once]
             names = ", ".join(jobs[index].client_id for index in chosen)
-            with naming(names):
+            with naming(names), suppress(CannotBatch):  # what only some clients' examples bring about
                 results |= self._product(chosen, jobs, found, rows)
         for index, job in enumerate(jobs):
             if index not in results:
@@ -243,24 +247,22 @@ class BatchTrainer:
         raise CannotBatch("; ".join(reasons))
 
     def _probe(self) -> None:
-        """Train the first few clients both ways.
+        """Train the first few clients both ways, with batches of different lengths.
 
         Raises:
-            CannotBatch: the updates or the statistics differ.
+            CannotBatch: the updates differ.
         """
+        sites = [site for _, site in zip(range(min(TRIED, self.at_once)), cycle(self._task.sites), strict=False)]
+        jobs = [Job(site, seed=number) for number, site in enumerate(sites)]
+        found = [_cut(self._loop.examples(site), self._local.batch_size, less) for less, site in enumerate(sites)]
+        if not found or any(examples.tensors is None for examples in found):
+            raise CannotBatch("the task names no sites with examples in tensors to try it with")
         request = {"local": dict(self._training.overrides), "algorithm": self._training.algorithm}
-        version = ModelBench(self._task, request).initial(0)
-        jobs = [Job(site, seed=number, steps=3) for number, site in enumerate(self._task.sites[:3])]
-        if not jobs:
-            raise CannotBatch("the task names no sites to try it with")
-        self.begin(version)
+        self.begin(ModelBench(self._task, request).initial(0))
         rows, alone = Rows(self.form, len(jobs)), Rows(self.form, len(jobs))
-        for ours, theirs in zip(self.train(jobs, rows), self._loop.train(jobs, alone), strict=True):
-            if isinstance(ours, Failed) or isinstance(theirs, Failed) or ours.row is None or theirs.row is None:
-                continue
-            distance, length = np.linalg.norm(ours.row - theirs.row), np.linalg.norm(theirs.row)
-            if not distance <= AGREE * length:
-                raise CannotBatch(f"its update of client {ours.client_id} is {distance / length:.1e} off, relatively")
+        results = self._product(range(len(jobs)), jobs, found, rows)
+        for index, (job, examples) in enumerate(zip(jobs, found, strict=True)):
+            _compare(results[index], self._loop.one(job, alone, index, examples))
 
 
 class Batched(OneProcess):
@@ -279,6 +281,20 @@ class Batched(OneProcess):
         with threads_of_torch(threads):
             trainer = BatchTrainer(training, at_once=at_once)
         super().__init__(on_device(f"batched (k={trainer.at_once})", training), trainer, threads)
+
+
+def _cut(examples: Examples, batch_size: int | None, less: int) -> Examples:
+    """At most two batches of a client's examples, the last of which is short by so many."""
+    count = max(1, min(examples.count, 2 * (batch_size or examples.count)) - less)
+    return replace(examples, count=count, chosen=examples.rows(torch.arange(count)))
+
+
+def _compare(ours: Trained | Failed, theirs: Trained | Failed) -> None:
+    if isinstance(ours, Failed) or isinstance(theirs, Failed) or ours.row is None or theirs.row is None:
+        return
+    distance, length = np.linalg.norm(ours.row - theirs.row), np.linalg.norm(theirs.row)
+    if not distance <= AGREE * length:
+        raise CannotBatch(f"the update of {ours.client_id} is {distance / length:.1e} off, relative to its length")
 
 
 def _kind_of(examples: Examples) -> object:

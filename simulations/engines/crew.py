@@ -24,7 +24,7 @@ import torch
 
 from atoll.simulations.engines.batched import BatchTrainer
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training
-from atoll.simulations.engines.one_process import Trainer
+from atoll.simulations.engines.one_process import Trainer, threads_of_torch
 from atoll.simulations.engines.rows import Form, Rows
 from atoll.simulations.engines.sequential import sequential_trainer
 from atoll.simulations.engines.shared import mapped
@@ -51,6 +51,19 @@ class Plan:
         if self.at_once is None:
             return sequential_trainer(self.training)
         return BatchTrainer(self.training, at_once=self.at_once, kind=self.kind)
+
+
+def plan_of(training: Training, batched: bool, at_once: int | None, *, threads: int) -> tuple[Plan, Trainer]:
+    """What each worker does, and a trainer of our own, which is asked for its form and its windows alone.
+
+    Raises:
+        CannotBatch: with the reason.
+    """
+    if not batched:
+        return Plan(training, threads), sequential_trainer(training)
+    with threads_of_torch(threads):
+        trainer = BatchTrainer(training, at_once=at_once)
+    return Plan(training, threads, trainer.at_once, trainer.kind), trainer
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,13 +31,12 @@ class Loop:
 
     Args:
         training: of all clients.
-        examples: of the clients; None: read here.
     """
 
-    def __init__(self, training: Training, examples: ExamplesOf | None = None) -> None:
+    def __init__(self, training: Training) -> None:
         assert isinstance(training.task, Task)
         self._training, self._task, self._local = training, training.task, training.local
-        self.examples = examples or ExamplesOf(training.task, training.device)
+        self.examples = ExamplesOf(training.task, training.device)
         self._model = build_model(training.task).to(training.device).train()
         self.exchange = Exchange(training, self._model)
         self._steps = Steps(self._local, [p for p in self._model.parameters() if p.requires_grad])
@@ -59,9 +58,9 @@ class Loop:
                 result = self.one(job, rows, index)
             yield result
 
-    def one(self, job: Job, rows: Rows, index: int) -> Trained | Failed:
-        """Train one client into a row."""
-        examples = self.examples(job.client_id)
+    def one(self, job: Job, rows: Rows, index: int, examples: Examples | None = None) -> Trained | Failed:
+        """Train one client into a row, on its own examples or on these."""
+        examples = examples or self.examples(job.client_id)
         control = self.exchange.load(job)
         self._steps.begin(self.exchange.corrections(control))
         seed_everything(job.seed)

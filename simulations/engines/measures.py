@@ -37,7 +37,7 @@ class Losses:
         Raises:
             CannotBatch: a loss that is no single number.
         """
-        if self._is_plain and outputs.dim() == 2 and targets.dim() == 1 and not targets.is_floating_point():
+        if self._is_plain and outputs.dim() == 2 and targets.dim() == 1 and _are_classes(targets):
             each = nn.functional.cross_entropy(outputs, targets, reduction="none").view(len(sizes), -1)
             return (each * weights(sizes, each)).sum(1)
         (found,) = self._each(outputs, targets, sizes)
@@ -137,6 +137,11 @@ def weights(sizes: Sizes, like: torch.Tensor) -> torch.Tensor:
         return each
     own = torch.arange(like.shape[1])[None, :] < torch.from_numpy(sizes)[:, None]
     return each * own.to(like)
+
+
+def _are_classes(targets: torch.Tensor) -> bool:
+    """Not shares of classes, and none to be ignored."""
+    return not targets.is_floating_point() and not bool((targets < 0).any())
 
 
 def _is_plain_module(loss: Any) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from atoll.parallel.arrays import Arrays
 from atoll.parallel.local import Local
@@ -64,5 +65,6 @@ class Net:
         """Only the forward is mapped: its backward is then autograd's own over products of m matrices."""
         leaves = {name: self._shared.leaf(name) for name in self._names}
         each = inputs.unflatten(0, (self.stack.clients, -1))  # type: ignore[no-untyped-call]
-        outputs = vmap(lambda weights, x: functional_call(self._model, weights, (x,)))(leaves, each)
+        with sdpa_kernel(SDPBackend.MATH):  # the others have no rule for batches of batches
+            outputs = vmap(lambda weights, x: functional_call(self._model, weights, (x,)))(leaves, each)
         return outputs.flatten(0, 1) if isinstance(outputs, torch.Tensor) else outputs

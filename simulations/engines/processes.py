@@ -20,12 +20,10 @@ from typing import Any
 import torch
 
 from atoll.parallel.arrays import Arrays, check_like
-from atoll.simulations.engines.batched import BatchTrainer
-from atoll.simulations.engines.crew import Plan, Written, work
+from atoll.simulations.engines.crew import Plan, Written, plan_of, work
 from atoll.simulations.engines.engine import ClientFailed, Failed, Job, Trained, Training
-from atoll.simulations.engines.one_process import Trainer, on_device, threads_of_torch
+from atoll.simulations.engines.one_process import on_device
 from atoll.simulations.engines.rows import Form, Rows
-from atoll.simulations.engines.sequential import sequential_trainer
 from atoll.simulations.engines.shared import Blocks, mapped, new_file
 
 PRELOAD = ["torch", "atoll.simulations.engines.crew"]
@@ -68,7 +66,7 @@ class Processes:
         threads: int = 1,
     ) -> None:
         count = workers or len(os.sched_getaffinity(0))
-        plan, self._planner = _plan(training, batched, at_once, threads)
+        plan, self._planner = plan_of(training, batched, at_once, threads=threads)
         kind = f"batched (k={plan.at_once}), " if plan.at_once else ""
         self.name = on_device(f"{kind}{count} processes", training)
         self._form = self._planner.form
@@ -245,15 +243,6 @@ class _Worker:
         if answer[0] == "failed":
             raise ClientFailed(answer[1])
         return answer
-
-
-def _plan(training: Training, batched: bool, at_once: int | None, threads: int) -> tuple[Plan, Trainer]:
-    """What the workers do, and a trainer of our own, which is asked for its form and its windows alone."""
-    if not batched:
-        return Plan(training, threads), sequential_trainer(training)
-    with threads_of_torch(threads):
-        trainer = BatchTrainer(training, at_once=at_once)
-    return Plan(training, threads, trainer.at_once, trainer.kind), trainer
 
 
 def _can_fork(training: Training) -> bool:

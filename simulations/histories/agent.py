@@ -198,7 +198,7 @@ class SimulatedAgent:
         if self.session is None:
             return
         deadline = self.session.deadline
-        if deadline is not None and deadline != self._timer:
+        if deadline is not None and (self._timer is None or deadline < self._timer):
             self._timer = deadline
             self.world.after(self.world.wait(deadline - self.now), self._woken, self)
 

@@ -25,7 +25,12 @@ class BufferReferee:
 
     def training(self) -> dict[ClientId, BufferFacts]:
         """Whose update is awaited, and from which round."""
-        return {c: self._facts(r) for r in self.books.rounds.values() for c in r.with_fate(Fate.WAITING)}
+        return {
+            client_id: self._facts(round_)
+            for round_ in self.books.rounds.values()
+            for client_id, fate in round_.fates.items()
+            if fate is Fate.WAITING
+        }
 
     def _facts(self, round_: RoundFacts) -> BufferFacts:
         assert isinstance(round_, BufferFacts)
@@ -155,7 +160,7 @@ class BufferReferee:
         """It is told again what it trains for, and to stop what no longer counts."""
         books = self.books
         known = [r for r in books.rounds.values() if client_id in r.fates and not r.is_forgotten]
-        if known:
+        if known and books.state is RunState.RUNNING:  # what was overdue may just have ended it
             last = self._facts(max(known, key=lambda r: r.round_id))
             in_time = now < last.due[client_id] and self._is_young(last)
             if last.fates[client_id] is Fate.LOST and in_time:

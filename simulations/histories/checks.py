@@ -8,7 +8,6 @@ from atoll.client import events as client
 from atoll.client.session import SessionRules
 from atoll.protocol.vocabulary import FailureReason, Fate, Phase, RoundId, RunState
 from atoll.server import events as server
-from atoll.server.codec import decode_ledger
 from atoll.server.record import ClientRecord
 from atoll.server.run import RunMachine
 from atoll.server.sampling import SAMPLERS, draw
@@ -151,10 +150,8 @@ def _replay(history: History) -> Iterator[str]:
         if whole.receive(step.event, step.at) != step.effects:
             yield f"step {number}, {step.event}, replays to other effects"
             return
-    if history.snapshot is None:
-        return
-    done, ledger = history.snapshot
-    short = RunMachine(history.scenario.rules, decode_ledger(ledger, where="the snapshot"))
+    done, ledger = history.snapshot()
+    short = RunMachine(history.scenario.rules, ledger)
     for step in history.steps[done:]:
         if short.receive(step.event, step.at) != step.effects:
             yield f"{step.event} replays to other effects from the snapshot"

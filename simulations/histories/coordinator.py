@@ -181,7 +181,7 @@ class SimulatedCoordinator:
 
     def _arm_timer(self) -> None:
         deadline = self.running.deadline
-        if deadline is not None and deadline != self._timer:
+        if deadline is not None and (self._timer is None or deadline < self._timer):
             self._timer = deadline
             self.world.after(self.world.wait(deadline - self.now), self._woken, self)
 
@@ -357,4 +357,4 @@ class SimulatedCoordinator:
     def final_records(self) -> None:
         """Put the records that lie on disk into the history."""
         self.world.history.records = self.disk.decoded_records()
-        self.world.history.snapshot = self.disk.snapshot()
+        self.world.history.snapshot = self.disk.ledger

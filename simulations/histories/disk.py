@@ -10,12 +10,11 @@ from atoll.server.codec import (
     decode_page,
     decode_record,
     encode_event,
-    encode_ledger,
     encode_ledger_without_members,
     encode_page,
     encode_record,
 )
-from atoll.server.events import Abandon, AmendRecord, Commit, Effect
+from atoll.server.events import Abandon, AmendRecord, Commit, Effect, Event
 from atoll.server.ledger import Ledger
 from atoll.server.record import RoundRecord
 from atoll.server.run import RunMachine, RunRules
@@ -25,7 +24,7 @@ Reply = Callable[[tuple[Effect, ...]], None]
 WHERE = "the simulated disk"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Posted:
     """An event that was decided and is not yet on disk."""
 
@@ -62,7 +61,7 @@ SNAPSHOTS_KEPT = 2
 class Disk:
     """The journal, the last snapshots and the records."""
 
-    entries: list[tuple[float, str, str]] = field(default_factory=list)
+    entries: list[tuple[float, Event]] = field(default_factory=list)  # encoded when they are read: they never change
     snapshots: list[Snapshot] = field(default_factory=list)
     pages: list[tuple[int, str]] = field(default_factory=list)  # of members, by the entry of their snapshot
     records: dict[RoundId, str] = field(default_factory=dict)
@@ -81,7 +80,7 @@ class Disk:
 
     def last_instant(self) -> float:
         """The latest time that any entry holds."""
-        return max((at for at, _, _ in self.entries), default=0.0)
+        return max((at for at, _ in self.entries), default=0.0)
 
     def damage_newest(self) -> bool:
         """Its checksum will be wrong. Not the last one from which everything can be replayed: False."""
@@ -94,7 +93,7 @@ class Disk:
     def write(self, batch: Iterable[Posted]) -> None:
         """One group commit: all of it or nothing."""
         for posted in batch:
-            self.entries.append((posted.step.at, *encode_event(posted.step.event)))
+            self.entries.append((posted.step.at, posted.step.event))
             if posted.snapshot is not None:
                 self._add(posted.snapshot)
             self.records.update(posted.records)
@@ -115,17 +114,12 @@ class Disk:
         assert len(ledger.membership.members) == newest.num_members
         return newest.seq, ledger
 
-    def snapshot(self) -> tuple[int, str] | None:
-        """The same in one text."""
-        done, ledger = self.ledger()
-        return (done, encode_ledger(ledger)) if done else None
-
     def rebuilt(self, rules: RunRules) -> tuple[RunMachine, int]:
         """The machine as the next process has it: the last good snapshot (of so many entries), every event since."""
         done, ledger = self.ledger()
         machine = RunMachine(rules, ledger)
-        for at, kind, body in self.entries[done:]:
-            machine.receive(decode_event(kind, body, where=WHERE), at)
+        for at, event in self.entries[done:]:
+            machine.receive(decode_event(*encode_event(event), where=WHERE), at)
         return machine, done
 
     def decoded_records(self) -> dict[RoundId, RoundRecord]:

@@ -1,13 +1,14 @@
 """What happened in a simulated world: everything that the checks judge, and that a person reads when one fails."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 
 from atoll.client import events as client
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId
 from atoll.server import events as server
+from atoll.server.ledger import Ledger
 from atoll.server.record import RoundRecord
 from atoll.server.run import RunMachine
 from atoll.simulations.histories.scenario import Scenario
@@ -15,7 +16,7 @@ from atoll.simulations.histories.scenario import Scenario
 ALWAYS_THE_SAME = frozenset({"run_id", "task", "model_digest"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
     """One event that the coordinator decided about; it is in the history once it is on disk."""
 
@@ -25,7 +26,7 @@ class Step:
     when: float  # on the world's clock, as everything else
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AgentStep:
     """One event that an agent's session decided about."""
 
@@ -36,7 +37,7 @@ class AgentStep:
     when: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Remark:
     """Something else that happened, for the reader."""
 
@@ -45,7 +46,7 @@ class Remark:
     what: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Acknowledged:
     """An acceptance that has left the coordinator."""
 
@@ -90,7 +91,7 @@ class History:
     restarts: list[Restart] = field(default_factory=list)
     worker_ends: list[WorkerEnd] = field(default_factory=list)
     records: dict[RoundId, RoundRecord] = field(default_factory=dict)  # as they lie on disk at the end
-    snapshot: tuple[int, str] | None = None  # number of steps before it, and the ledger
+    snapshot: Callable[[], tuple[int, Ledger]] = lambda: (0, Ledger())  # read from disk: after how many steps, and what
     left_in_spool: list[tuple[ClientId, client.Key]] = field(default_factory=list)
     machine: RunMachine | None = None
     ended_at: float = 0.0

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from atoll.simulations.histories.world import World
 
 RUN = RunId("run")
-MOMENT = 1e-6
+LOOKS_A_LEASE = 4
+"""How often it is looked for leases that are over, at the most."""
 
 
 class Lines:
@@ -109,7 +110,8 @@ class Lines:
         due = self._leases.next_due
         if due is not None and self._timer is None:
             self._timer = due
-            self._world.after(max(MOMENT, due - self._coordinator.now), self._watch, self._coordinator)
+            soon = self._world.scenario.server_lease / LOOKS_A_LEASE
+            self._world.after(max(soon, due - self._coordinator.now), self._watch, self._coordinator)
 
     def _watch(self) -> None:
         """Whose heartbeats have come all the time is heard of now; the others' leases are over."""

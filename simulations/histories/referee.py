@@ -40,13 +40,13 @@ class Referee:
         if isinstance(step.event, e.CoordinatorStarted):
             self._restarted(step.event)
         for _ in range(4 + 2 * len(self._rounds.training())):  # a deadline may be followed by another
-            self._let_time_pass()
+            if not self._let_time_pass():
+                break
         if not isinstance(step.event, e.CoordinatorStarted | e.TimePassed):
             self._happened(step.event)
             self._see_what_follows()
-        decided = sorted((d for d in map(decision_of, step.effects) if d), key=repr)
-        due = sorted(self._due, key=repr)
-        if decided == due:
+        decided, due = [d for d in map(decision_of, step.effects) if d], self._due
+        if decided == due or sorted(decided, key=repr) == sorted(due, key=repr):
             return None
         missing = [d for d in due if d not in decided]
         surplus = [d for d in decided if d not in due]
@@ -66,22 +66,25 @@ class Referee:
         if self.is_round_due:
             self._decide("next round")
 
-    def _let_time_pass(self) -> None:
-        """The first deadline, if it is over."""
+    def _let_time_pass(self) -> bool:
+        """The first deadline, if it is over; False when none is."""
         if isinstance(self._rounds, BufferReferee):
-            self._let_time_pass_for_buffers(self._rounds)
-        elif self.books.round is not None:
-            self._rounds.let_time_pass(self.books.round, self.now)
+            return self._let_time_pass_for_buffers(self._rounds)
+        if self.books.round is not None:
+            is_over = self._rounds.let_time_pass(self.books.round, self.now)
             self._hand_over()
-        elif self.asked is not None and self.now >= self.ask_by:
-            self._close_evaluation()
+            return is_over
+        if self.asked is None or self.now < self.ask_by:
+            return False
+        self._close_evaluation()
+        return True
 
-    def _let_time_pass_for_buffers(self, buffers: BufferReferee) -> None:
+    def _let_time_pass_for_buffers(self, buffers: BufferReferee) -> bool:
         round_ = self.books.round
         invitation, buffer = buffers.next_due(), buffers.buffer_due(round_)
         ask_by = self.ask_by if self.asked is not None and round_ is None else math.inf
         if self.now < min(invitation, buffer, ask_by):
-            return
+            return False
         if invitation < min(buffer, ask_by):
             buffers.let_invitations_end()
         elif round_ is None:
@@ -89,6 +92,7 @@ class Referee:
         else:
             buffers.let_buffer_end(round_)
         self._see_what_follows()
+        return True
 
     def _see_what_follows(self) -> None:
         if self.books.round is not None:

@@ -31,12 +31,12 @@ class RoundReferee:
         if round_.is_aggregating:
             self.aggregate(round_)
 
-    def let_time_pass(self, round_: RoundFacts, now: float) -> None:
-        """One deadline, if it is here."""
+    def let_time_pass(self, round_: RoundFacts, now: float) -> bool:
+        """One deadline, if it is here; False when none is."""
         if round_.is_selecting and not round_.is_drawing and now >= round_.select_by:
             self._selecting_is_over(round_)
-        elif round_.is_collecting:
-            self._collecting_may_be_over(round_, now)
+            return True
+        return round_.is_collecting and self._collecting_is_over(round_, now)
 
     def _selecting_is_over(self, round_: RoundFacts) -> None:
         connected = self.books.connected
@@ -45,7 +45,7 @@ class RoundReferee:
         else:
             self.abandon(round_, AbandonReason.TOO_FEW_CLIENTS)
 
-    def _collecting_may_be_over(self, round_: RoundFacts, now: float) -> None:
+    def _collecting_is_over(self, round_: RoundFacts, now: float) -> bool:
         lingered = round_.linger_by is not None and now >= round_.linger_by
         if lingered and (round_.is_in_grace or round_.linger_by < round_.deadline):  # type: ignore[operator]
             self._close(round_, CloseReason.LINGER_OVER)
@@ -58,6 +58,9 @@ class RoundReferee:
                 self.let_it_end(round_, now)
             else:
                 self._close_or_abandon(round_, CloseReason.DEADLINE, AbandonReason.BELOW_QUORUM)
+        else:
+            return False
+        return True
 
     # ------------------------------------------------------------ selecting
 

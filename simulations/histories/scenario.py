@@ -38,13 +38,13 @@ class Scenario:
 def random_policy(rng: random.Random) -> StragglerPolicy:
     """Draw every field of the straggler policy."""
     pick = rng.choice
-    cohort_size = rng.randint(1, 6)
+    cohort_size = rng.randint(1, 5)
     count = rng.randint(1, cohort_size)
     deadline_min = pick([2.0, 10.0])
     return StragglerPolicy(
         cohort_size=cohort_size,
         over_selection=pick([1.0, 1.0, 1.3, 1.5, 2.0]),
-        quorum=pick([count, count, round(count / cohort_size, 3), 1.0, 0.5]),
+        quorum=pick([1, count, round(count / cohort_size, 3), 1.0, 0.5]),
         deadline=pick([20.0, 40.0, 90.0, "adaptive"]),
         adaptive_margin=pick([1.0, 1.5, 3.0]),
         deadline_min=deadline_min,
@@ -55,7 +55,7 @@ def random_policy(rng: random.Random) -> StragglerPolicy:
         max_staleness=pick([0, 1, 1, 2, 4]),
         staleness_exponent=pick([0.0, 0.5, 1.0]),
         partial_work=pick(["refuse", "accept", "scaled"]),
-        retry=pick([0, 1, 2, 4, 6]),
+        retry=pick([0, 2, 4, 6]),
         outage_max=pick([0.0, 5.0, 60.0, 3600.0]),
         min_available=pick([0, 0, cohort_size, cohort_size + 2]),
         selection_timeout=pick([5.0, 20.0, 60.0]),
@@ -78,14 +78,14 @@ def random_discount(rng: random.Random) -> dict[str, Any]:
 def random_asynchronous_policy(rng: random.Random) -> StragglerPolicy:
     """Draw every field that the asynchronous modes have."""
     pick = rng.choice
-    size = pick([1, *range(1, 7)])
+    size = pick([1, *range(1, 5)])
     fedbuff: dict[str, Any] = {"mode": "fedbuff", "buffer_size": size}
     fedasync: dict[str, Any] = {"mode": "fedasync", "alpha": pick([0.3, 0.6, 1.0])}
     return StragglerPolicy(
         **pick([fedbuff, fedasync] if size == 1 else [fedbuff]),
         **random_discount(rng),
-        quorum=pick([1, rng.randint(1, size), 0.5, 1.0, 1.0]),
-        concurrency=rng.randint(1, 7),
+        quorum=pick([1, rng.randint(1, size), 0.5, 1.0]),
+        concurrency=rng.randint(1, 6),
         fill_timeout=pick([15.0, 60.0, 240.0]),
         deadline=pick([20.0, 40.0, 90.0, "adaptive"]),
         adaptive_margin=pick([1.0, 1.5, 3.0]),
@@ -93,7 +93,7 @@ def random_asynchronous_policy(rng: random.Random) -> StragglerPolicy:
         deadline_max=pick([15.0, 60.0, 120.0]),
         max_staleness=pick([0, 1, 2, 4, 20]),
         partial_work=pick(["refuse", "accept", "scaled"]),
-        retry=pick([0, 1, 2, 4, 6]),
+        retry=pick([0, 2, 4, 6]),
         outage_max=pick([0.0, 5.0, 60.0, 3600.0]),
         max_examples=1000,
     )
@@ -105,8 +105,8 @@ def random_scenario(seed: int, preset: str = "standard") -> Scenario:
     rules, policy = scenario.rules, scenario.rules.policy
     if rng.random() < ASYNCHRONOUS:
         policy = random_asynchronous_policy(rng)
-        num_clients = rng.randint(1, policy.concurrency + 4)
-        rules = replace(rules, policy=policy, rounds=rng.randint(1, 8))
+        num_clients = rng.randint(1, policy.concurrency + 3)
+        rules = replace(rules, policy=policy, rounds=rng.randint(5, 8))
         return replace(scenario, rules=rules, num_clients=num_clients)
     if rng.random() < 0.3:
         fields = policy.model_dump(exclude={"staleness_exponent"})
@@ -120,7 +120,7 @@ def _random_scenario(seed: int, preset: str) -> Scenario:
     policy = random_policy(rng)
     rules = RunRules(
         policy=policy,
-        rounds=rng.randint(1, 4),
+        rounds=rng.randint(4, 6),
         seed=rng.randrange(1000),
         evaluate_server_every=pick([0, 0, 1, 2]),
         evaluate_clients_every=pick([0, 0, 1, 2]),
@@ -136,8 +136,8 @@ def _random_scenario(seed: int, preset: str) -> Scenario:
         faults=random_faults(random.Random(f"faults {seed}"), preset),
         server_lease=pick([4.0, 10.0, 30.0]),
         client_lease=pick([2.0, 10.0, 30.0]),
-        train=pick([3.0, 15.0, 30.0]),
-        spread=pick([0.1, 0.5, 1.0]),
+        train=pick([3.0, 8.0, 20.0]),
+        spread=pick([0.1, 0.5, 0.8]),
         upload=pick([0.2, 2.0, 10.0]),
         latency=pick([0.01, 0.1, 1.0]),
         write=pick([0.0, 0.02, 0.3]),

@@ -15,6 +15,7 @@ from typing import Any
 from atoll.client.events import Answered
 from atoll.protocol.vocabulary import RejectReason
 from atoll.server.events import ClientLost, Commit, Reject, UpdateRefused
+from atoll.server.memory import collect_seldom
 from atoll.simulations.histories.history import History
 from atoll.simulations.histories.judge import BadHistory, judged
 
@@ -117,6 +118,7 @@ def _counts(counter: Counter[str]) -> str:
 
 def tally(first: int, count: int, preset: str) -> Tally:
     """Judge `count` seeds from `first` on."""
+    collect_seldom()
     found = Tally()
     for seed in range(first, first + count):
         try:

@@ -10,7 +10,7 @@ One heap of (time, sequence, action) and one seed: the same seed gives the same 
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Protocol
 
@@ -56,6 +56,8 @@ class World:
         self._ended_at: float | None = None
         self._is_resume_planned = False
         self._resumes_left = scenario.faults.resumes
+        chances = {part.name: getattr(scenario.faults, part.name) for part in fields(scenario.faults)}
+        self._chances: dict[str, float] = {name: chance for name, chance in chances.items() if chance}
         self.coordinator = SimulatedCoordinator(self)
         names = [ClientId(f"c{number:02}") for number in range(scenario.num_clients)]
         self.agents = {name: SimulatedAgent(self, name, random.Random(f"{seed} {name}")) for name in names}
@@ -88,7 +90,8 @@ class World:
             if sequence > ACTIONS_MAX * len(self.agents):
                 self.fail(f"the world does not come to rest: {sequence} actions")
             if owner is None or (owner.life == life and owner.slept == slept):
-                self.now = max(self.now, when)
+                if when > self.now:
+                    self.now = when
                 action()
             elif owner.life == life:  # its own clock stood meanwhile
                 self.at(when + owner.slept - slept, action, owner)
@@ -121,8 +124,8 @@ class World:
 
     def happens(self, fault: str, share: float = 1.0) -> bool:
         """Toss the coin of a fault, by the name of its field; a chance of 0 takes nothing from the generator."""
-        chance: float = getattr(self.scenario.faults, fault)
-        if not chance or not self._is_troubled or self.rng.random() >= chance * share:
+        chance = self._chances.get(fault)
+        if chance is None or self._ended_at is not None or self.rng.random() >= chance * share:
             return False
         self.history.faults[fault] += 1
         return True

@@ -191,6 +191,15 @@ def test_a_newer_request_replaces_a_download_at_once() -> None:
     assert drive.do(Asked(invitation(2)), at=2) == [StopWork(key()), Download(invitation(2))]
 
 
+def test_an_invitation_that_comes_again_while_its_job_is_wound_up_is_not_trained_for_twice() -> None:
+    drive = Drive()
+    drive.training()
+    assert drive.release(submit=True, at=5) == [StopWork(key())]
+    assert drive.do(Asked(invitation()), at=6) == []
+    assert drive.trained(at=7) == [Upload(key(), Digest("d1"))]
+    assert drive.session.job is None
+
+
 def test_a_request_that_waits_is_dropped_with_its_release_or_the_stream() -> None:
     for withdraw in (Released(RUN, RoundId(2), ReleaseReason.ROUND_CLOSED, False), Disconnected(), RunEnded(RUN)):
         drive = Drive()

@@ -11,6 +11,7 @@ from atoll.protocol.vocabulary import (
     Digest,
     FailureReason,
     Fate,
+    LossReason,
     RejectReason,
     ReleaseReason,
     RoundId,
@@ -25,6 +26,7 @@ from atoll.server.events import (
     AskEvaluation,
     ClientDisconnected,
     ClientFailed,
+    ClientLost,
     Commit,
     CoordinatorStarted,
     DrawCohort,
@@ -250,6 +252,16 @@ def test_what_comes_while_a_buffer_is_aggregated_waits_in_its_order() -> None:
     assert [u.client_id for u in flow.machine.ledger.waiting] == ["d", "e", "c"]
     assert [c for c, *_ in buffered(flow.commit())] == ["d", "e"]
     assert [u.client_id for u in flow.machine.ledger.waiting] == ["c"]
+
+
+def test_who_comes_back_when_a_deadline_has_just_ended_the_run_is_not_invited() -> None:
+    flow = Flow(concurrency=2, buffer_size=2, quorum=2, retry=0, fill_timeout=30.0, deadline=60.0)
+    flow.join("a", at=1)
+    flow.do(ClientLost(ClientId("a"), LossReason.LEASE_EXPIRED), at=10)
+    effects = flow.join("a", at=40)  # nobody trained, and the buffer was overdue: the last retry is over
+    assert flow.machine.ledger.state is RunState.FAILED
+    assert invited(effects) == {}
+    assert flow.training == {}
 
 
 def test_what_waits_survives_in_the_snapshot_and_on_disk() -> None:

@@ -4,13 +4,17 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import zlib
 
 import pytest
 from sqlalchemy import inspect
 
 from atoll.server import statedir
-from atoll.server.codec import StoreCorrupted
+from atoll.server.codec import StoreCorrupted, encode_ledger
 from atoll.server.database import StateUnusable
+from atoll.server.events import Profile
+from atoll.server.journal import Journal
+from atoll.server.ledger import Ledger
 from atoll.server.statedir import (
     SCHEMA_VERSION,
     StateDirectory,
@@ -143,7 +147,7 @@ def test_the_last_sign_of_life_outlives_the_process(tmp_path):
 
 def test_a_newer_schema_is_refused_with_both_versions_and_what_to_do(tmp_path):
     set_version(made(tmp_path / "state"), str(SCHEMA_VERSION + 7))
-    with pytest.raises(StateTooNew, match="schema version 9, this Atoll knows up to 2: use the Atoll that wrote it"):
+    with pytest.raises(StateTooNew, match="schema version 10, this Atoll knows up to 3: use the Atoll that wrote it"):
         StateDirectory.open(tmp_path / "state")
     set_version(tmp_path / "state", str(SCHEMA_VERSION))
     made(tmp_path / "state")  # the lock was let go
@@ -163,8 +167,32 @@ def test_an_older_schema_is_migrated_step_by_step(tmp_path, monkeypatch):
             assert statedir.check_version(connection, path) == SCHEMA_VERSION + 2
 
 
+def to_second_schema(path):
+    with sqlite3.connect(path / "state.db") as connection:
+        connection.execute("DROP TABLE members")
+        for column in ("first", "num_members"):
+            connection.execute(f"ALTER TABLE snapshots DROP COLUMN {column}")
+    set_version(path, "2")
+
+
+def test_a_directory_of_the_second_schema_keeps_its_snapshots_with_the_members_inside(tmp_path):
+    path = made(tmp_path / "state")
+    to_second_schema(path)
+    ledger = Ledger(now=5.0)
+    ledger.membership.joined("a", "s", Profile(3, "x"))
+    body = encode_ledger(ledger)
+    checksum = zlib.crc32(f"7\0005.0\0{body}".encode())
+    with sqlite3.connect(path / "state.db") as connection:
+        connection.execute("INSERT INTO snapshots VALUES ('r', 7, 5.0, ?, ?)", (body, checksum))
+    with StateDirectory.open(path) as state:
+        recovered = Journal(state).load("r")
+    assert (recovered.snapshot_seq, recovered.ledger, recovered.faults) == (7, ledger, ())
+    assert recovered.ledger.membership.unwritten.changed == {"a"}, "the next snapshot puts it on a page"
+
+
 def test_a_directory_of_the_first_schema_gets_its_table_of_updates(tmp_path):
     path = made(tmp_path / "state")
+    to_second_schema(path)
     with sqlite3.connect(path / "state.db") as connection:
         connection.execute("DROP TABLE updates")
     set_version(path, "1")

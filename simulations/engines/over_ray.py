@@ -1,0 +1,155 @@
+"""The engine of more machines than one: Ray's actors, each with a sequential or a batched trainer inside.
+
+A version is put into Ray's object store once for each cohort; the results of a window come back as one piece of memory.
+Without an address a Ray of this machine is started, and ended with the engine.
+"""
+
+import logging
+import os
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from atoll.parallel.arrays import Arrays, check_like
+from atoll.simulations.engines.crew import Plan, Written, plan_of
+from atoll.simulations.engines.engine import ClientFailed, Failed, Job, Trained, Training
+from atoll.simulations.engines.one_process import on_device
+from atoll.simulations.engines.processes import WorkerDied
+from atoll.simulations.engines.rows import Form, Rows
+
+AHEAD = 2
+"""Windows that an actor has been given at one time."""
+
+USER_MODULE = "_atoll_user_"
+"""What `parallel.reference` calls a task's file: no other process could import it by this name."""
+
+
+class RayMissing(RuntimeError):
+    """Ray is not installed."""
+
+
+class OverRay:
+    """Actors of Ray with one processor each.
+
+    Args:
+        training: of all clients; the task travels by pickle.
+        workers: actors; None: one for each processor of the cluster.
+        address: of a running cluster; None: start one on this machine.
+        batched: whether each actor trains many clients in one product.
+        at_once: clients in a product; None: as many as the cache holds.
+
+    Raises:
+        RayMissing: saying how to install it.
+        CannotBatch: `batched` is set, and it cannot be.
+    """
+
+    def __init__(
+        self,
+        training: Training,
+        *,
+        workers: int | None = None,
+        address: str | None = None,
+        batched: bool = False,
+        at_once: int | None = None,
+    ) -> None:
+        self._ray = _ray()
+        plan, self._planner = plan_of(training, batched, at_once, threads=1)
+        self._form = self._planner.form
+        self._is_ours = not self._ray.is_initialized()
+        if self._is_ours:
+            _begin(self._ray, address, workers)
+        count = workers or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+        gpus = {"num_gpus": 1} if training.device != "cpu" else {}
+        actor = self._ray.remote(num_cpus=1, **gpus)(_Actor)
+        with_task = self._ray.put(plan)
+        self._actors = [actor.remote(with_task, self._form) for _ in range(count)]
+        kind = f"batched (k={plan.at_once}), " if plan.at_once else ""
+        self.name = on_device(f"{kind}ray with {count} workers", training)
+
+    def train(self, version: Arrays, jobs: Sequence[Job]) -> Iterator[Trained | Failed]:
+        """As `Engine.train`."""
+        check_like(version, self._form.update)
+        window = self._planner.window(len(jobs))
+        windows = deque(jobs[first : first + window] for first in range(0, len(jobs), window))
+        stored = self._ray.put(version)
+        begun = [actor.begin.remote(stored) for actor in self._actors]
+        self._get(begun)
+        given: deque[tuple[int, Any, int]] = deque()
+        while windows or given:
+            while windows and len(given) < AHEAD * len(self._actors):
+                actor = self._idlest(given)
+                chosen = windows.popleft()
+                given.append((actor, self._actors[actor].train.remote(list(chosen)), len(chosen)))
+            _, future, count = given.popleft()
+            memory, results = self._get(future)
+            yield from _read(results, Rows(self._form, count, memory))
+
+    def close(self) -> None:
+        """End the actors, and the Ray that was started for them."""
+        for actor in self._actors:
+            self._ray.kill(actor)
+        self._actors = []
+        if self._is_ours:
+            self._ray.shutdown()
+            self._is_ours = False
+
+    def _idlest(self, given: "deque[tuple[int, Any, int]]") -> int:
+        """The actor that has least left to do."""
+        futures = [future for _, future, _ in given]
+        waiting = set(self._ray.wait(futures, num_returns=len(futures), timeout=0)[1]) if futures else set()
+        load = [0] * len(self._actors)
+        for actor, future, _ in given:
+            load[actor] += future in waiting
+        return load.index(min(load))
+
+    def _get(self, futures: Any) -> Any:
+        try:
+            return self._ray.get(futures)
+        except self._ray.exceptions.RayTaskError as error:
+            raise ClientFailed(str(error.cause)) from error
+        except self._ray.exceptions.RayActorError as error:
+            raise WorkerDied(f"an actor of Ray has died: {error}") from error
+
+
+class _Actor:
+    """One trainer, in a process of Ray."""
+
+    def __init__(self, plan: Plan, form: Form) -> None:
+        self._trainer, self._form = plan.trainer(), form
+
+    def begin(self, version: Arrays) -> None:
+        self._trainer.begin({name: array.copy() for name, array in version.items()})
+
+    def train(self, jobs: Sequence[Job]) -> tuple[np.ndarray[Any, Any], list[Written | Failed]]:
+        rows = Rows(self._form, len(jobs))
+        results = [
+            result if isinstance(result, Failed) else Written.of(result, rows, index)
+            for index, result in enumerate(self._trainer.train(jobs, rows))
+        ]
+        return rows.memory, results
+
+
+def _read(results: Sequence[Written | Failed], rows: Rows) -> Iterator[Trained | Failed]:
+    for index, result in enumerate(results):
+        yield result if isinstance(result, Failed) else result.read(rows, index)
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError:
+        raise RayMissing("the engine ray needs Ray, which is not installed: pip install 'atoll[sim]'") from None
+    return ray
+
+
+def _begin(ray: Any, address: str | None, workers: int | None) -> None:
+    """Connect, or start a Ray of this machine; a task's own file travels by value."""
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns of what it will do
+    local = {} if address else {"num_cpus": workers or len(os.sched_getaffinity(0)), "include_dashboard": False}
+    ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, configure_logging=False, **local)
+    for name, module in list(sys.modules.items()):
+        if name.startswith(USER_MODULE):
+            ray.cloudpickle.register_pickle_by_value(module)

@@ -1,0 +1,182 @@
+"""Members on pages: what is read back is what was there, and what is written is what has changed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import text
+
+from atoll.protocol.vocabulary import ClientId, RoundId, RunId
+from atoll.server.codec import StoreCorrupted, decode_page, encode_ledger_without_members, encode_page
+from atoll.server.events import Profile
+from atoll.server.journal import Batch, Journal, Page, Snapshot
+from atoll.server.ledger import Ledger
+from atoll.server.membership import Member, Membership
+from atoll.server.statedir import StateDirectory
+
+RUN = RunId("r")
+
+
+def name(number: int) -> ClientId:
+    return ClientId(f"c{number:04}")
+
+
+def batch_of(ledger: Ledger, seq: int) -> Batch:
+    """What the deployed rows write at the end of a round."""
+    written = ledger.membership.unwritten.take(ledger.membership, seq)
+    pages = [encode_page(ledger.membership.members, names) for names in written.pages]
+    body = encode_ledger_without_members(ledger)
+    return Batch(
+        snapshots=[Snapshot(RUN, seq, float(seq), body, written.first, written.num_members)],
+        members=[Page(RUN, seq, number, page) for number, page in enumerate(pages)],
+    )
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> StateDirectory:
+    return StateDirectory.open(tmp_path / "state")
+
+
+def rows_written(batch: Batch) -> int:
+    return sum(len(decode_page(page.body, where="here")) for page in batch.members)
+
+
+def number_of_rows(state: StateDirectory) -> int:
+    with state.database.transaction() as connection:
+        bodies = connection.execute(text("SELECT body FROM members")).scalars()
+        return sum(len(decode_page(body, where="here")) for body in bodies)
+
+
+def joined(ledger: Ledger, numbers: Sequence[int]) -> None:
+    for number in numbers:
+        ledger.membership.joined(name(number), f"s{number}", Profile(number, "x"))
+
+
+def test_the_first_snapshot_has_everyone_and_the_next_one_who_changed(state: StateDirectory) -> None:
+    journal, ledger = Journal(state), Ledger()
+    joined(ledger, range(1200))
+    first = batch_of(ledger, 1)
+    ledger.membership.counted(name(7), RoundId(1))
+    ledger.membership.measured(name(9), download=1.0, train=2.0, upload=3.0)
+    second = batch_of(ledger, 2)
+    assert (len(first.members), rows_written(first), rows_written(second)) == (3, 1200, 2)
+    for batch in (first, second):
+        journal.commit(batch)
+    assert journal.load(RUN).ledger == ledger
+
+
+def test_a_page_leaves_out_what_a_field_is_by_default() -> None:
+    member = Member(Profile(5, "north"), "session", train_seconds=1.5)
+    page = encode_page({name(1): member}, [name(1)])
+    assert page == ('{"c0001":{"profile":{"num_examples":5,"label":"north"},"session":"session","train_seconds":1.5}}')
+    assert decode_page(page, where="here") == {name(1): member}
+
+
+@pytest.mark.parametrize("page", ["{", "[]", '{"a":{}}', '{"a":{"profile":{"num_examples":1.5}}}', '{"a":{"x":1}}'])
+def test_what_is_no_page_is_said_to_be_none(page: str) -> None:
+    with pytest.raises(StoreCorrupted, match="page 3 of entry 2: not a page of members"):
+        decode_page(page, where="page 3 of entry 2")
+
+
+def test_that_everyone_was_disconnected_writes_nobody_anew(state: StateDirectory) -> None:
+    journal, ledger = Journal(state), Ledger()
+    joined(ledger, range(50))
+    journal.commit(batch_of(ledger, 1))
+    ledger.membership.everyone_disconnected()
+    joined(ledger, [3, 4])
+    batch = batch_of(ledger, 2)
+    assert rows_written(batch) == 2
+    journal.commit(batch)
+    found = journal.load(RUN).ledger
+    assert found == ledger
+    assert [c for c in found.membership.members if found.membership.is_connected(c)] == [name(3), name(4)]
+    assert [c.client_id for c in found.membership.candidates()] == [name(3), name(4)]
+
+
+def test_a_damaged_page_of_the_newest_snapshot_leads_to_the_one_before(state: StateDirectory) -> None:
+    journal, ledger = Journal(state), Ledger()
+    joined(ledger, range(20))
+    journal.commit(batch_of(ledger, 1))
+    before = journal.load(RUN).ledger
+    ledger.membership.counted(name(3), RoundId(9))
+    journal.commit(batch_of(ledger, 2))
+    with state.database.transaction() as connection:
+        connection.execute(text("UPDATE members SET body = replace(body, '9', '8') WHERE seq = 2"))
+    recovered = journal.load(RUN)
+    assert (recovered.snapshot_seq, recovered.ledger) == (1, before)
+    assert "snapshot 2, page 0 of entry 2: its checksum is wrong" in recovered.faults[0]
+
+
+def test_a_page_that_is_missing_is_missed(state: StateDirectory) -> None:
+    journal, ledger = Journal(state), Ledger()
+    joined(ledger, range(1200))
+    journal.commit(batch_of(ledger, 1))
+    with state.database.transaction() as connection:
+        connection.execute(text("DELETE FROM members WHERE page = 1"))
+    with pytest.raises(StoreCorrupted, match="700 of its 1200 members are there"):
+        journal.load(RUN)
+
+
+changes = st.lists(
+    st.one_of(
+        st.tuples(st.just("join"), st.integers(0, 30)),
+        st.tuples(st.just("leave"), st.integers(0, 30)),
+        st.tuples(st.just("count"), st.integers(0, 30)),
+        st.tuples(st.just("choose"), st.integers(0, 30)),
+        st.tuples(st.just("learn"), st.integers(0, 30)),
+        st.tuples(st.just("restart"), st.just(0)),
+        st.tuples(st.just("snapshot"), st.just(0)),
+        st.tuples(st.just("damage"), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(changes)
+def test_whatever_happens_the_last_good_snapshot_is_the_membership_of_its_instant(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
+) -> None:
+    """And what lies on disk is at most twice the members, and what the last two snapshots do not share."""
+    with StateDirectory.open(tmp_path_factory.mktemp("pages") / "state") as state:
+        journal, ledger, seq = Journal(state), Ledger(), 0
+        taken: dict[int, Membership] = {}
+        for what, number in steps:
+            membership, client_id = ledger.membership, name(number)
+            match what:
+                case "join":
+                    membership.joined(client_id, f"s{seq}", Profile(number, "x"))
+                case "leave":
+                    membership.lost(client_id, "left")
+                case "count":
+                    membership.counted(client_id, RoundId(seq))
+                case "choose":
+                    membership.chosen(client_id)
+                case "learn":
+                    membership.learnt(client_id, RoundId(seq), 0.5, 1.0)
+                case "restart":
+                    membership.everyone_disconnected()
+                case "snapshot":
+                    seq += 1
+                    journal.commit(batch_of(ledger, seq))
+                    journal.prune(RUN)
+                    taken[seq] = journal.load(RUN).ledger.membership
+                    assert taken[seq] == membership
+                    assert number_of_rows(state) <= 5 * len(membership.members)
+                case "damage" if len(taken) > 1:  # the process comes up again, from the snapshot before
+                    with state.database.transaction() as connection:
+                        connection.execute(text("UPDATE snapshots SET checksum = 0 WHERE seq = :seq"), {"seq": seq})
+                    recovered = journal.load(RUN)
+                    before = sorted(taken)[-2]
+                    assert recovered.snapshot_seq == before
+                    assert recovered.ledger.membership == taken[before]
+                    ledger = recovered.ledger
+                    seq += 1
+                    journal.commit(batch_of(ledger, seq))  # two good ones again, as an operator would wish
+                    taken = {before: taken[before], seq: journal.load(RUN).ledger.membership}
+                    assert taken[seq] == ledger.membership
+                    seq += 1
+                    journal.commit(batch_of(ledger, seq))
+                    taken[seq] = journal.load(RUN).ledger.membership

@@ -1,0 +1,139 @@
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from atoll.simulations.engines.choice import Choice, choose
+from atoll.simulations.engines.determinism import NotDeterministic, check_deterministic
+from atoll.simulations.engines.engine import Job, Trained, Training
+from atoll.simulations.engines.sequential import Sequential
+from tests.simulations.engines.cases import (
+    SIZES,
+    Case,
+    all_trained,
+    batchnorm_cnn,
+    dropout_mlp,
+    first_version,
+    images,
+    one_by_one_task,
+)
+
+SITES = list(SIZES)
+
+
+@contextmanager
+def chosen(training: Training, **others: Any) -> Iterator[Choice]:
+    choice = choose(training, first_version(training), SITES, **others)
+    try:
+        yield choice
+    finally:
+        choice.engine.close()
+
+
+def test_the_fastest_of_all_is_taken_and_every_figure_told() -> None:
+    training = Case("mlp").training()
+    with chosen(training, workers=2) as choice:
+        names = [figure.engine for figure in choice.figures]
+        assert sorted(names) == ["2 processes", "batched (k=64)", "batched (k=64), 2 processes", "sequential"]
+        assert choice.engine.name == names[0]
+        speeds = [figure.clients_per_s for figure in choice.figures]
+        assert speeds == sorted(speeds, reverse=True)
+        assert str(choice).startswith(f"engine: {names[0]} (clients/s: {names[0]} ")
+        assert len(all_trained(choice.engine.train(first_version(training), [Job("a", 1)]))) == 1
+
+
+@pytest.mark.parametrize(
+    ("in_product", "elsewhere", "expected"), [(1e-6, 1.0, "batched (k=64)"), (1.0, 1e-6, "sequential")]
+)
+def test_a_clock_decides_and_nothing_else(in_product: float, elsewhere: float, expected: str) -> None:
+    """A clock that runs only in the loss, and faster or slower while a product of many clients is made."""
+    instants = [0.0]
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        instants[0] += in_product if torch._C._functorch.is_batchedtensor(outputs) else elsewhere
+        return nn.functional.cross_entropy(outputs, targets)
+
+    training = replace(Case("mlp").training(), task=replace(Case("mlp").task(), loss=loss))
+    with chosen(training, workers=1, clock=lambda: instants[0]) as choice:
+        assert choice.engine.name == expected
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        (Case("dropout", model=dropout_mlp), r"not batched: 2 \(Dropout\) draws from a generator"),
+        (
+            Case("batchnorm", model=batchnorm_cnn, examples=images),
+            r"not batched: features.0.1 \(BatchNorm2d\) mixes the examples of a batch",
+        ),
+    ],
+)
+def test_what_cannot_be_batched_falls_back_with_the_reason(case: Case, reason: str) -> None:
+    with chosen(case.training(), name="batched", workers=1) as choice:
+        assert choice.engine.name == "sequential"
+        (told,) = choice.reasons
+        assert re.match(reason, told)
+        assert told in str(choice)
+
+
+def test_a_name_that_is_no_engine_is_refused() -> None:
+    training = Case("mlp").training()
+    message = "engine must be one of auto, sequential, processes, batched, ray, got 'fast'"
+    with pytest.raises(ValueError, match=message):
+        choose(training, first_version(training), SITES, name="fast")
+
+
+def test_by_hand_means_by_hand() -> None:
+    training = Case("mlp").training()
+    expected = {"sequential": "sequential", "processes": "3 processes", "batched": "batched (k=64), 3 processes"}
+    for name, told in expected.items():
+        with chosen(training, name=name, workers=3) as choice:
+            assert choice.engine.name == told
+
+
+def test_a_task_that_keeps_its_seeds_passes() -> None:
+    training = Case("dropout", model=dropout_mlp).training()
+    check_deterministic(Sequential(training), first_version(training), SITES)
+    training = replace(training, task=one_by_one_task(Case("dropout", model=dropout_mlp).task()))
+    check_deterministic(Sequential(training), first_version(training), SITES)
+
+
+def test_a_task_with_a_generator_of_its_own_is_told_where_it_differs() -> None:
+    generator = torch.Generator().manual_seed(1)
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        noise = torch.rand(outputs.shape, generator=generator)
+        return nn.functional.cross_entropy(outputs + noise, targets)
+
+    training = replace(Case("mlp").training(), task=replace(Case("mlp").task(), loss=loss))
+    version = first_version(training)
+    with pytest.raises(NotDeterministic, match=r"two trainings of client a with the same seed differ in layers\.0"):
+        check_deterministic(Sequential(training), version, SITES)
+
+
+def test_examples_that_see_each_other_are_found_by_trying() -> None:
+    class Centered(nn.Module):
+        """Takes the mean of its batch away: of more clients than one that would be another mean."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.layer(x - x.mean(0))
+            return y
+
+    case = Case("centered", model=Centered)
+    with chosen(case.training(), name="batched", workers=1) as choice:
+        version = first_version(case.training())
+        jobs = [Job("a", 1), Job("b", 2)]
+        reference = all_trained(Sequential(case.training()).train(version, jobs))
+        for found, expected in zip(choice.engine.train(version, jobs), reference, strict=True):
+            assert isinstance(found, Trained)
+            np.testing.assert_allclose(found.row, expected.row, rtol=1e-4, atol=1e-6)
