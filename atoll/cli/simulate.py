@@ -4,6 +4,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 What = Annotated[
-    str,
+    str | None,
     typer.Argument(
-        metavar="TASK | RUN.toml",
+        metavar="[TASK | RUN.toml]",
         help="A task (`module:attribute` or `path/to/file.py:attribute`) to run with the defaults, or a run's TOML: "
         "that of a deployed run, which may also have the tables population, devices, attack and simulation.",
     ),
@@ -41,18 +42,35 @@ Engine = Annotated[str | None, typer.Option("--engine", metavar="NAME", help="Sh
 TensorBoard = Annotated[
     bool, typer.Option("--tensorboard", help="Also draw every number of each round into DIR/tensorboard.")
 ]
+Faults = Annotated[
+    str | None,
+    typer.Option(
+        "--faults",
+        metavar="PRESET",
+        help="Train nothing: judge histories in which everything goes wrong, a seed each; docs/faults.md has the presets.",
+    ),
+]
+Seeds = Annotated[int, typer.Option("--seeds", metavar="N", help="With --faults: so many histories.")]
+Seed = Annotated[
+    int | None, typer.Option("--seed", metavar="N", help="Short for seed; with --faults: show the history of this one.")
+]
+Jobs = Annotated[int, typer.Option("--jobs", metavar="N", help="With --faults: processes; 0: one for each core.")]
 Fresh = Annotated[
     bool, typer.Option("--fresh/--resume", help="Insist on a folder without a run, instead of going on with it.")
 ]
 
 
 def simulate(
-    what: What,
+    what: What = None,
     rounds: Rounds = None,
     clients: Clients = None,
     engine: Engine = None,
     out: Out = None,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
+    seed: Seed = None,
+    faults: Faults = None,
+    seeds: Seeds = 1000,
+    jobs: Jobs = 0,
     fresh: Fresh = False,
     tensorboard: TensorBoard = False,
     check: options.Check = False,
@@ -61,8 +79,39 @@ def simulate(
     """Simulate a federation: the coordinator's and the clients' own logic, real training, virtual time.
 
     It goes on with what an interrupted run has left in its folder, with the same outcome. Ctrl-C or SIGTERM ends it
-    with 130. A mistake in what was asked for ends with 2, a run that fails with 1.
+    with 130. A mistake in what was asked for ends with 2, a run that fails with 1. With --faults the machines of both
+    sides are tried instead, in as many seeded histories of crashes, cuts and full disks as you like.
     """
+    if faults is not None:
+        from atoll.simulations.histories.command import judge_histories
+
+        if what is not None:
+            raise CommandError(f"--faults tries the machines without a task: leave out {what}")
+        raise typer.Exit(judge_histories(faults, seeds=seeds, seed=seed, jobs=jobs, as_json=json))
+    if what is None:
+        raise CommandError("name a task or a run's TOML, or --faults PRESET")
+    _simulate(
+        what,
+        [*overrides, *([f"seed={seed}"] if seed is not None else [])],
+        Request(rounds, clients, engine, out, fresh=fresh, tensorboard=tensorboard, check=check, json=json),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What else was asked for."""
+
+    rounds: int | None
+    clients: int | None
+    engine: str | None
+    out: Path | None
+    fresh: bool
+    tensorboard: bool
+    check: bool
+    json: bool
+
+
+def _simulate(what: str, overrides: list[str], asked: Request) -> None:
     from atoll.cli.experiments.progress import RoundProgress
     from atoll.cli.files import load_user_task
     from atoll.parallel.trainer.logs import to_all
@@ -70,21 +119,23 @@ def simulate(
     from atoll.simulations.federation.run import opened
     from atoll.simulations.federation.setting import setting_of
 
-    file = simulated(what, overrides, rounds=rounds, clients=clients, engine=engine)
+    file = simulated(what, overrides, rounds=asked.rounds, clients=asked.clients, engine=asked.engine)
     task = load_user_task(file.task)
-    if check:
+    if asked.check:
         setting_of(file, task)
         say(effective(file).rstrip("\n"))
         return
-    folder = out or Path(f"atoll-sim-{file.name}")
-    logs = [_tensorboard(folder / "tensorboard")] if tensorboard else []
+    folder = asked.out or Path(f"atoll-sim-{file.name}")
+    logs = [_tensorboard(folder / "tensorboard")] if asked.tensorboard else []
     with (
         RoundProgress(sys.stderr, note, rounds=file.rounds) as progress,
-        opened(file, task, folder, on_round=to_all(progress.round, *logs), is_fresh=fresh, tell=note) as federation,
+        opened(
+            file, task, folder, on_round=to_all(progress.round, *logs), is_fresh=asked.fresh, tell=note
+        ) as federation,
         with_signals(federation),
     ):
         result = federation.run()
-    if json:
+    if asked.json:
         as_json(result)
     else:
         _conclude(result, folder)
