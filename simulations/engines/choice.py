@@ -71,6 +71,7 @@ def choose(
     *,
     name: str = "auto",
     workers: int | None = None,
+    threads: int = 1,
     cohort: int = COHORT,
     address: str | None = None,
     clock: Callable[[], float] = time.perf_counter,
@@ -83,6 +84,7 @@ def choose(
         client_ids: of the run; the first of them are measured.
         name: one of `NAMES`.
         workers: processes; None: one for each processor that we may use. One: no other process.
+        threads: of each operation; more than one may change bits. Ray's actors have one.
         cohort: clients of a round.
         address: of a Ray cluster.
         clock: [s].
@@ -96,36 +98,47 @@ def choose(
         raise ValueError(f"engine must be one of {', '.join(NAMES)}, got {name!r}")
     count = workers or len(os.sched_getaffinity(0))
     if name == "auto":
-        return _measured(training, version, client_ids[: min(cohort, COHORT)], count, clock)
+        return _measured(training, version, client_ids[: min(cohort, COHORT)], count, threads, clock)
     if name == "ray":
         return Choice(OverRay(training, workers=workers, address=address))
     if name == "sequential":
-        return Choice(Sequential(training))
+        return Choice(Sequential(training, threads=threads))
     if name == "batched":
         try:
-            batched = Processes(training, workers=count, batched=True) if count > 1 else Batched(training)
-            return Choice(batched)
+            return Choice(_batched(training, count, threads))
         except CannotBatch as error:
-            return Choice(_unbatched(training, count), reasons=(_reason(error),))
-    return Choice(Processes(training, workers=count))
+            return Choice(_unbatched(training, count, threads), reasons=(_reason(error),))
+    return Choice(Processes(training, workers=count, threads=threads))
 
 
-def _unbatched(training: Training, workers: int) -> Engine:
-    return Processes(training, workers=workers) if workers > 1 else Sequential(training)
+def _unbatched(training: Training, workers: int, threads: int) -> Engine:
+    if workers == 1:
+        return Sequential(training, threads=threads)
+    return Processes(training, workers=workers, threads=threads)
+
+
+def _batched(training: Training, workers: int, threads: int) -> Engine:
+    if workers == 1:
+        return Batched(training, threads=threads)
+    return Processes(training, workers=workers, batched=True, threads=threads)
 
 
 def _measured(
-    training: Training, version: Arrays, client_ids: Sequence[str], workers: int, clock: Callable[[], float]
+    training: Training,
+    version: Arrays,
+    client_ids: Sequence[str],
+    workers: int,
+    threads: int,
+    clock: Callable[[], float],
 ) -> Choice:
     """The fastest; the others are closed. They take turns, so that a busy moment of the machine falls on all."""
-    engines: list[Engine] = [Sequential(training)]
-    if workers > 1:
-        engines.append(Processes(training, workers=workers))
+    numbers = sorted({1, workers})
+    engines = [_unbatched(training, number, threads) for number in numbers]
     reasons: tuple[str, ...] = ()
     try:
         jobs = _jobs(engines[0], version, client_ids, clock)
         try:
-            engines += _batched(training, workers)
+            engines += _products(training, numbers, threads)
         except CannotBatch as error:
             reasons = (_reason(error),)
         best = dict.fromkeys(engines, 0.0)
@@ -141,16 +154,15 @@ def _measured(
     return Choice(ranking[0], tuple(Figure(engine.name, best[engine]) for engine in ranking), reasons)
 
 
-def _batched(training: Training, workers: int) -> list[Engine]:
-    """In one process and in several.
+def _products(training: Training, numbers: Sequence[int], threads: int) -> list[Engine]:
+    """Batched, in each of these numbers of processes.
 
     Raises:
         CannotBatch: also when it would be a product of one.
     """
-    alone = Batched(training)
-    if alone.at_once == 1:
+    if Batched(training, threads=threads).at_once == 1:
         raise CannotBatch("the weights of one client fill the cache")
-    return [alone, Processes(training, workers=workers, batched=True)] if workers > 1 else [alone]
+    return [_batched(training, number, threads) for number in numbers]
 
 
 def _close(engines: Sequence[Engine]) -> None:
