@@ -117,7 +117,9 @@ class Million:
 
     def say(self, **what: Any) -> None:
         """One line."""
-        print(json.dumps({**what, "rss": _rss(), "peak": _peak(), "before": self._rss_before}), flush=True)
+        cpu_s = round(time.process_time(), 3)
+        memory = {"rss": _rss(), "peak": _peak(), "before": self._rss_before}
+        print(json.dumps({**what, "cpu_s": cpu_s, **memory}), flush=True)
 
 
 def first(state: StateDirectory, clients: int, rules: RunRules) -> Million:

@@ -73,14 +73,14 @@ def simulate(
     file = simulated(what, overrides, rounds=rounds, clients=clients, engine=engine)
     task = load_user_task(file.task)
     if check:
-        setting_of(file, task).engine.close()
+        setting_of(file, task)
         say(effective(file).rstrip("\n"))
         return
     folder = out or Path(f"atoll-sim-{file.name}")
     logs = [_tensorboard(folder / "tensorboard")] if tensorboard else []
     with (
         RoundProgress(sys.stderr, note, rounds=file.rounds) as progress,
-        opened(file, task, folder, on_round=to_all(progress.round, *logs), is_fresh=fresh) as federation,
+        opened(file, task, folder, on_round=to_all(progress.round, *logs), is_fresh=fresh, tell=note) as federation,
         with_signals(federation),
     ):
         result = federation.run()

@@ -127,24 +127,24 @@ class BatchTrainer:
         statistics = self._run(schedule, tensors, len(chosen))
         trained = self._net.stack.matrix[: len(chosen)].cpu().numpy()
         results: dict[int, Trained | Failed] = {}
-        for row, (at, index) in enumerate(zip(schedule.order, members, strict=True)):
-            done, requested = schedule.steps[at], schedule.requested[at]
-            kept, control = owns[row]
-            try:
-                own = self._write(rows, index, trained[row], start[min(row, len(start) - 1)], kept, control, done)
-            except NotFinite as error:
-                results[index] = Failed(jobs[index].client_id, "not_finite", str(error))
-                continue
-            results[index] = Trained(
-                jobs[index].client_id,
-                rows.update_of(index),
-                found[index].count,
-                done / requested,
-                statistics[row],
-                own,
-                report_of(self._training, done),
-                rows.update[index],
-            )
+        with np.errstate(over="ignore", invalid="ignore"):
+            for row, (at, index) in enumerate(zip(schedule.order, members, strict=True)):
+                begun, done = start[min(row, len(start) - 1)], schedule.steps[at]
+                try:
+                    update, own = self._write(rows, index, trained[row], begun, *owns[row], done)
+                except NotFinite as error:
+                    results[index] = Failed(jobs[index].client_id, "not_finite", str(error))
+                    continue
+                results[index] = Trained(
+                    jobs[index].client_id,
+                    update,
+                    found[index].count,
+                    done / schedule.requested[at],
+                    statistics[row],
+                    own,
+                    report_of(self._training, done),
+                    rows.update[index],
+                )
         return results
 
     def _run(self, schedule: Schedule, tensors: tuple[torch.Tensor, ...], clients: int) -> list[Statistics]:
@@ -171,22 +171,21 @@ class BatchTrainer:
         kept: Arrays,
         control: ControlVariates | None,
         num_steps: int,
-    ) -> Arrays:
-        """A client's row: what its weights have moved, what it keeps; gives the latter."""
+    ) -> tuple[Arrays, Arrays]:
+        """A client's row: what its weights have moved, and what it keeps; gives both as views."""
         update, own = rows.update_of(index), rows.own_of(index)
-        with np.errstate(over="ignore", invalid="ignore"):
-            if self._is_whole:
-                np.subtract(trained, start, out=rows.update[index])
-            else:
-                for name in self._resting:
-                    update[name][...] = 0
-                for name, columns, shape in self._places:
-                    if name in update:
-                        np.subtract(trained[columns], start[columns], out=update[name].reshape(-1))
-                    else:
-                        own[name][...] = trained[columns].reshape(shape)
+        if self._is_whole:
+            np.subtract(trained, start, out=rows.update[index])
+        else:
+            for name in self._resting:
+                update[name][...] = 0
+            for name, columns, shape in self._places:
+                if name in update:
+                    np.subtract(trained[columns], start[columns], out=update[name].reshape(-1))
+                else:
+                    own[name][...] = trained[columns].reshape(shape)
         self._loop.exchange.finish(rows, index, update, control, num_steps)
-        return own
+        return update, own
 
     def _starts(self, kept: Sequence[Arrays]) -> Array:
         """(1, T), or (k, T) where clients begin with layers of their own."""
@@ -281,6 +280,7 @@ class Batched(OneProcess):
         with threads_of_torch(threads):
             trainer = BatchTrainer(training, at_once=at_once)
         super().__init__(on_device(f"batched (k={trainer.at_once})", training), trainer, threads)
+        self.at_once = trainer.at_once
 
 
 def _cut(examples: Examples, batch_size: int | None, less: int) -> Examples:

@@ -10,7 +10,7 @@ The measurement trains the same few clients, for as many steps as a fraction of 
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from atoll.parallel.arrays import Arrays
@@ -26,8 +26,14 @@ NAMES = ("auto", "sequential", "processes", "batched", "ray")
 COHORT = 100
 """Clients that are measured at most: a product of many needs many."""
 
-PASS_S = 0.15
-"""What one pass of the sequential engine over the measured clients may take."""
+FEWEST = 8
+"""Clients that are measured at least."""
+
+PASS_S = 0.1
+"""What one pass of the sequential engine over the measured clients may take, if they are not the fewest."""
+
+PASSES = 3
+"""Of each engine, after a first one; the best counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,65 +117,66 @@ def _unbatched(training: Training, workers: int) -> Engine:
 def _measured(
     training: Training, version: Arrays, client_ids: Sequence[str], workers: int, clock: Callable[[], float]
 ) -> Choice:
-    """The fastest; the others are closed."""
-    sequential = Sequential(training)
-    jobs = _jobs(sequential, version, client_ids, clock)
-    figures, reasons, best = [], [], None
-    for make in _candidates(training, workers):
+    """The fastest; the others are closed. They take turns, so that a busy moment of the machine falls on all."""
+    engines: list[Engine] = [Sequential(training)]
+    if workers > 1:
+        engines.append(Processes(training, workers=workers))
+    reasons: tuple[str, ...] = ()
+    try:
+        jobs = _jobs(engines[0], version, client_ids, clock)
         try:
-            engine = make(sequential)
+            engines += _batched(training, workers)
         except CannotBatch as error:
-            reasons.append(_reason(error))
-            continue
-        figure = Figure(engine.name, _speed(engine, version, jobs, clock))
-        if best is None or figure.clients_per_s > max(each.clients_per_s for each in figures):
-            best, engine = engine, best
-        figures.append(figure)
-        if engine is not None:
-            engine.close()
-    assert best is not None
-    return Choice(best, tuple(sorted(figures, key=lambda each: -each.clients_per_s)), tuple(dict.fromkeys(reasons)))
+            reasons = (_reason(error),)
+        best = dict.fromkeys(engines, 0.0)
+        for number in range(1 + PASSES):
+            for engine in engines:
+                speed = _speed(engine, version, jobs, clock)
+                best[engine] = max(best[engine], speed if number else 0.0)  # the first pass starts workers
+    except BaseException:
+        _close(engines)
+        raise
+    ranking = sorted(best, key=lambda engine: -best[engine])
+    _close(ranking[1:])
+    return Choice(ranking[0], tuple(Figure(engine.name, best[engine]) for engine in ranking), reasons)
 
 
-def _candidates(training: Training, workers: int) -> Iterator[Callable[[Engine], Engine]]:
-    yield lambda sequential: sequential
-    if workers > 1:
-        yield lambda _: Processes(training, workers=workers)
-    yield lambda _: Batched(training)
-    if workers > 1:
-        yield lambda _: Processes(training, workers=workers, batched=True)
+def _batched(training: Training, workers: int) -> list[Engine]:
+    """In one process and in several.
+
+    Raises:
+        CannotBatch: also when it would be a product of one.
+    """
+    alone = Batched(training)
+    if alone.at_once == 1:
+        raise CannotBatch("the weights of one client fill the cache")
+    return [alone, Processes(training, workers=workers, batched=True)] if workers > 1 else [alone]
+
+
+def _close(engines: Sequence[Engine]) -> None:
+    for engine in engines:
+        engine.close()
 
 
 def _jobs(engine: Engine, version: Arrays, client_ids: Sequence[str], clock: Callable[[], float]) -> list[Job]:
     """As many clients as a pass has time for; where that is not a handful, only so many of their steps."""
     every = [Job(client_id, seed=number) for number, client_id in enumerate(client_ids)]
     one = replace(every[0], steps=1)
-    _speed(engine, version, [one], clock, passes=1)  # what is only slow at first is no measure
-    step_s = 1 / _speed(engine, version, [one], clock, passes=1, by_work=False)
-    steps = max(1, int(PASS_S / (step_s * min(len(every), 8))))
-    (trained,) = engine.train(version, [replace(every[0], steps=steps)])
-    done = 1 if isinstance(trained, Failed) else int(trained.report.get("steps") or 1)
-    return [replace(job, steps=steps) for job in every[: max(8, int(PASS_S / (step_s * done)))]]
+    _speed(engine, version, [one], clock)  # what is only slow at first is no measure
+    began = clock()
+    (trained,) = engine.train(version, [one])
+    step_s = max(clock() - began, 1e-9)
+    requested = 1 if isinstance(trained, Failed) else round(1 / trained.work)
+    steps = min(requested, max(1, int(PASS_S / (step_s * FEWEST))))
+    return [replace(job, steps=steps) for job in every[: max(FEWEST, int(PASS_S / (step_s * steps)))]]
 
 
-def _speed(
-    engine: Engine,
-    version: Arrays,
-    jobs: Sequence[Job],
-    clock: Callable[[], float],
-    *,
-    passes: int = 3,
-    by_work: bool = True,
-) -> float:
-    """Clients per second in the best of some passes; the first one, which starts workers, does not count."""
-    best = 0.0
-    for number in range(passes):
-        began, work = clock(), 0.0
-        for result in engine.train(version, jobs):
-            work += result.work if by_work and not isinstance(result, Failed) else 1.0
-        if number or passes == 1:
-            best = max(best, work / max(clock() - began, 1e-9))
-    return best
+def _speed(engine: Engine, version: Arrays, jobs: Sequence[Job], clock: Callable[[], float]) -> float:
+    """Clients per second; of one that was stopped early, the part that it did."""
+    began, work = clock(), 0.0
+    for result in engine.train(version, jobs):
+        work += 1.0 if isinstance(result, Failed) else result.work
+    return work / max(clock() - began, 1e-9)
 
 
 def _reason(error: CannotBatch) -> str:

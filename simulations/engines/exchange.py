@@ -4,6 +4,7 @@ The same numbers as `parallel.parameters.load_parameters` and `update_of`; what 
 done once for each version.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -99,16 +100,15 @@ class Exchange:
         ]
 
     def write(self, rows: Rows, index: int, control: ControlVariates | None, num_steps: int) -> tuple[Arrays, Arrays]:
-        """Write the update, and what the client keeps, into its row; gives both as views.
+        """Write the update, and what the client keeps, into its row; gives both as views. numpy may warn.
 
         Raises:
             NotFinite: a tensor has NaN or infinite values.
         """
         self._find_new_buffers()
         update, own = rows.update_of(index), rows.own_of(index)
-        with np.errstate(over="ignore", invalid="ignore"):
-            for name, trained, start in self._in_place:
-                np.subtract(trained, start, out=update[name])
+        for name, trained, start in self._in_place:
+            np.subtract(trained, start, out=update[name])
         for name, tensor, begun in self._elsewhere:
             if tensor.is_floating_point():
                 torch.from_numpy(update[name]).copy_(tensor.detach().float() - begun.float())
@@ -131,9 +131,7 @@ class Exchange:
             sent, kept = control.after(model_update, num_steps=num_steps, lr=self._training.local.lr)
             rows.write(index, sent, kept)
             return
-        with np.errstate(over="ignore", invalid="ignore"):
-            square = np.dot(rows.update[index], rows.update[index])
-        if not np.isfinite(square):  # it is finite only if every number is
+        if not math.isfinite(np.dot(rows.update[index], rows.update[index])):  # finite only if every number is
             check_finite(update, "update")
 
     def _find_new_buffers(self) -> None:

@@ -69,7 +69,8 @@ class Loop:
         done = min(requested, job.steps or requested)
         statistics = self._run(examples, sizes, done)
         try:
-            update, own = self.exchange.write(rows, index, control, done)
+            with np.errstate(over="ignore", invalid="ignore"):
+                update, own = self.exchange.write(rows, index, control, done)
         except NotFinite as error:
             return Failed(job.client_id, "not_finite", str(error))
         return Trained(

@@ -9,6 +9,7 @@ import torch
 from atoll.parallel.arrays import Arrays
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training
 from atoll.simulations.engines.rows import Form, Rows
+from atoll.simulations.engines.shared import Blocks
 
 
 class Trainer(Protocol):
@@ -43,6 +44,7 @@ class OneProcess:
 
     def __init__(self, name: str, trainer: Trainer, threads: int | None) -> None:
         self.name, self._trainer, self._threads = name, trainer, threads
+        self._blocks = Blocks(trainer.form, is_shared=False)
 
     def train(self, version: Arrays, jobs: Sequence[Job]) -> Iterator[Trained | Failed]:
         """As `Engine.train`."""
@@ -50,7 +52,9 @@ class OneProcess:
         at_once = self._trainer.window(len(jobs))
         for first in range(0, len(jobs), at_once):
             window = jobs[first : first + at_once]
-            results = self._trainer.train(window, Rows(self._trainer.form, len(window)))
+            _, rows, _ = self._blocks.take(len(window))
+            results = self._trainer.train(window, rows)
+            del rows  # from here on, whoever holds results holds them
             for _ in window:
                 with threads_of_torch(self._threads):
                     result = next(results)

@@ -20,6 +20,8 @@ from atoll.simulations.engines.one_process import on_device
 from atoll.simulations.engines.processes import WorkerDied
 from atoll.simulations.engines.rows import Form, Rows
 
+START_TIMEOUT_S = 120.0
+
 AHEAD = 2
 """Windows that an actor has been given at one time."""
 
@@ -75,8 +77,7 @@ class OverRay:
         window = self._planner.window(len(jobs))
         windows = deque(jobs[first : first + window] for first in range(0, len(jobs), window))
         stored = self._ray.put(version)
-        begun = [actor.begin.remote(stored) for actor in self._actors]
-        self._get(begun)
+        self._wait([actor.begin.remote(stored) for actor in self._actors])
         given: deque[tuple[int, Any, int]] = deque()
         while windows or given:
             while windows and len(given) < AHEAD * len(self._actors):
@@ -104,6 +105,19 @@ class OverRay:
         for actor, future, _ in given:
             load[actor] += future in waiting
         return load.index(min(load))
+
+    def _wait(self, begun: Sequence[Any]) -> None:
+        """Until all actors have the version; they may still have to start."""
+        ready, missing = self._ray.wait(begun, num_returns=len(begun), timeout=START_TIMEOUT_S)
+        if missing:
+            free, total = (
+                int(of().get("CPU", 0)) for of in (self._ray.available_resources, self._ray.cluster_resources)
+            )
+            raise WorkerDied(
+                f"{len(missing)} of {len(begun)} actors of Ray were not ready after {START_TIMEOUT_S:g} s; "
+                f"{free} of the cluster's {total} processors are free"
+            )
+        self._get(ready)
 
     def _get(self, futures: Any) -> Any:
         try:

@@ -166,7 +166,7 @@ class _Worker:
         method = "fork" if _can_fork(plan.training) else "forkserver"
         context: Any = multiprocessing.get_context(method)
         self.connection, theirs = context.Pipe()
-        self._blocks = Blocks(form)
+        self._blocks = Blocks(form, is_shared=True)
         self.tasks: deque[tuple[int, Rows]] = deque()
         """What it has been given: the number of the window, and where its results will lie."""
         known = version if method == "fork" else -1

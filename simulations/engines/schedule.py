@@ -45,6 +45,7 @@ class Schedule:
             self.requested.append(requested)
             self.steps.append(min(requested, job.steps or requested))
         self._order = sorted(range(len(jobs)), key=lambda i: -self.steps[i])
+        self._generator = torch.Generator() if local.shuffle else None
         self._width = max(batch_sizes)
         self._rows = np.zeros((len(jobs), max(self.steps), self._width), np.int64)
         self._sizes = np.zeros((len(jobs), max(self.steps)), np.int64)
@@ -66,9 +67,8 @@ class Schedule:
     def _place(self, at: int, job: Job, examples: Examples, local: Local, size: int, offset: int) -> None:
         """One client's rows, drawn as `parallel.training` does after it has seeded everything."""
         torch.default_generator.manual_seed(job.seed)
-        generator = torch.Generator() if local.shuffle else None
         first, end = 0, self.steps[self._order[at]]
-        for order in orders(examples.count, local.epochs, generator):
+        for order in orders(examples.count, local.epochs, self._generator):
             rows = examples.rows(order).cpu().numpy() + offset
             for begin in range(0, len(rows), size):
                 if first == end:

@@ -1,7 +1,7 @@
-"""Memory that several processes see: a file that lies in no folder, mapped on both sides.
+"""Memory for results, which several processes may see: a file that lies in no folder, mapped on both sides.
 
-Not /dev/shm, whose size a container limits. Whoever reads results keeps a block for as long as it holds an array of it;
-a block that nobody holds is used again, so that a round of any length needs no more than what is held at one time.
+It is not in /dev/shm, whose size a container limits. Whoever reads results keeps a block for as long as it holds an
+array of it; a block that nobody holds is used again, so that a round needs no more than what is held at one time.
 """
 
 import mmap
@@ -30,25 +30,27 @@ def mapped(descriptor: int, num_bytes: int) -> mmap.mmap:
 
 
 class Blocks:
-    """Blocks of rows that one worker writes.
+    """Blocks of rows that one process writes.
 
     Args:
         form: of the results.
+        is_shared: whether other processes are to map them.
     """
 
-    def __init__(self, form: Form) -> None:
-        self._form = form
-        self._memory: list[mmap.mmap] = []
+    def __init__(self, form: Form, *, is_shared: bool) -> None:
+        self._form, self._is_shared = form, is_shared
+        self._memory: list[mmap.mmap | bytearray] = []
         self._free: dict[int, deque[int]] = {}
 
     def take(self, count: int) -> tuple[int, Rows, int | None]:
-        """A block of so many rows that nobody holds: its number, its rows, and, of a new one, its file's descriptor."""
+        """A block of so many rows that nobody holds: its number, its rows; of a new, shared one its descriptor."""
         free, descriptor = self._free.setdefault(count, deque()), None
         if not free:
             size = Rows.num_bytes(self._form, count)
-            descriptor = new_file(size)
+            if self._is_shared:
+                descriptor = new_file(size)
             free.append(len(self._memory))
-            self._memory.append(mapped(descriptor, size))
+            self._memory.append(bytearray(size) if descriptor is None else mapped(descriptor, size))
         number = free.popleft()
         rows = Rows(self._form, count, self._memory[number])
         weakref.finalize(rows.memory, free.append, number)

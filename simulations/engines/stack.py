@@ -47,7 +47,8 @@ class Stack:
         self._target = self.matrix if self._is_direct else torch.zeros_like(self.matrix)
         keep = 1 - local.lr * (local.weight_decay + local.prox_mu)
         self._scales = {"beta": keep, "alpha": -local.lr} if self._is_direct else {"beta": 0.0, "alpha": 1.0}
-        self._moments: list[torch.Tensor] = []
+        moments = {"sgd": 1 if local.momentum else 0}.get(local.optimizer, 2)
+        self._moments = [torch.zeros_like(self.matrix) for _ in range(moments)]
         self._steps = 0
         self._seen: set[str] = set()
 
@@ -59,8 +60,8 @@ class Stack:
             corrections: (k', T), c - c_i.
         """
         self._start, self._corrections, self._steps = start, corrections, 0
-        count = {"adam": 2, "adamw": 2}.get(self._local.optimizer, 1 if self._local.momentum else 0)
-        self._moments = [torch.zeros_like(self.matrix) for _ in range(count)]
+        for moment in self._moments:
+            moment.zero_()
         self.matrix.copy_(
             start if len(start) == 1 else torch.nn.functional.pad(start, (0, 0, 0, len(self.matrix) - len(start)))
         )

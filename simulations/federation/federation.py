@@ -34,7 +34,9 @@ from atoll.server.run import RunMachine
 from atoll.server.sampling import Sampler
 from atoll.simulations.attacks.adversary import Adversary
 from atoll.simulations.devices.fleet import Device, Fleet
-from atoll.simulations.engines.engine import Engine, Failed, Trained
+from atoll.simulations.engines.engine import Failed, Trained
+from atoll.simulations.engines.engine import Training as TrainingOfAll
+from atoll.simulations.federation.config import SimulationConfig
 from atoll.simulations.federation.evaluations import Evaluations, bench_of
 from atoll.simulations.federation.keeping import Keeper, Snapshot
 from atoll.simulations.federation.models import Models
@@ -43,6 +45,7 @@ from atoll.simulations.federation.report import Json, Measured, RunFolder, line_
 from atoll.simulations.federation.service import Service
 from atoll.simulations.federation.site import Site
 from atoll.simulations.federation.timeline import Timeline
+from atoll.simulations.federation.training_engine import engine_of, kind_of
 from atoll.simulations.federation.trainings import Effort, Training, Trainings
 from atoll.simulations.federation.updates import Updates
 
@@ -57,12 +60,11 @@ class Setting:
     num_examples: Mapping[ClientId, int]
     """Of each client's training data, in the order of the clients."""
     fleet: Fleet
-    engine: Engine
+    training: TrainingOfAll
+    simulation: SimulationConfig
     sampler: Sampler | Oort
     adversary: Adversary | None = None
     lease: float = 30.0
-    threads: int = 1
-    """For the folds and the evaluations."""
 
 
 class Federation:
@@ -72,7 +74,12 @@ class Federation:
         setting: what it is made of.
         folder: of the run; what an interrupted run has left there is gone on with.
         on_round: is shown each round's line.
+        tell: is told what else an operator should know.
         clock: real seconds.
+
+    Raises:
+        ConfigError: the task cannot be trained by the engine that was asked for, or is not deterministic.
+        StoreCorrupted: what an earlier process has left is damaged.
     """
 
     def __init__(
@@ -81,6 +88,7 @@ class Federation:
         folder: Path,
         *,
         on_round: Callable[[Json], None] = lambda line: None,
+        tell: Callable[[str], None] = lambda line: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.setting, self._on_round, self._clock = setting, on_round, clock
@@ -90,13 +98,23 @@ class Federation:
         self.machine = RunMachine(config.rules, found.ledger if found else None)
         next_round = self.machine.ledger.next_round
         self.timeline = Timeline(self.machine.ledger.now)
-        request = {"local": dict(config.local), "algorithm": config.aggregation.algorithm, "threads": setting.threads}
-        self.versions = Models(folder / "models", config, bench_of(setting.task, request), setting.threads)
+        threads = setting.simulation.threads
+        request = {"local": dict(config.local), "algorithm": config.aggregation.algorithm, "threads": threads}
+        self.versions = Models(folder / "models", config, bench_of(setting.task, request), threads)
         self.session_rules = SessionRules(tasks=frozenset({task_name(config.task)}), lease=setting.lease)
         numbers = {name: number for number, name in enumerate(setting.num_examples)}
         self.own = OwnStates(folder / "clients", numbers, next_round)
         self.updates = Updates(folder / "updates", self.versions.row_layout)
-        self.trainings = Trainings(setting.engine, self.versions.arrays, self._own_of, self._num_wanted)
+        self.engine = engine_of(
+            setting.simulation,
+            setting.training,
+            self.versions.arrays(self.versions.version(self.machine.ledger.version).digest),
+            list(numbers),
+            cohort=config.round.num_wanted,
+            before=found.engine if found else "",
+            tell=tell,
+        )
+        self.trainings = Trainings(self.engine, self.versions.arrays, self._own_of, self._num_wanted)
         self.evaluations = Evaluations(setting.task, request, self.versions, self.own, list(numbers))
         self.service = Service(self, config, self.machine, setting.sampler, setting.lease)
         self.sites = {name: Site(self, name, setting.fleet[name]) for name in setting.num_examples}
@@ -359,7 +377,7 @@ class Federation:
             "rounds": int(ledger.next_round) - 1,
             "version": int(ledger.version),
             "model_digest": str(ledger.model_digest),
-            "engine": self.setting.engine.name,
+            "engine": self.engine.name,
             "seed": self.setting.config.seed,
             **self._totals(),
         }
@@ -376,7 +394,7 @@ class Federation:
             for name, site in self.sites.items()
             if site.held is not None
         }
-        return Snapshot(self.machine.ledger, self._totals(), sites)
+        return Snapshot(self.machine.ledger, self._totals(), sites, kind_of(self.engine))
 
     def _take_up(self, found: Snapshot) -> None:
         for name, (upload_seconds, held, num_sessions) in found.sites.items():
@@ -389,5 +407,5 @@ class Federation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.setting.engine.close()
+        self.engine.close()
         self._report.close()

@@ -24,6 +24,8 @@ class Snapshot:
     totals: Mapping[str, Any]
     sites: Mapping[str, tuple[float, str, int]]
     """By client: how long its uploads took, the version that it has, how often it has connected."""
+    engine: str
+    """The kind of engine with which it was begun."""
 
 
 class Keeper:
@@ -49,7 +51,8 @@ class Keeper:
         try:
             found = json.loads(self._path.read_text(encoding="utf-8"))
             ledger = decode_ledger(found["ledger"], where=str(self._path))
-            return Snapshot(ledger, found["totals"], {name: tuple(site) for name, site in found["sites"].items()})
+            sites = {name: tuple(site) for name, site in found["sites"].items()}
+            return Snapshot(ledger, found["totals"], sites, found["engine"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreCorrupted(f"{self._path}: not the state of a simulated run: {error}") from error
 
@@ -64,7 +67,12 @@ class Keeper:
     def save(self, snapshot: Snapshot) -> None:
         """Whole, or as before."""
         text = json.dumps(
-            {"ledger": encode_ledger(snapshot.ledger), "totals": snapshot.totals, "sites": snapshot.sites}
+            {
+                "ledger": encode_ledger(snapshot.ledger),
+                "totals": snapshot.totals,
+                "sites": snapshot.sites,
+                "engine": snapshot.engine,
+            }
         )
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._path, text.encode(), is_durable=False)

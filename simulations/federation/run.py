@@ -26,7 +26,13 @@ SAME = ("simulation",)
 
 @contextmanager
 def opened(
-    file: SimulationFile, task: Task | ArrayTask, folder: Path, *, on_round: Callable[[Json], None], is_fresh: bool
+    file: SimulationFile,
+    task: Task | ArrayTask,
+    folder: Path,
+    *,
+    on_round: Callable[[Json], None],
+    is_fresh: bool,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Federation]:
     """A federation, ready to run; an interrupted one in the same folder is gone on with.
 
@@ -36,6 +42,7 @@ def opened(
         folder: of the run.
         on_round: is shown each round's line.
         is_fresh: insist on a folder without a run.
+        tell: is told what else an operator should know.
 
     Raises:
         ConfigError: with everything that is wrong with the settings, the task or the folder.
@@ -47,7 +54,7 @@ def opened(
     lock = lock_directory(folder)
     try:
         write_atomically(folder / SETTINGS, effective(file).encode())
-        with Federation(setting, folder, on_round=on_round) as federation:
+        with Federation(setting, folder, on_round=on_round, tell=tell) as federation:
             yield federation
     finally:
         os.close(lock)

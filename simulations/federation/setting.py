@@ -8,7 +8,7 @@ from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Setting
-from atoll.simulations.federation.training_engine import engine_of
+from atoll.simulations.federation.training_engine import training_of
 
 
 def setting_of(file: SimulationFile, task: Task | ArrayTask) -> Setting:
@@ -29,11 +29,11 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask) -> Setting:
         task=task,
         num_examples=num_examples,
         fleet=file.devices.of(names, seed=file.seed),
-        engine=engine_of(file.simulation, task, file.run),
+        training=training_of(file.simulation, task, file.run),
+        simulation=file.simulation,
         sampler=file.cohort.build(),
         adversary=adversary,
         lease=file.coordinator.lease,
-        threads=file.simulation.threads,
     )
 
 

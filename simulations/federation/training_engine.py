@@ -1,24 +1,31 @@
 """The engine that a run's settings ask for."""
 
+from collections.abc import Callable, Sequence
+
 from atoll.parallel.array_task import ArrayTask
+from atoll.parallel.arrays import Arrays
 from atoll.parallel.errors import TaskBroken
 from atoll.parallel.task import Task
 from atoll.protocol.settings import ConfigError
 from atoll.server.config import RunConfig
+from atoll.simulations.engines.choice import choose
+from atoll.simulations.engines.determinism import check_deterministic
 from atoll.simulations.engines.engine import Engine, Training
-from atoll.simulations.engines.processes import Processes
+from atoll.simulations.engines.over_ray import RayMissing
 from atoll.simulations.engines.sequential import Sequential
 from atoll.simulations.federation.config import SimulationConfig
 
+Tell = Callable[[str], None]
 
-def engine_of(simulation: SimulationConfig, task: Task | ArrayTask, run: RunConfig) -> Engine:
-    """Ready to train.
+
+def training_of(simulation: SimulationConfig, task: Task | ArrayTask, run: RunConfig) -> Training:
+    """What all clients have in common.
 
     Raises:
         ConfigError: the task cannot be trained so.
     """
     try:
-        training = Training(
+        return Training(
             task=task,
             overrides=dict(run.local),
             algorithm=run.aggregation.algorithm,
@@ -27,17 +34,52 @@ def engine_of(simulation: SimulationConfig, task: Task | ArrayTask, run: RunConf
         )
     except (TaskBroken, ValueError) as error:
         raise ConfigError(str(error).split("; ")) from error
-    return _chosen(simulation, training)
 
 
-def _chosen(simulation: SimulationConfig, training: Training) -> Engine:
-    workers = simulation.workers or None
-    match simulation.engine:
-        case "batched":
-            return Processes(training, workers=workers, batched=True, threads=simulation.threads)
-        case "processes":
-            return Processes(training, workers=workers, threads=simulation.threads)
-        case "ray":
-            raise ConfigError(["simulation.engine: got 'ray'; allowed: auto, sequential, processes, batched"])
-        case _:
-            return Sequential(training, threads=simulation.threads)
+def engine_of(
+    simulation: SimulationConfig,
+    training: Training,
+    version: Arrays,
+    clients: Sequence[str],
+    *,
+    cohort: int,
+    before: str,
+    tell: Tell,
+) -> Engine:
+    """Ready to train, and tried: two trainings of one client must be the same.
+
+    Args:
+        simulation: says which.
+        training: of all clients.
+        version: of the model, to try it with.
+        clients: of the run.
+        cohort: clients of a round.
+        before: the engine's kind with which the run was begun: "auto" stays with it, for another would round otherwise.
+        tell: is told what was measured.
+
+    Raises:
+        ConfigError: the task is not deterministic, or the engine is not to be had.
+    """
+    name = before if simulation.engine == "auto" and before else simulation.engine
+    try:
+        check_deterministic(Sequential(training, threads=simulation.threads), version, clients)
+        choice = choose(
+            training,
+            version,
+            clients,
+            name=name,
+            workers=simulation.workers or None,
+            cohort=cohort,
+            address=simulation.ray_address,
+        )
+    except (TaskBroken, RayMissing) as error:
+        raise ConfigError([str(error)]) from error
+    if choice.figures or choice.reasons:
+        tell(str(choice))
+    return choice.engine
+
+
+def kind_of(engine: Engine) -> str:
+    """By which name the same engine is had again."""
+    kinds = ("ray", "batched", "processes")
+    return next((kind for kind in kinds if kind in engine.name.lower()), "sequential")

@@ -1,35 +1,37 @@
 """What is simulated is what is deployed: the same settings end in the same bits, by processes on sockets or by none."""
 
+import subprocess
+
 import pytest
 
-from tests.federation.processes import federation
+from tests.federation.processes import ATOLL, federation
 from tests.simulations.federation import lines as lines_task
 from tests.simulations.federation.simulating import TASK, simulate
 
+GIVEN = ("rounds=3", "round.cohort_size=4", "round.min_available=4", "seed=5")
 CASES = {
-    "fedavg": {},
-    "fedadam_and_a_norm_bound": {"optimizer__name": "fedadam", "aggregation__norm_bound": 0.05},
-    "fednova": {"aggregation__algorithm": "fednova", "local__momentum": 0.5},
-    "scaffold": {"aggregation__algorithm": "scaffold", "aggregation__num_clients": 4},
-    "qsgd8": {"aggregation__codec": "qsgd8"},
-    "topk": {"aggregation__codec": "topk", "aggregation__topk_fraction": 0.25},
-    "median": {"aggregation__rule": "median"},
+    "fedadam_and_a_norm_bound": ("optimizer.name=fedadam", "aggregation.norm_bound=0.05"),
+    "fednova_in_rows": ("aggregation.algorithm=fednova", "local.momentum=0.5"),
+    "scaffold_in_rows": ("aggregation.algorithm=scaffold", "aggregation.num_clients=4"),
+    "topk": ("aggregation.codec=topk", "aggregation.topk_fraction=0.25"),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_a_simulated_and_a_deployed_run_end_with_the_same_model(case, tmp_path):
-    given = {"rounds": 3, "round__cohort_size": 4, "seed": 5, "name": "same", **CASES[case]}
+def test_a_simulated_and_a_deployed_run_end_with_the_same_model(tmp_path):
+    """One deployed federation hosts all of them, one after the other."""
+    settings = {case: (f"name={case}", *GIVEN, *CASES[case]) for case in CASES}
     with federation(tmp_path, task=TASK) as it:
-        it.coordinator(**given)
+        it.start("coordinator", "coordinator", "--state", it.state, "--set", f"coordinator.listen={it.address}")
         for site in lines_task.SITES:
-            it.agent(site, threads=1)
-        assert it.wait_for_end() == 0
-        deployed = it.history().run("same-1")
-        digests = [str(version.digest) for version in it.history().versions("same-1")]
-    overrides = [f"{key.replace('__', '.')}={value}" for key, value in given.items()]
-    simulated, told = simulate(tmp_path / "simulated", *overrides)
-    assert str(deployed.state) == simulated["state"] == "finished"
-    assert simulated["model_digest"] == digests[-1]
-    assert [line["version"] for line in told] == [1, 2, 3]
+            it.agent(site, threads=1, exit_when_done=False)
+        it.wait_for(lambda: "no run yet" in it.log("coordinator"))
+        for overrides in settings.values():
+            given = [part for override in overrides for part in ("--set", override)]
+            subprocess.run([ATOLL, "run", "start", TASK, "--state", it.state, *given], check=True, capture_output=True)
+        last = list(CASES)[-1]
+        it.wait_for(lambda: str(it.history().run(f"{last}-1").state) == "finished", timeout=120.0)
+        deployed = {case: str(it.history().versions(f"{case}-1")[-1].digest) for case in CASES}
+    simulated = {case: simulate(tmp_path / case, *settings[case])[0]["model_digest"] for case in CASES}
+    assert simulated == deployed
+    assert len(set(deployed.values())) == len(CASES)

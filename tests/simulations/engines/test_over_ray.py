@@ -4,16 +4,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from atoll.simulations.engines.engine import Job
+from atoll.simulations.engines.engine import ClientFailed, Job
 from atoll.simulations.engines.over_ray import OverRay, RayMissing
 from tests.simulations.engines.cases import SIZES, Case, all_trained, assert_same_bits, first_version, two_rounds
 
-pytestmark = pytest.mark.filterwarnings("default")  # Ray's own, when it starts and ends
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # Ray's own, when it starts and ends
 
 
+def picky(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    if len(targets) == 7:
+        raise RuntimeError("no batches of seven")
+    return torch.nn.functional.cross_entropy(outputs, targets)
+
+
+@pytest.mark.slow
 def test_actors_train_with_the_bits_of_deployed_clients() -> None:
-    case = Case("mlp scaffold", local={"epochs": 2}, algorithm="scaffold")
+    case = Case("mlp scaffold", local={"epochs": 2}, algorithm="scaffold", loss=picky)
     training = case.training()
     engine = OverRay(training, workers=2)
     try:
@@ -23,6 +31,8 @@ def test_actors_train_with_the_bits_of_deployed_clients() -> None:
         jobs = [Job(site, seed) for seed, site in enumerate(list(SIZES) * 8)]
         found = list(engine.train(first_version(training), jobs))
         assert [each.client_id for each in found] == [job.client_id for job in jobs]
+        with pytest.raises(ClientFailed, match=r"client seven failed:\nTraceback[\s\S]*no batches of seven"):
+            list(engine.train(first_version(training), [Job("a", 1), Job("seven", 1)]))
         assert all(np.isfinite(each.row).all() for each in all_trained(iter(found)) if each.row is not None)
     finally:
         engine.close()

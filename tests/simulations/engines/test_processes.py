@@ -25,6 +25,7 @@ from tests.simulations.engines.cases import (
     assert_same_bits,
     first_version,
     one_by_one_task,
+    picklable,
     two_rounds,
 )
 from tests.simulations.engines.test_sequential import Counting
@@ -134,6 +135,28 @@ def test_what_a_worker_raises_is_told_in_its_words_and_it_goes_on() -> None:
         with pytest.raises(ClientFailed, match=r"client c failed:\nTraceback[\s\S]*no loss today"):
             trained(engine, version, [Job("a", 1), Job("c", 1)])
         assert len(trained(engine, version, [Job("d", 1)])) == 1
+
+
+@pytest.mark.parametrize("is_batched", [False, True])
+def test_workers_of_a_fork_server_train_the_same(monkeypatch: pytest.MonkeyPatch, is_batched: bool) -> None:
+    """As on a GPU, where a process cannot be forked: the task is pickled, the version's memory is sent."""
+    training = replace(CASES["mlp"].training(), task=picklable())
+    version = first_version(training)
+    jobs = [Job(site, seed) for seed, site in enumerate(SIZES)]
+    with processes(training, workers=1, batched=is_batched) as engine:
+        expected = trained(engine, version, jobs)
+    monkeypatch.setattr("atoll.simulations.engines.processes._can_fork", lambda _: False)
+    with processes(training, workers=1, batched=is_batched) as engine:
+        for ours, theirs in zip(trained(engine, version, jobs), expected, strict=True):
+            np.testing.assert_array_equal(ours.row, theirs.row)
+
+
+def test_a_task_that_cannot_be_pickled_is_told_where_it_has_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.simulations.engines.processes._can_fork", lambda _: False)
+    training = CASES["mlp"].training()
+    with processes(training, workers=1) as engine:
+        with pytest.raises(ClientFailed, match="the task cannot be sent to another process, as forkserver needs"):
+            trained(engine, first_version(training), [Job("a", 1)])
 
 
 def test_a_worker_that_is_killed_is_told_at_once() -> None:

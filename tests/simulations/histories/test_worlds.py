@@ -27,8 +27,8 @@ from atoll.simulations.histories.judge import BadHistory, judged
 from atoll.simulations.histories.scenario import Faults, Scenario, calm, random_scenario
 from atoll.simulations.histories.world import World
 
-SEEDS = 2000
-BATCH = 250
+SEEDS = 1200
+BATCH = 150
 NOT_THE_MACHINES = {
     RejectReason.BAD_MANIFEST,
     RejectReason.WRONG_LAYOUT,
