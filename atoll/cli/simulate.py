@@ -47,7 +47,7 @@ Faults = Annotated[
     typer.Option(
         "--faults",
         metavar="PRESET",
-        help="Train nothing: judge histories in which everything goes wrong, a seed each; docs/faults.md has the presets.",
+        help="Train nothing: judge histories in which everything goes wrong, a seed each (docs/faults.md).",
     ),
 ]
 Seeds = Annotated[int, typer.Option("--seeds", metavar="N", help="With --faults: so many histories.")]
