@@ -65,6 +65,8 @@ class Setting:
     sampler: Sampler | Oort
     adversary: Adversary | None = None
     lease: float = 30.0
+    who_holds_what: Callable[[], Json] | None = None
+    """The report on the population, when somebody dealt it."""
 
 
 class Federation:

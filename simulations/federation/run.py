@@ -18,7 +18,7 @@ from atoll.simulations.federation.keeping import STATE
 from atoll.simulations.federation.report import Json
 from atoll.simulations.federation.setting import setting_of
 
-SETTINGS = "run.toml"
+SETTINGS, POPULATION = "run.toml", "population.json"
 
 SAME = ("simulation",)
 """Tables that may differ when a run is gone on with: nothing of them is decided."""
@@ -54,6 +54,8 @@ def opened(
     lock = lock_directory(folder)
     try:
         write_atomically(folder / SETTINGS, effective(file).encode())
+        if setting.who_holds_what is not None and not (folder / POPULATION).exists():
+            write_atomically(folder / POPULATION, json.dumps(setting.who_holds_what()).encode())
         with Federation(setting, folder, on_round=on_round, tell=tell) as federation:
             yield federation
     finally:

@@ -9,6 +9,7 @@ from atoll.protocol.vocabulary import ClientId
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Setting
 from atoll.simulations.federation.training_engine import training_of
+from atoll.simulations.populations.population import Population
 
 
 def setting_of(file: SimulationFile, task: Task | ArrayTask) -> Setting:
@@ -18,7 +19,8 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask) -> Setting:
         ConfigError: a population that is impossible, a trace with holes, an attack without clients, a rule or a sampler
             that does not load; with everything that is wrong.
     """
-    task, num_examples = _populated(file, task)
+    population = file.population.of(task, seed=file.seed) if isinstance(task, Task) else None
+    task, num_examples = _populated(file, task, population)
     names = [str(name) for name in num_examples]
     adversary = file.attack.of(names, file.seed)
     if isinstance(task, Task):
@@ -34,13 +36,15 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask) -> Setting:
         sampler=file.cohort.build(),
         adversary=adversary,
         lease=file.coordinator.lease,
+        who_holds_what=None if population is None else lambda: population.report().plain(),
     )
 
 
-def _populated(file: SimulationFile, task: Task | ArrayTask) -> tuple[Task | ArrayTask, Mapping[ClientId, int]]:
+def _populated(
+    file: SimulationFile, task: Task | ArrayTask, population: Population | None
+) -> tuple[Task | ArrayTask, Mapping[ClientId, int]]:
     """The task with the clients as its sites, and how many examples each has."""
-    if isinstance(task, Task):
-        population = file.population.of(task, seed=file.seed)
+    if population is not None:
         sizes = population.train.sizes.tolist()
         return population.task, dict(zip(map(ClientId, population.task.sites), sizes, strict=True))
     if file.population.kind != "natural":
