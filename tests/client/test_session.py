@@ -200,6 +200,18 @@ def test_an_invitation_that_comes_again_while_its_job_is_wound_up_is_not_trained
     assert drive.session.job is None
 
 
+def test_an_invitation_that_comes_again_after_its_update_leaves_the_next_job_alone() -> None:
+    drive = Drive()
+    drive.training(1)
+    drive.trained(1, at=5)
+    drive.training(2, at=6)
+    assert drive.do(Asked(invitation(1)), at=7) == []
+    assert drive.session.job is not None
+    assert drive.session.job.request.key == key(2)
+    assert drive.session.next is None
+    assert drive.trained(2, at=8) == [Upload(key(2), Digest("d2"))]
+
+
 def test_a_request_that_waits_is_dropped_with_its_release_or_the_stream() -> None:
     for withdraw in (Released(RUN, RoundId(2), ReleaseReason.ROUND_CLOSED, False), Disconnected(), RunEnded(RUN)):
         drive = Drive()
