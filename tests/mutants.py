@@ -405,8 +405,8 @@ PLANTED = (
     Mutant(
         "trains again what lies in the spool",
         SESSION,
-        "        if request.key in self.outgoing:\n            return ()",
-        "        if False:\n            return ()",
+        "        if request.key in self.outgoing:\n            return ()  # the work",
+        "        if False:\n            return ()  # the work",
         "a client that is invited again trains although its update is finished",
     ),
     Mutant(
@@ -525,7 +525,7 @@ PLANTED = (
     Mutant(
         "a slow client is never replaced",
         INVITATIONS,
-        "        return min(map(self._deadline, self._ledger.training), default=None)\n",
+        "        return min(map(self._deadline, training)) if training else None\n",
         "        return None\n",
         "a client that hangs keeps its place for ever",
     ),

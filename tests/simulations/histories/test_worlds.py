@@ -133,8 +133,9 @@ def test_a_calm_asynchronous_world_counts_every_update_once_for_its_client_and_v
 
 def test_a_bad_history_names_its_seed_and_how_to_replay_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Round, "_settle", lambda self, now: ())  # a round waits for its deadline whatever happens
+    rules = RunRules(policy=StragglerPolicy(cohort_size=2, deadline=600.0), rounds=1)
     with pytest.raises(BadHistory) as caught:
-        judged(0)
+        judged(0, calm(rules, 2))
     text = str(caught.value)
     assert text.startswith("seed=0: ")
     assert "replay: atoll simulate --faults standard --seed 0" in text
