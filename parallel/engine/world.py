@@ -90,6 +90,9 @@ def process_group(
         store: a torch store where the ranks meet; by default MASTER_ADDR and MASTER_PORT say where, and a rank alone
             needs none.
         timeout_s: how long a collective may wait.
+
+    Raises:
+        ValueError: several ranks, and nobody says where they meet.
     """
     if device == "cuda":
         torch.cuda.set_device(world.device(device))
@@ -99,6 +102,11 @@ def process_group(
         return
     if store is None and world.size == 1:
         store = dist.HashStore()  # type: ignore[attr-defined]
+    if store is None and (missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]):
+        raise ValueError(
+            f"{' and '.join(missing)} must say where the {world.size} ranks meet; torchrun sets them, mpirun takes "
+            f"-x MASTER_ADDR=127.0.0.1 -x MASTER_PORT=29500"
+        )
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     wait = timedelta(seconds=timeout_s)
     if store is None:

@@ -1,6 +1,6 @@
 import pytest
 
-from atoll.parallel.engine.world import World, read_world
+from atoll.parallel.engine.world import World, process_group, read_world
 
 
 def test_a_process_without_a_launcher_is_alone() -> None:
@@ -28,3 +28,11 @@ def test_mpirun_s_variables_are_read() -> None:
 def test_what_a_launcher_got_wrong_is_named(environ: dict[str, str], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         read_world(environ)
+
+
+def test_ranks_that_nobody_tells_where_to_meet_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    monkeypatch.setenv("MASTER_PORT", "1")
+    with pytest.raises(ValueError, match=r"^MASTER_ADDR must say where the 2 ranks meet; .*mpirun takes -x"):
+        with process_group(World(0, 0, 2)):
+            pass
