@@ -48,8 +48,8 @@ class OwnStates:
 
     def find(self, client: ClientId, counted_round: RoundId) -> Arrays | None:
         """What the training has left that counted last; None: none has."""
-        path = self._path(client, "own", counted_round)
-        return tensorfile.read(path) if counted_round and path.exists() else None
+        is_here = counted_round in self._rounds.get((self._numbers[client], "own"), ())
+        return tensorfile.read(self._path(client, "own", counted_round)) if is_here else None
 
     def keep(self, client: ClientId, round_id: RoundId, counted_round: RoundId, own: Arrays) -> None:
         """What a training has left; what came before the round that counted can count no more."""
