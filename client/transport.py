@@ -68,11 +68,28 @@ class Stream(Generic[Request, Reply]):
         with broken_streams():
             self._call = method()
         self._replies = aiter(self._call)
+        self._is_begun, self._ended = False, asyncio.Event()
+        self._call.add_done_callback(lambda _: self._ended.set())
 
     async def write(self, message: Request) -> None:
         """Hand a message to the connection. On a call that has ended nothing happens: `read` says how it ended."""
         with suppress(asyncio.InvalidStateError, StreamBroken), broken_streams():
-            await self._call.write(message)
+            if self._is_begun:
+                await self._call.write(message)
+            else:
+                await self._begin(message)
+
+    async def _begin(self, message: Request) -> None:
+        """The first message. If the call ends before its metadata were sent, grpc.aio waits for these for ever."""
+        writing, ended = asyncio.ensure_future(self._call.write(message)), asyncio.ensure_future(self._ended.wait())
+        try:
+            await asyncio.wait({writing, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if writing.done():
+                self._is_begun = True
+                await writing
+        finally:
+            writing.cancel()
+            ended.cancel()
 
     async def read(self) -> Reply | None:
         """The next message; None when the other side has ended the call well."""
