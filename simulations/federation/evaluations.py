@@ -1,6 +1,5 @@
 """Versions of the model on the server's own data, and on the clients'."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from atoll.client.events import EvaluationRequest
@@ -22,9 +21,7 @@ BENCHES_MAX = 64
 class Evaluations:
     """As a worker of the coordinator, and those of the clients, would measure; here, in this process."""
 
-    def __init__(
-        self, task: Task | ArrayTask, request: dict[str, Any], versions: Models, own: OwnStates, names: Sequence[str]
-    ) -> None:
+    def __init__(self, task: Task | ArrayTask, request: dict[str, Any], versions: Models, own: OwnStates) -> None:
         self._task, self._request, self._versions, self._own = task, request, versions, own
         self._server = bench_of(task, request)
         self._benches: dict[ClientId, Bench] = {}

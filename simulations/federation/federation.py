@@ -117,7 +117,7 @@ class Federation:
             tell=tell,
         )
         self.trainings = Trainings(self.engine, self.versions.arrays, self._own_of, self._num_wanted)
-        self.evaluations = Evaluations(setting.task, request, self.versions, self.own, list(numbers))
+        self.evaluations = Evaluations(setting.task, request, self.versions, self.own)
         self.service = Service(self, config, self.machine, setting.sampler, setting.lease)
         self.sites = {name: Site(self, name, setting.fleet[name]) for name in setting.num_examples}
         self._report = RunFolder(folder, next_round - 1)
@@ -343,20 +343,15 @@ class Federation:
         self._report.add(line)
         self._on_round(line)
         if self.machine.may_snapshot:
-            always = self.setting.config.aggregation.codec_name or self.setting.config.aggregation.algorithm != "fedavg"
-            self._keeper.save_if_due(self._snapshot, always=bool(always) or self.own.is_used)
+            self._keeper.save_if_due(self._snapshot, always=self.own.is_used)  # what clients keep is of this round
 
     def _tidy(self) -> None:
         """Forget updates and versions that no decision can need any more."""
         keep = Keep.after(0, self.machine, self.setting.config.round)
-        spooled = {spooled.update.digest for site in self._busy() for spooled in site.spool.values()}
-        live = keep.updates | spooled
+        live = keep.updates | {update.digest for site in self.sites.values() for update in site.spool.values()}
         self.updates.keep_only(live)
         self._train = {digest: sums for digest, sums in self._train.items() if digest in live}
         self.versions.collect(keep, live)
-
-    def _busy(self) -> list[Site]:
-        return [site for site in self.sites.values() if site.spool]
 
     # ------------------------------------------------------------ totals
 
@@ -388,11 +383,7 @@ class Federation:
 
     def _snapshot(self) -> Snapshot:
         sites = {
-            str(name): (
-                site.session.upload_seconds if site.session else site.upload_seconds,
-                site.held,
-                site.num_sessions,
-            )
+            str(name): (site.seconds_of_uploads, site.held, site.num_sessions)
             for name, site in self.sites.items()
             if site.held is not None
         }

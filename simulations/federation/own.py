@@ -12,11 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from atoll.aggregation import tensorfile
+from atoll.client.personal import KEEP
 from atoll.parallel.arrays import Arrays
 from atoll.protocol.vocabulary import ClientId, RoundId
-
-KEEP = 8
-"""Outcomes of one client that may wait, beside the one that counted: as `client.personal` has it."""
 
 _NAME = re.compile(r"(\d+)\.(own|residual)\.(\d+)\.safetensors")
 

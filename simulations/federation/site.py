@@ -7,7 +7,6 @@ stays, what is under way is lost, as in a crash.
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from atoll.client.events import (
@@ -45,14 +44,6 @@ if TYPE_CHECKING:
     from atoll.simulations.federation.federation import Federation
 
 
-@dataclass(frozen=True, slots=True)
-class Spooled:
-    """A finished update until the coordinator has answered for it."""
-
-    update: Update
-    invitation: Invitation
-
-
 class Site:
     """See the module docstring. `life` grows with each sleep: what was planned before does not happen."""
 
@@ -81,7 +72,8 @@ class Site:
         self.session: Session | None = None
         self.held: Digest | None = None
         """The version that it has fetched last."""
-        self.spool: dict[Key, Spooled] = {}
+        self.spool: dict[Key, Update] = {}
+        """Finished updates until the coordinator has answered for them."""
         self.upload_seconds = 0.0
         """What an upload has taken, when a run is gone on with; then its session knows."""
         self._download_s = 0.0
@@ -131,7 +123,7 @@ class Site:
 
     def _new_session(self) -> Session:
         """It knows the spool, and how long uploads took."""
-        outgoing = {key: spooled.update.digest for key, spooled in self.spool.items()}
+        outgoing = {key: update.digest for key, update in self.spool.items()}
         session = Session(self.world.session_rules, random.Random(self.client_id), outgoing)
         session.upload_seconds = self.seconds_of_uploads
         return session
@@ -185,8 +177,8 @@ class Site:
                 self._train(request, budget)
             case Upload(key):
                 self._upload(key)
-            case Discard(key, digest, accepted):
-                self._settle(key, digest, accepted=accepted)
+            case Discard(key, _, accepted):
+                self._settle(key, accepted=accepted)
             case Extend(budget):
                 self._extend(budget)
             case StopWork(key) | KillWorker(key):
@@ -220,9 +212,9 @@ class Site:
             self._after(seconds, self._evaluated, request, "")
 
     def _evaluated(self, request: EvaluationRequest, fault: str) -> None:
-        sums = None if fault else self.world.evaluations.of_client(self.client_id, request)
-        detail = fault or (sums if isinstance(sums, str) else "")
-        self._receive(Evaluated(request.key, None if detail else sums, detail))  # type: ignore[arg-type]
+        found = fault or self.world.evaluations.of_client(self.client_id, request)
+        sums, detail = (None, found) if isinstance(found, str) else (found, "")
+        self._receive(Evaluated(request.key, sums, detail))
 
     def _train(self, invitation: Invitation, budget: float) -> None:
         effort = self.world.effort_of(self.client_id, self.device)
@@ -271,7 +263,7 @@ class Site:
         if isinstance(made, JobFailed):
             self._receive(made)
             return
-        self.spool[invitation.key] = Spooled(made, invitation)
+        self.spool[invitation.key] = made
         self._receive(Trained(invitation.key, made.digest))
 
     def _is_wanted(self, training: Training) -> bool:
@@ -288,7 +280,7 @@ class Site:
     def _begin_upload(self, key: Key) -> None:
         if key not in self._uploading:
             return
-        update = self.spool[key].update
+        update = self.spool[key]
         if (verdict := self.world.service.upload_begun(update)) is not None:
             self._answer(key, verdict)
             return
@@ -296,7 +288,7 @@ class Site:
 
     def _arrive(self, key: Key) -> None:
         if key in self._uploading:
-            self._answer(key, self.world.service.update_arrived(self.spool[key].update))
+            self._answer(key, self.world.service.update_arrived(self.spool[key]))
 
     def _answer(self, key: Key, verdict: Answered) -> None:
         self._after(self.device.latency_s, self._answered, key, verdict)
@@ -306,8 +298,8 @@ class Site:
             self._uploading.discard(key)
             self._receive(verdict)
 
-    def _settle(self, key: Key, digest: Digest, *, accepted: bool) -> None:
+    def _settle(self, key: Key, *, accepted: bool) -> None:
         self._uploading.discard(key)
-        spooled = self.spool.pop(key, None)
-        if spooled is not None:
-            self.world.settled(spooled.update, accepted=accepted)
+        update = self.spool.pop(key, None)
+        if update is not None:
+            self.world.settled(update, accepted=accepted)

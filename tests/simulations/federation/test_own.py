@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from atoll.client.personal import KEEP
 from atoll.protocol.vocabulary import ClientId, RoundId
-from atoll.simulations.federation.own import KEEP, OwnStates
+from atoll.simulations.federation.own import OwnStates
 
 A = ClientId("a/../b")  # no name of a file
 NUMBERS = {ClientId("other"): 0, A: 1}
