@@ -78,7 +78,7 @@ def simulate(
 ) -> None:
     """Simulate a federation: the coordinator's and the clients' own logic, real training, virtual time.
 
-    It goes on with what an interrupted run has left in its folder, with the same outcome. Ctrl-C or SIGTERM ends it
+    It goes on with what an interrupted run has left in its folder, from the end of a round. Ctrl-C or SIGTERM ends it
     with 130. A mistake in what was asked for ends with 2, a run that fails with 1. With --faults the machines of both
     sides are tried instead, in as many seeded histories of crashes, cuts and full disks as you like.
     """

@@ -3,8 +3,8 @@
     with Federation(setting, folder) as federation:
         result = federation.run()
 
-What is decided, and what comes out of it, depends on the settings alone: not on how long anything really takes, on the
-number of workers, or on interruptions.
+What is decided, and what comes out of it, depends on the settings alone: not on how long anything really takes, nor on
+the number of workers. An interruption is a crash of everybody at the end of a round: who was still at work begins anew.
 """
 
 import time
