@@ -18,7 +18,7 @@ SHARE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the next rounds begin with, beside the versions of the model and what clients keep; work under way is lost."""
+    """What the next rounds begin with, beside the models and what clients keep; work under way is lost."""
 
     ledger: Ledger
     totals: Mapping[str, Any]
