@@ -1,0 +1,1 @@
+"""Who is who: names in certificates, enrolment, and what is signed."""

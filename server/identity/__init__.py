@@ -1,0 +1,1 @@
+"""Who may call what: the authority, the members and their roles."""
