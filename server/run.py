@@ -101,7 +101,7 @@ class RunMachine(Intake):
         effects: list[Effect] = []
         if isinstance(event, CoordinatorStarted):
             effects += self._coordinator_started(event, now)
-        while self.deadline is not None and now >= self.deadline:
+        while (deadline := self.deadline) is not None and now >= deadline:
             effects += self._after(self._time_passed(now), now)
         if not isinstance(event, CoordinatorStarted | TimePassed):
             effects += self._after(self._on(event, now), now)

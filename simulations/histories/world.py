@@ -83,7 +83,7 @@ class World:
         for agent in self.agents.values():
             self.after(self.rng.expovariate(1 / 3), agent.start, agent)
         self._plan_faults()
-        while not self._is_over():
+        while self._ended_at is None or not self._is_over():
             if not self._heap:
                 self.fail("the world hangs: nothing is pending")
             when, sequence, owner, life, slept, action = heapq.heappop(self._heap)

@@ -21,8 +21,8 @@ from atoll.simulations.experiments.table import markdown, mean_of
 TASK = "atoll.simulations.experiments.digits:task"
 LAST = 20
 SEEDS = (1, 2, 3)
-CLIENT_RATES = (0.03, 0.1, 0.3)
-METHODS: Mapping[str, tuple[float, ...]] = {"fedavg": (1.0,), "fedavgm": (0.3, 1.0), "fedadam": (0.003, 0.01, 0.03)}
+CLIENT_RATES = (0.1, 0.3, 1.0)
+METHODS: Mapping[str, tuple[float, ...]] = {"fedavg": (1.0,), "fedavgm": (0.3, 1.0), "fedadam": (0.01, 0.03, 0.1)}
 """Server optimizer -> the server learning rates that are tried."""
 
 BASE: Mapping[str, Any] = {
