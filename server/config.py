@@ -238,6 +238,10 @@ class CoordinatorConfig(BaseModel):
     listen: LoopbackAddress = "127.0.0.1:7070"
     """host:port to serve on; port 0: the system chooses. Loopback only, until both sides prove who they are."""
 
+    admin: LoopbackAddress = "127.0.0.1:0"
+    """host:port for the operator's commands; port 0: the system chooses. Those on this machine find it by the state
+    directory."""
+
     state: Folder = Field(default="atoll-state", validate_default=True)
     """The directory of everything that must survive: the journal, versions, updates."""
 

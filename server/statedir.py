@@ -95,9 +95,9 @@ class StateDirectory:
         """Where the files of a run lie."""
         return run_folder(self.path, run_id)
 
-    def announce(self, address: str, pid: int) -> None:
+    def announce(self, address: str, admin_address: str, pid: int) -> None:
         """Tell the command line where this coordinator listens."""
-        content = json.dumps({"address": address, "pid": pid})
+        content = json.dumps({"address": address, "admin_address": admin_address, "pid": pid})
         write_atomically(self.path / "coordinator.json", content.encode())
 
     def mark_alive(self, now: float) -> None:
@@ -132,6 +132,8 @@ class RunningCoordinator:
     """The process that holds a state directory, and where it listens."""
 
     address: str
+    """Of the port for clients."""
+    admin_address: str
     pid: int
 
 
@@ -144,7 +146,7 @@ def running_coordinator(path: Path) -> RunningCoordinator | None:
         return None
     if not pid.isdecimal() or said["pid"] != int(pid) or _start_time(int(pid)) != started:
         return None
-    return RunningCoordinator(said["address"], int(pid))
+    return RunningCoordinator(said["address"], said["admin_address"], int(pid))
 
 
 def lock_directory(path: Path) -> int:

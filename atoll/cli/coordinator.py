@@ -13,6 +13,7 @@ from atoll.cli.printing import note, say
 if TYPE_CHECKING:
     from atoll.server.config import HostFile, RunFile
     from atoll.server.coordinator import Coordinator
+    from atoll.server.ports import Ports
 
 What = Annotated[
     str | None,
@@ -117,8 +118,8 @@ def _host(file: "HostFile | RunFile", *, again: bool, stay: bool) -> int:
     from atoll.server.coordinator import OperatorError
     from atoll.server.process import host
 
-    def ready(coordinator: "Coordinator", address: str) -> None:
-        note(f"atoll coordinator on {address}, state in {file.coordinator.state}")
+    def ready(coordinator: "Coordinator", ports: "Ports") -> None:
+        note(f"atoll coordinator on {ports.address}, state in {file.coordinator.state}")
         note("loopback only: until clients can prove who they are, agents run on this machine")
         if stay and not coordinator.runs:
             note(f"no run yet: atoll run start RUN.toml --state {file.coordinator.state}")

@@ -142,7 +142,8 @@ class _Place:
         folders = [run_folder(state_of_rank(self.state, k, self.num_ranks), self.run_id) for k in range(self.num_ranks)]
         shards = [folder / "versions" / name for folder in folders]
         note = read_metadata(self.store.version_path(Version(0)))
-        asyncio.run(gather(addresses, self.run_id, Digest(digest), manifest, out, note, shards=shards))
+        what = (self.run_id, Digest(digest), manifest, out, note)
+        asyncio.run(gather(addresses, *what, dialer=admin.dialer(self.state), shards=shards))
 
 
 def _copy(place: _Place, version: "Version", recorded: str | None, out: Path) -> tuple[str, int]:

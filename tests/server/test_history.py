@@ -135,7 +135,7 @@ def test_clients_are_connected_only_while_a_coordinator_runs(state):
     write_history(state, IN_ROUND_4)
     history = History(state.path)
     assert [member.session for member in history.clients("r").values()] == [None, None, None]
-    state.announce("127.0.0.1:1", os.getpid())
+    state.announce("127.0.0.1:1", "127.0.0.1:2", os.getpid())
     clients = history.clients("r")
     assert list(clients) == ["a", "b", "c"]
     assert [member.session for member in clients.values()] == ["s-a2", "s-b2", "s-c2"]

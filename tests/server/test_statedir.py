@@ -23,7 +23,7 @@ import sys, time
 from pathlib import Path
 from atoll.server.statedir import StateDirectory
 state = StateDirectory.open(Path(sys.argv[1]))
-state.announce("127.0.0.1:7070", __import__("os").getpid())
+state.announce("127.0.0.1:7070", "127.0.0.1:2", __import__("os").getpid())
 print("open", flush=True)
 time.sleep(60)
 """
@@ -116,10 +116,12 @@ def test_nobody_runs_where_there_is_nothing(tmp_path):
 
 def test_a_closed_directory_no_longer_names_an_address(tmp_path):
     with StateDirectory.open(tmp_path / "state") as state:
-        state.announce("127.0.0.1:1", os.getpid())
-        assert running_coordinator(state.path).address == "127.0.0.1:1"
+        state.announce("127.0.0.1:1", "127.0.0.1:2", os.getpid())
+        found = running_coordinator(state.path)
+        assert (found.address, found.admin_address) == ("127.0.0.1:1", "127.0.0.1:2")
         assert json.loads((state.path / "coordinator.json").read_text()) == {
             "address": "127.0.0.1:1",
+            "admin_address": "127.0.0.1:2",
             "pid": os.getpid(),
         }
     assert running_coordinator(tmp_path / "state") is None
