@@ -57,7 +57,7 @@ async def host(
     _allow_files()
     _bound_arenas()
     collect_seldom()
-    with StateDirectory.open(config.state) as state:
+    with StateDirectory.open(config.state, database=config.database) as state:
         coordinator = Coordinator(config, state, InsecureDialer())
         ports = await Ports.open(coordinator, InsecureListener())
         stop, ranks = _stop_on_signals(), None

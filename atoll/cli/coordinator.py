@@ -26,6 +26,15 @@ What = Annotated[
 State = Annotated[
     Path | None, typer.Option("--state", metavar="DIR", help="Where everything is kept; short for coordinator.state.")
 ]
+Database = Annotated[
+    str | None,
+    typer.Option(
+        "--database",
+        metavar="URL",
+        help="Keep the journal and the records in PostgreSQL: postgresql://USER@HOST/DATABASE, the password in "
+        "PGPASSFILE; short for coordinator.database.",
+    ),
+]
 Again = Annotated[
     bool, typer.Option("--again", help="Begin a new run also when the last one with these very settings has ended.")
 ]
@@ -43,6 +52,7 @@ Stay = Annotated[bool, typer.Option("--stay", help="Stay when every run has ende
 def coordinator(
     what: What = None,
     state: State = None,
+    database: Database = None,
     aggregators: Aggregators = None,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     again: Again = False,
@@ -58,7 +68,12 @@ def coordinator(
     from atoll.cli.files import load_host, overriding
     from atoll.server.config import RunFile
 
-    file = load_host(what, overriding(overrides, coordinator__state=state, coordinator__aggregators=aggregators))
+    file = load_host(
+        what,
+        overriding(
+            overrides, coordinator__state=state, coordinator__database=database, coordinator__aggregators=aggregators
+        ),
+    )
     if check:
         _check(file)
         return
