@@ -18,6 +18,7 @@ from atoll.client.driver import Agent
 from atoll.client.events import Sums
 from atoll.client.runner import EvaluateOrder, Training, TrainOrder
 from atoll.client.statedir import StateDirectory
+from benchmarks.members import member
 
 TASK = "benchmarks.tasks:empty"
 DIALS_AT_ONCE = 50
@@ -60,7 +61,7 @@ class Instant:
         """Nothing runs."""
 
 
-async def crowd(address: str, folder: Path, first: int, count: int) -> None:
+async def crowd(address: str, coordinator_state: Path, folder: Path, first: int, count: int) -> None:
     """Run `count` clients until SIGTERM."""
     end = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end.set)
@@ -68,8 +69,9 @@ async def crowd(address: str, folder: Path, first: int, count: int) -> None:
     running: list[asyncio.Task[int]] = []
     for number in range(first, first + count):
         name = f"client-{number:05d}"
-        config = AgentConfig(site=name, join=address, state=folder / name, reconnect_max=2.0)
-        agent = Agent(config, [TASK], Instant(), StateDirectory(config.state))
+        config = AgentConfig(site=name, state=folder / name, reconnect_max=2.0)
+        place = await member(coordinator_state, config.state, name, address)
+        agent = Agent(config, [TASK], Instant(), StateDirectory(config.state), place)
         agents.append(agent)
         running.append(asyncio.ensure_future(agent.run()))
         await connected(agents, but=DIALS_AT_ONCE)
@@ -90,4 +92,4 @@ async def connected(agents: list[Agent], *, but: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(crowd(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])))
+    asyncio.run(crowd(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])))

@@ -10,7 +10,8 @@ from atoll.client.runner import Runner
 from atoll.client.statedir import StateDirectory
 from atoll.client.worker import WorkerRunner
 from atoll.parallel.task import TaskNotFound, task_name
-from atoll.protocol.identity.dialer import InsecureDialer
+from atoll.protocol.identity.membership import Membership
+from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.settings import ConfigError
 
 
@@ -31,6 +32,13 @@ async def run_agent(
     state = StateDirectory(config.state)
     loop, handled = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT) if handle_signals else ()
     try:
+        membership = await Membership.take(
+            state.identity,
+            Identity(Role.CLIENT, config.site),
+            join=config.join,
+            coordinator=config.coordinator,
+            insecure=config.insecure,
+        )
         if runner is None:
             runner = WorkerRunner(
                 tasks,
@@ -40,7 +48,7 @@ async def run_agent(
                 threads=config.threads or None,
                 device=config.device,
             )
-        agent = Agent(config, tasks, runner, state, InsecureDialer())
+        agent = Agent(config, tasks, runner, state, membership)
         for number in handled:
             loop.add_signal_handler(number, agent.stop)
         return await agent.run()

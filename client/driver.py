@@ -53,7 +53,7 @@ from atoll.client.uploads import Uploads
 from atoll.client.workshop import Workshop
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
-from atoll.protocol.identity.dialer import Dialer
+from atoll.protocol.identity.membership import Membership
 from atoll.protocol.vocabulary import RunState
 
 logger = logging.getLogger(__name__)
@@ -77,13 +77,14 @@ class Agent:
         tasks: names of the tasks that it allows.
         runner: who trains.
         state: the agent's directory, locked.
-        dialer: opens the channels to the coordinator and its ranks.
+        membership: where the coordinator is, and how it is dialled.
     """
 
     def __init__(
-        self, config: AgentConfig, tasks: Collection[str], runner: Runner, state: StateDirectory, dialer: Dialer
+        self, config: AgentConfig, tasks: Collection[str], runner: Runner, state: StateDirectory, membership: Membership
     ) -> None:
         self._config, self._tasks, self._runner = config, frozenset(tasks), runner
+        self._membership = membership
         self._loop = asyncio.get_running_loop()
         self._rng = random.Random(config.site)
         self._spool = Spool(state.spool, config.spool_max_bytes)
@@ -96,8 +97,8 @@ class Agent:
         )
         self.session = Session(rules, self._rng, self._spool.entries())
         self._line = Line(
-            config.join,
-            dialer,
+            membership.address,
+            membership.dialer,
             replaced_wait=config.reconnect_max,
             hello=self._hello,
             on_connected=self._on_connected,
@@ -155,6 +156,9 @@ class Agent:
         self._num_examples = await self._runner.describe()
         if waiting := len(self.session.outgoing):
             logger.info("%d finished updates of an earlier process wait to be sent", waiting)
+        if self._membership.keeper is not None:
+            self._membership.keeper.on_replaced(lambda _: self._line.renew())
+        self._spawn(self._membership.keep())
         self._line.dial(0.0)
 
     async def _shut_down(self) -> None:
@@ -221,7 +225,7 @@ class Agent:
         )
 
     def _on_connected(self, welcome: pb.Welcome) -> None:
-        logger.info("connected to %s as %s", self._config.join, self._config.site)
+        logger.info("connected to %s as %s", self._membership.address, self._config.site)
         if welcome.tasks and self._tasks.isdisjoint(welcome.tasks):
             hosted, allowed = ", ".join(welcome.tasks), ", ".join(sorted(self._tasks))
             logger.warning("the coordinator hosts %s; this agent allows %s", hosted, allowed)

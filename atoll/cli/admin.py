@@ -9,8 +9,10 @@ import grpc
 from atoll.cli.faults import CommandError, without_frames
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.identity.dialer import Dialer, InsecureDialer
+from atoll.protocol.identity.dialer import Dialer, InsecureDialer, MutualDialer
+from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR
+from atoll.server.identity.gate import owner_folder
 from atoll.server.statedir import running_coordinator
 
 TIMEOUT_S = 660.0
@@ -18,8 +20,15 @@ TIMEOUT_S = 660.0
 
 
 def dialer(state: Path) -> Dialer:
-    """How this machine's operator dials the coordinator that holds `state`, and its ranks."""
-    return InsecureDialer()
+    """How this machine's operator dials the coordinator that holds `state`, and its ranks.
+
+    Raises:
+        CredentialError: it is not for whoever asks: the owner's key lies in that directory.
+    """
+    running = running_coordinator(state)
+    if running is not None and running.is_insecure:
+        return InsecureDialer()
+    return MutualDialer(Keeper(owner_folder(state)))
 
 
 def ask(state: Path, request: "Callable[[rpc.AdminStub], Any]") -> Any:

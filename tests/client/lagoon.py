@@ -299,7 +299,7 @@ class Instant:
 
 def config(lagoon_, state, **fields):
     fields = {"site": "north", "reconnect_min": 0.01, "reconnect_max": 0.2} | fields
-    return AgentConfig(join=lagoon_.address, state=state, **fields)
+    return AgentConfig(coordinator=lagoon_.address, insecure=True, state=state, **fields)
 
 
 @asynccontextmanager

@@ -22,7 +22,12 @@ from atoll.server.config import RunFile
 from atoll.server.process import host
 
 TINY = str(Path(__file__).with_name("tiny.py")) + ":task"
-BASE = {"round.cohort_size": 2, "evaluation.server_every": 0, "coordinator.listen": "127.0.0.1:0"}
+BASE = {
+    "round.cohort_size": 2,
+    "evaluation.server_every": 0,
+    "coordinator.listen": "127.0.0.1:0",
+    "coordinator.insecure": True,
+}
 
 
 class Live:
