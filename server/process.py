@@ -19,6 +19,7 @@ from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.channel import loopback_only, server_options
 from atoll.protocol.vocabulary import RunId, RunState
 from atoll.server.aggregation_service import AggregationService
+from atoll.server.audit.calls import CallAudit
 from atoll.server.config import CoordinatorConfig, RunConfig
 from atoll.server.coordinator import Coordinator, OperatorError
 from atoll.server.memory import collect_seldom
@@ -103,7 +104,8 @@ def _bound_arenas() -> None:
 async def _listen(coordinator: Coordinator, listen: str) -> tuple[grpc.aio.Server, str]:
     host_name, port = loopback_only(listen)
     most = CALLS_PER_CLIENT * coordinator.config.max_connections + CALLS_SPARE
-    server = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=most)
+    calls = CallAudit(coordinator.audit)
+    server = grpc.aio.server(interceptors=[calls], options=server_options(), maximum_concurrent_rpcs=most)
     rpc.add_CoordinatorServicer_to_server(CoordinatorService(coordinator), server)
     rpc.add_AdminServicer_to_server(AdminService(coordinator), server)
     if coordinator.ranks is not None:
