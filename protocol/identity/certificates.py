@@ -41,7 +41,7 @@ USAGES = {
     Role.OPERATOR: (_DIALS,),
     Role.AUDITOR: (_DIALS,),
     Role.CLIENT: (_DIALS,),
-    Role.COORDINATOR: (_LISTENS,),
+    Role.COORDINATOR: (_DIALS, _LISTENS),  # it dials its ranks
     Role.AGGREGATOR: (_DIALS, _LISTENS),
 }
 """What a role's certificates are for: exactly these."""
