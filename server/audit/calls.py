@@ -4,6 +4,7 @@ It stands before all other interceptors, so that it sees what those refuse.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -77,8 +78,9 @@ class CallAudit(grpc.aio.ServerInterceptor):
     def _stream(self, method: str, behaviour: Any) -> Callable[[Any, Context], AsyncIterator[Any]]:
         async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
             try:
-                async for reply in behaviour(request, context):
-                    yield reply
+                async with aclosing(behaviour(request, context)) as replies:
+                    async for reply in replies:
+                        yield reply
             finally:
                 self._said(method, "", context, None)
 
