@@ -45,7 +45,7 @@ async def test_a_run_is_told_from_its_beginning_to_its_end(tmp_path):
 @live
 async def test_admin_calls_are_there_with_their_caller_and_outcome(tmp_path):
     async with running(tmp_path) as it:
-        async with grpc.aio.insecure_channel(it.address, options=client_options()) as channel:
+        async with grpc.aio.insecure_channel(it.admin_address, options=client_options()) as channel:
             admin = rpc.AdminStub(channel)
             await admin.StopRun(pb.StopRunRequest(run_id=it.run.run_id, reason="enough"))
             with pytest.raises(grpc.aio.AioRpcError):
@@ -88,5 +88,6 @@ async def test_the_log_goes_on_in_the_next_process(tmp_path):
             run_id = it.run.run_id
     assert len(events(tmp_path, "coordinator.start")) == 2
     (recovered,) = events(tmp_path, "run.recover")
-    assert (recovered.object, recovered.outcome[:6]) == (run_id, "round ")
+    assert recovered.object == run_id
+    assert recovered.outcome.startswith(("version 0", "round 1")), "whichever the first process had come to"
     assert verify(Source.of_state(tmp_path)).faults == []
