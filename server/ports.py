@@ -1,6 +1,7 @@
 """The ports of a coordinator: for clients and aggregation ranks, for the operator's commands, for those who enrol."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -12,6 +13,7 @@ from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.channel import reached_as, server_options
 from atoll.protocol.identity.names import Identity
 from atoll.server.aggregation_service import AggregationService
+from atoll.server.audit.calls import CallAudit
 from atoll.server.config import CoordinatorConfig
 from atoll.server.coordinator import Coordinator
 from atoll.server.identity.enrolment_port import EnrolmentPort
@@ -48,7 +50,8 @@ class Ports:
         config, members = coordinator.config, gate.members
         guard = Guard(coordinator.admission if members is not None else None)
         calls = CALLS_PER_CLIENT * config.max_connections + CALLS_SPARE
-        clients, admins = _server(guard, calls), _server(guard, ADMIN_CALLS_MAX)
+        interceptors = [CallAudit(coordinator.audit), guard]  # the first sees what those after it refuse
+        clients, admins = _server(interceptors, calls), _server(interceptors, ADMIN_CALLS_MAX)
         rpc.add_CoordinatorServicer_to_server(CoordinatorService(coordinator), clients)
         if coordinator.ranks is not None:
             rpc.add_AggregationServicer_to_server(AggregationService(coordinator, coordinator.ranks), clients)
@@ -85,8 +88,8 @@ class Ports:
         await asyncio.gather(*ends, *([self.enrolment.stop()] if self.enrolment is not None else []))
 
 
-def _server(guard: Guard, calls: int) -> grpc.aio.Server:
-    return grpc.aio.server(options=server_options(), interceptors=[guard], maximum_concurrent_rpcs=calls)
+def _server(interceptors: Sequence[grpc.aio.ServerInterceptor], calls: int) -> grpc.aio.Server:
+    return grpc.aio.server(options=server_options(), interceptors=interceptors, maximum_concurrent_rpcs=calls)
 
 
 def _enrolment_port(config: CoordinatorConfig, members: Members, address: str, admin_address: str) -> EnrolmentPort:
