@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Self
 
@@ -198,7 +198,7 @@ def _builder(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(datetime.fromtimestamp(begin, UTC))
-        .not_valid_after(datetime.fromtimestamp(begin, UTC) + timedelta(seconds=SKEW_S + math.ceil(lifetime_s)))
+        .not_valid_after(datetime.fromtimestamp(math.ceil(now + lifetime_s), UTC))
     )
 
 

@@ -109,7 +109,7 @@ async def enrol(code: JoinCode, folder: Path) -> Credential:
     for address in code.addresses:
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                answer, ca_pem = await _ask(address, code, key)
+                answer, ca_pem = await _ask_again(address, code, key)
             break
         except (Unreachable, TimeoutError) as error:
             faults.append(f"{address}: {error or f'no answer within {TIMEOUT_S:g} s'}")
@@ -134,6 +134,14 @@ def _key_in(folder: Path) -> PrivateKey:
     key = new_key()
     write_private(folder / ENROLLING, key_to_pem(key))
     return key
+
+
+async def _ask_again(address: str, code: JoinCode, key: PrivateKey) -> tuple[pb.Certificate, bytes]:
+    """As `_ask`; once more when the coordinator may have renewed its certificate between our two handshakes."""
+    try:
+        return await _ask(address, code, key)
+    except Unreachable:
+        return await _ask(address, code, key)
 
 
 async def _ask(address: str, code: JoinCode, key: PrivateKey) -> tuple[pb.Certificate, bytes]:

@@ -15,10 +15,11 @@ from atoll.protocol.identity.certificates import (
     read_leaf,
     read_request,
 )
+from atoll.protocol.identity.join_code import JoinCode
 from atoll.protocol.identity.names import Identity
 from atoll.server.identity.authority import Renewal, Signer
 from atoll.server.identity.buckets import Buckets
-from atoll.server.identity.register import Invitation, Member, Refused, Register
+from atoll.server.identity.register import Member, Refused, Register
 from atoll.server.threads import on_thread
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ class Enrolments:
 
     def __init__(self, register: Register, signer: Signer) -> None:
         self._register, self._signer = register, signer
+        self.addresses: tuple[str, ...] = ()
+        """Where to enrol, host:port, as join codes have it."""
         self._listeners: list[Callable[[Identity], None]] = []
         self._enrolling: dict[bytes, asyncio.Lock] = {}  # one at a time of each invitation
         self._renewals = Buckets(RENEWALS_BURST, RENEWALS_PER_S)
@@ -59,13 +62,13 @@ class Enrolments:
         """Call this, on the event loop, when all certificates of an identity have ceased to count."""
         self._listeners.append(listener)
 
-    async def invite(self, identity: Identity, lifetime_s: float) -> Invitation:
-        """An invitation, good for so many seconds; an earlier one of the same identity is void."""
-        invitation = await on_thread(
-            None, lambda: self._register.invite(identity, now=time.time(), lifetime_s=lifetime_s)
-        )
+    async def invite(self, identity: Identity, lifetime_s: float) -> tuple[JoinCode, float]:
+        """A join code that is good for so many seconds, and until when; an earlier one of the same identity is void."""
+        invite = self._register.invite
+        invitation = await on_thread(None, lambda: invite(identity, now=time.time(), lifetime_s=lifetime_s))
         logger.info("%s is invited", identity)
-        return invitation
+        code = JoinCode(self.addresses, self.fingerprint, invitation.id, invitation.secret)
+        return code, invitation.expires_at
 
     async def enrol(self, id: bytes, secret: bytes, request: bytes) -> bytes:
         """Give the holder of an invitation its certificate. Repeated with the same key, it is the same one.

@@ -7,16 +7,20 @@ import grpc
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.identity.certificates import CertificateError
+from atoll.protocol.identity.certificates import CertificateError, server_name
+from atoll.protocol.identity.names import Identity, Role
 from atoll.server.identity.authority import AuthorityAway, NotSigned
 from atoll.server.identity.buckets import Buckets
 from atoll.server.identity.enrolments import Enrolments, TooOften
-from atoll.server.identity.register import Refused
+from atoll.server.identity.register import Member, Refused
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 TRIES_BURST, TRIES_PER_S = 20, 0.5
 """Of one address to enrol."""
+
+LIFETIME_S_MAX = 30 * 86400.0
+"""Of an invitation."""
 
 _CODES: dict[type[Exception], grpc.StatusCode] = {
     CertificateError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -77,6 +81,67 @@ class MembershipService(rpc.MembershipServicer):
         except _REFUSALS as error:
             await _refuse(context, error)
         return pb.Certificate(certificate_pem=pem, ca_pem=self._enrolments.ca_pem)
+
+
+class MembersAdmin:
+    """The part of the operators' commands that is about members.
+
+    Args:
+        enrolments: of the coordinator; None: it proves nothing itself (`--insecure`).
+    """
+
+    def __init__(self, enrolments: Enrolments | None) -> None:
+        self._enrolments = enrolments
+
+    async def Invite(self, request: pb.InviteRequest, context: Context) -> pb.InviteReply:
+        """An invitation, as a join code."""
+        enrolments, identity = await self._open(context), await _identity(context, request.role, request.name)
+        if not 1 <= request.lifetime_s <= LIFETIME_S_MAX:
+            what = f"an invitation for {request.lifetime_s:g} s; allowed: 1 s to {LIFETIME_S_MAX / 86400:g} days"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, what)
+        code, expires_at = await enrolments.invite(identity, request.lifetime_s)
+        return pb.InviteReply(join_code=str(code), expires_at=expires_at)
+
+    async def Revoke(self, request: pb.RevokeRequest, context: Context) -> pb.RevokeReply:
+        """An identity's certificates and invitations count no more."""
+        enrolments, identity = await self._open(context), await _identity(context, request.role, request.name)
+        await enrolments.revoke(identity)
+        return pb.RevokeReply()
+
+    async def ListMembers(self, request: pb.ListMembersRequest, context: Context) -> pb.ListMembersReply:
+        """Everybody who was ever invited or has a certificate."""
+        members = await (await self._open(context)).members()
+        return pb.ListMembersReply(members=map(_row, members))
+
+    async def _open(self, context: Context) -> Enrolments:
+        if self._enrolments is None:
+            what = "this coordinator is --insecure: it has no authority, and no members to invite or revoke"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, what)
+        assert self._enrolments is not None
+        return self._enrolments
+
+
+async def _identity(context: Context, role: str, name: str) -> Identity:
+    try:
+        identity = Identity(Role(role), name)
+        if identity.role in (Role.COORDINATOR, Role.AGGREGATOR):
+            server_name(identity)
+    except ValueError as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+    if identity.role is Role.COORDINATOR:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the coordinator is not invited, and not revoked")
+    return identity
+
+
+def _row(member: Member) -> pb.MemberRow:
+    identity, expires_at = member.identity, member.expires_at or 0.0
+    return pb.MemberRow(
+        role=identity.role,
+        name=identity.name,
+        standing=member.standing,
+        since=member.since,
+        expires_at=expires_at,
+    )
 
 
 async def _refuse(context: Context, error: Exception) -> NoReturn:
