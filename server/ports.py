@@ -1,7 +1,6 @@
 """The ports of a coordinator: for clients and aggregation ranks, for the operator's commands, for those who enrol."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -50,8 +49,7 @@ class Ports:
         config, members = coordinator.config, gate.members
         guard = Guard(coordinator.admission if members is not None else None)
         calls = CALLS_PER_CLIENT * config.max_connections + CALLS_SPARE
-        interceptors = [CallAudit(coordinator.audit), guard]  # the first sees what those after it refuse
-        clients, admins = _server(interceptors, calls), _server(interceptors, ADMIN_CALLS_MAX)
+        clients, admins = _server(coordinator, guard, calls), _server(coordinator, guard, ADMIN_CALLS_MAX)
         rpc.add_CoordinatorServicer_to_server(CoordinatorService(coordinator), clients)
         if coordinator.ranks is not None:
             rpc.add_AggregationServicer_to_server(AggregationService(coordinator, coordinator.ranks), clients)
@@ -73,6 +71,7 @@ class Ports:
         enrolment = None
         if members is not None:
             enrolment = _enrolment_port(config, members, address, admin_address)
+            await _add_health(enrolment.server, "Enrolment")  # a probe has no certificate
         return cls(clients, admins, address, admin_address, enrolment)
 
     async def start(self) -> None:
@@ -88,7 +87,9 @@ class Ports:
         await asyncio.gather(*ends, *([self.enrolment.stop()] if self.enrolment is not None else []))
 
 
-def _server(interceptors: Sequence[grpc.aio.ServerInterceptor], calls: int) -> grpc.aio.Server:
+def _server(coordinator: Coordinator, guard: Guard, calls: int) -> grpc.aio.Server:
+    audit = CallAudit(coordinator.audit)  # one for each: it remembers the handlers of its server
+    interceptors = [audit, guard]  # the first sees what those after it refuse
     return grpc.aio.server(options=server_options(), interceptors=interceptors, maximum_concurrent_rpcs=calls)
 
 

@@ -77,8 +77,8 @@ def test_overrides_of_the_local_training_are_tried_by_check(tmp_path: Path) -> N
         ("round.quorum", "--set: got 'round.quorum'; allowed: key=value, with a key such as round.quorum"),
         ("round.quorun=3", "--set: round.quorun: unknown key (did you mean quorum?"),
         (
-            "coordinator.listen=0.0.0.0:7070",
-            "--set: coordinator.listen: got '0.0.0.0:7070': allowed: 127.0.0.1, localhost",
+            "coordinator.listen=0.0.0.0",
+            "--set: coordinator.listen: got '0.0.0.0': allowed: host:port",
         ),
         ("coordinator.state=3", "--set: coordinator.state: got 3; allowed: path"),
     ],

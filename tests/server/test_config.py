@@ -91,7 +91,7 @@ def test_heartbeats_are_a_third_of_the_lease_unless_they_are_set() -> None:
         ("local.lr={a = 1}", "local.lr: got {'a': 1}; allowed: "),
         ("local.day=1979-05-27", "local.day: got datetime.date(1979, 5, 27); allowed: "),
         ("evaluation.deadline=0", "evaluation.deadline: got 0; allowed: number > 0"),
-        ("coordinator.listen=0.0.0.0:7070", "coordinator.listen: got '0.0.0.0:7070': allowed: 127.0.0.1, localhost"),
+        ("coordinator.listen=0.0.0.0", "coordinator.listen: got '0.0.0.0': allowed: host:port"),
         ("coordinator.keep_versions=0", "coordinator.keep_versions: got 0"),
     ],
 )
