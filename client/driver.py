@@ -55,6 +55,7 @@ from atoll.client.verifier import Verifier
 from atoll.client.workshop import Workshop
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
+from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.vocabulary import RunState
 
 logger = logging.getLogger(__name__)
@@ -78,6 +79,7 @@ class Agent:
         tasks: names of the tasks that it allows.
         runner: who trains.
         state: the agent's directory, locked.
+        dialer: opens the channels to the coordinator and its ranks.
         verifier: of what the coordinator says; None: the connection is `--insecure`, and nothing is signed.
     """
 
@@ -87,6 +89,7 @@ class Agent:
         tasks: Collection[str],
         runner: Runner,
         state: StateDirectory,
+        dialer: Dialer,
         verifier: Verifier | None = None,
     ) -> None:
         self._verifier = verifier
@@ -104,6 +107,7 @@ class Agent:
         self.session = Session(rules, self._rng, self._spool.entries())
         self._line = Line(
             config.join,
+            dialer,
             replaced_wait=config.reconnect_max,
             hello=self._hello,
             on_connected=self._on_connected,

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 from atoll.parallel.task import task_name
 from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import TERMINAL, RejectReason, RunId, RunState
@@ -60,10 +61,16 @@ class UnknownRun(OperatorError):
 
 
 class Coordinator:
-    """See the module docstring. Everything happens on one event loop, but for disk, arithmetic and user code."""
+    """See the module docstring. Everything happens on one event loop, but for disk, arithmetic and user code.
 
-    def __init__(self, config: CoordinatorConfig, state: StateDirectory) -> None:
-        self.config, self.state = config, state
+    Args:
+        config: of the process.
+        state: its directory, locked.
+        dialer: opens the channels to aggregation ranks.
+    """
+
+    def __init__(self, config: CoordinatorConfig, state: StateDirectory, dialer: Dialer) -> None:
+        self.config, self.state, self._dialer = config, state, dialer
         self.journal = Journal(state)
         self.runs: dict[RunId, RunDriver] = {}
         self.queue: list[RunId] = []
@@ -280,7 +287,7 @@ class Coordinator:
     def _reducer(self, config: RunConfig, run_id: RunId, *, is_over: bool = False) -> Reducer:
         make: Callable[..., Reducer] = Reducer
         if self.ranks is not None and num_ranks_of(self.state.run(run_id)) == self.ranks.num_ranks:
-            make = partial(ShardedReducer, self.ranks, run_id, self.config.aggregator_patience)
+            make = partial(ShardedReducer, self.ranks, run_id, self.config.aggregator_patience, self._dialer)
         return make(
             self.state.run(run_id),
             self._folding,
