@@ -80,7 +80,7 @@ def _older(request: Request, seen: Seen) -> str:
 
 
 ACCEPT = "`atoll site accept-rollback`"
-"""What this site's operator can do about it; see docs/identity.md."""
+"""What this site's operator can do about it; see docs/protocol.md."""
 
 
 def run_of(event: Event | None) -> RunId:

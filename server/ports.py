@@ -12,6 +12,7 @@ from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.channel import server_options
 from atoll.server.aggregation_service import AggregationService
 from atoll.server.coordinator import Coordinator
+from atoll.server.identity.guard import Guard
 from atoll.server.identity.listener import Listener
 from atoll.server.service import AdminService, CoordinatorService
 
@@ -39,13 +40,14 @@ class Ports:
             OperatorError: a port is in use, or not allowed.
         """
         config = coordinator.config
+        guards = [Guard(coordinator.admission if listener.proves_callers else None)]
         calls = CALLS_PER_CLIENT * config.max_connections + CALLS_SPARE
-        clients = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=calls)
+        clients = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=calls, interceptors=guards)
         rpc.add_CoordinatorServicer_to_server(CoordinatorService(coordinator), clients)
         if coordinator.ranks is not None:
             rpc.add_AggregationServicer_to_server(AggregationService(coordinator, coordinator.ranks), clients)
         await _add_health(clients, "Coordinator")
-        admins = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=ADMIN_CALLS_MAX)
+        admins = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=ADMIN_CALLS_MAX, interceptors=guards)
         rpc.add_AdminServicer_to_server(AdminService(coordinator), admins)
         await _add_health(admins, "Admin")
         reflection.enable_server_reflection(
