@@ -11,6 +11,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.channel import server_options
 from atoll.server.aggregation_service import AggregationService
+from atoll.server.audit.calls import CallAudit
 from atoll.server.coordinator import Coordinator
 from atoll.server.identity.guard import Guard
 from atoll.server.identity.listener import Listener
@@ -40,14 +41,17 @@ class Ports:
             OperatorError: a port is in use, or not allowed.
         """
         config = coordinator.config
-        guards = [Guard(coordinator.admission if listener.proves_callers else None)]
         calls = CALLS_PER_CLIENT * config.max_connections + CALLS_SPARE
-        clients = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=calls, interceptors=guards)
+        guard = Guard(coordinator.admission if listener.proves_callers else None)
+        interceptors = [CallAudit(coordinator.audit), guard]  # the first sees what the other refuses
+        clients = grpc.aio.server(interceptors=interceptors, options=server_options(), maximum_concurrent_rpcs=calls)
         rpc.add_CoordinatorServicer_to_server(CoordinatorService(coordinator), clients)
         if coordinator.ranks is not None:
             rpc.add_AggregationServicer_to_server(AggregationService(coordinator, coordinator.ranks), clients)
         await _add_health(clients, "Coordinator")
-        admins = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=ADMIN_CALLS_MAX, interceptors=guards)
+        admins = grpc.aio.server(
+            interceptors=interceptors, options=server_options(), maximum_concurrent_rpcs=ADMIN_CALLS_MAX
+        )
         rpc.add_AdminServicer_to_server(AdminService(coordinator), admins)
         await _add_health(admins, "Admin")
         reflection.enable_server_reflection(
