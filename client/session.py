@@ -29,6 +29,7 @@ from atoll.client.events import (
     EvaluationRequest,
     Event,
     Extend,
+    Forbidden,
     JobFailed,
     Key,
     KillWorker,
@@ -158,6 +159,8 @@ class Session:
                 return (Connect(self._back_off()),)
             case Asked(request):
                 return self._asked(event, request, now)
+            case Forbidden(request, reason, detail):
+                return self._forbidden(request, reason, detail, now)
             case Released(run_id, round_id, _, submit):
                 return self._released(("round", run_id, round_id), submit, now)
             case RunEnded(run_id):
@@ -190,6 +193,17 @@ class Session:
         if self.job is not None and self.job.stage is not Stage.STOPPING:
             return self._stop(self.job, submit=False, now=now)  # the coordinator has moved on
         return ()
+
+    def _forbidden(self, request: Request, reason: FailureReason, detail: str, now: float) -> Effects:
+        """Whatever is under way for it ends, unfinished. A finished update has a question of its own to pass."""
+        if request.key in self.outgoing:
+            return ()
+        effects: list[Effect] = [*self._report(request, reason, detail)]
+        if self.next is not None and self.next.request.key == request.key:
+            self.next = None
+        if self.job is not None and self.job.request.key == request.key:
+            effects += self._stop(self.job, submit=False, now=now)
+        return tuple(effects)
 
     def _start_next(self, now: float) -> Effects:
         assert self.next is not None

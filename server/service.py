@@ -77,6 +77,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
                         self._failed(client_id, message.failed)
                     case "evaluated":
                         self._evaluated(client_id, message.evaluated)
+                    case "ready":
+                        coordinator.introduce_again(connection)
                     case "goodbye":
                         coordinator.lost([client_id], LossReason.LEFT)
                     case _:
