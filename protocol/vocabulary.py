@@ -34,6 +34,10 @@ class RunState(StrEnum):
     FAILED = "failed"
 
 
+TERMINAL = frozenset({RunState.FINISHED, RunState.STOPPED, RunState.FAILED})
+"""The states of a run that has ended."""
+
+
 class Fate(StrEnum):
     """What became of one invitation."""
 

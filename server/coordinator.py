@@ -1,12 +1,12 @@
 """The coordinator: it hosts runs, one after the other, knows who is on the line, and comes back after a crash.
 
-It owns what the runs share (the state directory, the hub of control streams, the leases, the threads) and hands each
+It owns what the runs share (the state directory, the threads; who is on the line is in `attendance`) and hands each
 event to the run that it concerns. What a run decides is its machine's business; how it is carried out, its driver's.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NoReturn, TypeVar
@@ -15,25 +15,20 @@ from atoll.parallel.task import task_name
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.settings import ConfigError
-from atoll.protocol.vocabulary import ClientId, LossReason, RejectReason, RoundId, RunId, RunState
-from atoll.server import messages
+from atoll.protocol.vocabulary import TERMINAL, RejectReason, RunId, RunState
+from atoll.server.attendance import Attendance
 from atoll.server.clock import Clock
 from atoll.server.config import CoordinatorConfig, RunConfig
 from atoll.server.driver import RunDriver
 from atoll.server.evaluator import EvaluationFailed, Evaluator, Reference
 from atoll.server.events import (
-    ClientDisconnected,
-    ClientJoined,
-    ClientLost,
     CoordinatorStarted,
     ResumeRequested,
     RunStarted,
     StopRequested,
 )
-from atoll.server.hub import Connection, Hub
 from atoll.server.journal import Journal, RunRow
 from atoll.server.judge import Judge, refused
-from atoll.server.membership import Leases
 from atoll.server.oort import Oort
 from atoll.server.placement import num_ranks_of, write_num_ranks
 from atoll.server.ranks import Ranks
@@ -51,7 +46,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 ALIVE_S = 0.5
 TASK_TIMEOUT_S = 600.0
-TERMINAL = (RunState.FINISHED, RunState.STOPPED, RunState.FAILED)
 
 
 class OperatorError(RuntimeError):
@@ -68,16 +62,15 @@ class Coordinator:
     def __init__(self, config: CoordinatorConfig, state: StateDirectory) -> None:
         self.config, self.state = config, state
         self.journal = Journal(state)
-        self.hub = Hub()
         self.runs: dict[RunId, RunDriver] = {}
         self.queue: list[RunId] = []
         self.clock = Clock(self.journal.last_instant())
         self.compute = ThreadPoolExecutor(2, thread_name_prefix="compute")
         self._folding = ThreadPoolExecutor(1, thread_name_prefix="fold")  # no inspection of a late update delays it
         self._journal_thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
-        self._leases = Leases(config.lease)
-        self.ranks = Ranks(config.aggregators, self._tell_ranks) if config.aggregators else None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.ranks = Ranks(config.aggregators, self._tell_ranks) if config.aggregators else None
+        self.attendance = Attendance(config, self.runs, self.clock, self.ranks, self.spawn)
         self.uploads = Uploads(self.judge, lambda run_id: self.runs[run_id].reducer.store, self.compute)
         self._adding = asyncio.Lock()
         self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
@@ -90,12 +83,12 @@ class Coordinator:
         for row in self.journal.runs():
             await self._recover(row, min(down_since, self.clock.now()))
         self._start_next()
-        self._rely_on(self._watch_leases())
+        self._rely_on(self.attendance.watch_leases())
         self._rely_on(self._stay_alive())
 
     async def stop(self) -> None:
         """End everything; what is not on disk was told to nobody."""
-        for connection in self.hub:
+        for connection in self.attendance.hub:
             connection.close("the coordinator stops")
         if self.ranks is not None:
             self.ranks.close()
@@ -143,6 +136,9 @@ class Coordinator:
             except OSError as error:
                 logger.warning("cannot say that this process lives: %s", error)
             await asyncio.sleep(ALIVE_S)
+
+    def _tell_ranks(self) -> None:
+        self.attendance.tell_ranks()
 
     # ------------------------------------------------------------ runs
 
@@ -214,7 +210,7 @@ class Coordinator:
         self._check_ranks(run_id)
         run.ended.clear()
         resumed = run.post(ResumeRequested())
-        self._introduce_everyone(run)
+        self.attendance.introduce_everyone(run)
         self._rely_on(self._after(run))
         await resumed
 
@@ -250,7 +246,7 @@ class Coordinator:
             run.post(CoordinatorStarted(down_since))
             self._rely_on(self._after(run))
             for client_id in machine.ledger.membership.members:
-                self._leases.heard(client_id, self.clock.now())  # it has a fresh lease to come back
+                self.attendance.heard(client_id)  # it has a fresh lease to come back
             logger.info("run %s goes on in %s", row.run_id, _where(machine))
 
     def _host(self, row: RunRow, machine: RunMachine, seq: int, evaluator: Evaluator, reducer: Reducer) -> RunDriver:
@@ -265,7 +261,7 @@ class Coordinator:
             reducer=reducer,
             evaluator=evaluator,
             sampler=_sampler(row.config, is_over=machine.ledger.state in TERMINAL),
-            hub=self.hub,
+            hub=self.attendance.hub,
             clock=self.clock,
             crash=self._crash,
             keep_rounds=self.config.keep_rounds,
@@ -307,7 +303,7 @@ class Coordinator:
             return
         run = self.runs[self.queue.pop(0)]
         self._begin(run)
-        self._introduce_everyone(run)
+        self.attendance.introduce_everyone(run)
         self._rely_on(self._after(run))
 
     def _begin(self, run: RunDriver) -> None:
@@ -316,94 +312,6 @@ class Coordinator:
     async def _after(self, run: RunDriver) -> None:
         await run.ended.wait()
         self._start_next()
-
-    # ------------------------------------------------------------ clients
-
-    def has_room_for(self, client_id: ClientId) -> bool:
-        """Whether one more client may connect; one that takes its own place may always."""
-        return client_id in self.hub or len(self.hub) < self.config.max_connections
-
-    def join(self, connection: Connection, hello: pb.Hello) -> None:
-        """A control stream stands."""
-        client_id = connection.client_id
-        self.hub.add(connection)
-        self._leases.heard(client_id, self.clock.now())
-        tasks = sorted({run.task for run in self.runs.values() if run.machine.ledger.state not in TERMINAL})
-        heartbeat, lease = self.config.heartbeat_interval, self.config.lease
-        ranks = self.ranks.addresses() if self.ranks is not None else None
-        welcome = pb.Welcome(heartbeat_s=heartbeat, lease_s=lease, tasks=tasks, ranks=ranks)
-        connection.send(pb.ServerMessage(welcome=welcome))
-        logger.info("%s joined (%d connected)", client_id, len(self.hub))
-        working_on: dict[RunId, list[RoundId]] = {}
-        for work in hello.working_on:
-            working_on.setdefault(RunId(work.run_id), []).append(RoundId(work.round_id))
-        for run_id, run in self.runs.items():
-            if run.machine.ledger.state is RunState.RUNNING and run.task in connection.tasks:
-                rounds = tuple(working_on.get(run_id, ()))
-                run.post(ClientJoined(client_id, connection.session, connection.profile, rounds))
-        for run_id in self._ended_for(connection, working_on):
-            self.spawn(self._tell_end(connection, self.runs[run_id]))
-        if tasks and not connection.tasks & set(tasks):
-            logger.warning("%s allows none of the tasks that are run here (%s)", client_id, ", ".join(tasks))
-
-    def _tell_ranks(self) -> None:
-        """An aggregation rank has come or gone."""
-        assert self.ranks is not None
-        for connection in self.hub:
-            connection.send(pb.ServerMessage(ranks=self.ranks.addresses()))
-
-    async def _tell_end(self, connection: Connection, run: RunDriver) -> None:
-        await run.on_disk()
-        ledger = run.machine.ledger
-        if ledger.state in TERMINAL:
-            connection.send(messages.run_ended(run.run_id, ledger.state, ledger.cause))
-
-    def _ended_for(self, connection: Connection, working_on: Collection[RunId]) -> list[RunId]:
-        """The ended runs that a client must hear of: those it works for; the last one when none of its own is open."""
-        mine = {run_id: run for run_id, run in self.runs.items() if run.task in connection.tasks}
-        ended = [run_id for run_id, run in mine.items() if run.machine.ledger.state in TERMINAL]
-        last = ended[-1:] if len(ended) == len(mine) else []
-        return [run_id for run_id in ended if run_id in working_on or run_id in last]
-
-    def _introduce_everyone(self, run: RunDriver) -> None:
-        for connection in self.hub:
-            if run.task in connection.tasks:
-                run.post(ClientJoined(connection.client_id, connection.session, connection.profile))
-
-    def heard(self, client_id: ClientId) -> None:
-        """A sign of life."""
-        self._leases.heard(client_id, self.clock.now())
-
-    def leave(self, connection: Connection) -> None:
-        """A control stream ended; the client has its lease to come back."""
-        if self.hub.remove(connection):
-            logger.info("%s disconnected (%d connected)", connection.client_id, len(self.hub))
-            for run in self._running_with(connection.client_id):
-                run.post(ClientDisconnected(connection.client_id, connection.session))
-
-    def lost(self, clients: Iterable[ClientId], reason: LossReason) -> None:
-        """Leases ran out, or clients said goodbye."""
-        for client_id in clients:
-            self._leases.forget(client_id)
-            logger.info("%s is lost: %s", client_id, reason)
-            for run in self._running_with(client_id):
-                run.post(ClientLost(client_id, reason))
-            if reason is LossReason.LEASE_EXPIRED:  # it may live, and would wait for an invitation that never comes
-                self.hub.dismiss(client_id, f"silent for {self.config.lease:g} s: connect again")
-
-    def _running_with(self, client_id: ClientId) -> list[RunDriver]:
-        return [
-            run
-            for run in self.runs.values()
-            if run.machine.ledger.state is RunState.RUNNING and client_id in run.machine.ledger.membership.members
-        ]
-
-    async def _watch_leases(self) -> None:
-        while True:
-            due = self._leases.next_due
-            wait = self.config.lease if due is None else due - self.clock.now()
-            await asyncio.sleep(min(max(wait, 0.01), self.config.lease))
-            self.lost(self._leases.expired(self.clock.now()), LossReason.LEASE_EXPIRED)
 
 
 def _sampler(config: RunConfig, *, is_over: bool) -> Sampler | Oort:

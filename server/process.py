@@ -179,4 +179,4 @@ def _next_open(coordinator: Coordinator) -> RunId | None:
 async def _farewell(coordinator: Coordinator) -> None:
     """Let the clients that hear of the end leave by themselves."""
     with suppress(TimeoutError):
-        await asyncio.wait_for(coordinator.hub.empty(), FAREWELL_S)
+        await asyncio.wait_for(coordinator.attendance.hub.empty(), FAREWELL_S)

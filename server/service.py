@@ -51,10 +51,10 @@ class CoordinatorService(rpc.CoordinatorServicer):
             await context.abort(*fault)
         connection = _connection(first.hello)
         connection.handler = asyncio.current_task()
-        if not self._coordinator.has_room_for(connection.client_id):
+        if not self._coordinator.attendance.has_room_for(connection.client_id):
             most = self._coordinator.config.max_connections
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{most} clients are connected: try again later")
-        self._coordinator.join(connection, first.hello)
+        self._coordinator.attendance.join(connection, first.hello)
         del first  # a connection lasts
         reader = self._coordinator.spawn(self._read(requests, connection))
         try:
@@ -63,15 +63,15 @@ class CoordinatorService(rpc.CoordinatorServicer):
             await context.abort(grpc.StatusCode.ABORTED, connection.why)
         finally:
             reader.cancel()
-            self._coordinator.leave(connection)
+            self._coordinator.attendance.leave(connection)
 
     async def _read(self, requests: AsyncIterator[pb.ClientMessage], connection: Connection) -> None:
-        coordinator, client_id = self._coordinator, connection.client_id
+        attendance, client_id = self._coordinator.attendance, connection.client_id
         try:
             async for message in requests:
                 if connection.is_closing:
                     return  # a newer stream of this client has taken over
-                coordinator.heard(client_id)
+                attendance.heard(client_id)
                 match message.WhichOneof("message"):
                     case "failed":
                         self._failed(client_id, message.failed)
@@ -80,7 +80,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
                     case "ready":
                         coordinator.introduce_again(connection)
                     case "goodbye":
-                        coordinator.lost([client_id], LossReason.LEFT)
+                        attendance.lost([client_id], LossReason.LEFT)
                     case _:
                         pass
         except (grpc.aio.AioRpcError, grpc.aio.AbortError) as error:

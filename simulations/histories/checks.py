@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from atoll.client import events as client
 from atoll.client.session import SessionRules
-from atoll.protocol.vocabulary import FailureReason, Fate, Phase, RoundId, RunState
+from atoll.protocol.vocabulary import TERMINAL, FailureReason, Fate, Phase, RoundId
 from atoll.server import events as server
 from atoll.server.record import ClientRecord
 from atoll.server.run import RunMachine
@@ -14,7 +14,6 @@ from atoll.server.sampling import SAMPLERS, draw
 from atoll.simulations.histories.history import AgentStep, History
 from atoll.simulations.histories.referee import Referee
 
-TERMINAL = (RunState.FINISHED, RunState.STOPPED, RunState.FAILED)
 EPSILON = 1e-6
 
 

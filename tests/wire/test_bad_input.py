@@ -260,7 +260,7 @@ def test_hello_that_is_wrong_is_answered_with_a_status(tmp_path, hello, code):
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await a.control.read()
             assert error.value.code() is code
-            assert len(it.coordinator.hub) == 0
+            assert len(it.coordinator.attendance.hub) == 0
 
     check(tmp_path)
 

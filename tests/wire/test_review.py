@@ -374,10 +374,10 @@ async def test_client_that_reads_nothing_does_not_keep_its_place(tmp_path):
         patch.setattr("atoll.server.hub.DISMISS_S", 0.1)
         async with running(tmp_path / "state", coordinator__lease=0.5) as it, it.client("a") as a:
             await a.next("welcome")
-            connection = next(iter(it.coordinator.hub))
+            connection = next(iter(it.coordinator.attendance.hub))
             for _ in range(100):
                 connection.send(pb.ServerMessage(run_ended=pb.RunEnded(cause="x" * 100_000)))
-            await until(lambda: len(it.coordinator.hub) == 0)
+            await until(lambda: len(it.coordinator.attendance.hub) == 0)
 
 
 @live

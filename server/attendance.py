@@ -1,0 +1,142 @@
+"""Who is on the line: control streams that begin and end, leases that run out, and which runs hear of it.
+
+A client has one control stream and one lease, whatever runs it takes part in; each run that hosts one of its tasks is
+told when it comes and goes.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
+from typing import Any
+
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.vocabulary import TERMINAL, ClientId, LossReason, RoundId, RunId, RunState
+from atoll.server import messages
+from atoll.server.clock import Clock
+from atoll.server.config import CoordinatorConfig
+from atoll.server.driver import RunDriver
+from atoll.server.events import ClientDisconnected, ClientJoined, ClientLost
+from atoll.server.hub import Connection, Hub
+from atoll.server.membership import Leases
+from atoll.server.ranks import Ranks
+
+logger = logging.getLogger(__name__)
+
+
+class Attendance:
+    """The clients of one coordinator, all its runs together. Everything happens on its event loop.
+
+    Args:
+        config: of the coordinator.
+        runs: all that it hosts, by their ids; it may grow.
+        clock: of the coordinator.
+        ranks: of the aggregation, when it has any.
+        spawn: run something beside everything else.
+    """
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        runs: Mapping[RunId, RunDriver],
+        clock: Clock,
+        ranks: Ranks | None,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        self.hub = Hub()
+        self._config, self._runs, self._clock, self._ranks, self._spawn = config, runs, clock, ranks, spawn
+        self._leases = Leases(config.lease)
+
+    # ------------------------------------------------------------ coming
+
+    def has_room_for(self, client_id: ClientId) -> bool:
+        """Whether one more client may connect; one that takes its own place may always."""
+        return client_id in self.hub or len(self.hub) < self._config.max_connections
+
+    def join(self, connection: Connection, hello: pb.Hello) -> None:
+        """A control stream stands."""
+        client_id = connection.client_id
+        self.hub.add(connection)
+        self.heard(client_id)
+        tasks = sorted({run.task for run in self._runs.values() if run.machine.ledger.state not in TERMINAL})
+        self._welcome(connection, tasks)
+        logger.info("%s joined (%d connected)", client_id, len(self.hub))
+        working_on: dict[RunId, list[RoundId]] = {}
+        for work in hello.working_on:
+            working_on.setdefault(RunId(work.run_id), []).append(RoundId(work.round_id))
+        for run_id, run in self._runs.items():
+            if run.machine.ledger.state is RunState.RUNNING and run.task in connection.tasks:
+                rounds = tuple(working_on.get(run_id, ()))
+                run.post(ClientJoined(client_id, connection.session, connection.profile, rounds))
+        for run_id in self._ended_for(connection, working_on):
+            self._spawn(self._tell_end(connection, self._runs[run_id]))
+        if tasks and not connection.tasks & set(tasks):
+            logger.warning("%s allows none of the tasks that are run here (%s)", client_id, ", ".join(tasks))
+
+    def _welcome(self, connection: Connection, tasks: list[str]) -> None:
+        heartbeat, lease = self._config.heartbeat_interval, self._config.lease
+        ranks = self._ranks.addresses() if self._ranks is not None else None
+        welcome = pb.Welcome(heartbeat_s=heartbeat, lease_s=lease, tasks=tasks, ranks=ranks)
+        connection.send(pb.ServerMessage(welcome=welcome))
+
+    async def _tell_end(self, connection: Connection, run: RunDriver) -> None:
+        await run.on_disk()
+        ledger = run.machine.ledger
+        if ledger.state in TERMINAL:
+            connection.send(messages.run_ended(run.run_id, ledger.state, ledger.cause))
+
+    def _ended_for(self, connection: Connection, working_on: Collection[RunId]) -> list[RunId]:
+        """The ended runs that a client must hear of: those it works for; the last one when none of its own is open."""
+        mine = {run_id: run for run_id, run in self._runs.items() if run.task in connection.tasks}
+        ended = [run_id for run_id, run in mine.items() if run.machine.ledger.state in TERMINAL]
+        last = ended[-1:] if len(ended) == len(mine) else []
+        return [run_id for run_id in ended if run_id in working_on or run_id in last]
+
+    def introduce_everyone(self, run: RunDriver) -> None:
+        """Tell a run that begins, or goes on, who is here."""
+        for connection in self.hub:
+            if run.task in connection.tasks:
+                run.post(ClientJoined(connection.client_id, connection.session, connection.profile))
+
+    def tell_ranks(self) -> None:
+        """An aggregation rank has come or gone."""
+        assert self._ranks is not None
+        for connection in self.hub:
+            connection.send(pb.ServerMessage(ranks=self._ranks.addresses()))
+
+    # ------------------------------------------------------------ going
+
+    def heard(self, client_id: ClientId) -> None:
+        """A sign of life."""
+        self._leases.heard(client_id, self._clock.now())
+
+    def leave(self, connection: Connection) -> None:
+        """A control stream ended; the client has its lease to come back."""
+        if self.hub.remove(connection):
+            logger.info("%s disconnected (%d connected)", connection.client_id, len(self.hub))
+            for run in self._running_with(connection.client_id):
+                run.post(ClientDisconnected(connection.client_id, connection.session))
+
+    def lost(self, clients: Iterable[ClientId], reason: LossReason) -> None:
+        """Leases ran out, or clients said goodbye."""
+        for client_id in clients:
+            self._leases.forget(client_id)
+            logger.info("%s is lost: %s", client_id, reason)
+            for run in self._running_with(client_id):
+                run.post(ClientLost(client_id, reason))
+            if reason is LossReason.LEASE_EXPIRED:  # it may live, and would wait for an invitation that never comes
+                self.hub.dismiss(client_id, f"silent for {self._config.lease:g} s: connect again")
+
+    def _running_with(self, client_id: ClientId) -> list[RunDriver]:
+        return [
+            run
+            for run in self._runs.values()
+            if run.machine.ledger.state is RunState.RUNNING and client_id in run.machine.ledger.membership.members
+        ]
+
+    async def watch_leases(self) -> None:
+        """Until cancelled: name those who have been silent for too long."""
+        while True:
+            due = self._leases.next_due
+            wait = self._config.lease if due is None else due - self._clock.now()
+            await asyncio.sleep(min(max(wait, 0.01), self._config.lease))
+            self.lost(self._leases.expired(self._clock.now()), LossReason.LEASE_EXPIRED)
