@@ -39,6 +39,7 @@ from atoll.protocol.vocabulary import ClientId, FailureReason
 
 logger = logging.getLogger(__name__)
 
+
 class NotAdmitted(Exception):
     """The site's own policy does not allow the work."""
 

@@ -109,8 +109,11 @@ class Round(OpenRound):
         """Someone joined, or the round opened: draw as soon as enough clients are available."""
         if self.phase is not Phase.SELECTING or self._is_drawing:
             return ()
-        if self.membership.num_available < self.policy.num_needed_to_draw:
+        needed = self.policy.num_needed_to_draw
+        if self.membership.num_connected < needed:
             return ()
+        if self.membership.num_available < needed and not self._can_make_quorum():
+            return ()  # for those who have declined nobody waits, unless nothing comes of it without them
         return self._draw()
 
     def _can_make_quorum(self) -> bool:

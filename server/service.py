@@ -78,7 +78,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
                     case "evaluated":
                         self._evaluated(client_id, message.evaluated)
                     case "ready":
-                        coordinator.introduce_again(connection)
+                        attendance.introduce_again(connection)
                     case "goodbye":
                         attendance.lost([client_id], LossReason.LEFT)
                     case _:

@@ -47,7 +47,9 @@ class Hours(BaseModel):
     @model_validator(mode="after")
     def _is_a_time_span(self) -> "Hours":
         if self.begin == self.end or self.begin == "24:00":
-            raise ValueError(f"begin {self.begin} and end {self.end} are no hours; allowed, for all day: 00:00 and 24:00")
+            raise ValueError(
+                f"begin {self.begin} and end {self.end} are no hours; allowed, for all day: 00:00 and 24:00"
+            )
         return self
 
 

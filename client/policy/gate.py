@@ -10,7 +10,7 @@ from pathlib import Path
 
 from atoll.aggregation.chunks import encoded_bytes
 from atoll.aggregation.codecs import parse_codec
-from atoll.client.events import EvaluationRequest, Invitation, Request
+from atoll.client.events import EvaluationRequest, Request
 from atoll.client.policy.decide import (
     Decision,
     Kind,
@@ -159,6 +159,8 @@ def _update_bytes(model: VersionManifest, codec: str) -> int:
         return model.num_bytes
     encoding = parse_codec(codec)
     return sum(
-        min(tensor.num_bytes, encoded_bytes(encoding, tensor.num_elements)) if tensor.dtype == "F32" else tensor.num_bytes
+        min(tensor.num_bytes, encoded_bytes(encoding, tensor.num_elements))
+        if tensor.dtype == "F32"
+        else tensor.num_bytes
         for tensor in model.layout
     )
