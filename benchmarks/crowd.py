@@ -71,7 +71,7 @@ async def crowd(address: str, folder: Path, first: int, count: int) -> None:
         name = f"client-{number:05d}"
         config = AgentConfig(site=name, join=address, state=folder / name, reconnect_max=2.0)
         state = StateDirectory(config.state)
-        agent = Agent(config, [TASK], Instant(), state, Gate(None, state.path))
+        agent = Agent(config, [TASK], Instant(), state, Gate(None, state.path), InsecureDialer())
         agents.append(agent)
         running.append(asyncio.ensure_future(agent.run()))
         await connected(agents, but=DIALS_AT_ONCE)

@@ -56,6 +56,7 @@ from atoll.client.uploads import Uploads
 from atoll.client.workshop import NotAdmitted, Workshop
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
+from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.vocabulary import RunState
 
@@ -84,10 +85,17 @@ class Agent:
         runner: who trains.
         state: the agent's directory, locked.
         gate: the site's own policy.
+        dialer: opens the channels to the coordinator and its ranks.
     """
 
     def __init__(
-        self, config: AgentConfig, tasks: Collection[str], runner: Runner, state: StateDirectory, gate: Gate
+        self,
+        config: AgentConfig,
+        tasks: Collection[str],
+        runner: Runner,
+        state: StateDirectory,
+        gate: Gate,
+        dialer: Dialer,
     ) -> None:
         self._config, self._tasks, self._runner, self._gate = config, frozenset(tasks), runner, gate
         self._loop = asyncio.get_running_loop()
@@ -103,6 +111,7 @@ class Agent:
         self.session = Session(rules, self._rng, self._spool.entries())
         self._line = Line(
             config.join,
+            dialer,
             replaced_wait=config.reconnect_max,
             hello=self._hello,
             on_connected=self._on_connected,

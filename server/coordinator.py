@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeVar
 
 from atoll.parallel.task import task_name
 from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import TERMINAL, RejectReason, RunId, RunState
@@ -27,6 +28,8 @@ from atoll.server.events import (
     RunStarted,
     StopRequested,
 )
+from atoll.server.identity.admission import Admission, joined
+from atoll.server.identity.revocations import Revocations
 from atoll.server.journal import Journal, RunRow
 from atoll.server.judge import Judge, refused
 from atoll.server.oort import Oort
@@ -57,10 +60,16 @@ class UnknownRun(OperatorError):
 
 
 class Coordinator:
-    """See the module docstring. Everything happens on one event loop, but for disk, arithmetic and user code."""
+    """See the module docstring. Everything happens on one event loop, but for disk, arithmetic and user code.
 
-    def __init__(self, config: CoordinatorConfig, state: StateDirectory) -> None:
-        self.config, self.state = config, state
+    Args:
+        config: of the process.
+        state: its directory, locked.
+        dialer: opens the channels to aggregation ranks.
+    """
+
+    def __init__(self, config: CoordinatorConfig, state: StateDirectory, dialer: Dialer) -> None:
+        self.config, self.state, self._dialer = config, state, dialer
         self.journal = Journal(state)
         self.runs: dict[RunId, RunDriver] = {}
         self.queue: list[RunId] = []
@@ -72,6 +81,7 @@ class Coordinator:
         self.ranks = Ranks(config.aggregators, self._tell_ranks) if config.aggregators else None
         self.attendance = Attendance(config, self.runs, self.clock, self.ranks, self.spawn)
         self.uploads = Uploads(self.judge, lambda run_id: self.runs[run_id].reducer.store, self.compute)
+        self.admission = Admission(Revocations().is_revoked, joined(self.runs))
         self._adding = asyncio.Lock()
         self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
@@ -274,7 +284,7 @@ class Coordinator:
     def _reducer(self, config: RunConfig, run_id: RunId, *, is_over: bool = False) -> Reducer:
         make: Callable[..., Reducer] = Reducer
         if self.ranks is not None and num_ranks_of(self.state.run(run_id)) == self.ranks.num_ranks:
-            make = partial(ShardedReducer, self.ranks, run_id, self.config.aggregator_patience)
+            make = partial(ShardedReducer, self.ranks, run_id, self.config.aggregator_patience, self._dialer)
         return make(
             self.state.run(run_id),
             self._folding,

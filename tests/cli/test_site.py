@@ -66,7 +66,15 @@ def test_a_mistake_is_told_and_makes_nothing(state: Path) -> None:
 
 def test_an_agent_does_not_start_with_a_policy_that_is_not_valid(tmp_path: Path) -> None:
     invoke("new", tmp_path)
-    agent = ("agent", f"{tmp_path}/task.py:task", "--site", "north", "--check", "--policy", tmp_path / "policy.toml")
+    agent = (
+        "agent",
+        "tests/federation/trouble.py:task",
+        "--site",
+        "a",
+        "--check",
+        "--policy",
+        tmp_path / "policy.toml",
+    )
     assert f'policy = "{tmp_path / "policy.toml"}"' in invoke(*agent).stdout
     assert PolicyFile(tmp_path / "policy.toml").policy is not None
     (tmp_path / "policy.toml").write_text('runs = ["*"]\nrounds = 3\n')
