@@ -19,6 +19,7 @@ from atoll.client.events import Sums
 from atoll.client.policy.gate import Gate
 from atoll.client.runner import EvaluateOrder, Training, TrainOrder
 from atoll.client.statedir import StateDirectory
+from atoll.protocol.identity.dialer import InsecureDialer
 
 TASK = "benchmarks.tasks:empty"
 DIALS_AT_ONCE = 50
