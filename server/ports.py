@@ -11,6 +11,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.channel import server_options
 from atoll.server.aggregation_service import AggregationService
+from atoll.server.audit.calls import CallAudit
 from atoll.server.coordinator import Coordinator
 from atoll.server.identity.listener import Listener
 from atoll.server.service import AdminService, CoordinatorService
@@ -40,12 +41,15 @@ class Ports:
         """
         config = coordinator.config
         calls = CALLS_PER_CLIENT * config.max_connections + CALLS_SPARE
-        clients = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=calls)
+        interceptors = [CallAudit(coordinator.audit)]  # the first sees what those after it refuse
+        clients = grpc.aio.server(interceptors=interceptors, options=server_options(), maximum_concurrent_rpcs=calls)
         rpc.add_CoordinatorServicer_to_server(CoordinatorService(coordinator), clients)
         if coordinator.ranks is not None:
             rpc.add_AggregationServicer_to_server(AggregationService(coordinator, coordinator.ranks), clients)
         await _add_health(clients, "Coordinator")
-        admins = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=ADMIN_CALLS_MAX)
+        admins = grpc.aio.server(
+            interceptors=interceptors, options=server_options(), maximum_concurrent_rpcs=ADMIN_CALLS_MAX
+        )
         rpc.add_AdminServicer_to_server(AdminService(coordinator), admins)
         await _add_health(admins, "Admin")
         reflection.enable_server_reflection(

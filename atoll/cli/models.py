@@ -13,6 +13,7 @@ from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.looking import history_of, in_words, measures, newest_version, run_of
 from atoll.cli.printing import as_json, clock, say, size, table
+from atoll.cli.writing_down import write_down
 
 if TYPE_CHECKING:
     from atoll.protocol.manifest import VersionManifest
@@ -76,12 +77,14 @@ def export(
     wire from the others, for which the coordinator must run.
     """
     from atoll.protocol.vocabulary import Version
+    from atoll.server.audit.actions import Action
 
     with history_of(state, database) as history:
         row = run_of(history, run)
         chosen = Version(newest_version(history, row.run_id) if version is None else version)
         recorded = {known.version: known.digest for known in history.versions(row.run_id)}
         digest, num_bytes = _copy(_Place(history, row.run_id), chosen, recorded.get(chosen), out)
+    write_down(state, Action.MODEL_EXPORT, f"{row.run_id} version {chosen}", digests={"model": digest})
     if json:
         as_json({"run": row.run_id, "version": chosen, "digest": digest, "out": out, "num_bytes": num_bytes})
     else:
