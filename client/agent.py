@@ -10,6 +10,7 @@ from atoll.client.runner import Runner
 from atoll.client.statedir import StateDirectory
 from atoll.client.worker import WorkerRunner
 from atoll.parallel.task import TaskNotFound, task_name
+from atoll.protocol.identity.dialer import InsecureDialer
 from atoll.protocol.settings import ConfigError
 
 
@@ -39,7 +40,7 @@ async def run_agent(
                 threads=config.threads or None,
                 device=config.device,
             )
-        agent = Agent(config, tasks, runner, state)
+        agent = Agent(config, tasks, runner, state, InsecureDialer())
         for number in handled:
             loop.add_signal_handler(number, agent.stop)
         return await agent.run()

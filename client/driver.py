@@ -53,6 +53,7 @@ from atoll.client.uploads import Uploads
 from atoll.client.workshop import Workshop
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
+from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.vocabulary import RunState
 
 logger = logging.getLogger(__name__)
@@ -76,9 +77,12 @@ class Agent:
         tasks: names of the tasks that it allows.
         runner: who trains.
         state: the agent's directory, locked.
+        dialer: opens the channels to the coordinator and its ranks.
     """
 
-    def __init__(self, config: AgentConfig, tasks: Collection[str], runner: Runner, state: StateDirectory) -> None:
+    def __init__(
+        self, config: AgentConfig, tasks: Collection[str], runner: Runner, state: StateDirectory, dialer: Dialer
+    ) -> None:
         self._config, self._tasks, self._runner = config, frozenset(tasks), runner
         self._loop = asyncio.get_running_loop()
         self._rng = random.Random(config.site)
@@ -93,6 +97,7 @@ class Agent:
         self.session = Session(rules, self._rng, self._spool.entries())
         self._line = Line(
             config.join,
+            dialer,
             replaced_wait=config.reconnect_max,
             hello=self._hello,
             on_connected=self._on_connected,

@@ -440,6 +440,38 @@ class Collect(_message.Message):
     oldest_base: int
     def __init__(self, run_id: _Optional[str] = ..., current: _Optional[int] = ..., keep_versions: _Optional[int] = ..., pinned: _Optional[_Iterable[int]] = ..., is_over: bool = ..., oldest_base: _Optional[int] = ...) -> None: ...
 
+class AdmitRequest(_message.Message):
+    __slots__ = ("callers",)
+    CALLERS_FIELD_NUMBER: _ClassVar[int]
+    callers: _containers.RepeatedCompositeFieldContainer[Caller]
+    def __init__(self, callers: _Optional[_Iterable[_Union[Caller, _Mapping]]] = ...) -> None: ...
+
+class Caller(_message.Message):
+    __slots__ = ("role", "name", "serial", "run_id")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    name: str
+    serial: bytes
+    run_id: str
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., serial: _Optional[bytes] = ..., run_id: _Optional[str] = ...) -> None: ...
+
+class AdmitReply(_message.Message):
+    __slots__ = ("refusals",)
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
+    def __init__(self, refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("detail", "is_revoked")
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    IS_REVOKED_FIELD_NUMBER: _ClassVar[int]
+    detail: str
+    is_revoked: bool
+    def __init__(self, detail: _Optional[str] = ..., is_revoked: bool = ...) -> None: ...
+
 class OpenedUpdate(_message.Message):
     __slots__ = ("verdict",)
     VERDICT_FIELD_NUMBER: _ClassVar[int]
@@ -461,12 +493,14 @@ class SubmittedUpdate(_message.Message):
     def __init__(self, opened: _Optional[_Union[UploadOpen, _Mapping]] = ..., rank: _Optional[int] = ..., meta: _Optional[bytes] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class UpdatesRequest(_message.Message):
-    __slots__ = ("run_id", "digests")
+    __slots__ = ("run_id", "digests", "rank")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     digests: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, run_id: _Optional[str] = ..., digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    rank: int
+    def __init__(self, run_id: _Optional[str] = ..., digests: _Optional[_Iterable[bytes]] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class AcceptedUpdate(_message.Message):
     __slots__ = ("digest", "meta")
@@ -539,3 +573,97 @@ class RunReply(_message.Message):
     state: str
     message: str
     def __init__(self, run_id: _Optional[str] = ..., state: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class InviteRequest(_message.Message):
+    __slots__ = ("role", "name", "lifetime_s")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LIFETIME_S_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    name: str
+    lifetime_s: float
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., lifetime_s: _Optional[float] = ...) -> None: ...
+
+class InviteReply(_message.Message):
+    __slots__ = ("join_code", "expires_at")
+    JOIN_CODE_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    join_code: str
+    expires_at: float
+    def __init__(self, join_code: _Optional[str] = ..., expires_at: _Optional[float] = ...) -> None: ...
+
+class RevokeRequest(_message.Message):
+    __slots__ = ("role", "name")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    name: str
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class RevokeReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListMembersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListMembersReply(_message.Message):
+    __slots__ = ("members",)
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    members: _containers.RepeatedCompositeFieldContainer[MemberRow]
+    def __init__(self, members: _Optional[_Iterable[_Union[MemberRow, _Mapping]]] = ...) -> None: ...
+
+class MemberRow(_message.Message):
+    __slots__ = ("role", "name", "standing", "since", "expires_at")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    name: str
+    standing: str
+    since: float
+    expires_at: float
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., standing: _Optional[str] = ..., since: _Optional[float] = ..., expires_at: _Optional[float] = ...) -> None: ...
+
+class GetAuthorityRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AuthorityReply(_message.Message):
+    __slots__ = ("ca_pem",)
+    CA_PEM_FIELD_NUMBER: _ClassVar[int]
+    ca_pem: bytes
+    def __init__(self, ca_pem: _Optional[bytes] = ...) -> None: ...
+
+class EnrolRequest(_message.Message):
+    __slots__ = ("id", "secret", "request")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    id: bytes
+    secret: bytes
+    request: bytes
+    def __init__(self, id: _Optional[bytes] = ..., secret: _Optional[bytes] = ..., request: _Optional[bytes] = ...) -> None: ...
+
+class RenewRequest(_message.Message):
+    __slots__ = ("request", "signature")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    request: bytes
+    signature: bytes
+    def __init__(self, request: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Certificate(_message.Message):
+    __slots__ = ("certificate_pem", "ca_pem", "address", "admin_address")
+    CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
+    CA_PEM_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ADMIN_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    certificate_pem: bytes
+    ca_pem: bytes
+    address: str
+    admin_address: str
+    def __init__(self, certificate_pem: _Optional[bytes] = ..., ca_pem: _Optional[bytes] = ..., address: _Optional[str] = ..., admin_address: _Optional[str] = ...) -> None: ...
