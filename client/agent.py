@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from atoll.client.config import AgentConfig
 from atoll.client.driver import Agent
 from atoll.client.memory import Memory
+from atoll.client.policy.gate import Gate
 from atoll.client.runner import Runner
 from atoll.client.statedir import StateDirectory
 from atoll.client.verifier import Verifier
@@ -35,11 +36,13 @@ async def run_agent(
             believes whatever comes.
 
     Raises:
-        ConfigError: the state directory is in use, or a task does not load: exit code 2.
+        ConfigError: the state directory is in use, the policy is not valid, or a task does not load: exit code 2.
     """
     state = StateDirectory(config.state)
+    gate = None
     loop, handled = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT) if handle_signals else ()
     try:
+        gate = Gate(config.policy, state.path)
         if runner is None:
             runner = WorkerRunner(
                 tasks,
@@ -50,13 +53,15 @@ async def run_agent(
                 device=config.device,
             )
         verifier = Verifier(config.site, authorities, Memory(state.seen)) if authorities is not None else None
-        agent = Agent(config, tasks, runner, state, InsecureDialer(), verifier)
+        agent = Agent(config, tasks, runner, state, gate, InsecureDialer(), verifier)
         for number in handled:
             loop.add_signal_handler(number, agent.stop)
         return await agent.run()
     finally:
         for number in handled:
             loop.remove_signal_handler(number)
+        if gate is not None:
+            gate.close()
         state.close()
 
 
