@@ -79,6 +79,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
                         self._failed(client_id, message.failed)
                     case "evaluated":
                         self._evaluated(client_id, message.evaluated)
+                    case "ready":
+                        attendance.introduce_again(connection)
                     case "goodbye":
                         attendance.lost([client_id], LossReason.LEFT)
                     case _:
