@@ -1,6 +1,7 @@
 """The agent: its directory, its worker, its signals around the driver; and the names of its tasks."""
 
 import asyncio
+import os
 import signal
 from collections.abc import Iterable, Mapping
 
@@ -12,6 +13,7 @@ from atoll.client.statedir import StateDirectory
 from atoll.client.worker import WorkerRunner
 from atoll.parallel.task import TaskNotFound, task_name
 from atoll.protocol.identity.dialer import InsecureDialer
+from atoll.protocol.proxy import through_proxy
 from atoll.protocol.settings import ConfigError
 
 
@@ -27,7 +29,8 @@ async def run_agent(
         handle_signals: end orderly at SIGTERM and SIGINT; only in the main thread.
 
     Raises:
-        ConfigError: the state directory is in use, the policy is not valid, or a task does not load: exit code 2.
+        ConfigError: the state directory is in use, the policy is not valid, the environment names a
+            proxy that cannot be used, or a task does not load: exit code 2.
     """
     state = StateDirectory(config.state)
     gate = None
@@ -43,7 +46,8 @@ async def run_agent(
                 threads=config.threads or None,
                 device=config.device,
             )
-        agent = Agent(config, tasks, runner, state, gate, InsecureDialer())
+        dialer = through_proxy(InsecureDialer(), os.environ)
+        agent = Agent(config, tasks, runner, state, gate, dialer)
         for number in handled:
             loop.add_signal_handler(number, agent.stop)
         return await agent.run()
