@@ -673,3 +673,29 @@ class Certificate(_message.Message):
     address: str
     admin_address: str
     def __init__(self, certificate_pem: _Optional[bytes] = ..., ca_pem: _Optional[bytes] = ..., address: _Optional[str] = ..., admin_address: _Optional[str] = ...) -> None: ...
+
+class SignOrder(_message.Message):
+    __slots__ = ("number", "request", "role", "name", "older_certificate_pem", "consent")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OLDER_CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
+    CONSENT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    request: bytes
+    role: str
+    name: str
+    older_certificate_pem: bytes
+    consent: bytes
+    def __init__(self, number: _Optional[int] = ..., request: _Optional[bytes] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., older_certificate_pem: _Optional[bytes] = ..., consent: _Optional[bytes] = ...) -> None: ...
+
+class SignAnswer(_message.Message):
+    __slots__ = ("number", "certificate_pem", "refusal")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    certificate_pem: bytes
+    refusal: str
+    def __init__(self, number: _Optional[int] = ..., certificate_pem: _Optional[bytes] = ..., refusal: _Optional[str] = ...) -> None: ...
