@@ -1,6 +1,7 @@
 """The agent: its directory, its worker, its signals around the driver; and the names of its tasks."""
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
 
@@ -14,6 +15,7 @@ from atoll.client.verifier import Verifier
 from atoll.client.worker import WorkerRunner
 from atoll.parallel.task import TaskNotFound, task_name
 from atoll.protocol.identity.dialer import InsecureDialer
+from atoll.protocol.proxy import through_proxy
 from atoll.protocol.settings import ConfigError
 
 
@@ -36,7 +38,8 @@ async def run_agent(
             believes whatever comes.
 
     Raises:
-        ConfigError: the state directory is in use, the policy is not valid, or a task does not load: exit code 2.
+        ConfigError: the state directory is in use, the policy is not valid, the environment names a
+            proxy that cannot be used, or a task does not load: exit code 2.
     """
     state = StateDirectory(config.state)
     gate = None
@@ -53,7 +56,8 @@ async def run_agent(
                 device=config.device,
             )
         verifier = Verifier(config.site, authorities, Memory(state.seen)) if authorities is not None else None
-        agent = Agent(config, tasks, runner, state, gate, InsecureDialer(), verifier)
+        dialer = through_proxy(InsecureDialer(), os.environ)
+        agent = Agent(config, tasks, runner, state, gate, dialer, verifier)
         for number in handled:
             loop.add_signal_handler(number, agent.stop)
         return await agent.run()

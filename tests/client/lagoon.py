@@ -303,7 +303,8 @@ class Instant:
 
 def config(lagoon_, state, **fields):
     fields = {"site": "north", "reconnect_min": 0.01, "reconnect_max": 0.2} | fields
-    return AgentConfig(join=lagoon_.address, state=state, **fields)
+    settings = AgentConfig(state=state, **fields)
+    return settings.model_copy(update={"join": lagoon_.address})  # a test may play another machine
 
 
 @asynccontextmanager
