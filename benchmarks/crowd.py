@@ -16,8 +16,11 @@ from atoll.aggregation.tensorfile import NUMPY_DTYPES, parse_header, write
 from atoll.client.config import AgentConfig
 from atoll.client.driver import Agent
 from atoll.client.events import Sums
+from atoll.client.memory import Memory
+from atoll.client.policy.gate import Gate
 from atoll.client.runner import EvaluateOrder, Training, TrainOrder
 from atoll.client.statedir import StateDirectory
+from atoll.client.verifier import Verifier
 from benchmarks.members import member
 
 TASK = "benchmarks.tasks:empty"
@@ -70,8 +73,10 @@ async def crowd(address: str, coordinator_state: Path, folder: Path, first: int,
     for number in range(first, first + count):
         name = f"client-{number:05d}"
         config = AgentConfig(site=name, state=folder / name, reconnect_max=2.0)
+        state = StateDirectory(config.state)
         place = await member(coordinator_state, config.state, name, address)
-        agent = Agent(config, [TASK], Instant(), StateDirectory(config.state), place)
+        verifier = Verifier(name, lambda keeper=place.keeper: keeper.current.ca_pem, Memory(state.seen))
+        agent = Agent(config, [TASK], Instant(), state, Gate(None, state.path), place, verifier)
         agents.append(agent)
         running.append(asyncio.ensure_future(agent.run()))
         await connected(agents, but=DIALS_AT_ONCE)

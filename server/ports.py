@@ -47,7 +47,7 @@ class Ports:
             OperatorError: a port is in use, or not allowed.
         """
         config, members = coordinator.config, gate.members
-        guard = Guard(coordinator.admission if members is not None else None)
+        guard = Guard(coordinator.admission if gate.listener.proves_callers else None)
         calls = CALLS_PER_CLIENT * config.max_connections + CALLS_SPARE
         clients, admins = _server(coordinator, guard, calls), _server(coordinator, guard, ADMIN_CALLS_MAX)
         rpc.add_CoordinatorServicer_to_server(CoordinatorService(coordinator), clients)

@@ -13,7 +13,7 @@ from typing import Any
 from atoll.protocol.vocabulary import RunId, RunState
 from atoll.server.config import CoordinatorConfig, RunConfig
 from atoll.server.coordinator import Coordinator
-from atoll.server.identity.gate import gate_of
+from atoll.server.identity.gate import gate_of, publisher
 from atoll.server.memory import collect_seldom
 from atoll.server.ports import Ports
 from atoll.server.spawned import SpawnedRanks
@@ -59,6 +59,7 @@ async def host(
     with StateDirectory.open(config.state, database=config.database) as state:
         async with gate_of(config, state) as gate:
             coordinator = Coordinator(config, state, gate.dialer, gate.is_revoked)
+            coordinator.signer = publisher(gate, state, coordinator.clock)
             ports = await Ports.open(coordinator, gate)
             stop, ranks = _stop_on_signals(), None
             try:

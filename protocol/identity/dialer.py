@@ -89,4 +89,4 @@ def _name(server: Identity) -> Option:
 
 
 def _options(more: Sequence[Option], *own: Option) -> list[tuple[str, Any]]:
-    return [*client_options(), *more, *own]
+    return list((dict(client_options()) | dict(more) | dict(own)).items())  # of two of one name gRPC takes the first

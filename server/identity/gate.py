@@ -9,14 +9,20 @@ from pathlib import Path
 from atoll.protocol.identity.dialer import Dialer, InsecureDialer, MutualDialer
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR, Identity, aggregator
+from atoll.server.clock import Clock
 from atoll.server.config import CoordinatorConfig
 from atoll.server.identity.authority import Authority, Signer
 from atoll.server.identity.enrolments import Enrolments
 from atoll.server.identity.household import OWNER, Household
 from atoll.server.identity.listener import InsecureListener, Listener, MutualListener
 from atoll.server.identity.register import Register
+from atoll.server.identity.signing import Signer as Publisher
+from atoll.server.identity.signing import publisher_key
 from atoll.server.placement import state_of_rank
 from atoll.server.statedir import StateDirectory
+
+ALIVE_S = 1.0
+"""Since a coordinator last said that it lives, it may have lived for so long."""
 
 AUTHORITY, MINE, OWNERS = "authority", "coordinator", "owner"
 
@@ -67,6 +73,18 @@ async def gate_of(config: CoordinatorConfig, state: StateDirectory) -> AsyncIter
         yield Gate(MutualDialer(own), MutualListener(own), register.revocations.is_revoked, members)
     finally:
         await household.close()
+
+
+def publisher(gate: Gate, state: StateDirectory, clock: Clock) -> Publisher | None:
+    """Who signs what is pushed to clients; None when nobody proves anything.
+
+    Raises:
+        StoreCorrupted: its key is damaged, or may be read by others.
+    """
+    if gate.members is None:
+        return None
+    keeper, last = gate.members.keeper, (state.last_alive() or 0.0) + ALIVE_S
+    return Publisher(publisher_key(identity_folder(state.path)), lambda: keeper.current, clock.now, not_before=last)
 
 
 def identity_folder(state: Path) -> Path:
