@@ -79,7 +79,7 @@ class Updates:
     # ------------------------------------------------------------ in
 
     def add(self, digest: Digest, update: Arrays, report: Report, row: NDArray[Any] | None = None) -> int:
-        """Take a plain update; its size [bytes]. `row`: all its values, side by side; from now on nobody changes them."""
+        """Take a plain update; its size [bytes]. `row`: all its values, side by side, which nobody changes any more."""
         if self._layout is not None:
             if row is None:
                 row = np.concatenate([update[tensor.name].reshape(-1) for tensor in self._layout])
