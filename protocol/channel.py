@@ -68,7 +68,7 @@ def client_options() -> Options:
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 5000),  # also the least time that one attempt to connect is given
         ("grpc.max_reconnect_backoff_ms", 1000),
-        ("grpc.enable_http_proxy", 0),  # loopback only: no proxy is ever on the way
+        ("grpc.enable_http_proxy", 0),  # only who asks for one goes over a proxy: see `proxy`
     ]
 
 

@@ -22,6 +22,7 @@ from atoll.server.call_limits import CallLimits, Connections
 from atoll.server.config import AggregatorConfig
 from atoll.server.coordinator import OperatorError
 from atoll.server.durable import write_atomically
+from atoll.server.identity.guard import Guard
 from atoll.server.identity.listener import InsecureListener, Listener, cannot_listen
 from atoll.server.limits import Callers
 from atoll.server.placement import take_place
@@ -87,12 +88,16 @@ async def host_rank(
 
 async def _listen(rank: Rank, config: AggregatorConfig, listener: Listener) -> tuple[grpc.aio.Server, str]:
     """Open the data plane: port 0 means the port of the last time, for clients that know it, or any other."""
+    register = rank.admission if listener.proves_callers else None
     memory, listens = config.state / "address", [config.listen]
     if config.listen.endswith(":0") and memory.exists():
         listens.insert(0, f"{config.listen[:-2]}:{memory.read_text().rpartition(':')[2]}")
     for listen in listens:
-        limits = CallLimits(Callers(CALLS_PER_CLIENT), Connections().end)
-        server = grpc.aio.server(interceptors=[limits], options=server_options(), maximum_concurrent_rpcs=CALLS_MAX)
+        server = grpc.aio.server(
+            interceptors=[CallLimits(Callers(CALLS_PER_CLIENT), Connections().end), Guard(register)],
+            options=server_options(),
+            maximum_concurrent_rpcs=CALLS_MAX,
+        )
         rpc.add_AggregatorServicer_to_server(AggregatorService(rank), server)
         try:
             address = listener.bind(server, listen)

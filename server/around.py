@@ -1,5 +1,6 @@
 """Something that is done around every call of a server: before its handler begins, and after it has ended."""
 
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, TypeAlias
@@ -42,8 +43,11 @@ class Interceptor(grpc.aio.ServerInterceptor):
     def _wrap(self, method: str, handler: Any) -> Handler:
         kind = "_".join("stream" if is_stream else "unary" for is_stream in _streams(handler))
         make = getattr(grpc, f"{kind}_rpc_method_handler")
-        behaviour = (self._stream if handler.response_streaming else self._unary)(method, getattr(handler, kind))
-        wrapped: Handler = make(behaviour, handler.request_deserializer, handler.response_serializer)
+        behaviour = getattr(
+            handler, kind
+        )  # one of many replies may also write them to its context: health's Watch does
+        wrap = self._stream if inspect.isasyncgenfunction(behaviour) else self._unary
+        wrapped: Handler = make(wrap(method, behaviour), handler.request_deserializer, handler.response_serializer)
         return wrapped
 
     def _unary(self, method: str, behaviour: Any) -> Callable[[Any, Context], Awaitable[Any]]:

@@ -14,6 +14,7 @@ from atoll.server.aggregation_service import AggregationService
 from atoll.server.audit.calls import CallAudit
 from atoll.server.call_limits import CallLimits, Connections
 from atoll.server.coordinator import Coordinator
+from atoll.server.identity.guard import Guard
 from atoll.server.identity.listener import Listener
 from atoll.server.limits import Callers
 from atoll.server.service import AdminService, CoordinatorService
@@ -44,7 +45,8 @@ class Ports:
         config = coordinator.config
         calls = config.calls_per_client * config.max_connections + CALLS_SPARE
         limits = CallLimits(Callers(config.calls_per_client), Connections().end)
-        interceptors = [CallAudit(coordinator.audit), limits]  # the first sees what those after it refuse
+        guard = Guard(coordinator.admission if listener.proves_callers else None)
+        interceptors = [CallAudit(coordinator.audit), limits, guard]  # the first sees what the others refuse
         clients = grpc.aio.server(interceptors=interceptors, options=server_options(), maximum_concurrent_rpcs=calls)
         rpc.add_CoordinatorServicer_to_server(CoordinatorService(coordinator), clients)
         if coordinator.ranks is not None:

@@ -18,6 +18,8 @@ from atoll.server.coordinator import Coordinator, OperatorError, UnknownRun
 from atoll.server.downloads import BadRequest, NotHeld, send_version
 from atoll.server.events import ClientEvaluated, ClientFailed, Profile
 from atoll.server.hub import Connection
+from atoll.server.identity.enrolments import Enrolments
+from atoll.server.identity.services import MembersAdmin
 from atoll.server.limits import MESSAGES_BURST, MESSAGES_PER_S, Bucket
 from atoll.server.messages import NAME_MAX, sums_of
 from atoll.server.news import is_asked, is_failure_news
@@ -60,11 +62,15 @@ class CoordinatorService(rpc.CoordinatorServicer):
         reader = self._coordinator.spawn(self._read(requests, connection))
         try:
             while (message := await connection.outbox.get()) is not None:
-                yield message
+                yield self._signed(message, connection.client_id)
             await context.abort(grpc.StatusCode.ABORTED, connection.why)
         finally:
             reader.cancel()
             self._coordinator.attendance.leave(connection)
+
+    def _signed(self, message: pb.ServerMessage, client_id: ClientId) -> pb.ServerMessage:
+        signer = self._coordinator.signer
+        return message if signer is None else signer.sign(message, client_id)
 
     async def _read(self, requests: AsyncIterator[pb.ClientMessage], connection: Connection) -> None:
         attendance, client_id = self._coordinator.attendance, connection.client_id
@@ -82,6 +88,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
                         self._failed(client_id, message.failed)
                     case "evaluated":
                         self._evaluated(client_id, message.evaluated)
+                    case "ready":
+                        attendance.introduce_again(connection)
                     case "goodbye":
                         attendance.lost([client_id], LossReason.LEFT)
                     case _:
@@ -160,10 +168,11 @@ class CoordinatorService(rpc.CoordinatorServicer):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"cannot be stored now: {error.strerror or error}")
 
 
-class AdminService(rpc.AdminServicer):
-    """What the operator's own commands call, on loopback."""
+class AdminService(MembersAdmin, rpc.AdminServicer):
+    """What the operator's own commands call."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: Coordinator, enrolments: Enrolments | None = None) -> None:
+        super().__init__(enrolments)
         self._coordinator = coordinator
 
     async def StartRun(self, request: pb.StartRunRequest, context: Context) -> pb.RunReply:

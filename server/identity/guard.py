@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 import grpc
 
+from atoll.protocol.identity.names import Role
 from atoll.protocol.vocabulary import RunId
 from atoll.server.identity.claims import Claim, claim_of
 from atoll.server.identity.peer import Context, Peer, peer_of
@@ -73,6 +74,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def __init__(self, register: Register | None) -> None:
         self._register = register
+        self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         self._open: set[_Call] = set()
         self._sweeping: asyncio.Task[None] | None = None
 
@@ -80,10 +82,14 @@ class Guard(grpc.aio.ServerInterceptor):
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
         """The guarded handler of a method; None when there is none, which gRPC answers with UNIMPLEMENTED."""
+        method: str = handler_call_details.method
+        if (known := self._handlers.get(method)) is not None:
+            return known
         handler = await continuation(handler_call_details)
         if handler is None or self._register is None:
             return handler
-        return self._guarded(handler, handler_call_details.method)
+        guarded = self._handlers[method] = self._guarded(handler, method)
+        return guarded
 
     # ------------------------------------------------------------ handlers
 
@@ -173,6 +179,8 @@ class Guard(grpc.aio.ServerInterceptor):
         if touches is Touches.OWN_RUNS:
             call.run_id = RunId(claim.name)
             return await self._ask(call)
+        if touches is Touches.SITES:
+            return None if claim.name in (Role.CLIENT, Role.AGGREGATOR) else _not_its_own(call, claim)
         return None if claim.name == call.peer.identity.name else _not_its_own(call, claim)
 
     async def _end(self, call: _Call, denied: Denied, context: Context) -> None:

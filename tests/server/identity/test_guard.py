@@ -33,24 +33,29 @@ MEMBERS = {
 }
 
 MAY = {
-    Role.OWNER: {"GetManifest", "Download", "StartRun", "StopRun", "ResumeRun", "ListRanks", "ServerReflectionInfo"},
-    Role.AUDITOR: {"GetManifest", "ListRanks"},
+    Role.OWNER: {"GetManifest", "Download", "StartRun", "StopRun", "ResumeRun", "ListRanks", "ServerReflectionInfo"}
+    | {"Invite", "Revoke", "ListMembers"},
+    Role.AUDITOR: {"GetManifest", "ListRanks", "ListMembers"},
     Role.CLIENT: {"Session", "GetManifest", "Download", "Upload"},
-    Role.AGGREGATOR: {"Serve", "Admit", "OpenUpdate", "SubmitUpdate", "GetUpdates", "FindUnused"},
+    Role.AGGREGATOR: {"Admit", "OpenUpdate", "SubmitUpdate", "GetUpdates", "FindUnused"},
     Role.COORDINATOR: set(),
+    Role.AUTHORITY: set(),
 }
 MAY[Role.OPERATOR] = MAY[Role.OWNER]
 BETWEEN_SERVERS = {
+    (Role.AGGREGATOR, "/atoll.v1.Aggregation/Serve"),
     (Role.AGGREGATOR, "/atoll.v1.Coordinator/GetManifest"),
     (Role.AGGREGATOR, "/atoll.v1.Coordinator/Download"),
     (Role.COORDINATOR, "/atoll.v1.Aggregator/Download"),
+    (Role.AUTHORITY, "/atoll.v1.Signing/Serve"),
+    *((role, "/atoll.v1.Membership/Renew") for role in Role if role is not Role.AUTHORITY),
 }
 
 
 def may(role, method):
     """What the design says, written a second time and in other words than the table."""
     name = method.rpartition("/")[2]
-    return name in {"Check", "Watch"} or name in MAY[role] or (role, method) in BETWEEN_SERVERS
+    return name in {"Check", "Watch", "GetAuthority", "Enrol"} or name in MAY[role] or (role, method) in BETWEEN_SERVERS
 
 
 class Members:
@@ -86,6 +91,8 @@ def messages(method, *, own):
         pb.RankMessage: lambda: pb.RankMessage(hello=pb.RankHello(rank=rank)),
         pb.SubmittedUpdate: lambda: pb.SubmittedUpdate(opened=pb.UploadOpen(manifest=manifest(client)), rank=rank),
         pb.UpdatesRequest: lambda: pb.UpdatesRequest(rank=rank),
+        pb.InviteRequest: lambda: pb.InviteRequest(role="client" if own else "operator"),
+        pb.RevokeRequest: lambda: pb.RevokeRequest(role="aggregator" if own else "owner"),
     }
     kind = GetMessageClass(method.input_type)
     return made[kind]() if kind in made else kind()
@@ -165,7 +172,7 @@ async def test_a_role_calls_what_it_may_for_its_own_and_nothing_else():
                     if may(role, path):
                         assert code is grpc.StatusCode.OK, (role, path, detail)
                         continue
-                    assert code is grpc.StatusCode.PERMISSION_DENIED, (role, path)
+                    assert code is grpc.StatusCode.PERMISSION_DENIED, (role, path, detail)
                     assert detail.startswith(f"{caller.identity} may not call {path[1:]}: it takes the role "), detail
 
 
@@ -178,7 +185,8 @@ async def test_nobody_touches_what_is_somebody_elses():
         if touches is not Touches.NOTHING
     }
     assert {path for _, path in foreign if "Aggregat" not in path} == {
-        f"/atoll.v1.Coordinator/{name}" for name in ("Session", "GetManifest", "Download", "Upload")
+        *(f"/atoll.v1.Coordinator/{name}" for name in ("Session", "GetManifest", "Download", "Upload")),
+        *(f"/atoll.v1.Admin/{name}" for name in ("Invite", "Revoke")),
     }
     async with listening(add_all, Guard(Members())) as address:
         for role, path in sorted(foreign):
@@ -186,7 +194,7 @@ async def test_nobody_touches_what_is_somebody_elses():
                 code, detail = await outcome(channel, path, own=False)
                 assert code is grpc.StatusCode.PERMISSION_DENIED, (role, path)
                 assert str(MEMBERS[role].identity) in detail
-                assert any(name in detail for name in ("'south'", "'2'", "theirs")), detail
+                assert any(name in detail for name in ("'south'", "'2'", "theirs", "'operator'", "'owner'")), detail
 
 
 @live
