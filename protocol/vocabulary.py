@@ -102,6 +102,7 @@ class LossReason(StrEnum):
 
     LEASE_EXPIRED = "lease_expired"
     LEFT = "left"
+    REVOKED = "revoked"
 
 
 class CloseReason(StrEnum):
