@@ -34,6 +34,7 @@ from atoll.server.events import (
 )
 from atoll.server.identity.admission import Admission, joined
 from atoll.server.identity.revocations import Revocations
+from atoll.server.identity.signing import Signer
 from atoll.server.journal import Journal, RunRow
 from atoll.server.judge import Judge, refused
 from atoll.server.oort import Oort
@@ -88,6 +89,8 @@ class Coordinator:
         self.attendance = Attendance(config, self.runs, self.clock, self.ranks, self.spawn, self.audit)
         self.uploads = Uploads(self.judge, lambda run_id: self.runs[run_id].reducer.store, self.compute)
         self.admission = Admission(Revocations().is_revoked, joined(self.runs))
+        self.signer: Signer | None = None
+        """Of what is pushed to clients; None: the coordinator is `--insecure`, and nothing is signed."""
         self._adding = asyncio.Lock()
         self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
