@@ -13,6 +13,7 @@ from atoll.protocol.channel import server_options
 from atoll.server.aggregation_service import AggregationService
 from atoll.server.audit.calls import CallAudit
 from atoll.server.coordinator import Coordinator
+from atoll.server.identity.guard import Guard
 from atoll.server.identity.listener import Listener
 from atoll.server.service import AdminService, CoordinatorService
 
@@ -41,7 +42,8 @@ class Ports:
         """
         config = coordinator.config
         calls = CALLS_PER_CLIENT * config.max_connections + CALLS_SPARE
-        interceptors = [CallAudit(coordinator.audit)]  # the first sees what those after it refuse
+        guard = Guard(coordinator.admission if listener.proves_callers else None)
+        interceptors = [CallAudit(coordinator.audit), guard]  # the first sees what the other refuses
         clients = grpc.aio.server(interceptors=interceptors, options=server_options(), maximum_concurrent_rpcs=calls)
         rpc.add_CoordinatorServicer_to_server(CoordinatorService(coordinator), clients)
         if coordinator.ranks is not None:

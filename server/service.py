@@ -61,11 +61,15 @@ class CoordinatorService(rpc.CoordinatorServicer):
         reader = self._coordinator.spawn(self._read(requests, connection))
         try:
             while (message := await connection.outbox.get()) is not None:
-                yield message
+                yield self._signed(message, connection.client_id)
             await context.abort(grpc.StatusCode.ABORTED, connection.why)
         finally:
             reader.cancel()
             self._coordinator.attendance.leave(connection)
+
+    def _signed(self, message: pb.ServerMessage, client_id: ClientId) -> pb.ServerMessage:
+        signer = self._coordinator.signer
+        return message if signer is None else signer.sign(message, client_id)
 
     async def _read(self, requests: AsyncIterator[pb.ClientMessage], connection: Connection) -> None:
         attendance, client_id = self._coordinator.attendance, connection.client_id

@@ -3,6 +3,7 @@
 It stands before all other interceptors, so that it sees what those refuse.
 """
 
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
@@ -58,11 +59,16 @@ class CallAudit(grpc.aio.ServerInterceptor):
         codecs["response_serializer"] = handler.response_serializer
         if handler.response_streaming:
             if handler.request_streaming:
-                return grpc.stream_stream_rpc_method_handler(self._stream(method, handler.stream_stream), **codecs)
-            return grpc.unary_stream_rpc_method_handler(self._stream(method, handler.unary_stream), **codecs)
+                return grpc.stream_stream_rpc_method_handler(self._replying(method, handler.stream_stream), **codecs)
+            return grpc.unary_stream_rpc_method_handler(self._replying(method, handler.unary_stream), **codecs)
         if handler.request_streaming:
             return grpc.stream_unary_rpc_method_handler(self._unary(method, handler.stream_unary), **codecs)
         return grpc.unary_unary_rpc_method_handler(self._unary(method, handler.unary_unary), **codecs)
+
+    def _replying(self, method: str, behaviour: Any) -> Any:
+        """A handler of many replies may also write them to its context, as that of health's Watch does."""
+        wrap = self._stream if inspect.isasyncgenfunction(behaviour) else self._unary
+        return wrap(method, behaviour)
 
     def _unary(self, method: str, behaviour: Any) -> Callable[[Any, Context], Awaitable[Any]]:
         async def unary(request: Any, context: Context) -> Any:
