@@ -103,6 +103,13 @@ class Attendance:
             if run.task in connection.tasks:
                 run.post(ClientJoined(connection.client_id, connection.session, connection.profile))
 
+    def introduce_again(self, connection: Connection) -> None:
+        """A client may be invited again where it had declined; that it says so elsewhere is no news."""
+        client_id = connection.client_id
+        for run in self._running_with(client_id):
+            if run.machine.ledger.membership.has_declined(client_id):
+                run.post(ClientJoined(client_id, connection.session, connection.profile))
+
     def tell_ranks(self) -> None:
         """An aggregation rank has come or gone."""
         assert self._ranks is not None
@@ -136,6 +143,11 @@ class Attendance:
 
     def _say(self, action: Action, client_id: ClientId, outcome: str = "ok") -> None:
         self._audit.say_seldom(action, client_id, outcome, caller=Caller(client_id, "client"))
+
+    def revoked(self, client_id: ClientId) -> None:
+        """It is no member any more: its stream ends, and its runs go on without it."""
+        self.lost([client_id], LossReason.REVOKED)
+        self.hub.dismiss(client_id, f"client {client_id} is revoked")
 
     def _running_with(self, client_id: ClientId) -> list[RunDriver]:
         return [
