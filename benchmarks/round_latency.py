@@ -17,10 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
-
-from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.cli import admin
 from atoll.protocol.vocabulary import Phase, RunId, RunState
 from atoll.server.history import History
 from atoll.server.record import RoundRecord
@@ -76,9 +73,9 @@ def measure(num_clients: int, num_rounds: int, folder: Path) -> Measured:
         settings = {"coordinator__state": state, "coordinator__listen": "127.0.0.1:0"}
         processes.start("coordinator", coordinator_command(**settings, coordinator__keep_rounds=num_rounds + WARM_UP))
         address = wait_for_address(processes, "coordinator", state)
-        connect(processes, address, num_clients)
+        connect(processes, address, state, num_clients)
         before, crowds_before = processes.usage("coordinator"), crowds_cpu_s(processes)
-        run_id = start_run(address, cohort_size, num_rounds + WARM_UP)
+        run_id = start_run(state, cohort_size, num_rounds + WARM_UP)
         wait_for_end(processes, state)
         after, crowds_after = processes.usage("coordinator"), crowds_cpu_s(processes)
         records = History(state).rounds(RunId(run_id))
@@ -87,14 +84,14 @@ def measure(num_clients: int, num_rounds: int, folder: Path) -> Measured:
     return Measured(num_clients, cohort_size, records[WARM_UP:], before, after, crowds_after - crowds_before)
 
 
-def connect(processes: Processes, address: str, num_clients: int) -> None:
+def connect(processes: Processes, address: str, state: Path, num_clients: int) -> None:
     """Start the clients in two to four processes; return when all of them are connected."""
     num_crowds = min(4, 2 + num_clients // 500)
     size, begun = num_clients // num_crowds, time.monotonic()
     for number in range(num_crowds):
         count = size if number else num_clients - size * (num_crowds - 1)
         first = 0 if not number else num_clients - size * (num_crowds - number)
-        where = [address, str(processes.folder / "clients"), str(first), str(count)]
+        where = [address, str(state), str(processes.folder / "clients"), str(first), str(count)]
         processes.start(f"crowd-{number}", [sys.executable, "-m", "benchmarks.crowd", *where])
     names = [f"crowd-{number}" for number in range(num_crowds)]
     while not all("ready" in processes.log(name).read_text() for name in names):
@@ -110,7 +107,7 @@ def crowds_cpu_s(processes: Processes) -> float:
     return sum(processes.usage(name).cpu_s for name in processes.running if name != "coordinator")
 
 
-def start_run(address: str, cohort_size: int, num_rounds: int) -> str:
+def start_run(state: Path, cohort_size: int, num_rounds: int) -> str:
     """As `atoll run start` does."""
     settings = {
         "task": "benchmarks.tasks:empty",
@@ -120,9 +117,7 @@ def start_run(address: str, cohort_size: int, num_rounds: int) -> str:
         "round.cohort_size": cohort_size,
     }
     text = "\n".join(f"{key} = {toml(value)}" for key, value in settings.items())
-    with grpc.insecure_channel(address) as channel:
-        reply: pb.RunReply = rpc.AdminStub(channel).StartRun(pb.StartRunRequest(config_toml=text), timeout=60)
-    return str(reply.run_id)
+    return str(admin.start(state, text).run_id)
 
 
 def wait_for_end(processes: Processes, state: Path) -> None:

@@ -39,12 +39,29 @@ from atoll.protocol.vocabulary import ClientId, FailureReason
 
 logger = logging.getLogger(__name__)
 
+
+class NotAdmitted(Exception):
+    """The site's own policy does not allow the work."""
+
+    def __init__(self, reason: FailureReason, detail: str) -> None:
+        self.reason, self.detail = reason, detail
+        super().__init__(detail)
+
+
 DAMAGES_MAX = 3
 """Pieces of one version that may come damaged before it is given up."""
 
 MANIFEST_TIMEOUT_S = 60.0
 
-FINAL = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND})
+FINAL = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNAUTHENTICATED,
+    }
+)
 """A download that ends so will end so again."""
 
 T = TypeVar("T")
@@ -64,6 +81,8 @@ class Workshop:
         link: waits until there is a connection, and returns it.
         ranks: of the aggregation, if there are any.
         wait: seconds to wait after that many cuts without a byte of progress.
+        remember: makes durable what was seen of the run, before what came of it leaves; may run on a thread.
+        admit: asked once the model is known, before it is downloaded; raises NotAdmitted.
     """
 
     def __init__(
@@ -79,11 +98,14 @@ class Workshop:
         link: Callable[[], Awaitable[Link]],
         ranks: Ranks,
         wait: Callable[[int], float],
+        remember: Callable[[], None],
+        admit: Callable[[Request, VersionManifest], None],
     ) -> None:
+        self._remember = remember
         self._site, self._cache, self._spool = ClientId(site), cache, spool
         self._out, self._residual, self._own_out = (work / name for name in ("update.safetensors", "residual", "own"))
         self._kept, self._personal, self._runner = kept, personal, runner
-        self._link, self._ranks, self._wait = link, ranks, wait
+        self._link, self._ranks, self._wait, self._admit = link, ranks, wait, admit
         self._download_seconds = 0.0
 
     # ------------------------------------------------------------ the model
@@ -93,6 +115,8 @@ class Workshop:
         began = time.monotonic()
         try:
             await self._fetch(request)
+        except NotAdmitted as error:
+            return JobFailed(request.key, error.reason, error.detail)
         except StreamBroken as error:
             return JobFailed(request.key, FailureReason.DOWNLOAD_FAILED, str(error))
         except OSError as error:
@@ -109,6 +133,7 @@ class Workshop:
         if digest_of(encoded) != digest:
             raise ManifestError(f"the manifest that came is not that of version {digest}")
         manifest = parse_version(encoded)
+        self._admit(request, manifest)
         if isinstance(request, Invitation):
             self._spool.check_room(manifest.num_bytes)
         if not self._cache.is_scanned:
@@ -243,6 +268,7 @@ class Workshop:
         )
 
         def add() -> Entry:
+            self._remember()
             if self._residual.exists():
                 self._kept.stage(_residual_of(invitation), manifest.digest, self._residual)
             if trained.has_own:
@@ -274,6 +300,7 @@ class Workshop:
                 budget=budget,
             )
             sums = await self._runner.evaluate(order)
+            await on_thread(self._remember)
         except RunnerFailed as error:
             return Evaluated(request.key, None, f"{error.reason}: {error.detail}")
         except OSError as error:

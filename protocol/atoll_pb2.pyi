@@ -7,34 +7,38 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ClientMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "failed", "evaluated", "goodbye")
+    __slots__ = ("hello", "heartbeat", "failed", "evaluated", "goodbye", "ready")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     failed: Failed
     evaluated: Evaluated
     goodbye: Goodbye
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    ready: Ready
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("welcome", "invite", "release", "evaluate", "run_ended", "ranks")
+    __slots__ = ("welcome", "invite", "release", "evaluate", "run_ended", "ranks", "signature")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     INVITE_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     RUN_ENDED_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     invite: Invite
     release: Release
     evaluate: Evaluate
     run_ended: RunEnded
     ranks: Ranks
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., run_ended: _Optional[_Union[RunEnded, _Mapping]] = ..., ranks: _Optional[_Union[Ranks, _Mapping]] = ...) -> None: ...
+    signature: Signature
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., run_ended: _Optional[_Union[RunEnded, _Mapping]] = ..., ranks: _Optional[_Union[Ranks, _Mapping]] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "client_id", "session", "tasks", "num_examples", "label", "working_on", "software", "codecs")
@@ -107,21 +111,49 @@ class Statistics(_message.Message):
     values: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, values: _Optional[_Iterable[float]] = ...) -> None: ...
 
+class Ready(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class Goodbye(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("heartbeat_s", "lease_s", "tasks", "ranks")
+    __slots__ = ("heartbeat_s", "lease_s", "tasks", "ranks", "publisher")
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHER_FIELD_NUMBER: _ClassVar[int]
     heartbeat_s: float
     lease_s: float
     tasks: _containers.RepeatedScalarFieldContainer[str]
     ranks: Ranks
-    def __init__(self, heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., tasks: _Optional[_Iterable[str]] = ..., ranks: _Optional[_Union[Ranks, _Mapping]] = ...) -> None: ...
+    publisher: Publisher
+    def __init__(self, heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., tasks: _Optional[_Iterable[str]] = ..., ranks: _Optional[_Union[Ranks, _Mapping]] = ..., publisher: _Optional[_Union[Publisher, _Mapping]] = ...) -> None: ...
+
+class Signature(_message.Message):
+    __slots__ = ("issued_us", "ed25519")
+    ISSUED_US_FIELD_NUMBER: _ClassVar[int]
+    ED25519_FIELD_NUMBER: _ClassVar[int]
+    issued_us: int
+    ed25519: bytes
+    def __init__(self, issued_us: _Optional[int] = ..., ed25519: _Optional[bytes] = ...) -> None: ...
+
+class Publisher(_message.Message):
+    __slots__ = ("key", "issued_us", "expires_us", "certificate", "signature")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    ISSUED_US_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_US_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    issued_us: int
+    expires_us: int
+    certificate: bytes
+    signature: bytes
+    def __init__(self, key: _Optional[bytes] = ..., issued_us: _Optional[int] = ..., expires_us: _Optional[int] = ..., certificate: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Ranks(_message.Message):
     __slots__ = ("addresses",)
@@ -440,6 +472,38 @@ class Collect(_message.Message):
     oldest_base: int
     def __init__(self, run_id: _Optional[str] = ..., current: _Optional[int] = ..., keep_versions: _Optional[int] = ..., pinned: _Optional[_Iterable[int]] = ..., is_over: bool = ..., oldest_base: _Optional[int] = ...) -> None: ...
 
+class AdmitRequest(_message.Message):
+    __slots__ = ("callers",)
+    CALLERS_FIELD_NUMBER: _ClassVar[int]
+    callers: _containers.RepeatedCompositeFieldContainer[Caller]
+    def __init__(self, callers: _Optional[_Iterable[_Union[Caller, _Mapping]]] = ...) -> None: ...
+
+class Caller(_message.Message):
+    __slots__ = ("role", "name", "serial", "run_id")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    name: str
+    serial: bytes
+    run_id: str
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., serial: _Optional[bytes] = ..., run_id: _Optional[str] = ...) -> None: ...
+
+class AdmitReply(_message.Message):
+    __slots__ = ("refusals",)
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
+    def __init__(self, refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("detail", "is_revoked")
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    IS_REVOKED_FIELD_NUMBER: _ClassVar[int]
+    detail: str
+    is_revoked: bool
+    def __init__(self, detail: _Optional[str] = ..., is_revoked: bool = ...) -> None: ...
+
 class OpenedUpdate(_message.Message):
     __slots__ = ("verdict",)
     VERDICT_FIELD_NUMBER: _ClassVar[int]
@@ -461,12 +525,14 @@ class SubmittedUpdate(_message.Message):
     def __init__(self, opened: _Optional[_Union[UploadOpen, _Mapping]] = ..., rank: _Optional[int] = ..., meta: _Optional[bytes] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class UpdatesRequest(_message.Message):
-    __slots__ = ("run_id", "digests")
+    __slots__ = ("run_id", "digests", "rank")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     digests: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, run_id: _Optional[str] = ..., digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    rank: int
+    def __init__(self, run_id: _Optional[str] = ..., digests: _Optional[_Iterable[bytes]] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class AcceptedUpdate(_message.Message):
     __slots__ = ("digest", "meta")
@@ -539,3 +605,123 @@ class RunReply(_message.Message):
     state: str
     message: str
     def __init__(self, run_id: _Optional[str] = ..., state: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class InviteRequest(_message.Message):
+    __slots__ = ("role", "name", "lifetime_s")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LIFETIME_S_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    name: str
+    lifetime_s: float
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., lifetime_s: _Optional[float] = ...) -> None: ...
+
+class InviteReply(_message.Message):
+    __slots__ = ("join_code", "expires_at")
+    JOIN_CODE_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    join_code: str
+    expires_at: float
+    def __init__(self, join_code: _Optional[str] = ..., expires_at: _Optional[float] = ...) -> None: ...
+
+class RevokeRequest(_message.Message):
+    __slots__ = ("role", "name")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    name: str
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class RevokeReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListMembersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListMembersReply(_message.Message):
+    __slots__ = ("members",)
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    members: _containers.RepeatedCompositeFieldContainer[MemberRow]
+    def __init__(self, members: _Optional[_Iterable[_Union[MemberRow, _Mapping]]] = ...) -> None: ...
+
+class MemberRow(_message.Message):
+    __slots__ = ("role", "name", "standing", "since", "expires_at")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    name: str
+    standing: str
+    since: float
+    expires_at: float
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., standing: _Optional[str] = ..., since: _Optional[float] = ..., expires_at: _Optional[float] = ...) -> None: ...
+
+class GetAuthorityRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AuthorityReply(_message.Message):
+    __slots__ = ("ca_pem",)
+    CA_PEM_FIELD_NUMBER: _ClassVar[int]
+    ca_pem: bytes
+    def __init__(self, ca_pem: _Optional[bytes] = ...) -> None: ...
+
+class EnrolRequest(_message.Message):
+    __slots__ = ("id", "secret", "request")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    id: bytes
+    secret: bytes
+    request: bytes
+    def __init__(self, id: _Optional[bytes] = ..., secret: _Optional[bytes] = ..., request: _Optional[bytes] = ...) -> None: ...
+
+class RenewRequest(_message.Message):
+    __slots__ = ("request", "signature")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    request: bytes
+    signature: bytes
+    def __init__(self, request: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Certificate(_message.Message):
+    __slots__ = ("certificate_pem", "ca_pem", "address", "admin_address")
+    CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
+    CA_PEM_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ADMIN_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    certificate_pem: bytes
+    ca_pem: bytes
+    address: str
+    admin_address: str
+    def __init__(self, certificate_pem: _Optional[bytes] = ..., ca_pem: _Optional[bytes] = ..., address: _Optional[str] = ..., admin_address: _Optional[str] = ...) -> None: ...
+
+class SignOrder(_message.Message):
+    __slots__ = ("number", "request", "role", "name", "older_certificate_pem", "consent")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OLDER_CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
+    CONSENT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    request: bytes
+    role: str
+    name: str
+    older_certificate_pem: bytes
+    consent: bytes
+    def __init__(self, number: _Optional[int] = ..., request: _Optional[bytes] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., older_certificate_pem: _Optional[bytes] = ..., consent: _Optional[bytes] = ...) -> None: ...
+
+class SignAnswer(_message.Message):
+    __slots__ = ("number", "certificate_pem", "refusal")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    certificate_pem: bytes
+    refusal: str
+    def __init__(self, number: _Optional[int] = ..., certificate_pem: _Optional[bytes] = ..., refusal: _Optional[str] = ...) -> None: ...

@@ -13,10 +13,16 @@ from typing import Any, NoReturn, TypeVar
 
 from atoll.parallel.task import task_name
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol.manifest import UpdateManifest
+from atoll.protocol.audit_files import audit_folder
+from atoll.protocol.identity.dialer import Dialer
+from atoll.protocol.identity.names import Identity
+from atoll.protocol.manifest import UpdateManifest, digest_of
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import TERMINAL, RejectReason, RunId, RunState
 from atoll.server.attendance import Attendance
+from atoll.server.audit.actions import Action
+from atoll.server.audit.log import COORDINATOR, AuditLog
+from atoll.server.audit.rounds import said_of
 from atoll.server.clock import Clock
 from atoll.server.config import CoordinatorConfig, RunConfig
 from atoll.server.driver import RunDriver
@@ -27,9 +33,13 @@ from atoll.server.events import (
     RunStarted,
     StopRequested,
 )
+from atoll.server.identity.admission import Admission, joined
+from atoll.server.identity.signing import Signer
 from atoll.server.journal import Journal, RunRow
 from atoll.server.judge import Judge, refused
+from atoll.server.limits import DiskLimits
 from atoll.server.oort import Oort
+from atoll.server.open_round import Effects
 from atoll.server.placement import num_ranks_of, write_num_ranks
 from atoll.server.ranks import Ranks
 from atoll.server.reduce import Reducer
@@ -57,21 +67,40 @@ class UnknownRun(OperatorError):
 
 
 class Coordinator:
-    """See the module docstring. Everything happens on one event loop, but for disk, arithmetic and user code."""
+    """See the module docstring. Everything happens on one event loop, but for disk, arithmetic and user code.
 
-    def __init__(self, config: CoordinatorConfig, state: StateDirectory) -> None:
-        self.config, self.state = config, state
+    Args:
+        config: of the process.
+        state: its directory, locked.
+        dialer: opens the channels to aggregation ranks.
+        is_revoked: whether a certificate of this serial number no longer counts for its identity.
+    """
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        state: StateDirectory,
+        dialer: Dialer,
+        is_revoked: Callable[[Identity, int], bool],
+    ) -> None:
+        self.config, self.state, self.dialer = config, state, dialer
         self.journal = Journal(state)
         self.runs: dict[RunId, RunDriver] = {}
         self.queue: list[RunId] = []
         self.clock = Clock(self.journal.last_instant())
+        self.audit = AuditLog(audit_folder(state.path), self.clock.now)
         self.compute = ThreadPoolExecutor(2, thread_name_prefix="compute")
         self._folding = ThreadPoolExecutor(1, thread_name_prefix="fold")  # no inspection of a late update delays it
         self._journal_thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._tasks: set[asyncio.Task[Any]] = set()
         self.ranks = Ranks(config.aggregators, self._tell_ranks) if config.aggregators else None
-        self.attendance = Attendance(config, self.runs, self.clock, self.ranks, self.spawn)
-        self.uploads = Uploads(self.judge, lambda run_id: self.runs[run_id].reducer.store, self.compute)
+        self.attendance = Attendance(config, self.runs, self.clock, self.ranks, self.spawn, self.audit)
+        self.uploads = Uploads(
+            self.judge, lambda run_id: self.runs[run_id].reducer.store, self.compute, floor=config.upload_floor
+        )
+        self.admission = Admission(is_revoked, joined(self.runs))
+        self.signer: Signer | None = None
+        """Of what is pushed to clients; None: the coordinator is `--insecure`, and nothing is signed."""
         self._adding = asyncio.Lock()
         self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
@@ -80,6 +109,7 @@ class Coordinator:
     async def start(self) -> None:
         """Recover every run from the journal, then go on where the last process stopped."""
         down_since = self.state.last_alive() or self.clock.now()
+        self.audit.say(Action.COORDINATOR_START, str(self.state.path))
         for row in self.journal.runs():
             await self._recover(row, min(down_since, self.clock.now()))
         self._start_next()
@@ -101,6 +131,9 @@ class Coordinator:
             await on_thread(None, partial(executor.shutdown, cancel_futures=True))
         self.state.mark_alive(self.clock.now())
         self.journal.close()
+        has_crashed = self.crashed.done() and not self.crashed.cancelled()
+        self.audit.say(Action.COORDINATOR_STOP, str(self.state.path), "crashed" if has_crashed else "ok")
+        await on_thread(None, self.audit.close)
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         """Run something beside everything else; it is cancelled at the end."""
@@ -188,6 +221,7 @@ class Coordinator:
                 raise OperatorError(str(error)) from error
             raise
         self._host(row, RunMachine(rules), 0, evaluator, reducer)
+        self.audit.say(Action.RUN_ADD, run_id, digests={"config": digest_of(config.model_dump_json().encode())})
         return run_id
 
     async def stop_run(self, run_id: RunId, reason: str) -> None:
@@ -198,6 +232,7 @@ class Coordinator:
             self._begin(run)  # and at once ended: what is not in the journal would come back
         if run.machine.ledger.state is not RunState.RUNNING:
             raise OperatorError(f"run {run_id} is {run.machine.ledger.state}: {run.machine.ledger.cause}")
+        self.audit.say(Action.RUN_STOP, run_id, reason)
         await run.post(StopRequested(reason))
 
     async def resume_run(self, run_id: RunId) -> None:
@@ -208,6 +243,7 @@ class Coordinator:
         if (active := self.active) is not None:
             raise OperatorError(f"run {active.run_id} is running; stop it first, or wait for its end")
         self._check_ranks(run_id)
+        self.audit.say(Action.RUN_RESUME, run_id)
         run.ended.clear()
         resumed = run.post(ResumeRequested())
         self.attendance.introduce_everyone(run)
@@ -248,6 +284,9 @@ class Coordinator:
             for client_id in machine.ledger.membership.members:
                 self.attendance.heard(client_id)  # it has a fresh lease to come back
             logger.info("run %s goes on in %s", row.run_id, _where(machine))
+            self.audit.say(
+                Action.RUN_RECOVER, row.run_id, _where(machine), digests={"model": machine.ledger.model_digest}
+            )
 
     def _host(self, row: RunRow, machine: RunMachine, seq: int, evaluator: Evaluator, reducer: Reducer) -> RunDriver:
         run = self.runs[row.run_id] = RunDriver(
@@ -268,13 +307,18 @@ class Coordinator:
             is_in_flight=partial(self.uploads.is_in_flight, row.run_id),
             assign=self.ranks.assign if self.ranks is not None else lambda: 0,
         )
+        run.listeners.append(partial(self._say_effects, row.run_id))
         run.start()
         return run
+
+    def _say_effects(self, run_id: RunId, effects: Effects) -> None:
+        for said in said_of(run_id, effects):
+            self.audit.say(*said, caller=COORDINATOR)
 
     def _reducer(self, config: RunConfig, run_id: RunId, *, is_over: bool = False) -> Reducer:
         make: Callable[..., Reducer] = Reducer
         if self.ranks is not None and num_ranks_of(self.state.run(run_id)) == self.ranks.num_ranks:
-            make = partial(ShardedReducer, self.ranks, run_id, self.config.aggregator_patience)
+            make = partial(ShardedReducer, self.ranks, run_id, self.config.aggregator_patience, self.dialer)
         return make(
             self.state.run(run_id),
             self._folding,
@@ -282,6 +326,7 @@ class Coordinator:
             settings=(config.aggregation, config.optimizer),
             is_over=is_over,
             keep_versions=self.config.keep_versions,
+            disk=DiskLimits(self.config.disk_free_min, self.config.incoming_max),
             sums_here=self.ranks is None or self.config.start_aggregators,  # on this machine at least
         )
 
@@ -307,7 +352,9 @@ class Coordinator:
         self._rely_on(self._after(run))
 
     def _begin(self, run: RunDriver) -> None:
-        run.post(RunStarted(run.reducer.version(run.machine.ledger.version).digest))
+        model = run.reducer.version(run.machine.ledger.version).digest
+        self.audit.say(Action.RUN_START, run.run_id, digests={"model": model}, caller=COORDINATOR)
+        run.post(RunStarted(model))
 
     async def _after(self, run: RunDriver) -> None:
         await run.ended.wait()

@@ -35,6 +35,8 @@ _REJECTIONS = {
 }
 _FAILURES = {
     FailureReason.TASK_NOT_ALLOWED: "its operator does not allow this task",
+    FailureReason.POLICY_REFUSED: "its site's own policy does not allow it",
+    FailureReason.AWAITS_APPROVAL: "the run waits for the approval of its site's operator",
     FailureReason.TASK_BROKEN: "its copy of the task cannot be loaded",
     FailureReason.TASK_MISMATCH: "its copy of the task has another model than the run",
     FailureReason.TRAINING_FAILED: "its training raised an error",
@@ -46,10 +48,15 @@ _FAILURES = {
     FailureReason.UPLOAD_FAILED: "it could not upload its update",
     FailureReason.DISK_FULL: "its disk is full",
     FailureReason.SHUTTING_DOWN: "it was shut down",
+    FailureReason.BAD_SIGNATURE: "the invitation's signature is not this coordinator's, or the invitation was changed",
+    FailureReason.CLOCK_SKEW: "the invitation was signed at another time than its clock shows",
+    FailureReason.REPLAYED: "it had seen the invitation, or a newer one, before",
+    FailureReason.ROLLBACK: "it had seen a newer round or version of the run",
 }
 _LOSSES = {
     LossReason.LEASE_EXPIRED: "it was silent for longer than its lease",
     LossReason.LEFT: "it said goodbye",
+    LossReason.REVOKED: "its certificate was revoked",
 }
 _CLOSES = {
     CloseReason.ENOUGH: "as many updates as wanted were in",

@@ -21,10 +21,20 @@ Tasks = Annotated[
     ),
 ]
 Site = Annotated[str | None, typer.Option("--site", metavar="NAME", help="The data owner; short for site.")]
-Join = Annotated[str | None, typer.Option("--join", metavar="HOST:PORT", help="The coordinator; short for join.")]
+Join = Annotated[
+    str | None,
+    typer.Option("--join", metavar="CODE", help="The join code, needed once: `atoll client invite NAME` prints it."),
+]
+Coordinator = Annotated[
+    str | None,
+    typer.Option("--coordinator", metavar="HOST:PORT", help="Where it is, if not where it said at enrolment."),
+]
 State = Annotated[
     Path | None,
     typer.Option("--state", metavar="DIR", help="The agent's own directory; by default atoll-agent-NAME."),
+]
+Policy = Annotated[
+    Path | None, typer.Option("--policy", metavar="FILE", help="The site's own policy; short for policy.")
 ]
 Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="The agent's TOML.")]
 
@@ -33,7 +43,10 @@ def agent(
     tasks: Tasks,
     site: Site = None,
     join: Join = None,
+    coordinator: Coordinator = None,
+    insecure: options.Insecure = None,
     state: State = None,
+    policy: Policy = None,
     config: Config = None,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     check: options.Check = False,
@@ -45,7 +58,8 @@ def agent(
     """
     from atoll.cli.files import overriding
 
-    settings, named = _checked(config, overriding(overrides, site=site, join=join, state=state), tasks)
+    place = {"join": join, "coordinator": coordinator, "insecure": insecure}
+    settings, named = _checked(config, overriding(overrides, site=site, state=state, policy=policy, **place), tasks)
     if check:
         _print_effective(settings, tasks)
         return
@@ -53,7 +67,7 @@ def agent(
     from atoll.client.agent import run_agent
 
     log.configure()
-    note(f"atoll agent {settings.site}, for {', '.join(named)} on {settings.join}, state in {settings.state}")
+    note(f"atoll agent {settings.site}, for {', '.join(named)}, state in {settings.state}")
     raise typer.Exit(asyncio.run(run_agent(settings, named)))
 
 
@@ -76,6 +90,8 @@ def _checked(
         settings = load(AgentConfig, path, overrides)
     except ConfigError as error:
         faults += error.faults
+    if settings is not None:
+        faults += _faults_of_policy(settings.policy)
     try:
         named = tasks_by_name(references)
     except ConfigError as error:
@@ -85,6 +101,17 @@ def _checked(
     if "state" not in settings.model_fields_set:  # several agents in one folder are the rule while all is loopback
         settings = settings.model_copy(update={"state": Path(f"atoll-agent-{settings.site}")})
     return settings, named
+
+
+def _faults_of_policy(path: Path | None) -> Sequence[str]:
+    from atoll.client.policy.file import PolicyFile
+    from atoll.protocol.settings import ConfigError
+
+    try:
+        PolicyFile(path)
+    except ConfigError as error:
+        return error.faults
+    return ()
 
 
 def _print_effective(settings: "AgentConfig", references: Sequence[str]) -> None:

@@ -13,6 +13,7 @@ from atoll.cli.printing import note, say
 if TYPE_CHECKING:
     from atoll.server.config import HostFile, RunFile
     from atoll.server.coordinator import Coordinator
+    from atoll.server.ports import Ports
 
 What = Annotated[
     str | None,
@@ -24,6 +25,15 @@ What = Annotated[
 ]
 State = Annotated[
     Path | None, typer.Option("--state", metavar="DIR", help="Where everything is kept; short for coordinator.state.")
+]
+Database = Annotated[
+    str | None,
+    typer.Option(
+        "--database",
+        metavar="URL",
+        help="Keep the journal and the records in PostgreSQL: postgresql://USER@HOST/DATABASE, the password in "
+        "PGPASSFILE; short for coordinator.database.",
+    ),
 ]
 Again = Annotated[
     bool, typer.Option("--again", help="Begin a new run also when the last one with these very settings has ended.")
@@ -42,8 +52,10 @@ Stay = Annotated[bool, typer.Option("--stay", help="Stay when every run has ende
 def coordinator(
     what: What = None,
     state: State = None,
+    database: Database = None,
     aggregators: Aggregators = None,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
+    insecure: options.Insecure = None,
     again: Again = False,
     stay: Stay = False,
     check: options.Check = False,
@@ -57,7 +69,8 @@ def coordinator(
     from atoll.cli.files import load_host, overriding
     from atoll.server.config import RunFile
 
-    file = load_host(what, overriding(overrides, coordinator__state=state, coordinator__aggregators=aggregators))
+    own = {"state": state, "database": database, "aggregators": aggregators, "insecure": insecure}
+    file = load_host(what, overriding(overrides, **{f"coordinator__{name}": value for name, value in own.items()}))
     if check:
         _check(file)
         return
@@ -102,9 +115,12 @@ def _host(file: "HostFile | RunFile", *, again: bool, stay: bool) -> int:
     from atoll.server.coordinator import OperatorError
     from atoll.server.process import host
 
-    def ready(coordinator: "Coordinator", address: str) -> None:
-        note(f"atoll coordinator on {address}, state in {file.coordinator.state}")
-        note("loopback only: until clients can prove who they are, agents run on this machine")
+    def ready(coordinator: "Coordinator", ports: "Ports") -> None:
+        note(f"atoll coordinator on {ports.address}, state in {file.coordinator.state}")
+        if ports.enrolment is not None:
+            note(f"a site becomes a member by: atoll client invite NAME --state {file.coordinator.state}")
+        else:
+            note("insecure: nobody proves anything, so everybody is on this machine")
         if stay and not coordinator.runs:
             note(f"no run yet: atoll run start RUN.toml --state {file.coordinator.state}")
 

@@ -28,6 +28,8 @@ class Role(StrEnum):
     """The server that clients dial."""
     AGGREGATOR = "aggregator"
     """A rank of the aggregation; its name is its number."""
+    AUTHORITY = "authority"
+    """Signs certificates, from another machine; it makes its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +75,12 @@ def is_name(text: str) -> bool:
 
 def _roles() -> str:
     return ", ".join(Role)
+
+
+COORDINATOR = Identity(Role.COORDINATOR, "main")
+"""The one coordinator of a federation."""
+
+
+def aggregator(rank: int) -> Identity:
+    """A rank of the aggregation."""
+    return Identity(Role.AGGREGATOR, str(rank))

@@ -142,10 +142,10 @@ def test_the_coordinator_s_refusals_come_in_its_own_words(it: Federation) -> Non
 def test_the_log_of_a_process_is_one_line_for_each_thing(it: Federation) -> None:
     lines = it.log("coordinator").splitlines()
     assert lines[0].startswith("atoll coordinator on 127.0.0.1:")
-    assert lines[1].startswith("loopback only")
+    assert lines[1].startswith("a site becomes a member by: atoll client invite NAME")
     assert any(line.endswith("done-1: round 2: committed as version 2") for line in lines)
     assert all(line[2] == line[5] == ":" for line in lines[3:]), lines
-    assert it.log("a").startswith("atoll agent a, for tiny:task on 127.0.0.1:")
+    assert it.log("a").startswith("atoll agent a, for tiny:task, state in ")
 
 
 def test_a_run_is_stopped_and_resumed_and_everything_is_still_shown_after_a_kill(it: Federation) -> None:
@@ -159,6 +159,10 @@ def test_a_run_is_stopped_and_resumed_and_everything_is_still_shown_after_a_kill
     it.processes["coordinator"].wait()
     assert running_coordinator(it.state) is None
     assert it.run_state("open") == "running"
+    audit = shown("audit", "verify", "--state", it.state)
+    assert audit["faults"] == []
+    done = [event["action"] for event in shown("audit", "show", "--last", 1000, "--state", it.state)["events"]]
+    assert {"run.add", "run.stop", "run.resume", "round.commit", "client.join", "model.export"} <= set(done)
     assert not any(c["connected"] for c in shown("client", "list", "--run", "open", "--state", it.state))
     assert refused("run", "stop", "open-1", "--state", it.state)[0].startswith("no coordinator holds")
 
@@ -171,8 +175,9 @@ def test_nothing_is_written_by_looking(it: Federation) -> None:
     it.processes["coordinator"].kill()
     it.processes["coordinator"].wait()
     before = files()
-    for command in ("run list", "round list", "client list", "model list"):
-        assert invoke(*command.split(), "--run", "done", "--state", it.state).exit_code in (0, 2)
+    for command in ("run list", "round list", "client list", "model list", "audit show", "audit verify"):
+        which = [] if command.startswith("audit") else ["--run", "done"]
+        assert invoke(*command.split(), *which, "--state", it.state).exit_code in (0, 2)
     assert files() == before
 
 

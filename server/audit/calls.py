@@ -1,0 +1,70 @@
+"""Every admin call with its caller and outcome, and every call that was refused, into the audit log.
+
+It stands before all other interceptors, so that it sees what those refuse.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from atoll.server.around import Context, Interceptor, code_of
+from atoll.server.audit.actions import Action
+from atoll.server.audit.log import AuditLog, Caller, acting
+from atoll.server.identity.peer import peer_of
+
+ADMIN = "/atoll.v1.Admin/"
+
+REFUSALS = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+"""What is said to somebody who asks for what he must not have; the others happen to honest clients, too."""
+
+
+class CallAudit(Interceptor):
+    """Nothing is changed but who is `acting`."""
+
+    def __init__(self, audit: AuditLog) -> None:
+        super().__init__(self._audited)
+        self._audit = audit
+
+    @asynccontextmanager
+    async def _audited(self, method: str, request: Any, context: Context) -> AsyncIterator[None]:
+        caller = caller_of(context)
+        try:
+            if method.startswith(ADMIN):
+                with acting(caller):
+                    yield
+            else:
+                yield
+        finally:
+            self._said(method, _object_of(request), context, caller)
+
+    def _said(self, method: str, about: str, context: Context, caller: Caller) -> None:
+        code, object_ = code_of(context), f"{method} {about}".rstrip()
+        outcome = code.name if code is grpc.StatusCode.OK else f"{code.name}: {context.details() or ''}"
+        if method.startswith(ADMIN):
+            self._audit.say(Action.CALL, object_, outcome, caller=caller)
+        elif code in REFUSALS:
+            self._audit.say_seldom(Action.CALL_REFUSE, method, outcome, caller=caller)
+
+
+def caller_of(context: Context) -> Caller:
+    """Who is calling: the name in the certificate, or else the address without its port."""
+    peer = peer_of(context)
+    if peer is not None:
+        return Caller(peer.identity.name, peer.identity.role)
+    return Caller(context.peer().rpartition(":")[0], "anonymous")
+
+
+def _object_of(request: Any) -> str:
+    """The run that a request is about; nothing else of a request is said."""
+    return str(getattr(request, "run_id", ""))
