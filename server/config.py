@@ -240,6 +240,9 @@ class CoordinatorConfig(BaseModel):
     state: Folder = Field(default="atoll-state", validate_default=True)
     """The directory of everything that must survive: the journal, versions, updates."""
 
+    max_runs: int = Field(default=4, ge=1, le=100)
+    """Runs whose rounds may be under way at the same time; further ones are queued, and paused ones do not count."""
+
     lease: Seconds = 30.0
     """Seconds of silence after which a client counts as lost; it may come back."""
 

@@ -60,11 +60,13 @@ class Uploads:
     Args:
         judge_of: see there.
         store_of: where a run's updates lie.
-        compute: for what takes the processor.
+        compute_of: for what takes the processor.
     """
 
-    def __init__(self, judge_of: JudgeOf, store_of: Callable[[RunId], RunStore], compute: Executor) -> None:
-        self._judge_of, self._store_of, self._compute = judge_of, store_of, compute
+    def __init__(
+        self, judge_of: JudgeOf, store_of: Callable[[RunId], RunStore], compute_of: Callable[[RunId], Executor]
+    ) -> None:
+        self._judge_of, self._store_of, self._compute_of = judge_of, store_of, compute_of
         self._receiving: dict[tuple[RunId, RoundId, ClientId], asyncio.Task[object]] = {}
         self._in_flight: dict[RunId, list[Digest]] = {}
         self._noting: list[tuple[RunId, set[Digest]]] = []
@@ -110,7 +112,8 @@ class Uploads:
             if (verdict := await judge.old_verdict()) is not None:  # by the stream that this one has ended
                 yield _reply(verdict)
                 return
-            upload = _Upload(self._store_of(manifest.run_id), manifest, digest, judge, self._compute)
+            run_id = manifest.run_id
+            upload = _Upload(self._store_of(run_id), manifest, digest, judge, self._compute_of(run_id))
             kept = await upload.kept_before()
             if kept is None:
                 with upload.store.open_incoming(digest, manifest.num_bytes) as file:

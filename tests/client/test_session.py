@@ -208,7 +208,7 @@ def test_an_invitation_that_comes_again_after_its_update_leaves_the_next_job_alo
     assert drive.do(Asked(invitation(1)), at=7) == []
     assert drive.session.job is not None
     assert drive.session.job.request.key == key(2)
-    assert drive.session.next is None
+    assert not drive.session.waiting
     assert drive.trained(2, at=8) == [Upload(key(2), Digest("d2"))]
 
 

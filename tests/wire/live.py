@@ -31,7 +31,7 @@ class Live:
 
     @property
     def run(self):
-        return self.coordinator.active or next(iter(self.coordinator.runs.values()))
+        return next(iter([*self.coordinator.running, *self.coordinator.runs.values()]))
 
     @asynccontextmanager
     async def client(self, name, **hello) -> AsyncIterator["Client"]:

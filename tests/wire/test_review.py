@@ -197,7 +197,7 @@ async def test_run_that_is_stopped_while_it_waits_is_stopped_for_good(tmp_path):
         await admin.StartRun(pb.StartRunRequest(config_toml=toml))
         reply = await admin.StopRun(pb.StopRunRequest(run_id="next-1", reason="a mistake"))
         assert reply.state == "stopped"
-        assert it.coordinator.active.run_id == "tiny-1"
+        assert [run.run_id for run in it.coordinator.running] == ["tiny-1"]
     async with running(tmp_path / "state") as it:
         assert it.coordinator.state_of("next-1") is RunState.STOPPED
         assert it.coordinator.queue == []
@@ -310,7 +310,7 @@ async def test_run_that_is_over_needs_its_sampler_no_more(tmp_path):
         await a.next("run_ended")
     sampler.unlink()
     async with running(state, name="next") as it:
-        assert it.coordinator.active.run_id == "next-1"
+        assert [run.run_id for run in it.coordinator.running] == ["next-1"]
 
 
 @live
