@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 PEERS := .venv-peers/.installed
 BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu scale
 
-.PHONY: setup peers demo test test-parallel test-cuda check format proto docs bench soak mutants clean
+.PHONY: setup peers demo test test-parallel test-cuda check format proto docs bench soak papers mutants clean
 
 setup: $(STAMP)
 
@@ -58,6 +58,9 @@ bench: setup
 
 soak: setup
 	$(BIN)/python -m atoll.simulations.histories --seeds 20000
+
+papers: setup # the papers' tables in docs/papers.md; hours, of which MNIST (ATOLL_DATA) takes most
+	$(BIN)/python -m atoll.simulations.experiments.papers
 
 mutants: setup
 	$(BIN)/python -m tests.mutants

@@ -442,6 +442,38 @@ class Collect(_message.Message):
     oldest_base: int
     def __init__(self, run_id: _Optional[str] = ..., current: _Optional[int] = ..., keep_versions: _Optional[int] = ..., pinned: _Optional[_Iterable[int]] = ..., is_over: bool = ..., oldest_base: _Optional[int] = ...) -> None: ...
 
+class AdmitRequest(_message.Message):
+    __slots__ = ("callers",)
+    CALLERS_FIELD_NUMBER: _ClassVar[int]
+    callers: _containers.RepeatedCompositeFieldContainer[Caller]
+    def __init__(self, callers: _Optional[_Iterable[_Union[Caller, _Mapping]]] = ...) -> None: ...
+
+class Caller(_message.Message):
+    __slots__ = ("role", "name", "serial", "run_id")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    name: str
+    serial: bytes
+    run_id: str
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., serial: _Optional[bytes] = ..., run_id: _Optional[str] = ...) -> None: ...
+
+class AdmitReply(_message.Message):
+    __slots__ = ("refusals",)
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    refusals: _containers.RepeatedCompositeFieldContainer[Refusal]
+    def __init__(self, refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("detail", "is_revoked")
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    IS_REVOKED_FIELD_NUMBER: _ClassVar[int]
+    detail: str
+    is_revoked: bool
+    def __init__(self, detail: _Optional[str] = ..., is_revoked: bool = ...) -> None: ...
+
 class OpenedUpdate(_message.Message):
     __slots__ = ("verdict",)
     VERDICT_FIELD_NUMBER: _ClassVar[int]
@@ -463,12 +495,14 @@ class SubmittedUpdate(_message.Message):
     def __init__(self, opened: _Optional[_Union[UploadOpen, _Mapping]] = ..., rank: _Optional[int] = ..., meta: _Optional[bytes] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class UpdatesRequest(_message.Message):
-    __slots__ = ("run_id", "digests")
+    __slots__ = ("run_id", "digests", "rank")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     digests: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, run_id: _Optional[str] = ..., digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    rank: int
+    def __init__(self, run_id: _Optional[str] = ..., digests: _Optional[_Iterable[bytes]] = ..., rank: _Optional[int] = ...) -> None: ...
 
 class AcceptedUpdate(_message.Message):
     __slots__ = ("digest", "meta")

@@ -367,6 +367,11 @@ class AggregationStub(object):
                 request_serializer=atoll_dot_protocol_dot_atoll__pb2.RankMessage.SerializeToString,
                 response_deserializer=atoll_dot_protocol_dot_atoll__pb2.RankOrder.FromString,
                 _registered_method=True)
+        self.Admit = channel.unary_unary(
+                '/atoll.v1.Aggregation/Admit',
+                request_serializer=atoll_dot_protocol_dot_atoll__pb2.AdmitRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_atoll__pb2.AdmitReply.FromString,
+                _registered_method=True)
         self.OpenUpdate = channel.unary_unary(
                 '/atoll.v1.Aggregation/OpenUpdate',
                 request_serializer=atoll_dot_protocol_dot_atoll__pb2.UploadOpen.SerializeToString,
@@ -395,6 +400,13 @@ class AggregationServicer(object):
 
     def Serve(self, request_iterator, context):
         """One long-lived stream per rank. The rank's first message is RankHello; the answers are orders.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Admit(self, request, context):
+        """Whether these callers of the rank's data plane are still members, and of these runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -435,6 +447,11 @@ def add_AggregationServicer_to_server(servicer, server):
                     servicer.Serve,
                     request_deserializer=atoll_dot_protocol_dot_atoll__pb2.RankMessage.FromString,
                     response_serializer=atoll_dot_protocol_dot_atoll__pb2.RankOrder.SerializeToString,
+            ),
+            'Admit': grpc.unary_unary_rpc_method_handler(
+                    servicer.Admit,
+                    request_deserializer=atoll_dot_protocol_dot_atoll__pb2.AdmitRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_atoll__pb2.AdmitReply.SerializeToString,
             ),
             'OpenUpdate': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenUpdate,
@@ -485,6 +502,33 @@ class Aggregation(object):
             '/atoll.v1.Aggregation/Serve',
             atoll_dot_protocol_dot_atoll__pb2.RankMessage.SerializeToString,
             atoll_dot_protocol_dot_atoll__pb2.RankOrder.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Admit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.v1.Aggregation/Admit',
+            atoll_dot_protocol_dot_atoll__pb2.AdmitRequest.SerializeToString,
+            atoll_dot_protocol_dot_atoll__pb2.AdmitReply.FromString,
             options,
             channel_credentials,
             insecure,

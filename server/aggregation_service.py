@@ -14,7 +14,7 @@ from atoll.protocol.channel import CHUNK_BYTES, PROTOCOL, loopback_only
 from atoll.protocol.manifest import ManifestError, parse_update
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import Digest, RejectReason, RunId
-from atoll.server.codec import decode_meta, encode_meta
+from atoll.server.codec import decode_meta, encode_meta, lies_at
 from atoll.server.coordinator import Coordinator
 from atoll.server.judge import Judge, refused
 from atoll.server.ranks import RankConnection, Ranks
@@ -24,6 +24,7 @@ from atoll.server.threads import off_loop, on_thread
 
 logger = logging.getLogger(__name__)
 
+NAME_MAX, DETAIL_MAX = 200, 2000
 Context = grpc.aio.ServicerContext[Any, Any]
 
 META_BYTES_MAX = 1 << 26
@@ -79,6 +80,13 @@ class AggregationService(rpc.AggregationServicer):
             logger.debug("the stream of rank %d broke: %s", connection.rank, error)
         connection.close()
 
+    async def Admit(self, request: pb.AdmitRequest, context: Context) -> pb.AdmitReply:
+        """Whether callers of a rank are members, and of these runs."""
+        try:
+            return self._coordinator.admission.answer(request)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:DETAIL_MAX])
+
     async def OpenUpdate(self, request: pb.UploadOpen, context: Context) -> pb.OpenedUpdate:
         """What can be said before an update's bytes come."""
         judge = await self._judge(request)
@@ -93,13 +101,18 @@ class AggregationService(rpc.AggregationServicer):
             if len(found) > META_BYTES_MAX:
                 what = f"more than {META_BYTES_MAX} bytes are known of one update"
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, what)
+        try:
+            reason = RejectReason(request.reason or RejectReason.BAD_ENCODING)
+        except ValueError:
+            what = f"reason {request.reason[:NAME_MAX]!r}; allowed: {', '.join(RejectReason)}"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, what)
         judge = await self._judge(request.opened)
         if isinstance(judge, pb.Verdict):
             return judge
         if (verdict := await judge.old_verdict()) is not None:
             return verdict
         if request.reason:
-            return await judge.refuse(RejectReason(request.reason), request.detail)
+            return await judge.refuse(reason, request.detail)
         where = f"update {judge.update.digest} of rank {request.rank}"
 
         def completed() -> str:
@@ -116,9 +129,12 @@ class AggregationService(rpc.AggregationServicer):
             return refused(RejectReason.BAD_MANIFEST, str(error))
 
     async def GetUpdates(self, request: pb.UpdatesRequest, context: Context) -> AsyncIterator[pb.AcceptedUpdate]:
-        """What the journal has of accepted updates."""
+        """What the journal has of accepted updates that lie at the rank."""
         digests = [Digest(digest.hex()) for digest in request.digests]
         rows = await on_thread(None, self._coordinator.journal.updates, RunId(request.run_id), digests)
+        if elsewhere := [digest for digest, row in rows.items() if not lies_at(row.meta, request.rank)]:
+            what = f"update {elsewhere[0]} does not lie at rank {request.rank}, which asks"
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, what)
         for digest, row in rows.items():
             meta = row.meta.encode()
             for start in range(0, len(meta), CHUNK_BYTES):

@@ -138,6 +138,11 @@ def decode_meta(body: str, *, where: str) -> StoredUpdateMeta:
     return decode(StoredUpdateMeta, body, where)
 
 
+def lies_at(meta: str, rank: int) -> bool:
+    """Whether what is stored of an update says that its bytes lie at this rank: its last field, read alone."""
+    return meta.endswith(f'"rank":{rank}}}')
+
+
 @cache
 def _adapter(kind: Any) -> TypeAdapter[tuple[Any]]:
     """For a tuple of one: pydantic takes a config for that, and not for a bare dataclass."""

@@ -31,6 +31,8 @@ from atoll.server.events import (
     RunStarted,
     StopRequested,
 )
+from atoll.server.identity.admission import Admission, joined
+from atoll.server.identity.revocations import Revocations
 from atoll.server.journal import Journal, RunRow
 from atoll.server.judge import Judge, refused
 from atoll.server.oort import Oort
@@ -78,6 +80,7 @@ class Coordinator:
         self.ranks = Ranks(config.aggregators, self._tell_ranks) if config.aggregators else None
         self.attendance = Attendance(config, self.runs, self.clock, self.ranks, self.spawn)
         self.uploads = Uploads(self.judge, lambda run_id: self.runs[run_id].reducer.store, self.compute.of)
+        self.admission = Admission(Revocations().is_revoked, joined(self.runs))
         self._adding = asyncio.Lock()
         self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -218,7 +218,7 @@ class Rank:
     async def _metas(self, run_id: RunId, digests: list[Digest]) -> dict[Digest, StoredUpdateMeta]:
         """What the journal knows of the updates that lie here."""
         encoded = {digest: bytearray() for digest in digests}
-        request = pb.UpdatesRequest(run_id=run_id, digests=[bytes.fromhex(digest) for digest in digests])
+        request = self._about(run_id, digests)
         try:
             async for accepted in self._aggregation.GetUpdates(request):
                 encoded[Digest(accepted.digest.hex())] += accepted.meta
@@ -230,6 +230,10 @@ class Rank:
 
         return await off_loop(sum(map(len, encoded.values())), decoded)
 
+    def _about(self, run_id: RunId, digests: Iterable[Digest]) -> pb.UpdatesRequest:
+        encoded = [bytes.fromhex(digest) for digest in digests]
+        return pb.UpdatesRequest(run_id=run_id, digests=encoded, rank=self.place.rank)
+
     # ------------------------------------------------------------ room
 
     async def collect(self, order: pb.Collect) -> None:
@@ -237,7 +241,7 @@ class Rank:
         run_id, run, asked_at = RunId(order.run_id), self.run(RunId(order.run_id)), time.time()
         with self.uploads.noting(run_id) as in_flight:  # one may be accepted between the answer and the deletion
             here = await on_thread(None, run.store.digests)
-            request = pb.UpdatesRequest(run_id=run_id, digests=[bytes.fromhex(digest) for digest in here])
+            request = self._about(run_id, here)
             try:
                 unused = {Digest(digest.hex()) for digest in (await self._aggregation.FindUnused(request)).digests}
             except grpc.aio.AioRpcError:

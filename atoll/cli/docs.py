@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SECTIONS = ("run", "coordinator", "aggregator", "agent", "local", "train", "plan", "simulation")
-PAGES = ("configuration.md", "operations.md", "protocol.md")
+PAGES = ("authorisation.md", "configuration.md", "operations.md", "protocol.md")
 
 _PART = re.compile(r"(<!-- begin generated: ([^>]+?) -->\n).*?(<!-- end generated -->)", re.DOTALL)
 
@@ -64,6 +64,18 @@ def _steps() -> str:
     from atoll.protocol.steps import STEPS
 
     return _table(("step", "what is true there"), [(f"`{name}`", truth) for name, truth in STEPS])
+
+
+def _rules() -> str:
+    from atoll.server.identity.rules import RULES, Touches
+
+    rows = []
+    for method, rule in RULES.items():
+        service, _, name = method.rpartition("/")
+        whose = [f"{role}{'' if own is Touches.NOTHING else f' (for {own})'}" for role, own in rule.roles.items()]
+        who = "everybody" if rule.is_open else ", ".join(whose)
+        rows.append((f"`{service[1:].rpartition('.')[2]}.{name}`", who))
+    return _table(("method", "who may call it"), rows)
 
 
 def _commands() -> str:
@@ -117,6 +129,7 @@ _GENERATORS: dict[str, Callable[[], str]] = {
     **{f"settings {section}": _settings(section) for section in SECTIONS},
     "commands": _commands,
     "steps": _steps,
+    "rules": _rules,
     "server events": _words("atoll.server.events", "Event"),
     "server effects": _words("atoll.server.events", "Effect"),
     "client events": _words("atoll.client.events", "Event"),

@@ -7,17 +7,19 @@ attack may drive the model out of the finite numbers, and then no update is acce
 import json
 import multiprocessing
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
+from typing import Any
 
+from atoll.simulations.experiments.goal import Goal
 from atoll.simulations.experiments.grid import Cell
 from atoll.simulations.experiments.report import RESULT, read_run
 from atoll.simulations.experiments.sweep import overrides
 
 
-def run_here(cell: Cell, folder: Path) -> None:
-    """Simulate a cell in this process, on one thread, until it has finished or failed.
+def run_here(cell: Cell, folder: Path, goal: Goal | None = None) -> None:
+    """Simulate a cell in this process, on one thread, until it has finished, failed or come to its goal.
 
     Raises:
         ConfigError: its settings are impossible.
@@ -30,34 +32,44 @@ def run_here(cell: Cell, folder: Path) -> None:
     from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.federation.run import opened
 
+    def look(line: Mapping[str, Any]) -> None:
+        if goal is not None and goal.is_met_by(line):
+            federation.interrupt()
+
     torch.set_num_threads(1)
     file = load_text(SimulationFile, f"task = {json.dumps(cell.task)}", overrides(cell), name=cell.name)
-    with opened(file, load_task(cell.task), folder, on_round=lambda _: None, is_fresh=False) as federation:
+    with opened(file, load_task(cell.task), folder, on_round=look, is_fresh=False) as federation:
         result = federation.run()
-    if not is_over(folder):
+    if not is_over(folder, goal):
         raise KeyboardInterrupt(f"{cell.name}: {result['state']}")
 
 
-def is_over(folder: Path) -> bool:
-    """Whether the run in a folder has finished or failed."""
-    return (folder / RESULT).exists() and read_run(folder).result["state"] in ("finished", "failed")
+def is_over(folder: Path, goal: Goal | None = None) -> bool:
+    """Whether the run in a folder has finished, failed or come to its goal."""
+    if not (folder / RESULT).exists():
+        return False
+    report = read_run(folder)
+    is_there = goal is not None and any(goal.is_met_by(line) for line in report.rounds)
+    return is_there or report.result["state"] in ("finished", "failed")
 
 
-def run_all(cells: Iterable[Cell], out: Path, *, jobs: int) -> Iterator[Cell]:
+def run_all(
+    cells: Iterable[Cell], out: Path, *, jobs: int, goal: Callable[[Cell], Goal | None] = lambda _: None
+) -> Iterator[Cell]:
     """Simulate those that are not over, each in its folder under `out`; each is given as it ends.
 
     Raises:
         Exception: whatever the first failing cell raised.
     """
-    waiting = [cell for cell in cells if not is_over(out / cell.folder)]
+    waiting = [cell for cell in cells if not is_over(out / cell.folder, goal(cell))]
     if jobs == 1:
         for cell in waiting:
-            run_here(cell, out / cell.folder)
+            run_here(cell, out / cell.folder, goal(cell))
             yield cell
         return
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         try:
-            running = {pool.submit(run_here, cell, out / cell.folder): cell for cell in waiting}
+            running = {pool.submit(run_here, cell, out / cell.folder, goal(cell)): cell for cell in waiting}
             for done in as_completed(running):
                 done.result()
                 yield running[done]
@@ -65,9 +77,9 @@ def run_all(cells: Iterable[Cell], out: Path, *, jobs: int) -> Iterator[Cell]:
             pool.shutdown(cancel_futures=True)
 
 
-def tell(cells: list[Cell], out: Path, *, jobs: int) -> None:
-    """Run them all, and say how far it is on standard error."""
-    done = sum(is_over(out / cell.folder) for cell in cells)
-    for cell in run_all(cells, out, jobs=jobs):
+def tell(cells: list[Cell], out: Path, *, jobs: int, goal: Callable[[Cell], Goal | None] = lambda _: None) -> None:
+    """Run them all, each to its goal if it has one, and say how far it is on standard error."""
+    done = sum(is_over(out / cell.folder, goal(cell)) for cell in cells)
+    for cell in run_all(cells, out, jobs=jobs, goal=goal):
         done += 1
         sys.stderr.write(f"{done}/{len(cells)}  {cell.name}\n")

@@ -108,9 +108,10 @@ async def _report_to(client, invite):
 @live
 async def test_queued_run_starts_when_a_run_that_an_earlier_process_began_ends(tmp_path):
     toml = f'name = "next"\ntask = "{TINY}"\nrounds = 1\n[round]\ncohort_size = 2\n[evaluation]\nserver_every = 0'
-    async with running(tmp_path / "state", rounds=1) as it, grpc.aio.insecure_channel(it.address) as channel:
+    one = {"rounds": 1, "coordinator__max_runs": 1}
+    async with running(tmp_path / "state", **one) as it, grpc.aio.insecure_channel(it.address) as channel:
         await rpc.AdminStub(channel).StartRun(pb.StartRunRequest(config_toml=toml))
-    async with running(tmp_path / "state", rounds=1) as it, it.client("a") as a, it.client("b") as b:
+    async with running(tmp_path / "state", **one) as it, it.client("a") as a, it.client("b") as b:
         await asyncio.gather(report(a), report(b))
         while (await a.next("invite")).run_id != "next-1":
             pass
@@ -191,8 +192,8 @@ async def test_boxes_together_larger_than_the_version_are_refused_before_anythin
 
 @live
 async def test_run_that_is_stopped_while_it_waits_is_stopped_for_good(tmp_path):
-    toml = f'name = "next"\ntask = "{TINY}"\nrounds = 1'
-    async with running(tmp_path / "state") as it, grpc.aio.insecure_channel(it.address) as channel:
+    toml, one = f'name = "next"\ntask = "{TINY}"\nrounds = 1', {"coordinator__max_runs": 1}
+    async with running(tmp_path / "state", **one) as it, grpc.aio.insecure_channel(it.address) as channel:
         admin = rpc.AdminStub(channel)
         await admin.StartRun(pb.StartRunRequest(config_toml=toml))
         reply = await admin.StopRun(pb.StopRunRequest(run_id="next-1", reason="a mistake"))

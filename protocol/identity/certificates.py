@@ -1,0 +1,281 @@
+"""Certificates: an authority's own, the leaves that it signs, and requests for these.
+
+Keys are ECDSA P-256: gRPC's TLS refuses Ed25519. A leaf names one identity, as its only URI, and says what it is for:
+to prove oneself when dialling (clientAuth), when listening (serverAuth), or both. A leaf that listens also has the
+DNS name that dialling sides check, which follows from its identity: so no address stands in a certificate, and nobody
+but the coordinator can listen as it. X.509 is RFC 5280.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Self
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from atoll.protocol.identity.names import Identity, Role
+
+PrivateKey = ec.EllipticCurvePrivateKey
+PublicKey = ec.EllipticCurvePublicKey
+
+LIFETIME_S = 30 * 86400.0
+"""Of a leaf."""
+
+AUTHORITY_LIFETIME_S = 10 * 365 * 86400.0
+
+SKEW_S = 300
+"""A certificate is valid so many seconds before it is issued: clocks differ."""
+
+REQUEST_BYTES_MAX = 4096
+PEM_BYTES_MAX = 64 * 1024
+
+_DIALS, _LISTENS = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
+USAGES = {
+    Role.OWNER: (_DIALS,),
+    Role.OPERATOR: (_DIALS,),
+    Role.AUDITOR: (_DIALS,),
+    Role.CLIENT: (_DIALS,),
+    Role.COORDINATOR: (_DIALS, _LISTENS),  # it dials its ranks
+    Role.AGGREGATOR: (_DIALS, _LISTENS),
+}
+"""What a role's certificates are for: exactly these."""
+
+_SERVER_NAME = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
+
+
+class CertificateError(ValueError):
+    """Bytes that are no certificate, key or request of the allowed form; the text says what is wrong."""
+
+
+# ---------------------------------------------------------------- keys
+
+
+def new_key() -> PrivateKey:
+    """A new private key on P-256."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def key_to_pem(key: PrivateKey) -> bytes:
+    """The private key as PEM (PKCS #8, not encrypted)."""
+    private = serialization.PrivateFormat.PKCS8
+    return key.private_bytes(serialization.Encoding.PEM, private, serialization.NoEncryption())
+
+
+def read_key(pem: bytes) -> PrivateKey:
+    """The private key that a PEM file holds. Raises CertificateError: none, encrypted, or not on P-256."""
+    try:
+        key = serialization.load_pem_private_key(pem, password=None)
+    except (ValueError, TypeError) as error:
+        raise CertificateError("no private key in PEM without a passphrase") from error
+    if not (isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, ec.SECP256R1)):
+        raise CertificateError("a private key of another kind; allowed: ECDSA on P-256")
+    return key
+
+
+# ---------------------------------------------------------------- requests
+
+
+def make_request(key: PrivateKey) -> bytes:
+    """A request for a certificate (PKCS #10, DER), signed by the key: proof that its sender has it. It names nobody."""
+    builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
+
+
+def read_request(request: bytes) -> PublicKey:
+    """The key that a request asks a certificate for. Names and extensions in it mean nothing here.
+
+    Raises:
+        CertificateError: no request, too long, of another key than P-256, or its sender has not the key.
+    """
+    if len(request) > REQUEST_BYTES_MAX:
+        raise CertificateError(f"request of {len(request)} bytes; allowed: at most {REQUEST_BYTES_MAX}")
+    try:
+        parsed = x509.load_der_x509_csr(request)
+        key = parsed.public_key()
+        is_signed = parsed.is_signature_valid
+    except Exception as error:  # cryptography raises ValueError, and others for algorithms that it does not know
+        raise CertificateError("no certificate request (PKCS #10, DER)") from error
+    if not _is_p256(key):
+        raise CertificateError("a request for a key of another kind; allowed: ECDSA on P-256")
+    if not is_signed:
+        raise CertificateError("the request is not signed by the key that it names")
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    return key
+
+
+# ---------------------------------------------------------------- certificates
+
+
+@dataclass(frozen=True, slots=True)
+class Issuer:
+    """An authority's certificate and key; `issue` signs leaves."""
+
+    certificate: x509.Certificate
+    key: PrivateKey = field(repr=False)
+
+    @classmethod
+    def create(cls, name: str, *, now: float, lifetime_s: float = AUTHORITY_LIFETIME_S) -> Self:
+        """A new authority, which signs itself. `name` is for people."""
+        key = new_key()
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+        builder = (
+            _builder(key.public_key(), subject, subject, now, lifetime_s)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(usage, critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        )
+        return cls(builder.sign(key, hashes.SHA256()), key)
+
+    def issue(
+        self, key: PublicKey, identity: Identity, *, now: float, lifetime_s: float = LIFETIME_S
+    ) -> x509.Certificate:
+        """A leaf for a key; valid from `SKEW_S` before `now` [s since the epoch] to `lifetime_s` after it.
+
+        Raises:
+            ValueError: a name that a server must not have.
+            CertificateError: the authority's own time is over.
+        """
+        alternative: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity.uri)]
+        usages = USAGES[identity.role]
+        if _LISTENS in usages:
+            alternative.append(x509.DNSName(server_name(identity)))
+        own = x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key())
+        usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)
+        end = min(now + lifetime_s, self.certificate.not_valid_after_utc.timestamp())
+        if end <= now:
+            raise CertificateError(f"the authority's certificate has expired on {self.certificate.not_valid_after_utc}")
+        builder = (
+            _builder(key, _subject(identity), self.certificate.subject, now, end - now)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(usage, critical=True)
+            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+            .add_extension(x509.SubjectAlternativeName(alternative), critical=True)
+            .add_extension(own, critical=False)
+        )
+        return builder.sign(self.key, hashes.SHA256())
+
+
+def _builder(
+    key: PublicKey, subject: x509.Name, issuer: x509.Name, now: float, lifetime_s: float
+) -> x509.CertificateBuilder:
+    begin = math.floor(now) - SKEW_S  # certificates count whole seconds
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(datetime.fromtimestamp(begin, UTC))
+        .not_valid_after(datetime.fromtimestamp(begin, UTC) + timedelta(seconds=SKEW_S + math.ceil(lifetime_s)))
+    )
+
+
+def _subject(identity: Identity) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identity.name)])
+
+
+def server_name(identity: Identity) -> str:
+    """The DNS name that those who dial check: `main.coordinator.atoll.internal`.
+
+    Raises:
+        ValueError: the role does not listen, or the name has other letters than DNS tells apart.
+    """
+    if _LISTENS not in USAGES[identity.role]:
+        raise ValueError(f"{identity} does not listen; that do coordinator and aggregator")
+    if not set(identity.name) <= _SERVER_NAME:
+        raise ValueError(f"name {identity.name!r} of a server: allowed are a-z, 0-9 and -")
+    return f"{identity.name}.{identity.role}.atoll.internal"
+
+
+def to_pem(*certificates: x509.Certificate) -> bytes:
+    """One PEM file."""
+    return b"".join(certificate.public_bytes(serialization.Encoding.PEM) for certificate in certificates)
+
+
+def read_certificates(pem: bytes) -> Sequence[x509.Certificate]:
+    """The certificates of a PEM file, at least one. Raises CertificateError."""
+    if len(pem) > PEM_BYTES_MAX:
+        raise CertificateError(f"{len(pem)} bytes of certificates; allowed: at most {PEM_BYTES_MAX}")
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError as error:
+        raise CertificateError("no certificates in PEM") from error
+
+
+def fingerprint(certificate: x509.Certificate) -> bytes:
+    """SHA-256 of the certificate (DER)."""
+    return certificate.fingerprint(hashes.SHA256())
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """What a leaf says. Times are seconds since the epoch; `issued_at` is not the start of validity, see SKEW_S."""
+
+    identity: Identity
+    serial: int
+    issued_at: float
+    expires_at: float
+
+
+@lru_cache(4096)  # every call of every peer asks
+def read_leaf(pem: bytes) -> Leaf:
+    """What the first certificate of a PEM file says. That somebody has signed it is TLS's affair, or `check_issued`'s.
+
+    Raises:
+        CertificateError: no certificate, or one that does not name exactly one identity.
+    """
+    certificate = read_certificates(pem)[0]
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        uris = names.get_values_for_type(x509.UniformResourceIdentifier)
+    except (x509.ExtensionNotFound, ValueError) as error:
+        raise CertificateError("the certificate has no readable subject alternative name") from error
+    if len(uris) != 1:
+        raise CertificateError(f"the certificate has {len(uris)} URIs; allowed: exactly one, atoll://ROLE/NAME")
+    try:
+        identity = Identity.parse(uris[0])
+    except ValueError as error:
+        raise CertificateError(str(error)) from None
+    begin, end = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
+    return Leaf(identity, certificate.serial_number, begin + SKEW_S if begin + SKEW_S < end else begin, end)
+
+
+def check_issued(leaf_pem: bytes, ca_pem: bytes, key: PublicKey) -> None:
+    """Check that a leaf is for this key, is signed by one of these authorities and is for what its role needs.
+
+    That it is within its time is not checked.
+
+    Raises:
+        CertificateError: with what is wrong.
+    """
+    certificate = read_certificates(leaf_pem)[0]
+    role = read_leaf(leaf_pem).identity.role
+    if certificate.public_key() != key:
+        raise CertificateError("the certificate is for another key")
+    try:
+        usages = set(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+    except (x509.ExtensionNotFound, ValueError):
+        usages = set()
+    if usages != set(USAGES[role]):
+        raise CertificateError(f"the certificate is not for what {role}s do")
+    if not any(_is_issued_by(certificate, authority) for authority in read_certificates(ca_pem)):
+        raise CertificateError("the certificate is not signed by this authority")
+
+
+def _is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _is_p256(key: object) -> bool:
+    return isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1)

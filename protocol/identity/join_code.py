@@ -1,0 +1,129 @@
+"""A join code: all that somebody needs to enrol, as one word that can be read out over a telephone.
+
+    atoll-AE3K...    of letters A-Z and digits 2-7, in either case; blanks, line ends and hyphens in it mean nothing
+
+It says where to enrol, whom to trust (the SHA-256 of the authority's certificate) and which invitation it is, with the
+128-bit secret that goes with that. Its last four bytes are a CRC-32: it finds every mistake in up to four neighbouring
+letters or digits, and all but one of four thousand million others.
+"""
+
+import base64
+import binascii
+import ipaddress
+import re
+import zlib
+from dataclasses import dataclass, field
+
+PREFIX = "atoll-"
+_VERSION = 1
+
+ID_BYTES, SECRET_BYTES, FINGERPRINT_BYTES = 8, 16, 32
+ADDRESSES_MAX = 4
+ADDRESS_LETTERS_MAX = 255
+TEXT_MAX = 4096
+"""Letters that a code may have, with what means nothing."""
+
+_HEAD_BYTES, _SUM_BYTES = 1 + ID_BYTES + SECRET_BYTES + FINGERPRINT_BYTES, 4
+_IGNORED = re.compile(r"[\s-]+", re.ASCII)
+_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_HOST = re.compile(rf"{_LABEL}(\.{_LABEL})*", re.ASCII)
+_PORT = re.compile(r"[1-9][0-9]{0,4}", re.ASCII)
+
+
+class JoinCodeError(ValueError):
+    """A text that is no join code; what it says never repeats a part of the secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinCode:
+    """What a join code holds.
+
+    Raises:
+        JoinCodeError: a part is not of the allowed form.
+    """
+
+    addresses: tuple[str, ...]
+    """host:port of where to enrol, the first that answers."""
+    fingerprint: bytes
+    """SHA-256 of the authority's certificate (DER)."""
+    id: bytes
+    """Of the invitation."""
+    secret: bytes = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.addresses) <= ADDRESSES_MAX:
+            raise JoinCodeError(f"{len(self.addresses)} addresses; allowed: 1 to {ADDRESSES_MAX}")
+        for address in self.addresses:
+            if not is_address(address):
+                raise JoinCodeError(f"address {address[:80]!r}; allowed: host:port, with a port in 1..65535")
+        lengths = len(self.fingerprint), len(self.id), len(self.secret)
+        if lengths != (FINGERPRINT_BYTES, ID_BYTES, SECRET_BYTES):
+            raise JoinCodeError("fingerprint, id and secret have 32, 8 and 16 bytes")
+
+    def __str__(self) -> str:
+        """The one word to hand over; whoever has it can enrol."""
+        head = bytes([_VERSION]) + self.id + self.secret + self.fingerprint
+        body = head + ",".join(self.addresses).encode("ascii")
+        whole = body + zlib.crc32(body).to_bytes(_SUM_BYTES, "big")
+        return PREFIX + base64.b32encode(whole).decode("ascii").rstrip("=")
+
+    @classmethod
+    def parse(cls, text: str) -> "JoinCode":
+        """The code in a text.
+
+        Raises:
+            JoinCodeError: it is none, has a typing mistake, or is of a later version.
+        """
+        if len(text) > TEXT_MAX:
+            raise JoinCodeError(f"a text of {len(text)} letters is no join code; allowed: at most {TEXT_MAX}")
+        body = _checked(text)
+        if body[0] != _VERSION:
+            raise JoinCodeError(f"a join code of version {body[0]}, and this Atoll knows {_VERSION}: update it")
+        if len(body) < _HEAD_BYTES:
+            raise JoinCodeError("a join code without an address")
+        id, secret, fingerprint, rest = (
+            body[1:][start:end]
+            for start, end in (
+                (0, ID_BYTES),
+                (ID_BYTES, ID_BYTES + SECRET_BYTES),
+                (ID_BYTES + SECRET_BYTES, _HEAD_BYTES - 1),
+                (_HEAD_BYTES - 1, None),
+            )
+        )
+        try:
+            addresses = tuple(rest.decode("ascii").split(","))
+        except UnicodeDecodeError:
+            raise JoinCodeError("a join code with an address that is none") from None
+        return cls(addresses, fingerprint, id, secret)
+
+
+def is_address(text: str) -> bool:
+    """Whether it is host:port, with a name, an IPv4 address, or an IPv6 address in brackets."""
+    host, _, port = text.rpartition(":")
+    if len(text) > ADDRESS_LETTERS_MAX or _PORT.fullmatch(port) is None or int(port) > 65535:
+        return False
+    if host.startswith("[") and host.endswith("]"):
+        try:
+            return ipaddress.IPv6Address(host[1:-1]).scope_id is None
+        except ValueError:
+            return False
+    return _HOST.fullmatch(host) is not None
+
+
+def _checked(text: str) -> bytes:
+    """The bytes of a code before its sum, which is right."""
+    plain = _IGNORED.sub("", text).upper()
+    prefix = PREFIX.rstrip("-").upper()
+    if not (text.isascii() and plain.startswith(prefix)):
+        raise JoinCodeError(f"no join code: it begins with {PREFIX}, and has letters A-Z and digits 2-7 only")
+    coded = plain.removeprefix(prefix)
+    try:
+        whole = base64.b32decode(coded + "=" * (-len(coded) % 8))
+    except binascii.Error:
+        raise JoinCodeError("no join code: a letter or digit is missing, or one of 0, 1, 8 and 9 is in it") from None
+    if base64.b32encode(whole).decode("ascii").rstrip("=") != coded:
+        raise JoinCodeError("the join code is not complete: its end is missing")
+    body, checksum = whole[:-_SUM_BYTES], whole[-_SUM_BYTES:]
+    if not body or zlib.crc32(body) != int.from_bytes(checksum, "big"):
+        raise JoinCodeError("the join code has a mistake: copy it anew, as a whole")
+    return body

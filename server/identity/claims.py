@@ -1,0 +1,52 @@
+"""What a message says that it touches, for `guard` to hold against the caller's certificate."""
+
+import json
+import re
+from typing import Any, NamedTuple
+
+from atoll.protocol import atoll_pb2 as pb
+from atoll.server.identity.rules import Touches
+
+_UPDATE_HEAD = re.compile(
+    rb'\{"base_digest":"[0-9a-f]{64}","base_version":[0-9]{1,20},"client_id":("[^"\\]{1,256}")'
+    rb'(?:,"effective_steps":[^,]{1,40})?,"format":'
+)
+"""How the canonical bytes of an update's manifest begin: whatever is parsed later names this client and no other."""
+
+SHOWN_MAX = 80
+
+
+class Claim(NamedTuple):
+    """That a message is about somebody's own: a client's or a rank's name, or a run."""
+
+    touches: Touches
+    name: str
+
+    def __str__(self) -> str:
+        return repr(self.name[:SHOWN_MAX])
+
+
+def claim_of(message: Any) -> Claim | None:
+    """What one message of a call names; None when it names nothing, such as a chunk of what was opened before."""
+    match message:
+        case pb.ClientMessage() if message.HasField("hello"):
+            return Claim(Touches.OWN_NAME, message.hello.client_id)
+        case pb.UploadRequest() if message.HasField("open"):
+            return Claim(Touches.OWN_NAME, client_of(message.open.manifest))
+        case pb.DownloadRequest() if message.HasField("open"):
+            return Claim(Touches.OWN_RUNS, message.open.run_id)
+        case pb.ManifestRequest():
+            return Claim(Touches.OWN_RUNS, message.run_id)
+        case pb.RankMessage() if message.HasField("hello"):
+            return Claim(Touches.OWN_RANK, str(message.hello.rank))
+        case pb.SubmittedUpdate() if message.HasField("opened"):
+            return Claim(Touches.OWN_RANK, str(message.rank))
+        case pb.UpdatesRequest():
+            return Claim(Touches.OWN_RANK, str(message.rank))
+    return None
+
+
+def client_of(manifest: bytes) -> str:
+    """The client that an update's manifest names, without reading all of it; empty when it does not begin as one."""
+    head = _UPDATE_HEAD.match(manifest)
+    return str(json.loads(head[1])) if head and head[1].isascii() else ""

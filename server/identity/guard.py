@@ -1,0 +1,238 @@
+"""Checks every call of a server: who calls, whether that role may (`rules`), and whether what it touches is its own.
+
+An interceptor of gRPC sees no caller, so it wraps the handler of each method and asks when the call has begun. Each
+message is looked at before its handler gets it. Calls that stay open are asked about again once a second: whoever is
+revoked loses them.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+import grpc
+
+from atoll.protocol.vocabulary import RunId
+from atoll.server.identity.claims import Claim, claim_of
+from atoll.server.identity.peer import Context, Peer, peer_of
+from atoll.server.identity.rules import RULES, Rule, Touches, needed
+
+logger = logging.getLogger(__name__)
+
+SWEEP_S = 1.0
+"""Seconds between two looks at the callers of all open calls."""
+
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any] | None"]]
+
+
+class Denied(NamedTuple):
+    """Why a call is refused."""
+
+    code: grpc.StatusCode
+    detail: str
+
+
+class Caller(NamedTuple):
+    """Who calls, and the run that the call is about, if any."""
+
+    peer: Peer
+    run_id: RunId | None = None
+
+
+class Register(Protocol):
+    """Who is still a member, and of which runs."""
+
+    async def refusals(self, callers: Sequence[Caller]) -> Sequence[Denied | None]:
+        """Why these callers are not served, or not anything of that run; None for each who is."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One call that is open."""
+
+    rule: Rule
+    method: str
+    peer: Peer
+    task: "asyncio.Task[Any]"
+    run_id: RunId | None = None
+    denied: Denied | None = None  # since it began
+
+
+class Guard(grpc.aio.ServerInterceptor):
+    """Wraps every handler of a server.
+
+    Args:
+        register: of the members. None: the server is `--insecure`, and on loopback; nobody proves anything there, and
+            every caller acts as whoever it says it is: an owner, any client, any rank. This is the only place that
+            knows of it.
+    """
+
+    def __init__(self, register: Register | None) -> None:
+        self._register = register
+        self._open: set[_Call] = set()
+        self._sweeping: asyncio.Task[None] | None = None
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
+        """The guarded handler of a method; None when there is none, which gRPC answers with UNIMPLEMENTED."""
+        handler = await continuation(handler_call_details)
+        if handler is None or self._register is None:
+            return handler
+        return self._guarded(handler, handler_call_details.method)
+
+    # ------------------------------------------------------------ handlers
+
+    def _guarded(self, handler: Any, method: str) -> "grpc.RpcMethodHandler[Any, Any]":
+        kind = f"{_arity(handler.request_streaming)}_{_arity(handler.response_streaming)}"
+        behaviour = getattr(handler, kind)
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        guarded: grpc.RpcMethodHandler[Any, Any] = make(
+            self._generating(behaviour, method, handler.request_streaming)
+            if inspect.isasyncgenfunction(behaviour)
+            else self._answering(behaviour, method, handler.request_streaming),
+            handler.request_deserializer,
+            handler.response_serializer,
+        )
+        return guarded
+
+    def _generating(self, behaviour: Any, method: str, is_streaming: bool) -> Any:
+        async def call(request: Any, context: Context) -> AsyncIterator[Any]:
+            async with self._admitted(method, context) as admitted:
+                request = await self._looked_at(request, admitted, context, is_streaming)
+                async with aclosing(behaviour(request, context)) as replies:
+                    async for reply in replies:
+                        yield reply
+
+        return call
+
+    def _answering(self, behaviour: Any, method: str, is_streaming: bool) -> Any:
+        async def call(request: Any, context: Context) -> Any:
+            async with self._admitted(method, context) as admitted:
+                request = await self._looked_at(request, admitted, context, is_streaming)
+                return await behaviour(request, context)
+
+        return call
+
+    async def _looked_at(self, request: Any, call: "_Call | None", context: Context, is_streaming: bool) -> Any:
+        if call is None:
+            return request
+        if is_streaming:
+            return self._each(request, call, context)
+        await self._check(request, call, context)
+        return request
+
+    async def _each(self, requests: AsyncIterator[Any], call: _Call, context: Context) -> AsyncIterator[Any]:
+        async for request in requests:
+            await self._check(request, call, context)
+            yield request
+
+    # ------------------------------------------------------------ checks
+
+    def _admitted(self, method: str, context: Context) -> "AbstractAsyncContextManager[_Call | None]":
+        rule = RULES.get(method)
+        return _open_to_all() if rule is not None and rule.is_open else self._admit(rule, method, context)
+
+    @asynccontextmanager
+    async def _admit(self, rule: Rule | None, method: str, context: Context) -> AsyncIterator[_Call | None]:
+        """The call of somebody who may make it; others it ends here."""
+        peer = peer_of(context)
+        if rule is None or peer is None or peer.identity.role not in rule.roles:
+            await _deny(context, _fault_of_caller(rule, method, peer), method)
+        task = asyncio.current_task()
+        assert task is not None
+        call = _Call(rule, method, peer, task)
+        if (denied := await self._ask(call)) is not None:
+            await _deny(context, denied, method)
+        self._open.add(call)
+        self._begin_sweeping()
+        try:
+            yield call
+        except asyncio.CancelledError:
+            if call.denied is None:
+                raise
+            await _deny(context, call.denied, method)
+        finally:
+            self._open.discard(call)
+
+    async def _check(self, message: Any, call: _Call, context: Context) -> None:
+        """End the call when the message is about something that is not the caller's own."""
+        claim, touches = claim_of(message), call.rule.roles[call.peer.identity.role]
+        if touches is Touches.NOTHING or claim is None:
+            return
+        if (denied := await self._fault_of(claim, touches, call)) is not None:
+            await self._end(call, denied, context)
+
+    async def _fault_of(self, claim: Claim, touches: Touches, call: _Call) -> Denied | None:
+        if claim.touches is not touches:
+            return _not_its_own(call, claim)
+        if touches is Touches.OWN_RUNS:
+            call.run_id = RunId(claim.name)
+            return await self._ask(call)
+        return None if claim.name == call.peer.identity.name else _not_its_own(call, claim)
+
+    async def _end(self, call: _Call, denied: Denied, context: Context) -> None:
+        """End a call whose messages a task beside the handler may be reading."""
+        if call.task is asyncio.current_task():
+            await _deny(context, denied, call.method)
+        call.denied = denied
+        call.task.cancel()
+        await asyncio.get_running_loop().create_future()  # nothing more is read; the handler ends its reader
+
+    async def _ask(self, call: _Call) -> Denied | None:
+        assert self._register is not None
+        [denied] = await self._register.refusals([Caller(call.peer, call.run_id)])
+        return denied
+
+    # ------------------------------------------------------------ calls that stay open
+
+    def _begin_sweeping(self) -> None:
+        if self._sweeping is None or self._sweeping.done():
+            self._sweeping = asyncio.get_running_loop().create_task(self._sweep())
+
+    async def _sweep(self) -> None:
+        while self._open:
+            await asyncio.sleep(SWEEP_S)
+            await self.look_again()
+
+    async def look_again(self) -> None:
+        """End the open calls of those who are no longer admitted."""
+        assert self._register is not None
+        calls = [call for call in self._open if call.denied is None]
+        refusals = await self._register.refusals([Caller(call.peer, call.run_id) for call in calls])
+        for call, denied in zip(calls, refusals, strict=True):
+            if denied is not None and call in self._open:
+                call.denied = denied
+                call.task.cancel()
+
+
+def _arity(is_streaming: bool) -> str:
+    return "stream" if is_streaming else "unary"
+
+
+@asynccontextmanager
+async def _open_to_all() -> AsyncIterator[None]:
+    yield
+
+
+def _fault_of_caller(rule: Rule | None, method: str, peer: Peer | None) -> Denied:
+    if peer is None:
+        what = f"{method[1:]} takes the certificate of a member: enrol first"
+        return Denied(grpc.StatusCode.UNAUTHENTICATED, what)
+    return Denied(grpc.StatusCode.PERMISSION_DENIED, f"{peer.identity} may not call {method[1:]}: {needed(rule)}")
+
+
+def _not_its_own(call: _Call, claim: Claim) -> Denied:
+    own = call.rule.roles[call.peer.identity.role]
+    what = f"{call.peer.identity} may call {call.method[1:]} for {own} alone, and named {claim}"
+    return Denied(grpc.StatusCode.PERMISSION_DENIED, what)
+
+
+async def _deny(context: Context, denied: Denied, method: str) -> NoReturn:
+    logger.warning("refused: %s (from %s)", denied.detail, context.peer())
+    await context.abort(*denied)
+    raise AssertionError("abort raises")

@@ -1,0 +1,282 @@
+"""The register of members: invitations, certificates that were issued, and who is revoked. In the state's database.
+
+An invitation is one secret for one identity. Only the secret's hash is kept; it is good once, for one key, until it
+expires or was guessed at five times. Whoever enrols anew under a name takes it: older certificates of it are revoked.
+"""
+
+import hashlib
+import hmac
+import secrets
+import threading
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import Boolean, Column, Connection, Float, Integer, MetaData, Select, Table, Text, and_, func, select
+
+from atoll.protocol.identity.certificates import Leaf
+from atoll.protocol.identity.names import Identity, Role
+from atoll.server.database import Database
+from atoll.server.identity.revocations import Revocations
+
+WRONG_TRIES_MAX = 5
+ID_BYTES, SECRET_BYTES = 8, 16
+
+metadata = MetaData()
+INVITATIONS = Table(
+    "invitations",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("role", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("secret_sha256", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float, nullable=False),
+    Column("wrong_tries", Integer, nullable=False),
+    Column("key_sha256", Text),  # of the key that has used it
+)
+CERTIFICATES = Table(
+    "certificates",
+    metadata,
+    Column("serial", Text, primary_key=True),
+    Column("role", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("issued_at", Float, nullable=False),
+    Column("expires_at", Float, nullable=False),
+    Column("is_revoked", Boolean, nullable=False),
+    Column("key_sha256", Text, nullable=False),
+    Column("pem", Text, nullable=False),
+)
+REVOKED = Table(
+    "revoked",
+    metadata,
+    Column("role", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("at", Float, nullable=False),
+)
+
+
+class Refused(Exception):
+    """An invitation is not good for this; the text says why, to whoever has it."""
+
+
+class Standing(StrEnum):
+    """What a name is at the moment."""
+
+    INVITED = "invited"
+    MEMBER = "member"
+    LAPSED = "lapsed"
+    """Its certificate has expired: it needs a new invitation."""
+    REVOKED = "revoked"
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """What is in a join code, beside the address and the authority's fingerprint."""
+
+    identity: Identity
+    id: bytes
+    secret: bytes
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A row of `atoll client members`. Times are seconds since the epoch."""
+
+    identity: Identity
+    standing: Standing
+    since: float
+    """It was invited, enrolled or renewed, or revoked."""
+    expires_at: float | None
+    """Of its invitation, or of its certificate."""
+
+
+class Register:
+    """See the module docstring. Every call is one transaction; nothing here waits for the network.
+
+    Args:
+        database: of the state directory.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database, self._lock = database, threading.Lock()
+        with database.transaction() as connection:
+            metadata.create_all(connection)
+            self.revocations = Revocations(_standing(connection))
+
+    # ------------------------------------------------------------ invitations
+
+    def invite(self, identity: Identity, *, now: float, lifetime_s: float) -> Invitation:
+        """Make an invitation; an earlier one of the same identity is void from now on."""
+        invitation = Invitation(
+            identity, secrets.token_bytes(ID_BYTES), secrets.token_bytes(SECRET_BYTES), now + lifetime_s
+        )
+        with self._database.transaction() as connection:
+            connection.execute(INVITATIONS.delete().where(_of(INVITATIONS, identity)))
+            connection.execute(INVITATIONS.delete().where(INVITATIONS.c.expires_at < now))
+            row = {
+                "id": invitation.id.hex(),
+                "role": identity.role.value,
+                "name": identity.name,
+                "secret_sha256": hashlib.sha256(invitation.secret).hexdigest(),
+                "created_at": now,
+                "expires_at": invitation.expires_at,
+                "wrong_tries": 0,
+            }
+            connection.execute(INVITATIONS.insert().values(row))
+        return invitation
+
+    def redeem(self, id: bytes, secret: bytes, key_sha256: str, *, now: float) -> Identity:
+        """Bind an invitation to a key, and say whose it is. The same key may come again, until it expires.
+
+        Raises:
+            Refused: it is unknown, expired, void, used by another key, or the secret is wrong.
+        """
+        refusal = None
+        with self._database.transaction() as connection:  # a wrong try counts: the refusal comes after the commit
+            row = connection.execute(select(INVITATIONS).where(INVITATIONS.c.id == id.hex())).one_or_none()
+            if row is None or row.expires_at < now:
+                raise Refused("there is no such invitation: it has expired, was replaced by a newer one, or never was")
+            this = INVITATIONS.update().where(INVITATIONS.c.id == row.id)
+            if row.wrong_tries >= WRONG_TRIES_MAX:
+                refusal = f"the invitation is void after {WRONG_TRIES_MAX} wrong tries: ask for a new one"
+            elif not hmac.compare_digest(hashlib.sha256(secret).hexdigest(), row.secret_sha256):
+                connection.execute(this.values(wrong_tries=row.wrong_tries + 1))
+                refusal = "the invitation's secret is another one"
+            elif row.key_sha256 not in (None, key_sha256):
+                refusal = "the invitation has been used, by another key: ask for a new one"
+            else:
+                connection.execute(this.values(key_sha256=key_sha256))
+        if refusal is not None:
+            raise Refused(refusal)
+        return Identity(Role(row.role), row.name)
+
+    # ------------------------------------------------------------ certificates
+
+    def enrolled(self, id: bytes, leaf: Leaf, key_sha256: str, pem: bytes, *, now: float) -> bytes:
+        """Whoever redeemed an invitation has a certificate: the name is theirs, and nobody else's any more.
+
+        Returns:
+            The certificate that counts: the one that this key was given first, when it has come again.
+
+        Raises:
+            Refused: the invitation is void by now.
+        """
+        identity = leaf.identity
+        with self._lock, self._database.transaction() as connection:
+            if (first := _counting(connection, identity, key_sha256, now)) is not None:
+                return first
+            used = select(INVITATIONS.c.id).where(INVITATIONS.c.id == id.hex(), INVITATIONS.c.key_sha256 == key_sha256)
+            if connection.execute(used).one_or_none() is None:
+                raise Refused("the invitation is void: it was revoked, or replaced by a newer one")
+            if _revoke_certificates(connection, identity, now):
+                _mark(connection, identity, now)
+                self.revocations.revoke(identity)
+            connection.execute(CERTIFICATES.insert().values(_row(leaf, key_sha256, pem)))
+            self.revocations.issued(identity, leaf.serial)
+        return pem
+
+    def issued_to(self, identity: Identity, key_sha256: str, *, now: float) -> bytes | None:
+        """The certificate that this key was given and that still counts."""
+        with self._database.transaction() as connection:
+            return _counting(connection, identity, key_sha256, now)
+
+    def renewed(self, older_serial: int | None, leaf: Leaf, key_sha256: str, pem: bytes) -> None:
+        """A member has one more certificate; the older one runs out. None: this coordinator gave it to its own.
+
+        Raises:
+            Refused: it has been revoked meanwhile.
+        """
+        with self._lock:
+            if older_serial is not None and self.revocations.is_revoked(leaf.identity, older_serial):
+                raise Refused(f"{leaf.identity} has been revoked")
+            with self._database.transaction() as connection:
+                connection.execute(CERTIFICATES.insert().values(_row(leaf, key_sha256, pem)))
+            self.revocations.issued(leaf.identity, leaf.serial)
+
+    # ------------------------------------------------------------ revocation
+
+    def revoke(self, identity: Identity, *, now: float) -> None:
+        """None of its certificates counts from now on, known here or not, and none of its invitations."""
+        with self._lock, self._database.transaction() as connection:
+            connection.execute(INVITATIONS.delete().where(_of(INVITATIONS, identity)))
+            _revoke_certificates(connection, identity, now)
+            _mark(connection, identity, now)
+            self.revocations.revoke(identity)
+
+    # ------------------------------------------------------------ looking
+
+    def members(self, *, now: float) -> list[Member]:
+        """Everybody who was ever invited or has a certificate, in order of role and name."""
+        found: dict[Identity, Member] = {}
+        with self._database.transaction() as connection:
+            for row in connection.execute(select(INVITATIONS).where(INVITATIONS.c.expires_at >= now)):
+                who = Identity(Role(row.role), row.name)
+                found[who] = Member(who, Standing.INVITED, row.created_at, row.expires_at)
+            for row in connection.execute(select(REVOKED)):
+                who = Identity(Role(row.role), row.name)
+                found.setdefault(who, Member(who, Standing.REVOKED, row.at, None))
+            for row in connection.execute(_newest_certificates()):
+                who = Identity(Role(row.role), row.name)
+                standing = Standing.LAPSED if row.expires_at <= now else Standing.MEMBER
+                found[who] = Member(who, standing, row.issued_at, row.expires_at)
+        return sorted(found.values(), key=lambda member: (member.identity.role, member.identity.name))
+
+
+def key_fingerprint(spki: bytes) -> str:
+    """SHA-256 of a public key (DER), hexadecimal: how the register knows it."""
+    return hashlib.sha256(spki).hexdigest()
+
+
+def _of(table: Table, identity: Identity) -> Any:
+    return and_(table.c.role == identity.role.value, table.c.name == identity.name)
+
+
+def _row(leaf: Leaf, key_sha256: str, pem: bytes) -> dict[str, Any]:
+    return {
+        "serial": f"{leaf.serial:x}",
+        "role": leaf.identity.role.value,
+        "name": leaf.identity.name,
+        "issued_at": leaf.issued_at,
+        "expires_at": leaf.expires_at,
+        "is_revoked": False,
+        "key_sha256": key_sha256,
+        "pem": pem.decode("ascii"),
+    }
+
+
+def _counting(connection: Connection, identity: Identity, key_sha256: str, now: float) -> bytes | None:
+    c = CERTIFICATES.c
+    counts = and_(_of(CERTIFICATES, identity), c.key_sha256 == key_sha256, c.expires_at > now, ~c.is_revoked)
+    pem = connection.scalar(select(c.pem).where(counts).order_by(c.expires_at.desc()).limit(1))
+    return None if pem is None else str(pem).encode()
+
+
+def _revoke_certificates(connection: Connection, identity: Identity, now: float) -> bool:
+    """Revoke every certificate of an identity; whether there was one that counted."""
+    counting = and_(_of(CERTIFICATES, identity), ~CERTIFICATES.c.is_revoked, CERTIFICATES.c.expires_at > now)
+    num = connection.scalar(select(func.count()).select_from(CERTIFICATES).where(counting))
+    connection.execute(CERTIFICATES.update().where(_of(CERTIFICATES, identity)).values(is_revoked=True))
+    return bool(num)
+
+
+def _mark(connection: Connection, identity: Identity, now: float) -> None:
+    connection.execute(REVOKED.delete().where(_of(REVOKED, identity)))
+    connection.execute(REVOKED.insert().values(role=identity.role.value, name=identity.name, at=now))
+
+
+def _standing(connection: Connection) -> dict[Identity, list[int]]:
+    standing: dict[Identity, list[int]] = {}
+    for row in connection.execute(select(REVOKED)):
+        standing[Identity(Role(row.role), row.name)] = []
+    both = and_(CERTIFICATES.c.role == REVOKED.c.role, CERTIFICATES.c.name == REVOKED.c.name)
+    rows = select(CERTIFICATES.c.role, CERTIFICATES.c.name, CERTIFICATES.c.serial)
+    for row in connection.execute(rows.join(REVOKED, both).where(~CERTIFICATES.c.is_revoked)):
+        standing[Identity(Role(row.role), row.name)].append(int(row.serial, 16))
+    return standing
+
+
+def _newest_certificates() -> Select[Any]:
+    """Those that are not revoked, the newest of each identity last."""
+    return select(CERTIFICATES).where(~CERTIFICATES.c.is_revoked).order_by(CERTIFICATES.c.expires_at)

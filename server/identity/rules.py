@@ -1,0 +1,76 @@
+"""Who may call what: one table, and whatever is not in it is denied. Pure.
+
+A row names a method, the roles that may call it, and what of somebody's own a call of each role touches: `claims` finds
+that in the messages, and `guard` holds it against the caller's certificate.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from atoll.protocol.identity.names import Role
+
+
+class Touches(StrEnum):
+    """What a call must not do to others: the certificate's name decides, not the one in a message."""
+
+    NOTHING = "nothing that is one caller's own"
+    OWN_NAME = "its own name"
+    OWN_RUNS = "the runs that it has joined"
+    OWN_RANK = "its own number"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Who may call one method."""
+
+    roles: Mapping[Role, Touches]
+    is_open: bool = False
+    """Whether anybody may, also without a certificate."""
+
+
+def _only(*roles: Role, touching: Touches = Touches.NOTHING) -> dict[Role, Touches]:
+    return dict.fromkeys(roles, touching)
+
+
+_OPERATORS = _only(Role.OWNER, Role.OPERATOR)
+_READERS = _only(Role.OWNER, Role.OPERATOR, Role.AUDITOR)
+_MEMBERS = _only(Role.CLIENT, touching=Touches.OWN_RUNS)
+_RANKS = _only(Role.AGGREGATOR)
+_EVERYBODY = Rule({}, is_open=True)
+
+_COORDINATOR, _AGGREGATOR, _AGGREGATION, _ADMIN = (
+    f"/atoll.v1.{service}/" for service in ("Coordinator", "Aggregator", "Aggregation", "Admin")
+)
+
+RULES: Mapping[str, Rule] = {
+    _COORDINATOR + "Session": Rule(_only(Role.CLIENT, touching=Touches.OWN_NAME)),
+    _COORDINATOR + "GetManifest": Rule({**_MEMBERS, **_RANKS, **_READERS}),
+    _COORDINATOR + "Download": Rule({**_MEMBERS, **_RANKS, **_OPERATORS}),
+    _COORDINATOR + "Upload": Rule(_only(Role.CLIENT, touching=Touches.OWN_NAME)),
+    _AGGREGATOR + "Download": Rule({**_MEMBERS, **_only(Role.COORDINATOR), **_OPERATORS}),
+    _AGGREGATOR + "Upload": Rule(_only(Role.CLIENT, touching=Touches.OWN_NAME)),
+    _AGGREGATION + "Serve": Rule(_only(Role.AGGREGATOR, touching=Touches.OWN_RANK)),
+    _AGGREGATION + "Admit": Rule(_RANKS),
+    _AGGREGATION + "OpenUpdate": Rule(_RANKS),
+    _AGGREGATION + "SubmitUpdate": Rule(_only(Role.AGGREGATOR, touching=Touches.OWN_RANK)),
+    _AGGREGATION + "GetUpdates": Rule(_only(Role.AGGREGATOR, touching=Touches.OWN_RANK)),
+    _AGGREGATION + "FindUnused": Rule(_only(Role.AGGREGATOR, touching=Touches.OWN_RANK)),
+    _ADMIN + "StartRun": Rule(_OPERATORS),
+    _ADMIN + "StopRun": Rule(_OPERATORS),
+    _ADMIN + "PauseRun": Rule(_OPERATORS),
+    _ADMIN + "ResumeRun": Rule(_OPERATORS),
+    _ADMIN + "DeleteRun": Rule(_only(Role.OWNER)),
+    _ADMIN + "ListRanks": Rule(_READERS),
+    "/grpc.health.v1.Health/Check": _EVERYBODY,
+    "/grpc.health.v1.Health/Watch": _EVERYBODY,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Rule(_OPERATORS),
+}
+"""By the full name of the method; `docs/authorisation.md` shows it, and a test holds it against the descriptors."""
+
+
+def needed(rule: Rule | None) -> str:
+    """Whose certificate a call takes, for the one who has another."""
+    if rule is None:
+        return "nobody may: no rule allows it"
+    return f"it takes the role {' or '.join(rule.roles)}"

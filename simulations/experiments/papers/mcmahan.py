@@ -1,0 +1,131 @@
+"""McMahan et al. 2017: communication rounds to a target accuracy on MNIST, the paper's numbers beside ours.
+
+100 clients of 600 examples; IID, or sorted by digit, cut into 200 shards and two of them dealt to each. A round trains
+a fraction C of the clients for E epochs with batches of B. The paper tuned the learning rate of every cell; here it is
+one for each model and batch size, so a cell may be slower for that.
+
+Source:
+    "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, tables 1 (2NN) and 2
+    (CNN).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.simulations.experiments.goal import Goal
+from atoll.simulations.experiments.grid import Cell
+from atoll.simulations.experiments.papers.paper import EXAMPLES, Paper
+from atoll.simulations.experiments.report import read_run
+from atoll.simulations.experiments.table import markdown, number
+
+CLIENTS, EXAMPLES_EACH = 100, 600
+METRIC = "server/accuracy"
+MARGIN = 1.15
+"""A run goes on for so many times the paper's rounds before it counts as not having come there."""
+
+SPLITS: Mapping[str, Mapping[str, Any]] = {"IID": {"population.kind": "iid"}, "shards": {"population.kind": "shards"}}
+TARGETS = {"2NN": 0.97, "CNN": 0.99}
+TASKS = {"2NN": f"{EXAMPLES}/mnist.py:task", "CNN": f"{EXAMPLES}/mnist.py:cnn"}
+WHOLE = "∞"
+"""B: all of a client's examples at once."""
+RATES = {("2NN", "10"): 0.1, ("2NN", WHOLE): 0.5, ("CNN", "10"): 0.1, ("CNN", "50"): 0.15}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One number of the paper."""
+
+    model: str
+    cohort: int
+    epochs: int
+    batch: str
+    split: str
+    rounds: int
+
+    @property
+    def steps(self) -> int:
+        """Local steps of a client in a round: the paper's u."""
+        size = EXAMPLES_EACH if self.batch == WHOLE else int(self.batch)
+        return self.epochs * EXAMPLES_EACH // size
+
+    @property
+    def cell(self) -> Cell:
+        """The run."""
+        varied = {
+            "model": self.model,
+            "clients": str(self.cohort),
+            "E": str(self.epochs),
+            "B": self.batch.replace(WHOLE, "all"),
+            "split": self.split,
+        }
+        settings = {
+            "rounds": int(self.rounds * MARGIN) + 1,
+            "seed": 1,
+            "population.clients": CLIENTS,
+            "round.cohort_size": self.cohort,
+            "local.epochs": self.epochs,
+            "local.batch_size": EXAMPLES_EACH if self.batch == WHOLE else int(self.batch),
+            "local.lr": RATES[self.model, self.batch],
+            "simulation.engine": "batched",
+            **SPLITS[self.split],
+        }
+        return Cell(varied, settings, TASKS[self.model])
+
+
+TABLE_1 = {
+    (1, WHOLE): (1455, 4278),
+    (1, "10"): (316, 3275),
+    (10, WHOLE): (1474, 1796),
+    (10, "10"): (87, 664),
+    (20, WHOLE): (1658, 1528),
+    (20, "10"): (77, 619),
+    (50, "10"): (75, 443),
+    (100, "10"): (70, 380),
+}
+"""2NN, E = 1: (clients in a round, B) -> rounds to 0.97, IID and shards. What the paper did not come to is left out."""
+
+TABLE_2 = {(1, "10"): (34, 350), (1, "50"): (65, 600), (5, "50"): (29, 334)}
+"""CNN, C = 0.1: (E, B) -> rounds to 0.99, IID and shards."""
+
+
+def entries() -> Iterator[Entry]:
+    """All that take minutes on two cores: of the CNN those on IID data; on shards they take an hour each."""
+    for (cohort, batch), both in TABLE_1.items():
+        yield from (Entry("2NN", cohort, 1, batch, split, rounds) for split, rounds in zip(SPLITS, both, strict=True))
+    for (epochs, batch), (iid, _) in TABLE_2.items():
+        yield Entry("CNN", 10, epochs, batch, "IID", iid)
+
+
+def goal_of(cell: Cell) -> Goal:
+    """The paper's target accuracy for the cell's model."""
+    return Goal(METRIC, TARGETS[cell.varied["model"]])
+
+
+def table(out: Path) -> str:
+    """The paper's rounds and ours."""
+    header = ["model", "target", "C", "E", "B", "u", "split", "lr", "rounds: paper", "ours", "ours / paper", "best"]
+    return markdown(header, (_line(entry, out) for entry in entries()))
+
+
+def _line(entry: Entry, out: Path) -> list[object]:
+    report = read_run(out / entry.cell.folder)
+    rounds = goal_of(entry.cell).rounds_of(report)
+    return [
+        entry.model,
+        TARGETS[entry.model],
+        "1 client" if entry.cohort == 1 else f"{entry.cohort / CLIENTS:g}",
+        entry.epochs,
+        entry.batch,
+        entry.steps,
+        entry.split,
+        RATES[entry.model, entry.batch],
+        entry.rounds,
+        f"not in {len(report.rounds)}" if rounds is None else number(round(rounds, 1)),
+        "-" if rounds is None else f"{rounds / entry.rounds:.2f}",
+        f"{report.best(METRIC):.4f}",
+    ]
+
+
+PAPER = Paper("mcmahan", [entry.cell for entry in entries()], table, goal_of)

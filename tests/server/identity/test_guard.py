@@ -1,0 +1,329 @@
+"""Every method x every role x own and foreign, over a real server with mutual TLS."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from atoll.aggregation.layout import Piece
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.identity.names import Role
+from atoll.protocol.manifest import UpdateManifest
+from atoll.server.identity import guard as guard_module
+from atoll.server.identity.claims import client_of
+from atoll.server.identity.guard import Denied, Guard
+from atoll.server.identity.rules import RULES, Touches
+from tests.client.lagoon import live
+from tests.server.identity.secure import Member, listening, member
+
+METHODS = {
+    f"/{service.full_name}/{method.name}": method
+    for file in (pb, health_pb2, reflection_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
+
+MEMBERS = {
+    role: member(role, {Role.AGGREGATOR: "1", Role.CLIENT: "north", Role.COORDINATOR: "main"}.get(role, "ada"))
+    for role in Role
+}
+
+ON_RUNS = ("StartRun", "StopRun", "PauseRun", "ResumeRun")
+MAY = {
+    Role.OPERATOR: {"GetManifest", "Download", *ON_RUNS, "ListRanks", "ServerReflectionInfo"},
+    Role.AUDITOR: {"GetManifest", "ListRanks"},
+    Role.CLIENT: {"Session", "GetManifest", "Download", "Upload"},
+    Role.AGGREGATOR: {"Serve", "Admit", "OpenUpdate", "SubmitUpdate", "GetUpdates", "FindUnused"},
+    Role.COORDINATOR: set(),
+}
+MAY[Role.OWNER] = MAY[Role.OPERATOR] | {"DeleteRun"}
+BETWEEN_SERVERS = {
+    (Role.AGGREGATOR, "/atoll.v1.Coordinator/GetManifest"),
+    (Role.AGGREGATOR, "/atoll.v1.Coordinator/Download"),
+    (Role.COORDINATOR, "/atoll.v1.Aggregator/Download"),
+}
+
+
+def may(role, method):
+    """What the design says, written a second time and in other words than the table."""
+    name = method.rpartition("/")[2]
+    return name in {"Check", "Watch"} or name in MAY[role] or (role, method) in BETWEEN_SERVERS
+
+
+class Members:
+    """Of these runs; revoked are those of these serial numbers."""
+
+    def __init__(self):
+        self.revoked, self.runs = set(), {"ours"}
+
+    async def refusals(self, callers):
+        return [self.refusal(*caller) for caller in callers]
+
+    def refusal(self, peer, run_id):
+        if peer.serial in self.revoked:
+            return Denied(grpc.StatusCode.UNAUTHENTICATED, f"{peer.identity} is revoked")
+        if run_id is not None and peer.identity.role is Role.CLIENT and run_id not in self.runs:
+            return Denied(grpc.StatusCode.PERMISSION_DENIED, f"{peer.identity} has not joined {run_id}")
+        return None
+
+
+def manifest(client_id):
+    piece = Piece("w", "F32", (0,), (4,), "0" * 64)
+    return UpdateManifest("ours", 1, client_id, 0, "1" * 64, 10, 1.0, (piece,), effective_steps=2.0).encode()
+
+
+def messages(method, *, own):
+    """What a caller may send: about itself, or about somebody else."""
+    client, rank, run = ("north", 1, "ours") if own else ("south", 2, "theirs")
+    made = {
+        pb.ClientMessage: lambda: pb.ClientMessage(hello=pb.Hello(client_id=client)),
+        pb.UploadRequest: lambda: pb.UploadRequest(open=pb.UploadOpen(manifest=manifest(client))),
+        pb.DownloadRequest: lambda: pb.DownloadRequest(open=pb.DownloadOpen(run_id=run)),
+        pb.ManifestRequest: lambda: pb.ManifestRequest(run_id=run),
+        pb.RankMessage: lambda: pb.RankMessage(hello=pb.RankHello(rank=rank)),
+        pb.SubmittedUpdate: lambda: pb.SubmittedUpdate(opened=pb.UploadOpen(manifest=manifest(client)), rank=rank),
+        pb.UpdatesRequest: lambda: pb.UpdatesRequest(rank=rank),
+    }
+    kind = GetMessageClass(method.input_type)
+    return made[kind]() if kind in made else kind()
+
+
+def add_all(server):
+    """Every method of every service, answering whoever gets that far once for each message."""
+    for file in (pb, health_pb2, reflection_pb2):
+        for service in file.DESCRIPTOR.services_by_name.values():
+            handlers = {method.name: handler_of(method) for method in service.methods}
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+
+
+def handler_of(method):
+    reply = GetMessageClass(method.output_type)
+
+    async def one(request, context):
+        if method.client_streaming:
+            async for _ in request:
+                pass
+        return reply()
+
+    async def many(request, context):
+        if method.client_streaming:
+            async for _ in request:
+                yield reply()
+        else:
+            yield reply()
+
+    make = getattr(grpc, f"{_arity(method.client_streaming)}_{_arity(method.server_streaming)}_rpc_method_handler")
+    read = GetMessageClass(method.input_type).FromString
+    return make(many if method.server_streaming else one, read, reply.SerializeToString)
+
+
+def _arity(is_streaming):
+    return "stream" if is_streaming else "unary"
+
+
+def calling(channel, path):
+    """The call of a method, from its descriptor alone."""
+    method = METHODS[path]
+    make = getattr(channel, f"{_arity(method.client_streaming)}_{_arity(method.server_streaming)}")
+    return make(path, lambda message: message.SerializeToString(), GetMessageClass(method.output_type).FromString)
+
+
+async def outcome(channel, path, *, own=True):
+    """The status code of one call, and what it says."""
+    method = METHODS[path]
+    call, sent = calling(channel, path), messages(METHODS[path], own=own)
+
+    async def requests():
+        yield sent
+
+    try:
+        called = call(requests() if method.client_streaming else sent, timeout=20)
+        if method.server_streaming:
+            async for _ in called:
+                pass
+        else:
+            await called
+    except grpc.aio.AioRpcError as error:
+        return error.code(), error.details()
+    return grpc.StatusCode.OK, ""
+
+
+def test_every_method_has_its_row_and_every_row_its_method():
+    assert set(RULES) == set(METHODS)
+
+
+@live
+async def test_a_role_calls_what_it_may_for_its_own_and_nothing_else():
+    async with listening(add_all, Guard(Members())) as address:
+        for role, caller in MEMBERS.items():
+            async with caller.channel(address) as channel:
+                for path in METHODS:
+                    code, detail = await outcome(channel, path)
+                    if may(role, path):
+                        assert code is grpc.StatusCode.OK, (role, path, detail)
+                        continue
+                    assert code is grpc.StatusCode.PERMISSION_DENIED, (role, path)
+                    assert detail.startswith(f"{caller.identity} may not call {path[1:]}: it takes the role "), detail
+
+
+@live
+async def test_nobody_touches_what_is_somebody_elses():
+    foreign = {
+        (role, path)
+        for path, rule in RULES.items()
+        for role, touches in rule.roles.items()
+        if touches is not Touches.NOTHING
+    }
+    assert {path for _, path in foreign if "Aggregat" not in path} == {
+        f"/atoll.v1.Coordinator/{name}" for name in ("Session", "GetManifest", "Download", "Upload")
+    }
+    async with listening(add_all, Guard(Members())) as address:
+        for role, path in sorted(foreign):
+            async with MEMBERS[role].channel(address) as channel:
+                code, detail = await outcome(channel, path, own=False)
+                assert code is grpc.StatusCode.PERMISSION_DENIED, (role, path)
+                assert str(MEMBERS[role].identity) in detail
+                assert any(name in detail for name in ("'south'", "'2'", "theirs")), detail
+
+
+@live
+async def test_without_a_members_certificate_only_health_answers():
+    async with listening(add_all, Guard(Members()), asks_for_certificates=False) as address:
+        async with nameless().channel(address) as channel:
+            for path, rule in RULES.items():
+                code, _ = await outcome(channel, path)
+                assert code is (grpc.StatusCode.OK if rule.is_open else grpc.StatusCode.UNAUTHENTICATED), path
+
+
+def nameless():
+    """Who shows no certificate."""
+    stranger = Member(MEMBERS[Role.CLIENT].identity)
+    stranger.pair = (None, None)
+    return stranger
+
+
+@asynccontextmanager
+async def talking(guard):
+    """An open stream of the client north, past its Hello."""
+    async with listening(add_all, guard) as address, MEMBERS[Role.CLIENT].channel(address) as channel:
+        call = calling(channel, "/atoll.v1.Coordinator/Session")(timeout=20)
+        await call.write(messages(METHODS["/atoll.v1.Coordinator/Session"], own=True))
+        assert await call.read() == pb.ServerMessage()
+        yield call, channel
+
+
+async def end_of(call):
+    """How an open call ends, from now on."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    return caught.value.code(), caught.value.details()
+
+
+@live
+async def test_who_is_revoked_loses_its_open_streams_and_begins_none():
+    members = Members()
+    async with talking(Guard(members)) as (call, channel):
+        members.revoked.add(MEMBERS[Role.CLIENT].serial)
+        # nobody tells the guard: it looks again by itself
+        assert await end_of(call) == (grpc.StatusCode.UNAUTHENTICATED, "client north is revoked")
+        code, _ = await outcome(channel, "/atoll.v1.Coordinator/GetManifest")
+        assert code is grpc.StatusCode.UNAUTHENTICATED
+
+
+@live
+async def test_who_leaves_a_run_loses_its_downloads_of_it():
+    members, guard = Members(), None
+    guard = Guard(members)
+    path = "/atoll.v1.Coordinator/Download"
+    async with listening(add_all, guard) as address, MEMBERS[Role.CLIENT].channel(address) as channel:
+        call = calling(channel, path)(timeout=20)
+        await call.write(messages(METHODS[path], own=True))
+        await call.read()
+        members.runs.clear()
+        await guard.look_again()
+        assert (await end_of(call))[0] is grpc.StatusCode.PERMISSION_DENIED
+
+
+@live
+async def test_a_later_message_is_looked_at_too():
+    async with talking(Guard(Members())) as (call, _):
+        await call.write(messages(METHODS["/atoll.v1.Coordinator/Session"], own=False))
+        assert (await end_of(call))[0] is grpc.StatusCode.PERMISSION_DENIED
+
+
+@live
+async def test_also_when_another_task_than_the_handlers_reads_it():
+    """As the control stream does: whoever reads it swallows what grpc raises."""
+    reading = []
+
+    async def session(requests, context):
+        async def read():
+            async for _ in requests:
+                pass
+
+        await anext(requests)
+        reading.append(asyncio.ensure_future(read()))
+        try:
+            yield pb.ServerMessage()
+            await asyncio.get_running_loop().create_future()
+        finally:
+            reading[0].cancel()
+
+    def add(server):
+        handler = grpc.stream_stream_rpc_method_handler(
+            session, pb.ClientMessage.FromString, pb.ServerMessage.SerializeToString
+        )
+        handlers = grpc.method_handlers_generic_handler("atoll.v1.Coordinator", {"Session": handler})
+        server.add_generic_rpc_handlers((handlers,))
+
+    path = "/atoll.v1.Coordinator/Session"
+    async with listening(add, Guard(Members())) as address, MEMBERS[Role.CLIENT].channel(address) as channel:
+        call = calling(channel, path)(timeout=20)
+        await call.write(messages(METHODS[path], own=True))
+        await call.read()
+        await call.write(messages(METHODS[path], own=False))
+        assert (await end_of(call))[0] is grpc.StatusCode.PERMISSION_DENIED
+
+
+@live
+async def test_an_insecure_server_takes_everybody_at_their_word():
+    server = grpc.aio.server(interceptors=[Guard(None)])
+    add_all(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        for path in METHODS:
+            assert (await outcome(channel, path, own=False))[0] is grpc.StatusCode.OK, path
+    await server.stop(0)
+
+
+@live
+async def test_a_method_that_no_server_has_is_said_to_be_unknown():
+    async with listening(lambda server: None, Guard(Members())) as address:
+        async with MEMBERS[Role.OWNER].channel(address) as channel:
+            assert (await outcome(channel, "/atoll.v1.Admin/StopRun"))[0] is grpc.StatusCode.UNIMPLEMENTED
+
+
+@live
+async def test_a_method_without_a_row_is_denied(monkeypatch):
+    monkeypatch.setattr(guard_module, "RULES", {path: RULES[path] for path in RULES if "ListRanks" not in path})
+    async with listening(add_all, Guard(Members())) as address, MEMBERS[Role.OWNER].channel(address) as channel:
+        code, detail = await outcome(channel, "/atoll.v1.Admin/ListRanks")
+        assert (code, detail) == (
+            grpc.StatusCode.PERMISSION_DENIED,
+            "owner ada may not call atoll.v1.Admin/ListRanks: nobody may: no rule allows it",
+        )
+
+
+@pytest.mark.parametrize("spoilt", [b"", b"{}", manifest("north")[1:], manifest("no\\rth"), b" " + manifest("north")])
+def test_what_does_not_begin_as_a_manifest_names_nobody(spoilt):
+    assert client_of(spoilt) == ""
+
+
+def test_a_manifest_names_its_client_at_its_head():
+    assert client_of(manifest("north")) == "north"
+    assert client_of(manifest("north").replace(b'"effective_steps":2.0,', b"")) == "north"
