@@ -17,10 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
-
-from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.cli import admin
 from atoll.protocol.vocabulary import Phase, RunId, RunState
 from atoll.server.history import History
 from atoll.server.record import RoundRecord
@@ -78,7 +75,7 @@ def measure(num_clients: int, num_rounds: int, folder: Path) -> Measured:
         address = wait_for_address(processes, "coordinator", state)
         connect(processes, address, num_clients)
         before, crowds_before = processes.usage("coordinator"), crowds_cpu_s(processes)
-        run_id = start_run(address, cohort_size, num_rounds + WARM_UP)
+        run_id = start_run(state, cohort_size, num_rounds + WARM_UP)
         wait_for_end(processes, state)
         after, crowds_after = processes.usage("coordinator"), crowds_cpu_s(processes)
         records = History(state).rounds(RunId(run_id))
@@ -110,7 +107,7 @@ def crowds_cpu_s(processes: Processes) -> float:
     return sum(processes.usage(name).cpu_s for name in processes.running if name != "coordinator")
 
 
-def start_run(address: str, cohort_size: int, num_rounds: int) -> str:
+def start_run(state: Path, cohort_size: int, num_rounds: int) -> str:
     """As `atoll run start` does."""
     settings = {
         "task": "benchmarks.tasks:empty",
@@ -120,9 +117,7 @@ def start_run(address: str, cohort_size: int, num_rounds: int) -> str:
         "round.cohort_size": cohort_size,
     }
     text = "\n".join(f"{key} = {toml(value)}" for key, value in settings.items())
-    with grpc.insecure_channel(address) as channel:
-        reply: pb.RunReply = rpc.AdminStub(channel).StartRun(pb.StartRunRequest(config_toml=text), timeout=60)
-    return str(reply.run_id)
+    return str(admin.start(state, text).run_id)
 
 
 def wait_for_end(processes: Processes, state: Path) -> None:

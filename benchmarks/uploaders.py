@@ -18,7 +18,9 @@ import numpy as np
 from atoll.aggregation.layout import Piece
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import CHUNK_BYTES, PROTOCOL, WINDOW_BYTES, client_options
+from atoll.protocol.channel import CHUNK_BYTES, PROTOCOL, WINDOW_BYTES
+from atoll.protocol.identity.dialer import InsecureDialer
+from atoll.protocol.identity.names import COORDINATOR, aggregator
 from atoll.protocol.manifest import UpdateManifest, VersionManifest, parse_version
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 
@@ -111,13 +113,14 @@ class Uploader:
 async def main() -> None:
     """Upload whenever told to, until standard input ends."""
     coordinator, first, count, *ranks = sys.argv[1:]
-    options = client_options()
-
-    def dial(address: str) -> grpc.aio.Channel:
-        return grpc.aio.insecure_channel(address, options=options)
-
+    dial = InsecureDialer().channel
     clients = [
-        Uploader(f"client-{number}", number, dial(coordinator), [dial(address) for address in ranks])
+        Uploader(
+            f"client-{number}",
+            number,
+            dial(coordinator, COORDINATOR),
+            [dial(address, aggregator(rank)) for rank, address in enumerate(ranks)],
+        )
         for number in range(int(first), int(first) + int(count))
     ]
     for client in clients:

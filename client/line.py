@@ -11,6 +11,8 @@ import grpc
 from atoll.client.ranks import Ranks
 from atoll.client.transport import Link, StreamBroken
 from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.identity.dialer import Dialer
+from atoll.protocol.identity.names import COORDINATOR
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +25,7 @@ class Line:
 
     Args:
         address: of the coordinator.
+        dialer: opens the channels, to the coordinator and its ranks.
         replaced_wait: seconds before dialling again after another agent has taken this client's name.
         hello: the first message of the next connection.
         on_connected, on_message, on_lost: called on the event loop.
@@ -32,6 +35,7 @@ class Line:
     def __init__(
         self,
         address: str,
+        dialer: Dialer,
         *,
         replaced_wait: float,
         hello: Callable[[], pb.Hello],
@@ -40,8 +44,8 @@ class Line:
         on_lost: Callable[[], None],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
-        self._address, self._replaced_wait = address, replaced_wait
-        self.ranks = Ranks()
+        self._address, self._dialer, self._replaced_wait = address, dialer, replaced_wait
+        self.ranks = Ranks(dialer)
         self._hello, self._on_connected, self._on_message, self._on_lost = hello, on_connected, on_message, on_lost
         self._spawn = spawn
         self._link: Link | None = None
@@ -93,7 +97,7 @@ class Line:
 
     async def _connection(self) -> None:
         """One connection, from Hello to its end."""
-        link = Link(self._address)
+        link = Link(self._dialer.channel(self._address, COORDINATOR))
         end = StreamBroken(grpc.StatusCode.OK, "the coordinator has ended the stream")
         try:
             welcome = await link.open(self._hello())

@@ -13,7 +13,8 @@ import grpc
 
 from atoll.client.transport import StreamBroken
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import client_options, loopback_only
+from atoll.protocol.identity.dialer import Dialer
+from atoll.protocol.identity.names import aggregator
 from atoll.protocol.settings import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -23,9 +24,14 @@ PATIENCE_S = 15.0
 
 
 class Ranks:
-    """Connections to the ranks, made when they are needed. Without ranks the coordinator does it all itself."""
+    """Connections to the ranks, made when they are needed. Without ranks the coordinator does it all itself.
 
-    def __init__(self) -> None:
+    Args:
+        dialer: opens the channels.
+    """
+
+    def __init__(self, dialer: Dialer) -> None:
+        self._dialer = dialer
         self._addresses: tuple[str, ...] = ()
         self._channels: dict[int, tuple[str, grpc.aio.Channel, rpc.AggregatorStub]] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -40,7 +46,7 @@ class Ranks:
 
         What is under way to one that is away goes on: perhaps it is the coordinator that has been away.
         """
-        self._addresses = tuple(_checked(address) for address in addresses)
+        self._addresses = tuple(self._checked(address) for address in addresses)
         for rank, (address, *_) in list(self._channels.items()):
             if rank >= self.num_ranks or self._addresses[rank] not in ("", address):
                 self._close(rank)
@@ -55,7 +61,7 @@ class Ranks:
         if not address:
             raise StreamBroken(grpc.StatusCode.UNAVAILABLE, f"aggregation rank {rank} is away")
         if rank not in self._channels:
-            channel = grpc.aio.insecure_channel(address, options=client_options())
+            channel = self._dialer.channel(address, aggregator(rank))
             self._channels[rank] = address, channel, rpc.AggregatorStub(channel)
         return self._channels[rank][2]
 
@@ -85,13 +91,12 @@ class Ranks:
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-
-def _checked(address: str) -> str:
-    """An address that this client may dial; nothing of another kind."""
-    try:
-        if address:
-            loopback_only(address)
-    except ConfigError as error:
-        logger.warning("an aggregation rank is said to be where this client does not go: %s", error)
-        return ""
-    return address
+    def _checked(self, address: str) -> str:
+        """An address that this client may dial; nothing of another kind."""
+        try:
+            if address:
+                self._dialer.check(address)
+        except ConfigError as error:
+            logger.warning("an aggregation rank is said to be where this client does not go: %s", error)
+            return ""
+        return address

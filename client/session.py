@@ -31,6 +31,7 @@ from atoll.client.events import (
     EvaluationRequest,
     Event,
     Extend,
+    Forbidden,
     JobFailed,
     Key,
     KillWorker,
@@ -168,8 +169,8 @@ class Session:
                 self.is_connected = False
                 self.waiting.clear()  # what is still wanted is asked for again
                 return (Connect(self._back_off()),)
-            case Asked(request):
-                return self._asked(request, now)
+            case Asked() | Forbidden():
+                return self._asked(event.request, now) if isinstance(event, Asked) else self._forbidden(event, now)
             case Released(run_id, round_id, _, submit):
                 return self._released(("round", run_id, round_id), submit, now)
             case RunEnded(run_id):
@@ -203,6 +204,17 @@ class Session:
         if job is not None and job.request.run_id == request.run_id and job.stage is not Stage.STOPPING:
             return self._stop(job, submit=False, now=now)  # the coordinator has moved on
         return ()
+
+    def _forbidden(self, event: Forbidden, now: float) -> Effects:
+        """Whatever is under way for it ends, unfinished. A finished update has a question of its own to pass."""
+        request = event.request
+        if request.key in self.outgoing:
+            return ()
+        effects: list[Effect] = [*self._report(request, event.reason, event.detail)]
+        self._withdraw(request.key)
+        if self.job is not None and self.job.request.key == request.key:
+            effects += self._stop(self.job, submit=False, now=now)
+        return tuple(effects)
 
     def _give_up_waiting(self, now: float) -> Effects:
         """What another run's job has left no time for: its run is told at once, and not only by silence."""
@@ -294,13 +306,17 @@ class Session:
 
     def _released(self, key: Key, submit: bool, now: float) -> Effects:
         effects: list[Effect] = []
-        if (waiting := self.waiting.get(RunId(key[1]))) is not None and waiting.request.key == key:
-            del self.waiting[RunId(key[1])]
+        self._withdraw(key)
         if self.job is not None and self.job.request.key == key:
             effects += self._stop(self.job, submit=submit, now=now)
         if key in self.outgoing and not submit:
             effects.append(Discard(key, self.outgoing.pop(key).digest))
         return tuple(effects)
+
+    def _withdraw(self, key: Key) -> None:
+        """It is not to be begun any more, if it waits."""
+        if (waiting := self.waiting.get(RunId(key[1]))) is not None and waiting.request.key == key:
+            del self.waiting[RunId(key[1])]
 
     def _run_ended(self, run_id: RunId, now: float) -> Effects:
         keys = {*self.outgoing}

@@ -14,7 +14,7 @@ import grpc
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import HANDSHAKE_S, client_options
+from atoll.protocol.channel import HANDSHAKE_S
 
 logger = logging.getLogger(__name__)
 
@@ -107,10 +107,14 @@ class Stream(Generic[Request, Reply]):
 
 
 class Link:
-    """A connection with its control stream. `open` it once, `receive` until it ends, `close` it always."""
+    """A connection with its control stream. `open` it once, `receive` until it ends, `close` it always.
 
-    def __init__(self, address: str) -> None:
-        self._channel = grpc.aio.insecure_channel(address, options=client_options())
+    Args:
+        channel: to the coordinator; the link closes it.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
         self.stub = rpc.CoordinatorStub(self._channel)
         self._outbox: asyncio.Queue[pb.ClientMessage | None] = asyncio.Queue(OUTBOX_MAX)
         self._stream: Stream[pb.ClientMessage, pb.ServerMessage] | None = None

@@ -22,6 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from atoll.protocol.secrets import without_password
+
 Model = TypeVar("Model", bound=BaseModel)
 
 STRICT = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True)
@@ -110,7 +112,7 @@ def _apply(override: str, document: dict[str, Any]) -> tuple[str, ...]:
     name, equals, text = override.partition("=")
     key = tuple(part.strip() for part in name.split("."))
     if not equals or not all(_BARE_KEY.fullmatch(part) for part in key):
-        raise ValueError(f"got {override!r}; allowed: key=value, with a key such as round.quorum")
+        raise ValueError(f"got {without_password(override)!r}; allowed: key=value, with a key such as round.quorum")
     table = document
     for part in key[:-1]:
         table = table.setdefault(part, {})
@@ -129,7 +131,7 @@ def _value(key: str, text: str) -> Any:
     except (tomllib.TOMLDecodeError, RecursionError):
         if text and text[0] not in "\"'[{" and text.isprintable():
             return text
-    raise ValueError(f"{key}: got {text!r}; allowed: a TOML value or a bare word")
+    raise ValueError(f"{key}: got {without_password(text)!r}; allowed: a TOML value or a bare word")
 
 
 # ---------------------------------------------------------------- faults
@@ -159,7 +161,7 @@ def _faults(model_type: type[BaseModel], key: tuple[str, ...], details: list[Err
     messages = [detail["msg"].removeprefix("Value error, ") for detail in details if detail["type"] == "value_error"]
     if messages and isinstance(document, dict):  # the table's fields contradict each other
         return [_line(dotted, fault) for message in messages for fault in message.split("; ")]
-    got = f"{dotted}: got {reprlib.repr(document)}"
+    got = f"{dotted}: got {reprlib.repr(without_password(document) if isinstance(document, str) else document)}"
     return [f"{got}: {message}" for message in messages] or [f"{got}; allowed: {allowed}"]
 
 
@@ -251,7 +253,7 @@ def _bounds(part: Any) -> list[str]:
 
 
 def effective(model: BaseModel) -> str:
-    """The settings as a TOML file that loads to an equal model."""
+    """The settings as a TOML file that loads to an equal model, but for passwords in URLs, which it does not tell."""
     return "".join(_tables(model.model_dump(), ())).lstrip("\n")
 
 
@@ -261,7 +263,7 @@ def _tables(table: Mapping[str, Any], key: tuple[str, ...]) -> Iterator[str]:
         yield f"\n[{'.'.join(map(_toml_key, key))}]\n"
     for name, value in table.items():
         if value is not None and not isinstance(value, dict):
-            yield f"{_toml_key(name)} = {_toml(value)}\n"
+            yield f"{_toml_key(name)} = {_toml(without_password(value) if isinstance(value, str) else value)}\n"
     for name, value in table.items():
         if isinstance(value, dict):
             yield from _tables(value, (*key, name))

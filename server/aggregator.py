@@ -14,10 +14,14 @@ import grpc
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import steps
-from atoll.protocol.channel import PROTOCOL, client_options, loopback_only, server_options
+from atoll.protocol.channel import PROTOCOL, server_options
+from atoll.protocol.identity.dialer import InsecureDialer
+from atoll.protocol.identity.names import COORDINATOR
+from atoll.protocol.settings import ConfigError
 from atoll.server.config import AggregatorConfig
 from atoll.server.coordinator import OperatorError
 from atoll.server.durable import write_atomically
+from atoll.server.identity.listener import InsecureListener, Listener, cannot_listen
 from atoll.server.placement import take_place
 from atoll.server.rank import Rank, RankPlace
 from atoll.server.rank_service import AggregatorService
@@ -46,11 +50,11 @@ async def host_rank(
     """
     lock = lock_directory(config.state)
     place = RankPlace(config.rank, config.ranks, config.interface)
-    channel = grpc.aio.insecure_channel(config.coordinator, options=client_options())
+    channel = InsecureDialer().channel(config.coordinator, COORDINATOR)
     try:
         take_place(config.state, config.rank, config.ranks)
         rank = Rank(place, config.state, channel)
-        server, address = await _listen(rank, config)
+        server, address = await _listen(rank, config, InsecureListener())
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -79,26 +83,22 @@ async def host_rank(
     return EXIT_OK
 
 
-async def _listen(rank: Rank, config: AggregatorConfig) -> tuple[grpc.aio.Server, str]:
+async def _listen(rank: Rank, config: AggregatorConfig, listener: Listener) -> tuple[grpc.aio.Server, str]:
     """Open the data plane: port 0 means the port of the last time, for clients that know it, or any other."""
-    host, port = loopback_only(config.listen)
-    bracketed, memory = f"[{host}]" if ":" in host else host, config.state / "address"
-    ports = [port]
-    if not port and memory.exists():
-        with suppress(ValueError):
-            ports.insert(0, int(memory.read_text().rpartition(":")[2]))
-    for candidate in ports:
+    memory, listens = config.state / "address", [config.listen]
+    if config.listen.endswith(":0") and memory.exists():
+        listens.insert(0, f"{config.listen[:-2]}:{memory.read_text().rpartition(':')[2]}")
+    for listen in listens:
         server = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=CALLS_MAX)
         rpc.add_AggregatorServicer_to_server(AggregatorService(rank), server)
         try:
-            bound = server.add_insecure_port(f"{bracketed}:{candidate}")
-        except RuntimeError:
+            address = listener.bind(server, listen)
+        except (OperatorError, ConfigError):
             continue
         await server.start()
-        address = f"{bracketed}:{bound}"
         write_atomically(memory, address.encode())
         return server, address
-    raise OperatorError(f"cannot listen on {config.listen}: the port is in use, or not allowed")
+    raise cannot_listen(config.listen)
 
 
 async def _serve(rank: Rank, stub: rpc.AggregationStub, address: str, coordinator: str) -> None:

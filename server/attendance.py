@@ -12,6 +12,8 @@ from typing import Any
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import TERMINAL, ClientId, LossReason, RoundId, RunId, RunState
 from atoll.server import messages
+from atoll.server.audit.actions import Action
+from atoll.server.audit.log import AuditLog, Caller
 from atoll.server.clock import Clock
 from atoll.server.config import CoordinatorConfig
 from atoll.server.driver import RunDriver
@@ -32,6 +34,7 @@ class Attendance:
         clock: of the coordinator.
         ranks: of the aggregation, when it has any.
         spawn: run something beside everything else.
+        audit: where it is written down who came and went.
     """
 
     def __init__(
@@ -41,10 +44,12 @@ class Attendance:
         clock: Clock,
         ranks: Ranks | None,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
+        audit: AuditLog,
     ) -> None:
         self.hub = Hub()
         self._config, self._runs, self._clock, self._ranks, self._spawn = config, runs, clock, ranks, spawn
         self._leases = Leases(config.lease)
+        self._audit = audit
 
     # ------------------------------------------------------------ coming
 
@@ -60,6 +65,7 @@ class Attendance:
         tasks = sorted({run.task for run in self._runs.values() if run.machine.ledger.state not in TERMINAL})
         self._welcome(connection, tasks)
         logger.info("%s joined (%d connected)", client_id, len(self.hub))
+        self._say(Action.CLIENT_JOIN, client_id)
         working_on: dict[RunId, list[RoundId]] = {}
         for work in hello.working_on:
             working_on.setdefault(RunId(work.run_id), []).append(RoundId(work.round_id))
@@ -110,6 +116,13 @@ class Attendance:
             if run.task in connection.tasks:
                 run.post(ClientJoined(connection.client_id, connection.session, connection.profile))
 
+    def introduce_again(self, connection: Connection) -> None:
+        """A client may be invited again where it had declined; that it says so elsewhere is no news."""
+        client_id = connection.client_id
+        for run in self._open_with(client_id):
+            if run.machine.ledger.membership.has_declined(client_id):
+                run.post(ClientJoined(client_id, connection.session, connection.profile))
+
     def tell_ranks(self) -> None:
         """An aggregation rank has come or gone."""
         assert self._ranks is not None
@@ -126,6 +139,7 @@ class Attendance:
         """A control stream ended; the client has its lease to come back."""
         if self.hub.remove(connection):
             logger.info("%s disconnected (%d connected)", connection.client_id, len(self.hub))
+            self._say(Action.CLIENT_LEAVE, connection.client_id)
             for run in self._open_with(connection.client_id):
                 run.post(ClientDisconnected(connection.client_id, connection.session))
 
@@ -134,10 +148,14 @@ class Attendance:
         for client_id in clients:
             self._leases.forget(client_id)
             logger.info("%s is lost: %s", client_id, reason)
+            self._say(Action.CLIENT_LOST, client_id, reason)
             for run in self._open_with(client_id):
                 run.post(ClientLost(client_id, reason))
             if reason is LossReason.LEASE_EXPIRED:  # it may live, and would wait for an invitation that never comes
                 self.hub.dismiss(client_id, f"silent for {self._config.lease:g} s: connect again")
+
+    def _say(self, action: Action, client_id: ClientId, outcome: str = "ok") -> None:
+        self._audit.say_seldom(action, client_id, outcome, caller=Caller(client_id, "client"))
 
     def _open_with(self, client_id: ClientId) -> list[RunDriver]:
         return [

@@ -18,6 +18,7 @@ from atoll.server.method import AggregationConfig, OptimizerConfig
 from atoll.server.oort import Oort
 from atoll.server.pacer import PACER_WINDOW
 from atoll.server.policy import Seconds, SecondsOrNone, StragglerPolicy
+from atoll.server.postgres_url import DatabaseUrl
 from atoll.server.sampling import SAMPLERS, Sampler, load_sampler, power_of_choice
 
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
@@ -237,9 +238,16 @@ class CoordinatorConfig(BaseModel):
     listen: LoopbackAddress = "127.0.0.1:7070"
     """host:port to serve on; port 0: the system chooses. Loopback only, until both sides prove who they are."""
 
+    admin: LoopbackAddress = "127.0.0.1:0"
+    """host:port for the operator's commands; port 0: the system chooses. Those on this machine find it by the state
+    directory."""
+
     state: Folder = Field(default="atoll-state", validate_default=True)
     """The directory of everything that must survive: the journal, versions, updates."""
 
+    database: DatabaseUrl = ""
+    """Where the journal and the records lie: empty for a file in the state directory (SQLite), or of PostgreSQL
+    `postgresql://USER@HOST/DATABASE`, the password better in PGPASSFILE; versions and updates stay in the directory."""
     max_runs: int = Field(default=4, ge=1, le=100)
     """Runs whose rounds may be under way at the same time; further ones are queued, and paused ones do not count."""
 

@@ -14,10 +14,15 @@ from typing import Any, NoReturn, TypeVar
 
 from atoll.parallel.task import task_name
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol.manifest import UpdateManifest
+from atoll.protocol.identity.dialer import Dialer
+from atoll.protocol.manifest import UpdateManifest, digest_of
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import TERMINAL, RejectReason, RunId, RunState
 from atoll.server.attendance import Attendance
+from atoll.server.audit.actions import Action
+from atoll.server.audit.files import audit_folder
+from atoll.server.audit.log import COORDINATOR, AuditLog
+from atoll.server.audit.rounds import said_of
 from atoll.server.clock import Clock
 from atoll.server.config import CoordinatorConfig, RunConfig
 from atoll.server.driver import RunDriver
@@ -65,20 +70,27 @@ class UnknownRun(OperatorError):
 
 
 class Coordinator:
-    """See the module docstring. Everything happens on one event loop, but for disk, arithmetic and user code."""
+    """See the module docstring. Everything happens on one event loop, but for disk, arithmetic and user code.
 
-    def __init__(self, config: CoordinatorConfig, state: StateDirectory) -> None:
-        self.config, self.state = config, state
+    Args:
+        config: of the process.
+        state: its directory, locked.
+        dialer: opens the channels to aggregation ranks.
+    """
+
+    def __init__(self, config: CoordinatorConfig, state: StateDirectory, dialer: Dialer) -> None:
+        self.config, self.state, self._dialer = config, state, dialer
         self.journal = Journal(state)
         self.runs: dict[RunId, RunDriver] = {}
         self.queue: list[RunId] = []
         self.clock = Clock(self.journal.last_instant())
+        self.audit = AuditLog(audit_folder(state.path), self.clock.now)
         self.compute = Turns(2, "compute")
         self._folding = Turns(1, "fold")  # no inspection of a late update delays it; one at a time needs least memory
         self._journal_thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._tasks: set[asyncio.Task[Any]] = set()
         self.ranks = Ranks(config.aggregators, self._tell_ranks) if config.aggregators else None
-        self.attendance = Attendance(config, self.runs, self.clock, self.ranks, self.spawn)
+        self.attendance = Attendance(config, self.runs, self.clock, self.ranks, self.spawn, self.audit)
         self.uploads = Uploads(self.judge, lambda run_id: self.runs[run_id].reducer.store, self.compute.of)
         self.admission = Admission(Revocations().is_revoked, joined(self.runs))
         self._adding = asyncio.Lock()
@@ -89,6 +101,7 @@ class Coordinator:
     async def start(self) -> None:
         """Recover every run from the journal, then go on where the last process stopped."""
         down_since = self.state.last_alive() or self.clock.now()
+        self.audit.say(Action.COORDINATOR_START, str(self.state.path))
         for run_id in self.journal.deleted_runs():  # the last process may not have come to it
             await on_thread(None, self._remove_files, run_id)
         for row in self.journal.runs():
@@ -113,6 +126,9 @@ class Coordinator:
             await on_thread(None, turns.shutdown)
         self.state.mark_alive(self.clock.now())
         self.journal.close()
+        has_crashed = self.crashed.done() and not self.crashed.cancelled()
+        self.audit.say(Action.COORDINATOR_STOP, str(self.state.path), "crashed" if has_crashed else "ok")
+        await on_thread(None, self.audit.close)
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         """Run something beside everything else; it is cancelled at the end."""
@@ -199,6 +215,7 @@ class Coordinator:
                 raise OperatorError(str(error)) from error
             raise
         self._host(row, RunMachine(rules), 0, evaluator, reducer)
+        self.audit.say(Action.RUN_ADD, run_id, digests={"config": digest_of(config.model_dump_json().encode())})
         return run_id
 
     async def stop_run(self, run_id: RunId, reason: str) -> str:
@@ -210,6 +227,7 @@ class Coordinator:
                 self._begin(run)  # and at once ended: what is not in the journal would come back
         if run.machine.ledger.state in TERMINAL:
             raise OperatorError(f"run {run_id} is {run.machine.ledger.state}: {run.machine.ledger.cause}")
+        self.audit.say(Action.RUN_STOP, run_id, reason)
         await run.post(StopRequested(reason))
         return "" if run.machine.ledger.state in TERMINAL else "its round aggregates already, and is committed first"
 
@@ -219,6 +237,7 @@ class Coordinator:
         ledger = run.machine.ledger
         if ledger.state is not RunState.RUNNING:
             raise OperatorError(f"run {run_id} is {ledger.state}; only a running one can be paused")
+        self.audit.say(Action.RUN_PAUSE, run_id, reason)
         await run.post(PauseRequested(reason))
         if ledger.state is RunState.RUNNING and ledger.pause_reason is None:
             raise OperatorError(f"run {run_id} is about to end; there is nothing to pause")
@@ -234,6 +253,7 @@ class Coordinator:
         if ledger.state not in (RunState.PAUSED, RunState.STOPPED, RunState.FAILED) and not is_to_pause:
             raise OperatorError(f"run {run_id} is {ledger.state}; only a paused, stopped or failed one can be resumed")
         self._check_ranks(run_id)
+        self.audit.say(Action.RUN_RESUME, run_id)
         run.ended.clear()
         wait = not (is_to_pause or self.has_room)
         resumed = run.post(ResumeRequested(wait))
@@ -249,6 +269,7 @@ class Coordinator:
         run = self._run(run_id)
         if run.machine.ledger.state not in TERMINAL:
             raise OperatorError(f"run {run_id} is {run.machine.ledger.state}; only one that has ended can be deleted")
+        self.audit.say(Action.RUN_DELETE, run_id)
         del self.runs[run_id]
         await asyncio.shield(self.spawn(self._delete(run)))  # whoever asks may go away
         return ""
@@ -299,6 +320,9 @@ class Coordinator:
             for client_id in machine.ledger.membership.members:
                 self.attendance.heard(client_id)  # it has a fresh lease to come back
             logger.info("run %s is %s: %s", row.run_id, machine.ledger.state, _where(machine))
+            self.audit.say(
+                Action.RUN_RECOVER, row.run_id, _where(machine), digests={"model": machine.ledger.model_digest}
+            )
 
     def _host(self, row: RunRow, machine: RunMachine, seq: int, evaluator: Evaluator, reducer: Reducer) -> RunDriver:
         run = self.runs[row.run_id] = RunDriver(
@@ -320,7 +344,7 @@ class Coordinator:
             assign=self.ranks.assign if self.ranks is not None else lambda: 0,
             tell_end=self.attendance.tell_everyone,
         )
-        run.listeners.append(self._see_who_rests)
+        run.listeners += [partial(self._say_effects, row.run_id), self._see_who_rests]
         run.start()
         return run
 
@@ -329,10 +353,14 @@ class Coordinator:
         if any(isinstance(effect, PauseRun | EndRun) for effect in effects):
             self._start_next()
 
+    def _say_effects(self, run_id: RunId, effects: Effects) -> None:
+        for said in said_of(run_id, effects):
+            self.audit.say(*said, caller=COORDINATOR)
+
     def _reducer(self, config: RunConfig, run_id: RunId, *, is_over: bool = False) -> Reducer:
         make: Callable[..., Reducer] = Reducer
         if self.ranks is not None and num_ranks_of(self.state.run(run_id)) == self.ranks.num_ranks:
-            make = partial(ShardedReducer, self.ranks, run_id, self.config.aggregator_patience)
+            make = partial(ShardedReducer, self.ranks, run_id, self.config.aggregator_patience, self._dialer)
         return make(
             self.state.run(run_id),
             self._folding.of(run_id),
@@ -366,7 +394,9 @@ class Coordinator:
                 self.attendance.introduce_everyone(run)
 
     def _begin(self, run: RunDriver) -> None:
-        run.post(RunStarted(run.reducer.version(run.machine.ledger.version).digest))
+        model = run.reducer.version(run.machine.ledger.version).digest
+        self.audit.say(Action.RUN_START, run.run_id, digests={"model": model}, caller=COORDINATOR)
+        run.post(RunStarted(model))
 
 
 def _sampler(config: RunConfig, *, is_over: bool) -> Sampler | Oort:

@@ -1,79 +1,68 @@
-"""SQLite files that are on disk when a transaction has returned, and failures that have names."""
+"""What the journal and the records lie in, a file (`sqlite`) or a server (`postgres`): one writer, many readers."""
 
-import sqlite3
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import ClassVar, Literal, TypeVar
 
-from sqlalchemy import Connection, NullPool, StaticPool, create_engine, event
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Connection
 
-from atoll.server.codec import StoreCorrupted
-from atoll.server.durable import DiskFull
-
-BUSY_TIMEOUT_S = 10.0
-PRAGMAS = (
-    "PRAGMA journal_mode = WAL",
-    "PRAGMA synchronous = FULL",  # a commit has returned: it is on disk
-    "PRAGMA wal_autocheckpoint = 1000",  # pages of 4 KiB, then they are written back into the file
-    f"PRAGMA journal_size_limit = {8 << 20}",  # a WAL that one large transaction made longer is cut again
-)
+T = TypeVar("T")
 
 
 class StateUnusable(OSError):
-    """The path is no directory that a coordinator could use."""
+    """The path, or the database, is nothing that a coordinator could use."""
 
 
-class Database:
-    """One file: transactions happen wholly or not at all."""
+class StateInUse(OSError):
+    """Another coordinator has the directory, or the database."""
 
-    def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        """Nothing is opened before the first transaction. A writer keeps one connection and may create the file."""
-        self.path = path
-        uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
-        pragmas = () if read_only else PRAGMAS
 
-        def connect() -> sqlite3.Connection:
-            connection = sqlite3.connect(
-                uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
-            )
-            try:
-                for pragma in pragmas:
-                    connection.execute(pragma)
-            except sqlite3.Error:
-                connection.close()
-                raise
-            return connection
+class DatabaseAway(StateUnusable):
+    """The server does not answer, or not now."""
 
-        self._lock = threading.Lock()  # a writer has one connection, whatever the thread
-        self._engine = create_engine("sqlite://", creator=connect, poolclass=NullPool if read_only else StaticPool)
-        begin = "BEGIN" if read_only else "BEGIN IMMEDIATE"
-        event.listen(self._engine, "begin", lambda connection: connection.exec_driver_sql(begin))
 
-    @contextmanager
-    def transaction(self) -> Iterator[Connection]:
+class Database(ABC):
+    """Transactions that happen wholly or not at all, and are on disk when they have returned."""
+
+    dialect: ClassVar[Literal["sqlite", "postgresql"]]
+    restore: ClassVar[str]
+    """What to do when it is damaged."""
+
+    name: str
+    """What an error calls it."""
+
+    @abstractmethod
+    def transaction(self) -> AbstractContextManager[Connection]:
         """Everything inside is one transaction; a reader sees one instant.
 
         Raises:
             DiskFull: it was rolled back.
-            StoreCorrupted: SQLite found damage.
-            StateUnusable: the file cannot be opened, or not be written.
+            StoreCorrupted: the database is damaged.
+            StateUnusable: it cannot be opened, or not be written.
         """
-        try:
-            with self._lock, self._engine.begin() as connection:
-                yield connection
-        except DBAPIError as error:
-            code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
-            if code == sqlite3.SQLITE_FULL:
-                raise DiskFull(f"{self.path}: no room: {error.orig}") from error
-            if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-                raise StoreCorrupted(f"{self.path}: damaged: {error.orig}") from error
-            if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
-                raise StateUnusable(f"{self.path}: {error.orig}") from error
-            raise
 
+    def write(self, work: Callable[[Connection], None]) -> None:
+        """Do `work` in one transaction, exactly once, however often it is called; raises as `transaction`."""
+        with self.transaction() as connection:
+            work(connection)
+
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """What `work`, which changes nothing, finds in one transaction; raises as `transaction`."""
+        with self.transaction() as connection:
+            return work(connection)
+
+    @abstractmethod
+    def check(self, connection: Connection) -> None:
+        """Look for damage, before anything else is done.
+
+        Raises:
+            StoreCorrupted: there is some.
+        """
+
+    def settle(self, connection: Connection) -> None:  # noqa: B027 - a file is held by a lock beside it
+        """The tables are there, and this process is their writer from now on."""
+
+    @abstractmethod
     def close(self) -> None:
-        """Write the WAL back and let go of the file."""
-        with self._lock:
-            self._engine.dispose()
+        """Let go of it; what was committed is on disk already."""

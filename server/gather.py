@@ -17,7 +17,8 @@ from atoll.aggregation.segments import owned_pieces
 from atoll.aggregation.tensorfile import NUMPY_DTYPES, TensorFileWriter, parse_header
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import client_options
+from atoll.protocol.identity.dialer import Dialer
+from atoll.protocol.identity.names import aggregator
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
 from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.server.threads import off_loop
@@ -65,6 +66,7 @@ async def gather(
     out: Path,
     note: dict[str, str],
     *,
+    dialer: Dialer,
     shards: Sequence[Path] = (),
 ) -> None:
     """Put a whole version together from the ranks' parts; `out` appears whole and checked, or not at all.
@@ -76,6 +78,7 @@ async def gather(
         manifest: of the version.
         out: where the safetensors file appears.
         note: for its header.
+        dialer: opens the channels to the ranks.
         shards: of all ranks, the files of those whose directories are here.
 
     Raises:
@@ -95,7 +98,7 @@ async def gather(
                     f"version {digest[:12]} lies in {len(addresses)} parts, and aggregation rank {rank}, which has one "
                     "of them, is away: start the coordinator and its ranks"
                 )
-            async with grpc.aio.insecure_channel(address, options=client_options()) as channel:
+            async with dialer.channel(address, aggregator(rank)) as channel:
                 await fetch_into(writer, rpc.AggregatorStub(channel).Download, run_id, digest, pieces)
         await off_loop(manifest.num_bytes, writer.finish)
 

@@ -11,39 +11,39 @@ from typing import Any
 from sqlalchemy import Connection, Row, Table, select
 
 from atoll.protocol.vocabulary import ClientId, RoundId, RunId
+from atoll.server.binding import has_state, open_database
 from atoll.server.codec import decode_record
-from atoll.server.database import Database, StateUnusable
+from atoll.server.database import StateUnusable
 from atoll.server.journal import EvaluationRow, RunRow, VersionRow, recovered, run_rows
 from atoll.server.membership import Member
 from atoll.server.record import RoundRecord
 from atoll.server.run import RunMachine
-from atoll.server.statedir import (
-    EVALUATIONS,
-    ROUNDS,
-    VERSIONS,
-    RunningCoordinator,
-    check_version,
-    running_coordinator,
-)
+from atoll.server.schema import EVALUATIONS, ROUNDS, VERSIONS, check_version
+from atoll.server.statedir import RunningCoordinator, running_coordinator
 
 
 class History:
     """A state directory, for looking at; every method sees one instant."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, database: str = "") -> None:
         """Check that there is something to read.
 
+        Args:
+            path: the state directory; with a database it may be on another machine.
+            database: the URL of its database; empty: what the directory says.
+
         Raises:
-            StateUnusable: there is no state directory at `path`.
+            StateUnusable: there is no state directory at `path`, or no such database.
+            DatabaseAway: the server does not answer.
             StateTooNew: a later Atoll has written it.
             StoreCorrupted: the database is damaged.
         """
         self.path = path.absolute()
-        if not (self.path / "state.db").is_file():
+        if not database and not has_state(self.path):
             raise StateUnusable(f"{self.path} is no state directory: there is no state.db in it")
-        self._database = Database(self.path / "state.db", read_only=True)
+        self._database = open_database(self.path, database, read_only=True)
         with self._database.transaction() as connection:
-            check_version(connection, self.path)
+            check_version(connection, self.path if self._database.dialect == "sqlite" else self._database.name)
 
     def coordinator(self) -> RunningCoordinator | None:
         """The process that holds the directory now; None when there is none."""

@@ -13,8 +13,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, Self
 
-from sqlalchemy import Connection, Insert, Row, Table, bindparam, delete, func, select, update
-from sqlalchemy.dialects.sqlite import dialect, insert
+from sqlalchemy import Connection, Row, Table, delete, func, select, update
 
 from atoll.protocol.vocabulary import ClientId, Digest, Phase, RoundId, RunId, RunState, Version
 from atoll.server.codec import StoreCorrupted, decode_event, decode_ledger, decode_page, decode_rules, encode_rules
@@ -25,7 +24,7 @@ from atoll.server.ledger import Ledger
 from atoll.server.membership import Member
 from atoll.server.record import RoundRecord
 from atoll.server.run import RunMachine, RunRules
-from atoll.server.statedir import (
+from atoll.server.schema import (
     EVALUATIONS,
     JOURNAL,
     MEMBERS,
@@ -35,8 +34,9 @@ from atoll.server.statedir import (
     SNAPSHOTS,
     UPDATES,
     VERSIONS,
-    StateDirectory,
 )
+from atoll.server.statedir import StateDirectory
+from atoll.server.statements import DELETE_UPDATE, SELECT_UPDATES, statements
 
 UPDATES_AT_ONCE = 500
 
@@ -221,42 +221,50 @@ class Journal:
 
     def __init__(self, state: StateDirectory) -> None:
         self._database = state.database
+        self._statements = statements(state.database.dialect)
 
     def add_run(self, row: RunRow) -> None:
         """Write down a new run, last in the queue; raises as `commit`."""
-        with self._database.transaction() as connection:
+
+        def add(connection: Connection) -> None:
             last = connection.scalar(select(func.max(RUNS.c.order))) or 0
             connection.execute(RUNS.insert(), _run_values(replace(row, order=last + 1)))
 
+        self._database.write(add)
+
     def runs(self) -> list[RunRow]:
         """Every run, in the order of the queue."""
-        with self._database.transaction() as connection:
-            return run_rows(connection)
+        return self._database.read(run_rows)
 
     def next_number(self, name: str) -> int:
         """Of the next run of this name: no run, also a deleted one, ever had the id that it makes."""
-        with self._database.transaction() as connection:
-            ids = [*connection.scalars(select(RUNS.c.run_id)), *_deleted(connection)]
+        ids = self._database.read(
+            lambda connection: [*connection.scalars(select(RUNS.c.run_id)), *_deleted(connection)]
+        )
         tails = (run_id.removeprefix(f"{name}-") for run_id in ids if run_id.startswith(f"{name}-"))
         return 1 + max((int(tail) for tail in tails if tail.isdecimal()), default=0)
 
     def delete_run(self, run_id: RunId) -> None:
         """Forget everything of a run but that it was here; raises as `commit`."""
-        with self._database.transaction() as connection:
+
+        def drop(connection: Connection) -> None:
             for table in (RUNS, JOURNAL, SNAPSHOTS, MEMBERS, ROUNDS, VERSIONS, UPDATES, EVALUATIONS):
                 connection.execute(delete(table).where(table.c.run_id == run_id))
             connection.execute(META.insert().values(key=f"{_DELETED}{run_id}", value=""))
 
+        self._database.write(drop)
+
     def deleted_runs(self) -> list[RunId]:
         """Those whose files may still be there."""
-        with self._database.transaction() as connection:
-            return _deleted(connection)
+        return self._database.read(_deleted)
 
     def last_instant(self) -> float:
         """The latest time that any event or snapshot holds; 0 when there is none."""
-        with self._database.transaction() as connection:
-            latest = [connection.scalar(select(func.max(table.c.at))) or 0.0 for table in (JOURNAL, SNAPSHOTS)]
-            return max(latest)
+        return self._database.read(
+            lambda connection: max(
+                connection.scalar(select(func.max(table.c.at))) or 0.0 for table in (JOURNAL, SNAPSHOTS)
+            )
+        )
 
     def commit(self, batch: Batch) -> None:
         """Write a batch in one transaction; it is on disk when this returns.
@@ -264,22 +272,25 @@ class Journal:
         Raises:
             DiskFull: nothing of it was written; try again when there is room.
         """
-        with self._database.transaction() as connection:
-            for statement, rows in (
-                (_UPSERT_RUN, [_run_values(row) for row in batch.runs]),
-                (_INSERT_UPDATE, [_values(row) for row in batch.updates]),
-                (_UPSERT_SNAPSHOT, [_checked(row) for row in batch.snapshots]),
-                (_UPSERT_PAGE, [_checked(row) for row in batch.members]),
-                (_UPSERT_ROUND, [_values(row) for row in batch.records]),
-                (_UPSERT_VERSION, [_values(row) for row in batch.versions]),
-                (_UPSERT_EVALUATION, [_values(row) for row in batch.evaluations]),
-            ):
-                if rows:
-                    connection.execute(statement, rows)
-            if batch.entries:
-                connection.exec_driver_sql(_INSERT_ENTRY, [_entry_values(row) for row in batch.entries])
-            for change in batch.changes:
-                connection.execute(update(RUNS).where(RUNS.c.run_id == change.run_id).values(_values(change)))
+        self._database.write(lambda connection: self._write(connection, batch))
+
+    def _write(self, connection: Connection, batch: Batch) -> None:
+        say = self._statements
+        for statement, rows in (
+            (say.upsert_run, [_run_values(row) for row in batch.runs]),
+            (say.insert_update, [_values(row) for row in batch.updates]),
+            (say.upsert_snapshot, [_checked(row) for row in batch.snapshots]),
+            (say.upsert_page, [_checked(row) for row in batch.members]),
+            (say.upsert_round, [_values(row) for row in batch.records]),
+            (say.upsert_version, [_values(row) for row in batch.versions]),
+            (say.upsert_evaluation, [_values(row) for row in batch.evaluations]),
+        ):
+            if rows:
+                connection.execute(statement, rows)
+        if batch.entries:
+            connection.exec_driver_sql(say.insert_entry, [_entry_values(row) for row in batch.entries])
+        for change in batch.changes:
+            connection.execute(update(RUNS).where(RUNS.c.run_id == change.run_id).values(_values(change)))
 
     def load(self, run_id: RunId) -> Recovered:
         """The last good snapshot and what happened since.
@@ -287,8 +298,7 @@ class Journal:
         Raises:
             StoreCorrupted: an entry that is needed is missing or damaged.
         """
-        with self._database.transaction() as connection:
-            return recovered(connection, run_id)
+        return self._database.read(lambda connection: recovered(connection, run_id))
 
     def updates(self, run_id: RunId, digests: Sequence[Digest]) -> dict[Digest, UpdateRow]:
         """Accepted updates of a run.
@@ -296,17 +306,21 @@ class Journal:
         Raises:
             StoreCorrupted: one of them is missing.
         """
-        found: dict[Digest, UpdateRow] = {}
-        with self._database.transaction() as connection:
+
+        def find(connection: Connection) -> dict[Digest, UpdateRow]:
+            found: dict[Digest, UpdateRow] = {}
             for begin in range(0, len(digests), UPDATES_AT_ONCE):
                 some = {"run_id": run_id, "digests": digests[begin : begin + UPDATES_AT_ONCE]}
-                found.update({row.digest: UpdateRow(*row) for row in connection.execute(_SELECT_UPDATES, some)})
+                found.update({row.digest: UpdateRow(*row) for row in connection.execute(SELECT_UPDATES, some)})
+            return found
+
+        found = self._database.read(find)
         if missing := sorted(set(digests) - set(found)):
             raise StoreCorrupted(f"run {run_id}: nothing is known of the updates {', '.join(missing[:5])}")
         return found
 
     def close(self) -> None:
-        """Let go of the file; what was committed is on disk already."""
+        """Let go of the database; what was committed is on disk already."""
         self._database.close()
 
     def prune(
@@ -322,7 +336,8 @@ class Journal:
         Records, versions and evaluations stay; with `keep_rounds` only the records of the newest rounds do. Of the
         accepted updates those stay that are `live` (left out: all), which is asked when nothing else is being written.
         """
-        with self._database.transaction() as connection:
+
+        def drop(connection: Connection) -> None:
             if live is not None:
                 _drop_updates(connection, run_id, live)
             oldest = connection.scalar(_nth_newest(SNAPSHOTS, "seq", run_id, keep_snapshots))
@@ -333,6 +348,8 @@ class Journal:
             first = connection.scalar(_nth_newest(ROUNDS, "round_id", run_id, keep_rounds))
             if first is not None:
                 connection.execute(delete(ROUNDS).where(ROUNDS.c.run_id == run_id, ROUNDS.c.round_id < first))
+
+        self._database.write(drop)
 
 
 def _deleted(connection: Connection) -> list[RunId]:
@@ -409,24 +426,6 @@ def _read_entry(row: Row[Any]) -> Happened:
 # ---------------------------------------------------------------- rows
 
 
-def _upsert(table: Table) -> Insert:
-    statement = insert(table)
-    keys = {column.name for column in table.primary_key}
-    rest = {column.name: statement.excluded[column.name] for column in table.columns if column.name not in keys}
-    return statement.on_conflict_do_update(index_elements=sorted(keys), set_=rest)
-
-
-_INSERT_ENTRY = str(JOURNAL.insert().compile(dialect=dialect()))  # never twice: that would be a mistake of ours
-_INSERT_UPDATE = insert(UPDATES).on_conflict_do_nothing()  # what a digest stands for never changes
-_SELECT_UPDATES = select(UPDATES).where(
-    UPDATES.c.run_id == bindparam("run_id"), UPDATES.c.digest.in_(bindparam("digests", expanding=True))
-)
-_DELETE_UPDATE = delete(UPDATES).where(UPDATES.c.run_id == bindparam("run"), UPDATES.c.digest == bindparam("dead"))
-_UPSERT_RUN, _UPSERT_ROUND = _upsert(RUNS), _upsert(ROUNDS)
-_UPSERT_SNAPSHOT, _UPSERT_PAGE = _upsert(SNAPSHOTS), _upsert(MEMBERS)
-_UPSERT_VERSION, _UPSERT_EVALUATION = _upsert(VERSIONS), _upsert(EVALUATIONS)
-
-
 def _drop_before(connection: Connection, run_id: RunId, oldest: int) -> None:
     """What no snapshot from `oldest` on needs: older ones, the entries that led to it, the pages of its forerunners."""
     first = connection.scalar(select(SNAPSHOTS.c.first).where(SNAPSHOTS.c.run_id == run_id, SNAPSHOTS.c.seq == oldest))
@@ -444,7 +443,7 @@ def _nth_newest(table: Table, column: str, run_id: RunId, n: int) -> Any:
 def _drop_updates(connection: Connection, run_id: RunId, live: Container[Digest]) -> None:
     digests = connection.scalars(select(UPDATES.c.digest).where(UPDATES.c.run_id == run_id))
     if dead := [{"run": run_id, "dead": digest} for digest in digests if digest not in live]:
-        connection.execute(_DELETE_UPDATE, dead)
+        connection.execute(DELETE_UPDATE, dead)
 
 
 def _values(row: Any) -> dict[str, Any]:

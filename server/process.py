@@ -10,19 +10,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
-
-from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import loopback_only, server_options
+from atoll.protocol.identity.dialer import InsecureDialer
 from atoll.protocol.vocabulary import TERMINAL, RunId, RunState
-from atoll.server.aggregation_service import AggregationService
 from atoll.server.config import CoordinatorConfig, RunConfig
-from atoll.server.coordinator import Coordinator, OperatorError
+from atoll.server.coordinator import Coordinator
+from atoll.server.identity.listener import InsecureListener
 from atoll.server.memory import collect_seldom
-from atoll.server.service import AdminService, CoordinatorService
+from atoll.server.ports import Ports
 from atoll.server.spawned import SpawnedRanks
 from atoll.server.statedir import StateDirectory
 
@@ -30,9 +24,6 @@ logger = logging.getLogger(__name__)
 
 M_ARENA_MAX = -8
 """Of glibc's malloc.h."""
-
-CALLS_PER_CLIENT, CALLS_SPARE = 8, 100
-"""Calls that may be open at once, also of those who never say Hello."""
 
 FAREWELL_S = 2.0
 """Seconds that clients have to hear that the run has ended before the server closes."""
@@ -46,7 +37,7 @@ async def host(
     *,
     again: bool = False,
     stay: bool = False,
-    on_ready: Callable[[Coordinator, str], None] = lambda coordinator, address: None,
+    on_ready: Callable[[Coordinator, Ports], None] = lambda coordinator, ports: None,
 ) -> int:
     """Host runs until a signal comes or, unless `stay`, until every run has ended.
 
@@ -64,22 +55,22 @@ async def host(
     _allow_files()
     _bound_arenas()
     collect_seldom()
-    with StateDirectory.open(config.state) as state:
-        coordinator = Coordinator(config, state)
-        server, address = await _listen(coordinator, config.listen)
+    with StateDirectory.open(config.state, database=config.database) as state:
+        coordinator = Coordinator(config, state, InsecureDialer())
+        ports = await Ports.open(coordinator, InsecureListener())
         stop, ranks = _stop_on_signals(), None
         try:
             await coordinator.start()
             asked = await _find_or_add(coordinator, run, again=again) if run is not None else None
-            await server.start()  # last: whoever joins is told which tasks are run here
+            await ports.start()  # last: whoever joins is told which tasks are run here
             if coordinator.ranks is not None and config.start_aggregators:
-                ranks = SpawnedRanks(config.aggregators, config.state, address)
+                ranks = SpawnedRanks(config.aggregators, config.state, ports.address)
                 ranks.start()
-            state.announce(address, os.getpid())
-            on_ready(coordinator, address)
+            state.announce(ports.address, ports.admin_address, os.getpid())
+            on_ready(coordinator, ports)
             return await _until_over(coordinator, stop, asked, stay=stay)
         finally:
-            await server.stop(grace=0.2)
+            await ports.stop()
             if ranks is not None:
                 await ranks.stop()
             await coordinator.stop()
@@ -96,28 +87,6 @@ def _bound_arenas() -> None:
     """Let all threads share two heaps: glibc would give each its own, and each keeps what it once needed."""
     with suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
-
-
-async def _listen(coordinator: Coordinator, listen: str) -> tuple[grpc.aio.Server, str]:
-    host_name, port = loopback_only(listen)
-    most = CALLS_PER_CLIENT * coordinator.config.max_connections + CALLS_SPARE
-    server = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=most)
-    rpc.add_CoordinatorServicer_to_server(CoordinatorService(coordinator), server)
-    rpc.add_AdminServicer_to_server(AdminService(coordinator), server)
-    if coordinator.ranks is not None:
-        rpc.add_AggregationServicer_to_server(AggregationService(coordinator, coordinator.ranks), server)
-    checks = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    services = [pb.DESCRIPTOR.services_by_name[name].full_name for name in ("Coordinator", "Admin")]
-    for service in ("", *services):
-        await checks.set(service, health_pb2.HealthCheckResponse.SERVING)
-    reflection.enable_server_reflection([*services, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
-    bracketed = f"[{host_name}]" if ":" in host_name else host_name
-    try:
-        bound = server.add_insecure_port(f"{bracketed}:{port}")
-    except RuntimeError as error:
-        raise OperatorError(f"cannot listen on {listen}: the port is in use, or not allowed") from error
-    return server, f"{bracketed}:{bound}"
 
 
 async def _find_or_add(coordinator: Coordinator, config: RunConfig, *, again: bool) -> RunId:

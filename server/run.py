@@ -14,6 +14,7 @@ updates are taken as ever. A round that still looks for clients is abandoned; th
 """
 
 from atoll.protocol.vocabulary import (
+    DECLINES,
     TERMINAL,
     AbandonReason,
     ClientId,
@@ -130,6 +131,8 @@ class RunMachine(Intake):
             case UpdateReceived(update):
                 return self._update_received(update, now)
             case ClientFailed(client_id, round_id, reason, detail):
+                if reason in DECLINES:
+                    self.ledger.membership.declined(client_id)
                 return self._gave_up(client_id, round_id, Fate.FAILED, reason, detail, now)
             case UpdateRefused(client_id, round_id, reason, detail):
                 return self._gave_up(client_id, round_id, Fate.REFUSED, reason, detail, now)

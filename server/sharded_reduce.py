@@ -13,6 +13,7 @@ from atoll.aggregation.cuts import cut_layout
 from atoll.aggregation.tensorfile import read_metadata
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
+from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.server.events import Aggregate
 from atoll.server.gather import NotFetched, gather
@@ -27,10 +28,14 @@ class ShardedReducer(Reducer):
         ranks: of the coordinator.
         run_id: of the run.
         patience: seconds that a rank may be away while a round is folded.
+        dialer: opens the channels to the ranks.
     """
 
-    def __init__(self, ranks: Ranks, run_id: RunId, patience: float, *reducer: Any, **options: Any) -> None:
+    def __init__(
+        self, ranks: Ranks, run_id: RunId, patience: float, dialer: Dialer, *reducer: Any, **options: Any
+    ) -> None:
         super().__init__(*reducer, **options)
+        self._dialer = dialer
         self._ranks, self._run_id, self._patience = ranks, run_id, patience
 
     async def fold(self, effect: Aggregate) -> Digest:
@@ -72,7 +77,8 @@ class ShardedReducer(Reducer):
             note = read_metadata(self.store.version_path(Version(0)))
             addresses = list(self._ranks.addresses().addresses)
             try:
-                await gather(addresses, self._run_id, file.digest, file.manifest, file.path, note)
+                what = (self._run_id, file.digest, file.manifest, file.path, note)
+                await gather(addresses, *what, dialer=self._dialer)
             except NotFetched:
                 if asyncio.get_running_loop().time() > until:
                     raise

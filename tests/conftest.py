@@ -1,8 +1,12 @@
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests import postgresql
 
 # On a build machine a property is tried on the same examples each time; elsewhere every run looks further.
 settings.register_profile("build", derandomize=True)
@@ -16,3 +20,32 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     report = yield
     report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
     return report
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> "Iterator[postgresql.Server]":
+    """A server of PostgreSQL, up; whoever stops it starts it again."""
+    pytest.importorskip("psycopg", reason="the driver is not installed: pip install -c constraints.txt -e '.[dev]'")
+    from tests import postgresql
+
+    programs = postgresql.programs()
+    if programs is None:
+        pytest.skip(postgresql.WANTED)
+    server = postgresql.Server(programs)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.remove()
+
+
+@pytest.fixture
+def schema_url(postgres_server: "postgresql.Server") -> str:
+    """Of an empty schema."""
+    return postgres_server.url(postgres_server.new_schema())
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """Of each kind of database that a state directory may have; empty: its own file."""
+    return "" if request.param == "sqlite" else request.getfixturevalue("schema_url")

@@ -278,7 +278,7 @@ PLANTED = (
     Mutant(
         "ghosts after a resume",
         RUN,
-        "                self.ledger.membership.everyone_disconnected()  # who is there is told again now\n",
+        "            ledger.membership.everyone_disconnected()  # who is there is told again now\n",
         "",
         "a resumed run counts clients that went while it was stopped",
     ),

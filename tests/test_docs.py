@@ -23,6 +23,7 @@ from atoll.protocol import steps, vocabulary
 from atoll.protocol.settings import load_text
 from atoll.server import events as server_events
 from atoll.server import process
+from atoll.server.audit.actions import Action
 from atoll.server.config import RunFile
 from atoll.server.events import (
     Aggregated,
@@ -46,7 +47,7 @@ from tests.server.test_buffer import Flow, buffered, invited, released
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = {page: (DOCS / page).read_text("utf-8") for page in docs.PAGES}
+PAGES = {page: (DOCS / page).read_text("utf-8") for page in (*docs.PAGES, "audit.md")}
 ENUMS = [
     kind
     for kind in vars(vocabulary).values()
@@ -71,6 +72,7 @@ NAMED = {
     "client events": ("protocol.md", of_union(client_events.Event)),
     "client effects": ("protocol.md", of_union(client_events.Effect)),
     "crash steps": ("operations.md", [name for name, _ in steps.STEPS]),
+    "audit actions": ("audit.md", [str(action) for action in Action]),
     **{kind.__name__: ("protocol.md", [str(word) for word in kind]) for kind in ENUMS},
 }
 

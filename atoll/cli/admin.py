@@ -9,11 +9,17 @@ import grpc
 from atoll.cli.faults import CommandError, without_frames
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import client_options
+from atoll.protocol.identity.dialer import Dialer, InsecureDialer
+from atoll.protocol.identity.names import COORDINATOR
 from atoll.server.statedir import running_coordinator
 
 TIMEOUT_S = 660.0
 """A run starts when its task is loaded and its version 0 is made: the coordinator gives that ten minutes."""
+
+
+def dialer(state: Path) -> Dialer:
+    """How this machine's operator dials the coordinator that holds `state`, and its ranks."""
+    return InsecureDialer()
 
 
 def ask(state: Path, request: "Callable[[rpc.AdminStub], Any]") -> Any:
@@ -28,11 +34,11 @@ def ask(state: Path, request: "Callable[[rpc.AdminStub], Any]") -> Any:
             f"no coordinator holds {state}: name another directory with --state, or start one with "
             f"`atoll coordinator --state {state}`"
         )
-    with grpc.insecure_channel(running.address, options=client_options()) as channel:
+    with dialer(state).blocking_channel(running.admin_address, COORDINATOR) as channel:
         try:
             return request(rpc.AdminStub(channel))
         except grpc.RpcError as error:
-            raise _refusal(error, running.address) from error
+            raise _refusal(error, running.admin_address) from error
 
 
 def _refusal(error: Any, address: str) -> CommandError:

@@ -18,9 +18,14 @@ app = typer.Typer(cls=Commands, no_args_is_help=True, help="Who has taken part."
 
 
 @app.command("list")
-def list_clients(run: options.Run = "", state: options.State = options.STATE, json: options.Json = False) -> None:
+def list_clients(
+    run: options.Run = "",
+    state: options.State = options.STATE,
+    database: options.Database = "",
+    json: options.Json = False,
+) -> None:
     """List the clients that ever joined a run: who is connected, how fast each was, what it has done."""
-    with history_of(state) as history:
+    with history_of(state, database) as history:
         row = run_of(history, run)
         members, rounds = history.clients(row.run_id), history.rounds(row.run_id)
     invited = Counter(client_id for record in rounds for client_id in record.clients)

@@ -13,6 +13,7 @@ from atoll.cli.printing import note, say
 if TYPE_CHECKING:
     from atoll.server.config import HostFile, RunFile
     from atoll.server.coordinator import Coordinator
+    from atoll.server.ports import Ports
 
 What = Annotated[
     str | None,
@@ -24,6 +25,15 @@ What = Annotated[
 ]
 State = Annotated[
     Path | None, typer.Option("--state", metavar="DIR", help="Where everything is kept; short for coordinator.state.")
+]
+Database = Annotated[
+    str | None,
+    typer.Option(
+        "--database",
+        metavar="URL",
+        help="Keep the journal and the records in PostgreSQL: postgresql://USER@HOST/DATABASE, the password in "
+        "PGPASSFILE; short for coordinator.database.",
+    ),
 ]
 Again = Annotated[
     bool, typer.Option("--again", help="Begin a new run also when the last one with these very settings has ended.")
@@ -42,6 +52,7 @@ Stay = Annotated[bool, typer.Option("--stay", help="Stay when every run has ende
 def coordinator(
     what: What = None,
     state: State = None,
+    database: Database = None,
     aggregators: Aggregators = None,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     again: Again = False,
@@ -57,7 +68,12 @@ def coordinator(
     from atoll.cli.files import load_host, overriding
     from atoll.server.config import RunFile
 
-    file = load_host(what, overriding(overrides, coordinator__state=state, coordinator__aggregators=aggregators))
+    file = load_host(
+        what,
+        overriding(
+            overrides, coordinator__state=state, coordinator__database=database, coordinator__aggregators=aggregators
+        ),
+    )
     if check:
         _check(file)
         return
@@ -102,8 +118,8 @@ def _host(file: "HostFile | RunFile", *, again: bool, stay: bool) -> int:
     from atoll.server.coordinator import OperatorError
     from atoll.server.process import host
 
-    def ready(coordinator: "Coordinator", address: str) -> None:
-        note(f"atoll coordinator on {address}, state in {file.coordinator.state}")
+    def ready(coordinator: "Coordinator", ports: "Ports") -> None:
+        note(f"atoll coordinator on {ports.address}, state in {file.coordinator.state}")
         note("loopback only: until clients can prove who they are, agents run on this machine")
         if stay and not coordinator.runs:
             note(f"no run yet: atoll run start RUN.toml --state {file.coordinator.state}")

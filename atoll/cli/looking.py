@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from atoll.cli.faults import CommandError
+from atoll.protocol.secrets import without_password
 
 if TYPE_CHECKING:
     from atoll.protocol.vocabulary import RunId
@@ -14,17 +15,22 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def history_of(state: Path) -> "Iterator[History]":
-    """The history of a state directory; what is not in it is the operator's fault.
+def history_of(state: Path, database: str = "") -> "Iterator[History]":
+    """The history of a state directory, or of a database; what is not in it is the operator's fault.
 
     Raises:
         CommandError: there is no such run or round; the message says which there are.
         OSError: there is no state directory, or it is damaged, or too new.
     """
     from atoll.server.history import History
+    from atoll.server.postgres_url import check_url
 
     try:
-        yield History(state)
+        url = check_url(database)
+    except ValueError as error:
+        raise CommandError(f"--database: got {without_password(database)!r}: {error}") from error
+    try:
+        yield History(state, url)
     except LookupError as error:
         if type(error) is not LookupError:
             raise  # a KeyError or an IndexError is ours

@@ -13,6 +13,7 @@ from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.looking import history_of, in_words, measures, newest_version, run_of
 from atoll.cli.printing import as_json, clock, say, size, table
+from atoll.cli.writing_down import write_down
 
 if TYPE_CHECKING:
     from atoll.protocol.manifest import VersionManifest
@@ -31,11 +32,16 @@ Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the safe
 
 
 @app.command("list")
-def list_versions(run: options.Run = "", state: options.State = options.STATE, json: options.Json = False) -> None:
+def list_versions(
+    run: options.Run = "",
+    state: options.State = options.STATE,
+    database: options.Database = "",
+    json: options.Json = False,
+) -> None:
     """List the versions of a run's model: what each is worth, and whether it is still kept, perhaps in parts at the
     aggregation ranks.
     """
-    with history_of(state) as history:
+    with history_of(state, database) as history:
         row = run_of(history, run)
         measured, kept = measures(history.evaluations(row.run_id)), _kept(history, row.run_id)
         versions = [_summary(version, kept.get(version.version), measured) for version in history.versions(row.run_id)]
@@ -61,6 +67,7 @@ def export(
     version: Number = None,
     run: options.Run = "",
     state: options.State = options.STATE,
+    database: options.Database = "",
     json: options.Json = False,
 ) -> None:
     """Copy a version to a safetensors file; every tensor is checked against the version's manifest on the way.
@@ -70,12 +77,14 @@ def export(
     wire from the others, for which the coordinator must run.
     """
     from atoll.protocol.vocabulary import Version
+    from atoll.server.audit.actions import Action
 
-    with history_of(state) as history:
+    with history_of(state, database) as history:
         row = run_of(history, run)
         chosen = Version(newest_version(history, row.run_id) if version is None else version)
         recorded = {known.version: known.digest for known in history.versions(row.run_id)}
         digest, num_bytes = _copy(_Place(history, row.run_id), chosen, recorded.get(chosen), out)
+    write_down(state, Action.MODEL_EXPORT, f"{row.run_id} version {chosen}", digests={"model": digest})
     if json:
         as_json({"run": row.run_id, "version": chosen, "digest": digest, "out": out, "num_bytes": num_bytes})
     else:
@@ -136,7 +145,8 @@ class _Place:
         folders = [run_folder(state_of_rank(self.state, k, self.num_ranks), self.run_id) for k in range(self.num_ranks)]
         shards = [folder / "versions" / name for folder in folders]
         note = read_metadata(self.store.version_path(Version(0)))
-        asyncio.run(gather(addresses, self.run_id, Digest(digest), manifest, out, note, shards=shards))
+        what = (self.run_id, Digest(digest), manifest, out, note)
+        asyncio.run(gather(addresses, *what, dialer=admin.dialer(self.state), shards=shards))
 
 
 def _copy(place: _Place, version: "Version", recorded: str | None, out: Path) -> tuple[str, int]:

@@ -9,6 +9,14 @@ STATE = Path("atoll-state")
 """Where a coordinator keeps its state when nothing else is said; the default of `coordinator.state`."""
 
 State = Annotated[Path, typer.Option("--state", metavar="DIR", help="The coordinator's state directory.")]
+Database = Annotated[
+    str,
+    typer.Option(
+        "--database",
+        metavar="URL",
+        help="PostgreSQL instead of what the state directory says, which may then be on another machine.",
+    ),
+]
 Set = Annotated[
     list[str],
     typer.Option("--set", metavar="KEY=VALUE", help="Override one setting; repeatable. `atoll settings` lists all."),

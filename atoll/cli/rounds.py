@@ -23,11 +23,16 @@ Number = Annotated[
 
 
 @app.command("list")
-def list_rounds(run: options.Run = "", state: options.State = options.STATE, json: options.Json = False) -> None:
+def list_rounds(
+    run: options.Run = "",
+    state: options.State = options.STATE,
+    database: options.Database = "",
+    json: options.Json = False,
+) -> None:
     """List the rounds of a run, the open one last."""
     from atoll.server.sentences import summary
 
-    with history_of(state) as history:
+    with history_of(state, database) as history:
         row = run_of(history, run)
         rounds = [summary(record) for record in history.rounds(row.run_id)]
     if json:
@@ -43,13 +48,17 @@ def list_rounds(run: options.Run = "", state: options.State = options.STATE, jso
 
 @app.command()
 def show(
-    number: Number = None, run: options.Run = "", state: options.State = options.STATE, json: options.Json = False
+    number: Number = None,
+    run: options.Run = "",
+    state: options.State = options.STATE,
+    database: options.Database = "",
+    json: options.Json = False,
 ) -> None:
     """Tell what happened in a round: who was invited, what became of each, and why it ended as it did."""
     from atoll.protocol.vocabulary import RoundId
     from atoll.server import sentences
 
-    with history_of(state) as history:
+    with history_of(state, database) as history:
         run_id = run_of(history, run).run_id
         record = _newest(history, run_id) if number is None else history.round(run_id, RoundId(number))
     if json:

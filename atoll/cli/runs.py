@@ -90,9 +90,11 @@ def delete(
 
 
 @app.command("list")
-def list_runs(state: options.State = options.STATE, json: options.Json = False) -> None:
+def list_runs(
+    state: options.State = options.STATE, database: options.Database = "", json: options.Json = False
+) -> None:
     """List the runs, the newest last."""
-    with history_of(state) as history:
+    with history_of(state, database) as history:
         rows = [_summary(history, row) for row in history.runs()]
     if json:
         as_json(rows)
@@ -116,12 +118,17 @@ def list_runs(state: options.State = options.STATE, json: options.Json = False) 
 
 
 @app.command()
-def show(run: options.RunArgument, state: options.State = options.STATE, json: options.Json = False) -> None:
+def show(
+    run: options.RunArgument,
+    state: options.State = options.STATE,
+    database: options.Database = "",
+    json: options.Json = False,
+) -> None:
     """Show one run: where it stands and why, what its model is worth, and its settings."""
     from atoll.protocol.settings import effective
     from atoll.server.run import what_a_pause_waits_for
 
-    with history_of(state) as history:
+    with history_of(state, database) as history:
         row = history.run(run)
         found = _summary(history, row)
         evaluations = history.evaluations(row.run_id)

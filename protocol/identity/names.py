@@ -73,3 +73,12 @@ def is_name(text: str) -> bool:
 
 def _roles() -> str:
     return ", ".join(Role)
+
+
+COORDINATOR = Identity(Role.COORDINATOR, "main")
+"""The one coordinator of a federation."""
+
+
+def aggregator(rank: int) -> Identity:
+    """A rank of the aggregation."""
+    return Identity(Role.AGGREGATOR, str(rank))

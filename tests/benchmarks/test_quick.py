@@ -34,6 +34,11 @@ def test_a_few_empty_rounds_are_measured():
     assert document["ours"]["scales"][0]["rounds"] == 5
 
 
+def test_a_few_thousand_events_are_written_down():
+    document = measure("audit_log", "--events", "2000", "--pairs", "1")
+    assert document["bars"][1]["ok"], document["bars"]
+
+
 @pytest.mark.slow
 def test_a_small_transfer_that_is_cut_resends_little():
     document = measure("resume_transfer", "--mib", "12", "--kinds", "cut")

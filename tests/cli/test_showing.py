@@ -164,6 +164,10 @@ def test_a_run_is_stopped_and_resumed_and_everything_is_still_shown_after_a_kill
     it.processes["coordinator"].wait()
     assert running_coordinator(it.state) is None
     assert it.run_state("open") == "running"
+    audit = shown("audit", "verify", "--state", it.state)
+    assert audit["faults"] == []
+    done = [event["action"] for event in shown("audit", "show", "--last", 1000, "--state", it.state)["events"]]
+    assert {"run.add", "run.stop", "run.resume", "round.commit", "client.join", "model.export"} <= set(done)
     assert not any(c["connected"] for c in shown("client", "list", "--run", "open", "--state", it.state))
     assert refused("run", "stop", "open-1", "--state", it.state)[0].startswith("no coordinator holds")
 
@@ -176,8 +180,9 @@ def test_nothing_is_written_by_looking(it: Federation) -> None:
     it.processes["coordinator"].kill()
     it.processes["coordinator"].wait()
     before = files()
-    for command in ("run list", "round list", "client list", "model list"):
-        assert invoke(*command.split(), "--run", "done", "--state", it.state).exit_code in (0, 2)
+    for command in ("run list", "round list", "client list", "model list", "audit show", "audit verify"):
+        which = [] if command.startswith("audit") else ["--run", "done"]
+        assert invoke(*command.split(), *which, "--state", it.state).exit_code in (0, 2)
     assert files() == before
 
 

@@ -14,6 +14,7 @@ from atoll.client.transport import StreamBroken
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.channel import server_options
+from atoll.protocol.identity.dialer import InsecureDialer
 from tests.client.lagoon import MIB, Instant, Lagoon, Version, agent, lagoon, live, model, until
 
 SIZES = {"large": 3 * MIB, "small": 5}
@@ -103,7 +104,7 @@ async def test_an_update_waits_for_a_rank_that_comes_back(tmp_path):
 
 @live
 async def test_connections_outlive_the_coordinators_absence_and_end_with_their_address():
-    ranks = Ranks()
+    ranks = Ranks(InsecureDialer())
     ranks.update(["127.0.0.1:1", "127.0.0.1:2"])
     first, second = ranks.stub(0), ranks.stub(1)
     ranks.update(["", ""])  # a coordinator that has just started knows none of them
@@ -118,7 +119,7 @@ async def test_connections_outlive_the_coordinators_absence_and_end_with_their_a
 
 @live
 async def test_a_rank_that_is_said_to_be_elsewhere_is_not_dialled():
-    ranks = Ranks()
+    ranks = Ranks(InsecureDialer())
     ranks.update(["10.0.0.1:80", "unix:/tmp/socket", "127.0.0.1:7"])
     for number in (0, 1):
         with pytest.raises(StreamBroken, match="is away"):
@@ -133,7 +134,7 @@ async def test_a_rank_that_is_said_to_be_elsewhere_is_not_dialled():
 def test_each_turn_of_patience_is_another_rank(waited, chosen):
     @live
     async def check():
-        ranks = Ranks()
+        ranks = Ranks(InsecureDialer())
         ranks.update([f"127.0.0.1:{port}" for port in (1, 2, 3)])
         assert ranks.stub_for_update(1, waited * PATIENCE_S) is ranks.stub(chosen)
         await ranks.close()

@@ -15,11 +15,17 @@ from atoll.client.transport import Link, StreamBroken
 from atoll.client.upload import Pace, upload
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.channel import CHUNK_BYTES, INLINE_BYTES_MAX, WINDOW_BYTES
+from atoll.protocol.identity.dialer import InsecureDialer
+from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.manifest import UpdateManifest
 from tests.client.lagoon import MIB, Version, lagoon, live, model
 
 CUT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
 """INTERNAL: what grpc.aio makes of it when a message of ours crosses the end of the call."""
+
+
+def plain(address):
+    return InsecureDialer().channel(address, COORDINATOR)
 
 
 def partial_of(tmp_path, version):
@@ -34,7 +40,7 @@ async def complete(address, version, partial):
     """Download over as many connections as it takes; returns how many."""
     num_links = 0
     while not partial.is_complete:
-        link = Link(address)
+        link = Link(plain(address))
         num_links += 1
         try:
             await download(link.stub, "run-1", version.digest, partial)
@@ -86,7 +92,7 @@ async def test_damaged_piece_raises_and_nothing_else_is_lost(tmp_path):
     async with lagoon() as coordinator:
         coordinator.add(version)
         coordinator.damage["b"] = 1
-        partial, link = partial_of(tmp_path, version), Link(coordinator.address)
+        partial, link = partial_of(tmp_path, version), Link(plain(coordinator.address))
         with pytest.raises(PieceDamaged, match="'b'"):
             await download(link.stub, "run-1", version.digest, partial)
         assert partial.data_bytes == 4000
@@ -99,7 +105,7 @@ async def test_damaged_piece_raises_and_nothing_else_is_lost(tmp_path):
 @live
 async def test_version_that_is_gone_is_refused_for_good(tmp_path):
     async with lagoon() as coordinator:
-        version, link = Version(model()), Link(coordinator.address)
+        version, link = Version(model()), Link(plain(coordinator.address))
         partial = partial_of(tmp_path, version)
         with pytest.raises(StreamBroken, match="no such version") as caught:
             await download(link.stub, "run-1", version.digest, partial)
@@ -120,7 +126,7 @@ async def delivered(address, entry, pace):
     """Upload over as many connections as it takes; the verdict and how many."""
     num_links = 0
     while True:
-        link = Link(address)
+        link = Link(plain(address))
         num_links += 1
         try:
             return await upload(link.stub, entry, pace, is_first_attempt=num_links == 1), num_links

@@ -40,9 +40,12 @@ CONFIG = RunConfig(task="m:t", local={"lr": 1.0, "epochs": 2, "nesterov": True},
 
 
 @pytest.fixture
-def state(tmp_path):
-    with StateDirectory.open(tmp_path / "state") as opened:
+def state(tmp_path, database_url):
+    with StateDirectory.open(tmp_path / "state", database=database_url) as opened:
         yield opened
+
+
+only_sqlite = pytest.mark.parametrize("database_url", [""], ids=["sqlite"])
 
 
 @pytest.fixture
@@ -205,6 +208,7 @@ def full_batch(seq):
     )
 
 
+@only_sqlite
 def test_a_full_disk_leaves_nothing_of_a_batch_and_it_may_be_tried_again(journal, state):
     journal.add_run(run_row())
     journal.commit(Batch(entries=[entry(1)]))
@@ -278,6 +282,7 @@ def test_an_entry_of_a_later_atoll_names_its_place(journal, state):
         journal.load("r")
 
 
+@only_sqlite
 def test_a_database_that_is_damaged_while_it_is_used_is_named(journal, state):
     for seq in range(1, 200):
         journal.commit(Batch(entries=[entry(seq)]))
@@ -357,6 +362,7 @@ def test_prune_of_a_run_without_enough_snapshots_drops_nothing(journal):
     assert (journal.load("r").snapshot_seq, journal.load("r").seq) == (2, 2)
 
 
+@only_sqlite
 def test_the_file_and_the_wal_stay_bounded_when_the_journal_is_pruned(journal, state):
     sizes = []
     for number in range(60):

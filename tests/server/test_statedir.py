@@ -9,26 +9,21 @@ import zlib
 import pytest
 from sqlalchemy import inspect
 
-from atoll.server import statedir
+from atoll.server import schema, statedir
 from atoll.server.codec import StoreCorrupted, encode_ledger
-from atoll.server.database import StateUnusable
+from atoll.server.database import StateInUse, StateUnusable
 from atoll.server.events import Profile
 from atoll.server.journal import Journal
 from atoll.server.ledger import Ledger
-from atoll.server.statedir import (
-    SCHEMA_VERSION,
-    StateDirectory,
-    StateInUse,
-    StateTooNew,
-    running_coordinator,
-)
+from atoll.server.schema import SCHEMA_VERSION, StateTooNew
+from atoll.server.statedir import StateDirectory, running_coordinator
 
 HOLDER = """
 import sys, time
 from pathlib import Path
 from atoll.server.statedir import StateDirectory
 state = StateDirectory.open(Path(sys.argv[1]))
-state.announce("127.0.0.1:7070", __import__("os").getpid())
+state.announce("127.0.0.1:7070", "127.0.0.1:2", __import__("os").getpid())
 print("open", flush=True)
 time.sleep(60)
 """
@@ -60,7 +55,7 @@ def test_a_new_directory_has_its_tree_and_its_schema(tmp_path):
     with StateDirectory.open(tmp_path / "deep" / "state") as state:
         assert {"state.db", "lock", "runs"} <= {path.name for path in state.path.iterdir()}
         with state.database.transaction() as connection:
-            assert set(inspect(connection).get_table_names()) == set(statedir.metadata.tables)
+            assert set(inspect(connection).get_table_names()) == set(schema.metadata.tables)
             pragmas = {
                 name: connection.exec_driver_sql(f"PRAGMA {name}").scalar()
                 for name in ("journal_mode", "synchronous", "wal_autocheckpoint", "journal_size_limit")
@@ -121,10 +116,12 @@ def test_nobody_runs_where_there_is_nothing(tmp_path):
 
 def test_a_closed_directory_no_longer_names_an_address(tmp_path):
     with StateDirectory.open(tmp_path / "state") as state:
-        state.announce("127.0.0.1:1", os.getpid())
-        assert running_coordinator(state.path).address == "127.0.0.1:1"
+        state.announce("127.0.0.1:1", "127.0.0.1:2", os.getpid())
+        found = running_coordinator(state.path)
+        assert (found.address, found.admin_address) == ("127.0.0.1:1", "127.0.0.1:2")
         assert json.loads((state.path / "coordinator.json").read_text()) == {
             "address": "127.0.0.1:1",
+            "admin_address": "127.0.0.1:2",
             "pid": os.getpid(),
         }
     assert running_coordinator(tmp_path / "state") is None
@@ -155,16 +152,16 @@ def test_a_newer_schema_is_refused_with_both_versions_and_what_to_do(tmp_path):
 
 def test_an_older_schema_is_migrated_step_by_step(tmp_path, monkeypatch):
     path = made(tmp_path / "state")
-    monkeypatch.setattr(statedir, "SCHEMA_VERSION", SCHEMA_VERSION + 2)
+    monkeypatch.setattr(schema, "SCHEMA_VERSION", SCHEMA_VERSION + 2)
     steps = {
         SCHEMA_VERSION: lambda c: c.exec_driver_sql("CREATE TABLE one (a)"),
         SCHEMA_VERSION + 1: lambda c: c.exec_driver_sql("CREATE TABLE two (a)"),
     }
-    monkeypatch.setattr(statedir, "MIGRATIONS", steps)
+    monkeypatch.setattr(schema, "MIGRATIONS", steps)
     for _ in range(2):
         with StateDirectory.open(path) as state, state.database.transaction() as connection:
             assert {"one", "two"} <= set(inspect(connection).get_table_names())
-            assert statedir.check_version(connection, path) == SCHEMA_VERSION + 2
+            assert schema.check_version(connection, path) == SCHEMA_VERSION + 2
 
 
 def to_second_schema(path):
@@ -198,7 +195,7 @@ def test_a_directory_of_the_first_schema_gets_its_table_of_updates(tmp_path):
     set_version(path, "1")
     with StateDirectory.open(path) as state, state.database.transaction() as connection:
         assert connection.exec_driver_sql("SELECT count(*) FROM updates").scalar() == 0
-        assert statedir.check_version(connection, path) == SCHEMA_VERSION
+        assert schema.check_version(connection, path) == SCHEMA_VERSION
 
 
 def test_a_migration_that_fails_changes_nothing(tmp_path, monkeypatch):
@@ -208,8 +205,8 @@ def test_a_migration_that_fails_changes_nothing(tmp_path, monkeypatch):
         connection.exec_driver_sql("CREATE TABLE one (a)")
         raise RuntimeError("no")
 
-    monkeypatch.setattr(statedir, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
-    monkeypatch.setattr(statedir, "MIGRATIONS", {SCHEMA_VERSION: fail})
+    monkeypatch.setattr(schema, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
+    monkeypatch.setattr(schema, "MIGRATIONS", {SCHEMA_VERSION: fail})
     with pytest.raises(RuntimeError):
         StateDirectory.open(path)
     monkeypatch.undo()

@@ -13,7 +13,9 @@ import numpy as np
 from atoll.aggregation.layout import Piece
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import PROTOCOL, client_options
+from atoll.protocol.channel import PROTOCOL
+from atoll.protocol.identity.dialer import InsecureDialer
+from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.manifest import UpdateManifest, VersionManifest, parse_version
 from atoll.protocol.settings import load_text
 from atoll.server.config import RunFile
@@ -26,16 +28,21 @@ BASE = {"round.cohort_size": 2, "evaluation.server_every": 0, "coordinator.liste
 class Live:
     """A coordinator that runs in this process, on a socket."""
 
-    def __init__(self, coordinator, address):
-        self.coordinator, self.address = coordinator, address
+    def __init__(self, coordinator, ports):
+        self.coordinator, self.address, self.admin_address = coordinator, ports.address, ports.admin_address
 
     @property
     def run(self):
         return next(iter([*self.coordinator.running, *self.coordinator.runs.values()]))
 
     @asynccontextmanager
+    async def admin(self) -> AsyncIterator[rpc.AdminStub]:
+        async with InsecureDialer().channel(self.admin_address, COORDINATOR) as channel:
+            yield rpc.AdminStub(channel)
+
+    @asynccontextmanager
     async def client(self, name, **hello) -> AsyncIterator["Client"]:
-        async with grpc.aio.insecure_channel(self.address, options=client_options()) as channel:
+        async with InsecureDialer().channel(self.address, COORDINATOR) as channel:
             client = Client(channel, name)
             await client.hello(**hello)
             yield client

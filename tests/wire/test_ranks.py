@@ -14,11 +14,15 @@ import pytest
 from atoll.aggregation.tensorfile import read
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import PROTOCOL, client_options
+from atoll.protocol.channel import PROTOCOL
+from atoll.protocol.identity.dialer import InsecureDialer
+from atoll.protocol.identity.names import COORDINATOR
+from atoll.protocol.identity.names import aggregator as aggregator_name
 from atoll.protocol.manifest import parse_version
 from atoll.protocol.vocabulary import Digest, RunId
 from atoll.server import aggregator, gloo
 from atoll.server.config import AggregatorConfig
+from atoll.server.identity.listener import InsecureListener
 from atoll.server.rank import Rank, RankPlace
 from tests.wire.live import running, update_of
 from tests.wire.test_round import committed, live, report
@@ -37,7 +41,7 @@ class Ranked:
     async def client(self, name, **hello):
         async with (
             self.it.client(name, **hello) as client,
-            grpc.aio.insecure_channel(self.address, options=client_options()) as channel,
+            InsecureDialer().channel(self.address, aggregator_name(0)) as channel,
         ):
             stub, own = rpc.AggregatorStub(channel), client.stub
             client.stub = SimpleNamespace(GetManifest=own.GetManifest, Upload=stub.Upload, Download=stub.Download)
@@ -48,9 +52,9 @@ class Ranked:
 async def with_rank(it, folder):
     folder.mkdir(exist_ok=True)
     config = AggregatorConfig(coordinator=it.address, rank=0, ranks=1, state=folder)
-    async with grpc.aio.insecure_channel(it.address, options=client_options()) as channel:
+    async with InsecureDialer().channel(it.address, COORDINATOR) as channel:
         rank = Rank(RankPlace(0, 1, "lo"), folder, channel)
-        server, address = await aggregator._listen(rank, config)
+        server, address = await aggregator._listen(rank, config, InsecureListener())
         serving = asyncio.ensure_future(
             aggregator._serve(rank, rpc.AggregationStub(channel), address, config.coordinator)
         )

@@ -8,7 +8,6 @@ import grpc
 import pytest
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.vocabulary import RunState, Version
 from atoll.server import driver as driver_module
 from atoll.server import incoming
@@ -55,12 +54,12 @@ async def test_client_that_goes_away_while_its_update_is_journaled_disturbs_nobo
 
 @live
 async def test_operator_who_goes_away_while_a_stop_is_journaled_disturbs_nobody(tmp_path):
-    async with running(tmp_path / "state") as it, grpc.aio.insecure_channel(it.address) as channel:
+    async with running(tmp_path / "state") as it, it.admin() as admin:
         async with it.client("a") as a:
             await a.next("welcome")
             await asyncio.sleep(0.2)
             slow_journal(it, 0.5)
-            call = rpc.AdminStub(channel).StopRun(pb.StopRunRequest(run_id="tiny-1", reason="lunch"))
+            call = admin.StopRun(pb.StopRunRequest(run_id="tiny-1", reason="lunch"))
             await until(lambda: it.run.machine.ledger.state is RunState.STOPPED)
             call.cancel()
             assert (await a.next("run_ended")).cause == "lunch"
@@ -109,8 +108,8 @@ async def _report_to(client, invite):
 async def test_queued_run_starts_when_a_run_that_an_earlier_process_began_ends(tmp_path):
     toml = f'name = "next"\ntask = "{TINY}"\nrounds = 1\n[round]\ncohort_size = 2\n[evaluation]\nserver_every = 0'
     one = {"rounds": 1, "coordinator__max_runs": 1}
-    async with running(tmp_path / "state", **one) as it, grpc.aio.insecure_channel(it.address) as channel:
-        await rpc.AdminStub(channel).StartRun(pb.StartRunRequest(config_toml=toml))
+    async with running(tmp_path / "state", **one) as it, it.admin() as admin:
+        await admin.StartRun(pb.StartRunRequest(config_toml=toml))
     async with running(tmp_path / "state", **one) as it, it.client("a") as a, it.client("b") as b:
         await asyncio.gather(report(a), report(b))
         while (await a.next("invite")).run_id != "next-1":
@@ -193,8 +192,7 @@ async def test_boxes_together_larger_than_the_version_are_refused_before_anythin
 @live
 async def test_run_that_is_stopped_while_it_waits_is_stopped_for_good(tmp_path):
     toml, one = f'name = "next"\ntask = "{TINY}"\nrounds = 1', {"coordinator__max_runs": 1}
-    async with running(tmp_path / "state", **one) as it, grpc.aio.insecure_channel(it.address) as channel:
-        admin = rpc.AdminStub(channel)
+    async with running(tmp_path / "state", **one) as it, it.admin() as admin:
         await admin.StartRun(pb.StartRunRequest(config_toml=toml))
         reply = await admin.StopRun(pb.StopRunRequest(run_id="next-1", reason="a mistake"))
         assert reply.state == "stopped"
@@ -272,8 +270,8 @@ async def test_journal_that_cannot_be_pruned_on_a_full_disk_is_pruned_later(tmp_
 @live
 async def test_two_runs_that_are_started_at_once_do_not_share_a_folder(tmp_path):
     toml = f'name = "twin"\ntask = "{TINY}"\nrounds = 1'
-    async with running(tmp_path / "state") as it, grpc.aio.insecure_channel(it.address) as channel:
-        start = rpc.AdminStub(channel).StartRun
+    async with running(tmp_path / "state") as it, it.admin() as admin:
+        start = admin.StartRun
         requests = [pb.StartRunRequest(config_toml=toml, overrides=[f"seed={seed}"]) for seed in (1, 2)]
         replies = await asyncio.gather(*map(start, requests))
         assert sorted(reply.run_id for reply in replies) == ["twin-1", "twin-2"]
@@ -317,8 +315,8 @@ async def test_run_that_is_over_needs_its_sampler_no_more(tmp_path):
 @live
 async def test_exit_code_is_of_the_runs_of_this_process(tmp_path):
     state = tmp_path / "state"
-    async with running(state) as it, grpc.aio.insecure_channel(it.address) as channel:
-        await rpc.AdminStub(channel).StopRun(pb.StopRunRequest(run_id="tiny-1"))
+    async with running(state) as it, it.admin() as admin:
+        await admin.StopRun(pb.StopRunRequest(run_id="tiny-1"))
     config, ready = settings(state, name="next", rounds=1), asyncio.get_running_loop().create_future()
     process = asyncio.ensure_future(
         host(config.coordinator, config.run, on_ready=lambda c, a: ready.set_result(Live(c, a)))

@@ -10,7 +10,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from atoll.aggregation.tensorfile import read
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.server import incoming
 from atoll.server.history import History
 from atoll.server.incoming import SMALL_BYTES
@@ -209,8 +208,7 @@ async def test_only_the_newest_rounds_stay_in_the_records(tmp_path):
 
 @live
 async def test_stopped_run_can_be_resumed_and_goes_on_from_its_last_version(tmp_path):
-    async with running(tmp_path / "state", rounds=2) as it, grpc.aio.insecure_channel(it.address) as channel:
-        admin = rpc.AdminStub(channel)
+    async with running(tmp_path / "state", rounds=2) as it, it.admin() as admin:
         async with it.client("a") as a, it.client("b") as b:
             await asyncio.gather(report(a), report(b))
             assert (await a.next("invite")).round_id == 2
@@ -232,8 +230,7 @@ async def test_stopped_run_can_be_resumed_and_goes_on_from_its_last_version(tmp_
 @live
 async def test_run_that_is_started_by_the_operator_waits_for_room(tmp_path):
     one = {"rounds": 1, "coordinator__max_runs": 1}
-    async with running(tmp_path / "state", **one) as it, grpc.aio.insecure_channel(it.address) as channel:
-        admin = rpc.AdminStub(channel)
+    async with running(tmp_path / "state", **one) as it, it.admin() as admin:
         toml = f'name = "tiny"\ntask = "{TINY}"\nrounds = 1\n[round]\ncohort_size = 2'
         reply = await admin.StartRun(pb.StartRunRequest(config_toml=toml, overrides=["seed=3"]))
         assert (reply.run_id, reply.state) == ("tiny-2", "queued")

@@ -6,7 +6,6 @@ import grpc
 import pytest
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.vocabulary import RunState
 from atoll.server.history import History
 from tests.wire.live import TINY, running, settings
@@ -33,15 +32,11 @@ async def invited_by(client, *run_ids):
     return [found[run_id] for run_id in run_ids]
 
 
-def admin_of(channel):
-    return rpc.AdminStub(channel)
-
-
 @live
 async def test_two_runs_go_on_side_by_side_and_each_ends_alone(tmp_path):
-    async with running(tmp_path / "state", rounds=2) as it, grpc.aio.insecure_channel(it.address) as channel:
+    async with running(tmp_path / "state", rounds=2) as it, it.admin() as admin:
         async with it.client("a") as a, it.client("b") as b:
-            reply = await admin_of(channel).StartRun(pb.StartRunRequest(config_toml=toml("other", rounds=1)))
+            reply = await admin.StartRun(pb.StartRunRequest(config_toml=toml("other", rounds=1)))
             assert (reply.run_id, reply.state) == ("other-1", "running")
             invites = [await invited_by(client, "tiny-1", "other-1") for client in (a, b)]
             for client, (_, of_other) in zip((a, b), invites, strict=True):
@@ -61,23 +56,23 @@ async def test_two_runs_go_on_side_by_side_and_each_ends_alone(tmp_path):
 @live
 async def test_a_paused_run_lets_its_round_end_and_begins_no_other_until_it_is_resumed(tmp_path):
     state = tmp_path / "state"
-    async with running(state) as it, grpc.aio.insecure_channel(it.address) as channel:
+    async with running(state) as it, it.admin() as admin:
         async with it.client("a") as a, it.client("b") as b:
             invites = [await client.next("invite") for client in (a, b)]
-            reply = await admin_of(channel).PauseRun(pb.PauseRunRequest(run_id="tiny-1", reason="lunch"))
+            reply = await admin.PauseRun(pb.PauseRunRequest(run_id="tiny-1", reason="lunch"))
             assert (reply.state, reply.message) == ("running", "it pauses when round 1 is over")
             await asyncio.gather(*map(report, (a, b), invites))
             while it.coordinator.state_of("tiny-1") is not RunState.PAUSED:
                 await asyncio.sleep(0.01)
             assert it.run.machine.ledger.version == 1
             with pytest.raises(grpc.aio.AioRpcError, match="only a running one can be paused"):
-                await admin_of(channel).PauseRun(pb.PauseRunRequest(run_id="tiny-1"))
+                await admin.PauseRun(pb.PauseRunRequest(run_id="tiny-1"))
     row = History(state).run("tiny-1")
     assert (row.state, row.cause, row.ended_at) == (RunState.PAUSED, "lunch", None)
-    async with running(state) as it, grpc.aio.insecure_channel(it.address) as channel:  # as after any crash
+    async with running(state) as it, it.admin() as admin:  # as after any crash
         async with it.client("a") as a, it.client("b") as b:
             assert it.coordinator.state_of("tiny-1") is RunState.PAUSED
-            reply = await admin_of(channel).ResumeRun(pb.ResumeRunRequest(run_id="tiny-1"))
+            reply = await admin.ResumeRun(pb.ResumeRunRequest(run_id="tiny-1"))
             assert reply.state == "running"
             for client in (a, b):
                 assert (await client.next("invite")).round_id == 2
@@ -86,8 +81,7 @@ async def test_a_paused_run_lets_its_round_end_and_begins_no_other_until_it_is_r
 @live
 async def test_beyond_max_runs_they_wait_and_a_pause_makes_room(tmp_path):
     async with running(tmp_path / "state", coordinator__max_runs=1) as it:
-        async with grpc.aio.insecure_channel(it.address) as channel, it.client("a"):
-            admin = admin_of(channel)
+        async with it.admin() as admin, it.client("a"):
             assert (await admin.StartRun(pb.StartRunRequest(config_toml=toml("other")))).state == "queued"
             assert (await admin.PauseRun(pb.PauseRunRequest(run_id="tiny-1"))).state == "paused"
             while it.coordinator.state_of("other-1") is not RunState.RUNNING:
@@ -96,9 +90,9 @@ async def test_beyond_max_runs_they_wait_and_a_pause_makes_room(tmp_path):
             assert reply.state == "queued"
             assert "max_runs" in reply.message
     async with running(tmp_path / "state", coordinator__max_runs=1) as it:
-        async with grpc.aio.insecure_channel(it.address) as channel:
+        async with it.admin() as admin:
             assert it.coordinator.state_of("tiny-1") is RunState.QUEUED, "its place in the queue is in the journal"
-            await admin_of(channel).StopRun(pb.StopRunRequest(run_id="other-1"))
+            await admin.StopRun(pb.StopRunRequest(run_id="other-1"))
             while it.coordinator.state_of("tiny-1") is not RunState.RUNNING:
                 await asyncio.sleep(0.01)
 
@@ -106,8 +100,7 @@ async def test_beyond_max_runs_they_wait_and_a_pause_makes_room(tmp_path):
 @live
 async def test_a_deleted_run_leaves_nothing_and_its_id_is_never_given_again(tmp_path):
     state = tmp_path / "state"
-    async with running(state) as it, grpc.aio.insecure_channel(it.address) as channel:
-        admin = admin_of(channel)
+    async with running(state) as it, it.admin() as admin:
         with pytest.raises(grpc.aio.AioRpcError, match="only one that has ended can be deleted"):
             await admin.DeleteRun(pb.DeleteRunRequest(run_id="tiny-1"))
         await admin.StopRun(pb.StopRunRequest(run_id="tiny-1"))

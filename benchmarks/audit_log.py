@@ -1,0 +1,94 @@
+"""How fast the audit log takes events, chained, signed and on disk, and what that costs whoever says them.
+
+    python -m benchmarks.audit_log [--events N] [--pairs N]
+
+Ours: events are said as the coordinator says them, and the clock stops when the last of them is signed by a checkpoint
+that has waited for the disk. Beside it, in turns: the same events as plain JSON lines through `logging` into a file,
+with one fsync at the end; nothing of it is chained or signed. A round says three lines and one for each client that
+comes or goes; what one costs the thread that says it is reported, too, and how fast `atoll audit verify` reads.
+"""
+
+import argparse
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+from atoll.server.audit.actions import Action
+from atoll.server.audit.log import AuditLog, Caller
+from atoll.server.audit.reading import Source, verify
+from benchmarks.report import Bar, conclude, say, spread
+
+EVENTS, PAIRS = 20_000, 7
+CALLER = Caller("north", "client")
+DIGESTS = {"model": "ab" * 32, "updates": "cd" * 32}
+
+
+def ours(folder: Path, num_events: int) -> tuple[float, float]:
+    """Seconds until all events are signed and on disk; of these, seconds of the thread that said them."""
+    with AuditLog(folder, time.time) as log:
+        begun = time.perf_counter()
+        for number in range(num_events):
+            log.say(Action.ROUND_COMMIT, f"digits-1 round {number}", "version 1 of 8 updates", DIGESTS, caller=CALLER)
+        said = time.perf_counter()
+        log.flush()
+        return time.perf_counter() - begun, said - begun
+
+
+def plain(path: Path, num_events: int) -> float:
+    """The same texts through `logging`, on disk at the end."""
+    handler, logger = logging.FileHandler(path), logging.Logger("plain")
+    logger.addHandler(handler)
+    begun = time.perf_counter()
+    for number in range(num_events):
+        event = {"time": time.time(), "actor": CALLER.name, "role": CALLER.role, "action": Action.ROUND_COMMIT}
+        event |= {"object": f"digits-1 round {number}", "outcome": "version 1 of 8 updates", "digests": DIGESTS}
+        logger.info(json.dumps(event))
+    handler.flush()
+    os.fsync(handler.stream.fileno())
+    took = time.perf_counter() - begun
+    handler.close()
+    return took
+
+
+def main() -> int:
+    """Measure both, in turns."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.audit_log", description=(__doc__ or "").split(",")[0])
+    parser.add_argument("--events", type=int, default=EVENTS, help="in each measurement")
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="measurements of each side")
+    arguments = parser.parse_args()
+    count, rates, theirs, said_us, read = arguments.events, [], [], [], []
+    faults = 0
+    for pair in range(arguments.pairs):
+        with tempfile.TemporaryDirectory(prefix="atoll-bench-") as name:
+            folder = Path(name)
+            took, of_caller = ours(folder / "audit", count)
+            rates.append(count / took)
+            said_us.append(1e6 * of_caller / count)
+            theirs.append(count / plain(folder / "plain.jsonl", count))
+            begun = time.perf_counter()
+            found = verify(Source.of_state(folder))
+            read.append(found.newest.seq / (time.perf_counter() - begun) if found.newest is not None else 0.0)
+            faults += found.num_faults + abs(found.events - count)
+        say(f"  {pair + 1}: {rates[-1]:.0f} events/s, plain {theirs[-1]:.0f}, verified {read[-1]:.0f} lines/s")
+    bars = [
+        Bar.at_least("events chained, signed and on disk [1/s]", median(rates), 10_000),
+        Bar.exactly("events lost or faulty", faults, 0),
+    ]
+    ours_ = {
+        "events_per_s": spread(rates, 0),
+        "caller_us_per_event": spread(said_us, 2),
+        "verified_lines_per_s": spread(read, 0),
+        "events": count,
+        "checkpoint": "Ed25519, every 256 events, fdatasync",
+    }
+    theirs_ = {"events_per_s": spread(theirs, 0), "what": "logging.FileHandler, JSON lines, one fsync, no chain"}
+    return conclude("audit_log", bars, ours=ours_, theirs=theirs_)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

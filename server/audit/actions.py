@@ -1,0 +1,35 @@
+"""The words of the audit log: what can have been done."""
+
+from enum import StrEnum
+
+
+class Action(StrEnum):
+    """What somebody did; `object` says to what, `outcome` what came of it. The texts are in `docs/audit.md`."""
+
+    COORDINATOR_START = "coordinator.start"
+    COORDINATOR_STOP = "coordinator.stop"
+    RUN_ADD = "run.add"
+    RUN_RECOVER = "run.recover"
+    RUN_START = "run.start"
+    RUN_PAUSE = "run.pause"
+    RUN_STOP = "run.stop"
+    RUN_RESUME = "run.resume"
+    RUN_DELETE = "run.delete"
+    RUN_END = "run.end"
+    ROUND_COMMIT = "round.commit"
+    ROUND_ABANDON = "round.abandon"
+    CLIENT_JOIN = "client.join"
+    CLIENT_LEAVE = "client.leave"
+    CLIENT_LOST = "client.lost"
+    CLIENT_INVITE = "client.invite"
+    CLIENT_ENROL = "client.enrol"
+    CLIENT_RENEW = "client.renew"
+    CLIENT_REVOKE = "client.revoke"
+    CALL = "call"
+    CALL_REFUSE = "call.refuse"
+    MODEL_EXPORT = "model.export"
+    STATE_BACKUP = "state.backup"
+    STATE_RESTORE = "state.restore"
+    AUDIT_REPAIR = "audit.repair"
+    AUDIT_WITHHELD = "audit.withheld"
+    AUDIT_LOST = "audit.lost"

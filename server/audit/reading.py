@@ -1,0 +1,107 @@
+"""Reading an audit log: also one that is being written, a copy of one, or some of its files alone."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.protocol.chain import Checkpoint, Line, LineFault, Verifier, read_line
+from atoll.server.audit.files import AuditUnusable, audit_folder, log_files, public_key, read_lines, sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The files of a log, in order, with as much of each as is to be read."""
+
+    files: tuple[tuple[Path, int], ...]
+    key: str | None
+    """The public key [hex] that its checkpoints must be signed with; None: any one."""
+    is_whole: bool
+    """Whether the files are said to be the whole log."""
+
+    @classmethod
+    def of_state(cls, state: Path) -> "Source":
+        """The log of a coordinator's state directory.
+
+        Raises:
+            AuditUnusable: it has none.
+        """
+        folder = audit_folder(state)
+        if not log_files(folder):
+            raise AuditUnusable(f"{state} holds no audit log: there is no {folder.name}/audit-*.jsonl in it")
+        return cls(tuple(sizes(folder)), public_key(folder / "public.pem"), is_whole=True)
+
+    @classmethod
+    def of_files(cls, files: Iterable[Path]) -> "Source":
+        """Some files of a log, or what `atoll audit export` has written, in the order in which they are given."""
+        return cls(tuple((path, path.stat().st_size) for path in files), None, is_whole=False)
+
+    def with_key(self, path: Path) -> "Source":
+        """The same, held against the public key in a file."""
+        return Source(self.files, public_key(path), self.is_whole)
+
+    def lines(self) -> Iterator[tuple[str, bytes]]:
+        """Each line with its end, and where it stands: file and line, counted from 1."""
+        for path, num_bytes in self.files:
+            for number, line in enumerate(read_lines(path, num_bytes=num_bytes), 1):
+                yield f"{path.name}:{number}", line
+
+
+def verify(source: Source, expected: Iterable[Checkpoint] = ()) -> Verifier:
+    """Read all of it; `faults` says what is wrong with it."""
+    verifier = Verifier(source.key, whole=source.is_whole, expected=list(expected))
+    for where, line in source.lines():
+        verifier.feed(line, where)
+    verifier.finish()
+    return verifier
+
+
+def events_of(source: Source) -> Iterator[Line]:
+    """The events that can be read; what is wrong with the log is for `verify` to say."""
+    for _, data in source.lines():
+        try:
+            line = read_line(data)
+        except LineFault:
+            continue
+        if line.event is not None:
+            yield line
+
+
+def last_checkpoint(source: Source) -> Checkpoint | None:
+    """The newest that can be read; None: there is none."""
+    newest: Checkpoint | None = None
+    for _, data in source.lines():
+        with suppress(LineFault):
+            line = read_line(data)
+            newest = line.checkpoint if line.event is None else newest
+    return newest
+
+
+def last_events(source: Source, count: int, *, action: str = "", actor: str = "") -> list[Line]:
+    """The newest events of this action (or its beginning, up to a dot) and actor; empty: any."""
+    return list(deque((line for line in events_of(source) if _is_wanted(line, action, actor)), maxlen=count))
+
+
+def _is_wanted(line: Line, action: str, actor: str) -> bool:
+    assert line.event is not None
+    is_action = not action or line.event.action == action or line.event.action.startswith(f"{action}.")
+    return is_action and (not actor or line.event.actor == actor)
+
+
+def between(source: Source, since: str, until: str) -> Iterator[bytes]:
+    """The lines as they stand, from the first of `since` to the last before `until`, both RFC 3339 as the log has them.
+
+    They are adjacent, so that what is taken out can be verified, too. Lines that cannot be read belong to those before.
+    """
+    has_begun = False
+    for _, data in source.lines():
+        try:
+            at = read_line(data).time
+        except LineFault:
+            at = ""
+        has_begun = has_begun or at >= since
+        if at and until and at >= until:
+            return
+        if has_begun:
+            yield data

@@ -1,0 +1,105 @@
+"""Which database a state directory's journal lies in. The versions and updates are in the directory, whichever it is:
+so each knows the other by a number, and neither is used with a stranger.
+
+database.json          the URL without its password, and the number; absent: SQLite, in state.db
+"""
+
+import json
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection, select
+
+from atoll.protocol.secrets import without_password
+from atoll.server.database import Database, StateUnusable
+from atoll.server.durable import write_atomically
+from atoll.server.schema import RUNS, read_meta, write_meta
+from atoll.server.sqlite import SqliteDatabase
+
+NOTE = "database.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """The database of a directory."""
+
+    url: str
+    number: str
+
+
+def binding_of(path: Path) -> Binding | None:
+    """What a directory is bound to; None: its own file, or nothing yet.
+
+    Raises:
+        StateUnusable: the note is damaged.
+    """
+    try:
+        return Binding(**json.loads((path / NOTE).read_text()))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, TypeError) as error:
+        raise StateUnusable(f"{path / NOTE} is damaged: name the database with --database, and remove it") from error
+
+
+def has_state(path: Path) -> bool:
+    """Whether a coordinator has ever made this directory its own."""
+    return (path / "state.db").is_file() or binding_of(path) is not None
+
+
+def open_database(path: Path, url: str = "", *, read_only: bool = False) -> Database:
+    """The database of a directory; nothing is connected yet.
+
+    Args:
+        path: the state directory; for looking at, it may be elsewhere when there is a URL.
+        url: of the operator; empty: what the directory says.
+        read_only: for looking at.
+
+    Raises:
+        StateUnusable: the directory has a file of its own, or the driver is not installed.
+    """
+    if url and (path / "state.db").is_file():
+        raise StateUnusable(
+            f"{path} has its journal in state.db, not in {without_password(url)}: choose another state directory, or "
+            "leave the database out"
+        )
+    noted = binding_of(path) if not url else None
+    if not url and noted is None:
+        return SqliteDatabase(path / "state.db", read_only=read_only)
+    try:
+        from atoll.server.postgres import PostgresDatabase
+    except ImportError as error:
+        raise StateUnusable(f"PostgreSQL needs its driver: pip install 'atoll[postgres]' ({error})") from error
+    return PostgresDatabase(url or (noted.url if noted else ""), state=str(path), read_only=read_only)
+
+
+def bind(connection: Connection, path: Path, name: str) -> str:
+    """Give a database that serves this directory its number, or check that it has it.
+
+    Returns:
+        The number, for `note` once the transaction is over.
+
+    Raises:
+        StateUnusable: the database belongs to another directory, or the directory to another database.
+    """
+    noted, known = binding_of(path), read_meta(connection, "directory")
+    if noted is not None and noted.number == known:
+        return noted.number
+    if any((path / "runs").iterdir()):
+        raise StateUnusable(f"{path}/runs holds the files of runs that {name} knows nothing of: name their database")
+    if connection.execute(select(RUNS.c.run_id).limit(1)).first() is not None:
+        holder = read_meta(connection, "holder") or "another coordinator"
+        raise StateUnusable(
+            f"{name} holds the runs of {holder}, whose versions and updates are not in {path}: name that directory, or "
+            "another database or schema"
+        )
+    number = uuid.uuid4().hex
+    write_meta(connection, "directory", number)
+    return number
+
+
+def note(path: Path, binding: Binding) -> None:
+    """Write down what the directory is bound to; without the password."""
+    plain = Binding(without_password(binding.url), binding.number)
+    if binding_of(path) != plain:
+        write_atomically(path / NOTE, json.dumps(asdict(plain)).encode())

@@ -1,0 +1,251 @@
+"""A PostgreSQL schema as the journal's database: the promises of the file, kept over a connection that may break.
+
+One session writes. It holds an advisory lock of the server for as long as it lives, and signs every transaction: the
+row `writer` of the table `meta` holds its name and the number of its transactions. So
+
+* a second coordinator is refused, by name;
+* a session that has lost its lock can write nothing more, whatever it believes;
+* when the connection breaks during a commit, the number says afterwards whether that commit took place. What is asked
+  of `write` happens once, and is on the server's disk when it returns; until the server is back it does not return;
+* a server that has forgotten what it had confirmed is found out, and nothing is built upon it.
+"""
+
+import logging
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy import Connection, NullPool, StaticPool, create_engine
+from sqlalchemy.exc import DBAPIError
+
+from atoll.protocol.secrets import without_password
+from atoll.server.codec import StoreCorrupted
+from atoll.server.database import Database, DatabaseAway, StateInUse, StateUnusable
+from atoll.server.durable import DiskFull
+from atoll.server.postgres_session import Session, check_server, prepare, take_lock
+from atoll.server.schema import META, read_meta, write_meta
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+RETRY_S = 0.5
+SAY_AGAIN_S = 30.0
+"""Between two lines in the log that the server is still away."""
+
+PARAMETERS = {
+    "connect_timeout": "10",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+}
+"""Of libpq, where the URL has none of its own: a server that is gone without a word is missed within half a minute."""
+
+_FULL = "53100"
+_DAMAGED = ("XX001", "XX002")
+_NOT_ALLOWED = ("25006", "42501")  # read-only; no privilege
+_AWAY = ("08", "53", "57P", "58")  # connection, resources, shutdown, the server's own disk
+
+
+class PostgresDatabase(Database):
+    """The schema that the URL's search path begins with.
+
+    Args:
+        url: of the database; without a password in it libpq looks into PGPASSWORD, PGPASSFILE and ~/.pgpass.
+        state: the state directory that it is for: what a second coordinator is told.
+        read_only: for looking at; takes no lock.
+    """
+
+    dialect = "postgresql"
+    restore = "restore that schema from a backup, or use another schema and another directory"
+
+    def __init__(self, url: str, *, state: str = "", read_only: bool = False) -> None:
+        self.name = without_password(url)
+        self._url, self._read_only = url, read_only
+        self._holder = f"a coordinator on {socket.gethostname()} with its state in {state}"
+        self._lock = threading.RLock()  # the session is one, whatever the thread
+        self._closing = threading.Event()
+        self._writer, self._count = "", 0  # who signs, and the number of the last transaction that is known to be there
+        self._in_doubt = False  # whether one more may be
+        self._session: Session | None = None
+        self._engine = create_engine(
+            "postgresql+psycopg://",
+            creator=self._connect,
+            poolclass=NullPool if read_only else StaticPool,
+            use_native_hstore=False,
+        )
+
+    # ------------------------------------------------------------ transactions
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """Everything inside is one transaction; a reader sees one instant.
+
+        Raises:
+            DiskFull: it was rolled back.
+            DatabaseAway: the connection broke, perhaps after the commit: `write` finds out.
+            StateInUse: another coordinator holds the schema.
+            StoreCorrupted: the server found damage.
+            StateUnusable: the server is nothing for a coordinator, or does not let it in.
+        """
+        with self._transaction(is_signed=not self._read_only) as connection:
+            yield connection
+
+    def write(self, work: Callable[[Connection], None]) -> None:
+        """Do `work` in one transaction, exactly once, however often it is called; raises as `transaction`.
+
+        While the server is away it waits, and holds up everybody else who writes.
+        """
+        with self._lock:
+            number = self._count + 1
+
+            def once() -> None:
+                with self.transaction() as connection:
+                    if self._count < number:  # or it is there: the connection broke after the commit
+                        work(connection)
+
+            self._until_there(once)
+
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """What `work`, which changes nothing, finds in one transaction; raises as `transaction`."""
+
+        def look() -> T:
+            with self._transaction(is_signed=False) as connection:
+                return work(connection)
+
+        if self._read_only:
+            return look()
+        with self._lock:
+            return self._until_there(look)
+
+    def _until_there(self, work: Callable[[], T]) -> T:
+        waited = 0.0
+        while True:
+            try:
+                found = work()
+                if waited:
+                    logger.warning("%s is back after %.1f s; nothing is lost", self.name, waited)
+                return found
+            except DatabaseAway as error:
+                if waited % SAY_AGAIN_S == 0.0:
+                    logger.error("the journal waits for its database: %s", error)
+                waited += RETRY_S
+                if self._closing.wait(RETRY_S):
+                    raise
+
+    @contextmanager
+    def _transaction(self, *, is_signed: bool) -> Iterator[Connection]:
+        with self._lock:
+            try:
+                with self._engine.begin() as connection:
+                    yield connection
+                    if is_signed and self._writer:
+                        self._sign(connection)
+                        self._in_doubt = True
+                if self._in_doubt:
+                    self._count, self._in_doubt = self._count + 1, False
+            except DBAPIError as error:
+                self._name(error)
+                raise
+
+    def _name(self, error: DBAPIError) -> None:
+        """Raise it under its name, if it has one. What was in doubt stays so until the next session has looked."""
+        state: str = getattr(error.orig, "sqlstate", None) or ""
+        what = _one_line(error.orig)
+        if error.connection_invalidated or (state != _FULL and state.startswith(_AWAY)) or not state:
+            self._engine.dispose()
+            raise DatabaseAway(f"{self.name}: {what}") from error
+        self._in_doubt = False  # the session lives: it was rolled back
+        if state == _FULL:
+            raise DiskFull(f"{self.name}: no room: {what}") from error
+        if state in _DAMAGED:
+            raise StoreCorrupted(f"{self.name}: damaged: {what}") from error
+        if state in _NOT_ALLOWED:
+            raise StateUnusable(f"{self.name}: {what}") from error
+
+    # ------------------------------------------------------------ the session
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        """One more session; a writer's holds the schema and knows what became of the last transaction."""
+        try:
+            parameters: dict[str, Any] = {**PARAMETERS, **conninfo_to_dict(self._url), "client_encoding": "utf8"}
+        except psycopg.ProgrammingError as error:
+            raise StateUnusable(f"{self.name}: {without_password(_one_line(error))}") from error
+        parameters.setdefault("application_name", "atoll history" if self._read_only else "atoll coordinator")
+        try:
+            connection = psycopg.connect(**parameters, autocommit=True)
+            try:
+                self._make_ready(connection)
+            except BaseException:
+                connection.close()
+                raise
+        except psycopg.OperationalError as error:
+            raise DatabaseAway(f"{self.name} cannot be reached: {_one_line(error)}") from error
+        except psycopg.Error as error:
+            raise StateUnusable(f"{self.name}: {_one_line(error)}") from error
+        return connection
+
+    def _make_ready(self, connection: psycopg.Connection[Any]) -> None:
+        prepare(connection)
+        check_server(connection, self.name, read_only=self._read_only)
+        if not self._read_only:
+            self._session = take_lock(connection, self.name, self._session)
+            if self._writer:
+                self._look_for_the_last(connection)
+        connection.autocommit = False
+        connection.read_only = self._read_only
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ if self._read_only else None
+
+    def settle(self, connection: Connection) -> None:
+        """From now on this process signs what it writes."""
+        writer = uuid.uuid4().hex
+        write_meta(connection, "holder", self._holder)
+        write_meta(connection, "writer", f"{writer} 0")
+        self._writer, self._count, self._in_doubt = writer, 0, False
+
+    def _sign(self, connection: Connection) -> None:
+        last, this = (f"{self._writer} {number}" for number in (self._count, self._count + 1))
+        mine = META.update().where(META.c.key == "writer", META.c.value == last).values(value=this)
+        if connection.execute(mine).rowcount != 1:
+            raise self._taken_over(read_meta(connection, "holder"))
+
+    def _look_for_the_last(self, connection: psycopg.Connection[Any]) -> None:
+        """Whether the transaction during which the connection broke took place.
+
+        Raises:
+            StateInUse: somebody else has written since.
+            StoreCorrupted: what the server had confirmed is not there.
+        """
+        rows = dict(connection.execute("SELECT key, value FROM meta WHERE key IN ('writer', 'holder')").fetchall())
+        writer, _, number = rows.get("writer", "").partition(" ")
+        if writer != self._writer:
+            raise self._taken_over(rows.get("holder"))
+        if int(number) not in (self._count, self._count + self._in_doubt):
+            raise StoreCorrupted(
+                f"{self.name} has {number} transactions of this coordinator and had confirmed {self._count}: an older "
+                "copy of it has taken its place, or a standby that lagged behind"
+            )
+        self._count, self._in_doubt = int(number), False
+
+    def _taken_over(self, holder: str | None) -> StateInUse:
+        return StateInUse(
+            f"{self.name} has been taken over by {holder or 'somebody else'}: this process writes no more"
+        )
+
+    def check(self, connection: Connection) -> None:
+        """The server checks its own pages, where it was told to (`initdb --data-checksums`)."""
+
+    def close(self) -> None:
+        """End the session, and with it the lock; whoever waits for the server does so no longer."""
+        self._closing.set()
+        with self._lock:
+            self._engine.dispose()
+
+
+def _one_line(error: BaseException | None) -> str:
+    return " ".join(str(error).split())

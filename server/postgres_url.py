@@ -1,0 +1,35 @@
+"""Which URLs name a PostgreSQL database. Pure: nothing is connected, and the driver need not be installed."""
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+SCHEMES = ("postgresql://", "postgres://")
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:@\s]*)(:[0-9]{0,5})?")
+
+
+def check_url(url: str) -> str:
+    """The URL itself; empty: there is none.
+
+    Raises:
+        ValueError: it is none that libpq would read as it was meant; the text holds nothing of a password.
+    """
+    if not url:
+        return url
+    scheme = next((scheme for scheme in SCHEMES if url.startswith(scheme)), None)
+    if scheme is None:
+        raise ValueError("allowed: postgresql://[USER@][HOST][:PORT]/DATABASE, or empty for SQLite in the directory")
+    if url.count("@") > 1 or not url.isprintable() or " " in url:
+        raise ValueError("a character of the name or the password must be written as %40 for @, %2F for /, %3A for :")
+    authority = re.split(r"[/?#]", url.removeprefix(scheme), maxsplit=1)[0]
+    userinfo, _, hosts = authority.rpartition("@")
+    if "@" in url and "@" not in authority:
+        raise ValueError("an @ after the host must be written as %40, and so must a / in the password: %2F")
+    if userinfo.count(":") > 1 or not all(_HOST.fullmatch(host) for host in hosts.split(",")):
+        raise ValueError("allowed before the database: [USER[:PASSWORD]@][HOST][:PORT], several hosts with commas")
+    return url
+
+
+DatabaseUrl = Annotated[str, AfterValidator(check_url)]
+"""A setting; empty: none."""

@@ -1,0 +1,146 @@
+"""The tables of the journal and the records, the same in SQLite and in PostgreSQL, and the way from older ones.
+
+Numbers that may pass 2^31 are 64 bits wide in both. Text that an operator or a client wrote is kept without the
+character U+0000, which PostgreSQL cannot hold; everything else is JSON, where it is escaped.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Connection,
+    Dialect,
+    Float,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    TypeDecorator,
+    inspect,
+    select,
+)
+
+from atoll.server.codec import StoreCorrupted
+
+SCHEMA_VERSION = 3
+
+
+class StateTooNew(OSError):
+    """A later Atoll has written the directory or the database."""
+
+
+class _Said(TypeDecorator[str]):
+    """What a person or a client wrote."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return value if value is None else value.replace("\0", "\ufffd")
+
+
+class _JsonAsText(TypeDecorator[Any]):
+    """JSON with the numbers that PostgreSQL's own kind refuses: NaN and the infinities."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        return None if value is None else json.dumps(value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        return None if value is None else json.loads(value)
+
+
+metadata = MetaData()
+_INTEGER = BigInteger().with_variant(Integer(), "sqlite")
+_JSON = JSON(none_as_null=True).with_variant(_JsonAsText(), "postgresql")
+_NULLABLE = frozenset({"ended_at", "version", "statistics", "data"})
+
+
+def _table(name: str, keys: Mapping[str, Any], columns: Mapping[str, Any], **options: Any) -> Table:
+    return Table(
+        name,
+        metadata,
+        *(Column(key, kind, primary_key=True, autoincrement=False) for key, kind in keys.items()),
+        *(Column(column, kind, nullable=column in _NULLABLE) for column, kind in columns.items()),
+        **options,
+    )
+
+
+_RUN, _SEQ, _VERSION = {"run_id": Text}, {"run_id": Text, "seq": _INTEGER}, {"run_id": Text, "version": _INTEGER}
+_WHAT = {"name": Text, "task": _Said, "config": Text, "rules": Text, "created_at": Float, "order": _INTEGER}
+
+META = _table("meta", {"key": Text}, {"value": Text})
+RUNS = _table("runs", _RUN, {**_WHAT, "state": Text, "cause": _Said, "ended_at": Float})
+_ENTRY = {"at": Float, "kind": Text, "body": Text, "checksum": _INTEGER}
+JOURNAL = _table("journal", _SEQ, _ENTRY, sqlite_with_rowid=False)
+_MEMBERS_OF = {"first": _INTEGER, "num_members": _INTEGER}  # 0: they are in the body, as schema 2 had it
+SNAPSHOTS = _table("snapshots", _SEQ, {"at": Float, "body": Text, "checksum": _INTEGER, **_MEMBERS_OF})
+MEMBERS = _table("members", {**_SEQ, "page": _INTEGER}, {"body": Text, "checksum": _INTEGER})
+ROUNDS = _table("rounds", {**_RUN, "round_id": _INTEGER}, {"phase": Text, "version": _INTEGER, "record": Text})
+VERSIONS = _table("versions", _VERSION, {"digest": Text, "num_bytes": _INTEGER, "created_at": Float})
+_MEASURE = {"statistics": _JSON, "values": _JSON, "num_clients": _INTEGER, "detail": _Said, "at": Float}
+UPDATES = _table("updates", {**_RUN, "digest": Text}, {"meta": Text, "data": LargeBinary})
+EVALUATIONS = _table("evaluations", {**_VERSION, "source": Text}, _MEASURE)
+
+
+def _put_members_on_pages(connection: Connection) -> None:
+    MEMBERS.create(connection)
+    for column in _MEMBERS_OF:
+        connection.exec_driver_sql(f"ALTER TABLE snapshots ADD COLUMN {column} INTEGER NOT NULL DEFAULT 0")
+
+
+MIGRATIONS: Mapping[int, Callable[[Connection], None]] = {
+    1: lambda connection: UPDATES.create(connection),  # a round that was open then is abandoned, and tried again
+    2: _put_members_on_pages,
+}
+"""What leads from a schema version to the next one. PostgreSQL began with version 3."""
+
+
+def create(connection: Connection) -> None:
+    """Make every table in a database that has none."""
+    metadata.create_all(connection)
+    connection.execute(META.insert().values(key="schema_version", value=str(SCHEMA_VERSION)))
+
+
+def migrate(connection: Connection, where: object) -> None:
+    """Bring an open database to this version; raises as `check_version`."""
+    for version in range(check_version(connection, where), SCHEMA_VERSION):
+        MIGRATIONS[version](connection)
+        connection.execute(META.update().values(value=str(version + 1)).where(META.c.key == "schema_version"))
+
+
+def check_version(connection: Connection, where: object) -> int:
+    """The schema version of an open database; `where` is what an error calls it.
+
+    Raises:
+        StateTooNew: it is newer than this Atoll knows.
+        StoreCorrupted: it says none.
+    """
+    names = inspect(connection).get_table_names()
+    value = read_meta(connection, "schema_version") if "meta" in names else None
+    if value is None or not value.isdecimal():
+        raise StoreCorrupted(f"{where}: no database of Atoll: it names no schema version")
+    if int(value) > SCHEMA_VERSION:
+        raise StateTooNew(
+            f"{where} has schema version {value}, this Atoll knows up to {SCHEMA_VERSION}: use the Atoll that wrote "
+            "it or a later one, or choose another state directory"
+        )
+    return int(value)
+
+
+def read_meta(connection: Connection, key: str) -> str | None:
+    """What the database says of itself under `key`; None when nothing."""
+    return connection.scalar(select(META.c.value).where(META.c.key == key))
+
+
+def write_meta(connection: Connection, key: str, value: str) -> None:
+    """Let the database say something of itself."""
+    if not connection.execute(META.update().values(value=value).where(META.c.key == key)).rowcount:
+        connection.execute(META.insert().values(key=key, value=value))

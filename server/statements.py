@@ -1,0 +1,59 @@
+"""What the journal says to its database, in the dialect that this speaks."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+from sqlalchemy import Executable, Table, bindparam, delete, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from atoll.server.schema import EVALUATIONS, JOURNAL, MEMBERS, ROUNDS, RUNS, SNAPSHOTS, UPDATES, VERSIONS
+
+SELECT_UPDATES = select(UPDATES).where(
+    UPDATES.c.run_id == bindparam("run_id"), UPDATES.c.digest.in_(bindparam("digests", expanding=True))
+)
+DELETE_UPDATE = delete(UPDATES).where(UPDATES.c.run_id == bindparam("run"), UPDATES.c.digest == bindparam("dead"))
+
+
+@dataclass(frozen=True, slots=True)
+class Statements:
+    """Each takes rows as dictionaries; `insert_entry` is the driver's own text and takes tuples, column by column."""
+
+    insert_entry: str
+    insert_update: Executable
+    upsert_run: Executable
+    upsert_round: Executable
+    upsert_snapshot: Executable
+    upsert_page: Executable
+    upsert_version: Executable
+    upsert_evaluation: Executable
+
+
+@cache
+def statements(dialect: Literal["sqlite", "postgresql"]) -> Statements:
+    """The statements of a database."""
+    insert: Any = sqlite.insert if dialect == "sqlite" else postgresql.insert
+    return Statements(
+        insert_entry=_insert_entry(dialect),  # never twice: that would be a mistake of ours
+        insert_update=insert(UPDATES).on_conflict_do_nothing(),  # what a digest stands for never changes
+        upsert_run=_upsert(insert, RUNS),
+        upsert_round=_upsert(insert, ROUNDS),
+        upsert_snapshot=_upsert(insert, SNAPSHOTS),
+        upsert_page=_upsert(insert, MEMBERS),
+        upsert_version=_upsert(insert, VERSIONS),
+        upsert_evaluation=_upsert(insert, EVALUATIONS),
+    )
+
+
+def _upsert(insert: Any, table: Table) -> Executable:
+    statement = insert(table)
+    keys = {column.name for column in table.primary_key}
+    rest = {column.name: statement.excluded[column.name] for column in table.columns if column.name not in keys}
+    found: Executable = statement.on_conflict_do_update(index_elements=sorted(keys), set_=rest)
+    return found
+
+
+def _insert_entry(dialect: str) -> str:
+    columns = JOURNAL.columns.keys()
+    places = ", ".join(["?" if dialect == "sqlite" else "%s"] * len(columns))
+    return f"INSERT INTO {JOURNAL.name} ({', '.join(columns)}) VALUES ({places})"

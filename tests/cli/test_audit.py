@@ -1,0 +1,115 @@
+"""`atoll audit`: on a state directory, and on files alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.protocol.chain import Event, instant
+from atoll.server.audit.files import AuditFiles, audit_folder, log_files
+from tests.cli.invoking import invoke, refused, said, shown
+
+NOON = 1_769_860_800.0  # 2026-01-31T12:00:00Z
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """Ten runs were stopped, one each hour; the last one by somebody whose name is none."""
+    state, now = tmp_path / "state", [NOON]
+    files = AuditFiles(audit_folder(state), lambda: now[0], file_bytes=1500)
+    for number in range(10):
+        now[0] = NOON + 3600 * number
+        actor = "ada" if number < 9 else "eve\x1b[2J"
+        files.append([Event(instant(now[0]), actor, "operator", "run.stop", f"run-{number}", "ok")], sign=True)
+    files.close()
+    return state
+
+
+def verdict(*arguments: object) -> tuple[int, dict[str, Any]]:
+    result = invoke("audit", "verify", *arguments, "--json")
+    return result.exit_code, json.loads(result.stdout)
+
+
+def test_a_sound_log_is_said_to_be_sound(state: Path) -> None:
+    code, found = verdict("--state", state)
+    assert (code, found["events"], found["checkpoints"], found["num_faults"]) == (0, 10, 10, 0)
+    assert (found["first"], found["last"], found["unsigned"]) == (0, 19, 0)
+    assert "sound: nothing is changed" in said("audit", "verify", "--state", state)
+
+
+def test_a_changed_line_is_named_and_the_exit_code_is_1(state: Path) -> None:
+    path = log_files(audit_folder(state))[1]
+    text = path.read_text()
+    path.write_text(text.replace("ada", "bob", 1))
+    code, found = verdict("--state", state)
+    assert (code, found["num_faults"]) == (1, 1)
+    assert found["faults"][0].startswith(f"{path.name}:1: changed")
+    result = invoke("audit", "verify", "--state", state)
+    assert result.exit_code == 1
+    assert "FAULTY: 1 faults" in result.stdout
+
+
+def test_a_log_that_was_cut_off_is_found_by_who_remembers(state: Path) -> None:
+    known = shown("audit", "show", "--state", state)["checkpoint"]
+    assert verdict("--state", state, "--checkpoint", known)[0] == 0
+    log_files(audit_folder(state))[-1].unlink()
+    assert verdict("--state", state)[0] == 0
+    code, found = verdict("--state", state, "--checkpoint", known)
+    assert code == 1
+    assert "cut off, or written anew" in found["faults"][0]
+
+
+def test_the_newest_events_are_shown(state: Path) -> None:
+    found = shown("audit", "show", "--last", 2, "--state", state)["events"]
+    assert [(event["seq"], event["object"], event["time"]) for event in found] == [
+        (16, "run-8", "2026-01-31T20:00:00.000000Z"),
+        (18, "run-9", "2026-01-31T21:00:00.000000Z"),
+    ]
+    assert [e["object"] for e in shown("audit", "show", "--actor", "ada", "--last", 1, "--state", state)["events"]] == [
+        "run-8"
+    ]
+    assert len(shown("audit", "show", "--action", "run", "--state", state)["events"]) == 10
+    assert shown("audit", "show", "--action", "runs", "--state", state)["events"] == []
+
+
+def test_no_name_steers_the_terminal(state: Path) -> None:
+    text = said("audit", "show", "--state", state)
+    assert "\x1b" not in text
+    assert "eve\\u001b[2J" in text
+
+
+def test_a_period_is_exported_as_it_stands_and_can_be_verified_alone(state: Path, tmp_path: Path) -> None:
+    out, key = tmp_path / "out.jsonl", audit_folder(state) / "public.pem"
+    since, until = ["--since", "2026-01-31T14:00Z"], ["--until", "2026-01-31T18:00:00+01:00"]
+    said("audit", "export", "--state", state, *since, *until, "--out", out)
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["object"] for line in lines if "object" in line] == ["run-2", "run-3", "run-4"]
+    code, found = verdict(out, "--key", key)
+    assert (code, found["first"], found["events"]) == (0, 4, 3)
+    whole = said("audit", "export", "--state", state)
+    assert whole == "".join(path.read_text() for path in log_files(audit_folder(state)))
+    assert "File exists" in refused("audit", "export", "--state", state, "--out", out)[0]
+
+
+def test_another_key_s_log_is_not_this_one_s(state: Path, tmp_path: Path) -> None:
+    other = AuditFiles(tmp_path / "other", lambda: NOON)
+    other.close()
+    code, found = verdict("--state", state, "--key", tmp_path / "other" / "public.pem")
+    assert (code, found["num_faults"]) == (1, 10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["verify"], "holds no audit log"),
+        (["show"], "holds no audit log"),
+        (["verify", "--checkpoint", "17"], "allowed is SEQ:DIGEST"),
+        (["verify", "nowhere.jsonl"], "No such file"),
+        (["export", "--since", "yesterday"], "allowed is a time such as"),
+    ],
+)
+def test_what_cannot_be_is_said(tmp_path: Path, arguments: list[str], fault: str) -> None:
+    if fault.startswith("allowed is a time"):
+        AuditFiles(audit_folder(tmp_path), lambda: NOON).append([Event(instant(NOON), *["x"] * 5)], sign=True)
+    assert fault in refused("audit", *arguments, "--state", tmp_path)[0]
