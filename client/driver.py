@@ -53,10 +53,12 @@ from atoll.client.session import Session, SessionRules
 from atoll.client.spool import Spool
 from atoll.client.statedir import StateDirectory
 from atoll.client.uploads import Uploads
+from atoll.client.verification import Refused
+from atoll.client.verifier import Verifier
 from atoll.client.workshop import NotAdmitted, Workshop
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
-from atoll.protocol.identity.dialer import Dialer
+from atoll.protocol.identity.membership import Membership
 from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.vocabulary import RunState
 
@@ -85,7 +87,8 @@ class Agent:
         runner: who trains.
         state: the agent's directory, locked.
         gate: the site's own policy.
-        dialer: opens the channels to the coordinator and its ranks.
+        membership: where the coordinator is, and how it is dialled.
+        verifier: of what the coordinator says; None: the connection is `--insecure`, and nothing is signed.
     """
 
     def __init__(
@@ -95,9 +98,11 @@ class Agent:
         runner: Runner,
         state: StateDirectory,
         gate: Gate,
-        dialer: Dialer,
+        membership: Membership,
+        verifier: Verifier | None = None,
     ) -> None:
         self._config, self._tasks, self._runner, self._gate = config, frozenset(tasks), runner, gate
+        self._membership, self._verifier = membership, verifier
         self._loop = asyncio.get_running_loop()
         self._rng = random.Random(config.site)
         self._spool = Spool(state.spool, config.spool_max_bytes)
@@ -110,14 +115,15 @@ class Agent:
         )
         self.session = Session(rules, self._rng, self._spool.entries())
         self._line = Line(
-            config.join,
-            dialer,
+            membership.address,
+            membership.dialer,
             replaced_wait=config.reconnect_max,
             hello=self._hello,
             on_connected=self._on_connected,
             on_message=self._on_message,
             on_lost=lambda: self._receive(Disconnected()),
             spawn=self._spawn,
+            verifier=verifier,
         )
         self._workshop = Workshop(
             config.site,
@@ -130,6 +136,7 @@ class Agent:
             link=self._line.link,
             ranks=self._line.ranks,
             wait=self._wait,
+            remember=verifier.memory.save if verifier is not None else lambda: None,
             admit=self._admit,
         )
         self._uploads = Uploads(
@@ -172,6 +179,9 @@ class Agent:
         self._num_examples = await self._runner.describe()
         if waiting := len(self.session.outgoing):
             logger.info("%d finished updates of an earlier process wait to be sent", waiting)
+        if self._membership.keeper is not None:
+            self._membership.keeper.on_replaced(lambda _: self._line.renew())
+        self._spawn(self._membership.keep())
         self._line.dial(0.0)
         while True:
             await asyncio.sleep(POLICY_POLL_S)
@@ -242,7 +252,7 @@ class Agent:
         )
 
     def _on_connected(self, welcome: pb.Welcome) -> None:
-        logger.info("connected to %s as %s", self._config.join, self._config.site)
+        logger.info("connected to %s as %s", self._membership.address, self._config.site)
         if welcome.tasks and self._tasks.isdisjoint(welcome.tasks):
             hosted, allowed = ", ".join(welcome.tasks), ", ".join(sorted(self._tasks))
             logger.warning("the coordinator hosts %s; this agent allows %s", hosted, allowed)
@@ -254,6 +264,9 @@ class Agent:
             event = messages.event_of(message)
         except BadMessage as error:
             logger.warning("a message of the coordinator is ignored: %s", error)
+            return
+        if self._verifier is not None and (refused := self._verifier.check(message, event)) is not None:
+            self._refuse(event, refused)
             return
         match event:
             case None:
@@ -269,6 +282,17 @@ class Agent:
         self._receive(event)
         if isinstance(event, RunEnded) and message.run_ended.state == RunState.FINISHED:
             self._kept.forget(event.run_id)
+
+    def _refuse(self, event: Event | None, refused: Refused) -> None:
+        """The coordinator hears of an invitation that comes to nothing; of other messages the log alone tells."""
+        logger.warning("refused: %s: %s: %s", type(event).__name__, refused.reason, refused.detail)
+        match event:
+            case Asked(Invitation() as invitation):
+                run_id, round_id = invitation.run_id, invitation.round_id
+                self._carry_out(ReportFailure(run_id, round_id, refused.reason, refused.detail))
+            case Asked(EvaluationRequest() as request):
+                detail = f"{refused.reason}: {refused.detail}"
+                self._carry_out(ReportEvaluation(request.run_id, request.version, None, detail))
 
     def _tell_of(self, invitation: Invitation) -> None:
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + invitation.time_left))

@@ -114,16 +114,16 @@ class Link:
     """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._channel = channel
-        self.stub = rpc.CoordinatorStub(self._channel)
+        self._channels = [channel]
+        self.stub = rpc.CoordinatorStub(channel)
         self._outbox: asyncio.Queue[pb.ClientMessage | None] = asyncio.Queue(OUTBOX_MAX)
         self._stream: Stream[pb.ClientMessage, pb.ServerMessage] | None = None
         self._writer: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
         self._heartbeat_s = 0.0
 
-    async def open(self, hello: pb.Hello) -> pb.Welcome:
-        """Say Hello and wait for Welcome.
+    async def open(self, hello: pb.Hello) -> pb.ServerMessage:
+        """Say Hello and wait for Welcome, which is returned as it came: signed, or not.
 
         Raises:
             StreamBroken: no connection, no answer in time, or refused.
@@ -140,7 +140,7 @@ class Link:
             raise StreamBroken(grpc.StatusCode.UNKNOWN, "the coordinator did not begin with Welcome")
         self._heartbeat_s = max(0.05, min(3600.0, message.welcome.heartbeat_s))  # in this order: NaN is 3600
         self._writer = asyncio.create_task(self._write(stream))
-        return message.welcome
+        return message
 
     async def receive(self) -> pb.ServerMessage | None:
         """The next message; None when the coordinator has ended the stream. Raises StreamBroken."""
@@ -176,7 +176,13 @@ class Link:
                     await self._ended.wait()
         if self._writer is not None:
             self._writer.cancel()
-        await self._channel.close()
+        for channel in self._channels:
+            await channel.close()
+
+    def renew(self, channel: grpc.aio.Channel) -> None:
+        """Begin calls on this channel from now on; what is under way goes on as it is."""
+        self._channels.append(channel)
+        self.stub = rpc.CoordinatorStub(channel)
 
     async def _write(self, stream: Stream[pb.ClientMessage, pb.ServerMessage]) -> None:
         """Send what is in the outbox, and a heartbeat whenever that is empty for too long."""
