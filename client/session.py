@@ -149,8 +149,8 @@ class Session:
         effects: list[Effect] = []
         if (due := self._job_due()) is not None and now >= due:
             effects += self._job_overdue(now)
-        effects += self._on(event, now)
         effects += self._give_up_waiting(now)
+        effects += self._on(event, now)
         if self.job is None and self.waiting:
             effects += self._start_next()
         if self.is_connected:
