@@ -1,7 +1,7 @@
 """Fewer passes of Python's collector: a simulation makes hundreds of thousands of small values a second, and no cycles.
 
-What an update, an event or a record occupies goes with its last reference. The collector would only walk over the sites,
-the records and every library, again and again.
+What an update, an event or a record occupies goes with its last reference. The collector would only walk over the
+sites, the records and every library, again and again.
 """
 
 import gc
