@@ -8,7 +8,7 @@ personal/     what this site keeps for itself between the rounds of a run (perso
 seen          the newest of each run that the coordinator has shown (memory)
 work/         what the worker is writing; emptied when an agent starts
 policy.db     what the site's policy remembers: runs that have asked, rounds that were begun (policy/history)
-decisions.jsonl  what the policy decided, a line each (policy/decisions)
+decisions/    what the policy decided, a line each (policy/decisions)
 worker.*.log  what the user's code prints, one for each task
 """
 

@@ -13,13 +13,13 @@ from typing import Any, NoReturn, TypeVar
 
 from atoll.parallel.task import task_name
 from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.audit_files import audit_folder
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.manifest import UpdateManifest, digest_of
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import TERMINAL, RejectReason, RunId, RunState
 from atoll.server.attendance import Attendance
 from atoll.server.audit.actions import Action
-from atoll.server.audit.files import audit_folder
 from atoll.server.audit.log import COORDINATOR, AuditLog
 from atoll.server.audit.rounds import said_of
 from atoll.server.clock import Clock

@@ -30,6 +30,7 @@ from atoll.server.identity.household import Household
 from atoll.server.identity.register import Register
 from atoll.server.identity.services import MembershipService
 from atoll.server.statedir import StateDirectory
+from tests.client.connect_proxy import connect_proxy
 from tests.client.lagoon import live
 
 NORTH = Identity(Role.CLIENT, "north")
@@ -96,6 +97,18 @@ async def test_whoever_has_a_code_becomes_who_it_is_for_and_knows_the_place(tmp_
         assert "enrolling.pem" not in {file.name for file in (tmp_path / "me").iterdir()}
         with pytest.raises(EnrolmentFailed, match=r"refuses: .*(no such invitation|used, by another key)"):
             await enrol(code, tmp_path / "thief")
+
+
+@live
+async def test_one_enrols_through_a_proxy_that_sees_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with house(tmp_path / "state") as at:
+        async with connect_proxy(int(at.port.address.rpartition(":")[2]), "north:s3cret") as proxy:
+            monkeypatch.setenv("https_proxy", f"http://north:s3cret@{proxy.address}")
+            monkeypatch.delenv("no_proxy", raising=False)
+            monkeypatch.delenv("NO_PROXY", raising=False)
+            code = replace(await at.invite(), addresses=("atoll.example:7070",))
+            assert (await enrol(code, tmp_path / "me")).identity == NORTH
+            assert [line for line in proxy.lines if "to" in line] == [{"to": "atoll.example:7070", "status": "200"}] * 2
 
 
 @live
