@@ -106,6 +106,7 @@ class LossReason(StrEnum):
 
     LEASE_EXPIRED = "lease_expired"
     LEFT = "left"
+    REVOKED = "revoked"
 
 
 class CloseReason(StrEnum):

@@ -56,6 +56,7 @@ _FAILURES = {
 _LOSSES = {
     LossReason.LEASE_EXPIRED: "it was silent for longer than its lease",
     LossReason.LEFT: "it said goodbye",
+    LossReason.REVOKED: "its certificate was revoked",
 }
 _CLOSES = {
     CloseReason.ENOUGH: "as many updates as wanted were in",
