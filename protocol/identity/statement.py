@@ -18,7 +18,7 @@ import json
 import struct
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -87,7 +87,7 @@ def check_publisher(publisher: pb.Publisher, ca_pem: bytes, now: float) -> Ed255
         key = read_certificates(publisher.certificate)[0].public_key()
         assert isinstance(key, ec.EllipticCurvePublicKey)
         check_issued(publisher.certificate, ca_pem, key)
-    except (CertificateError, AssertionError) as error:
+    except (CertificateError, ValueError, UnsupportedAlgorithm, AssertionError) as error:
         raise NotTrusted(f"the publisher key's certificate: {error}") from None
     if leaf.identity.role is not Role.COORDINATOR:
         raise NotTrusted(f"the publisher key is certified by {leaf.identity}; allowed: a coordinator")
