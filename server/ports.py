@@ -47,9 +47,10 @@ class Ports:
             OperatorError: a port is in use, or not allowed.
         """
         config, members = coordinator.config, gate.members
-        guard = Guard(coordinator.admission if gate.listener.proves_callers else None)
+        register = coordinator.admission if gate.listener.proves_callers else None
+        guards = Guard(register), Guard(register)
         calls = CALLS_PER_CLIENT * config.max_connections + CALLS_SPARE
-        clients, admins = _server(coordinator, guard, calls), _server(coordinator, guard, ADMIN_CALLS_MAX)
+        clients, admins = (_server(coordinator, *of) for of in zip(guards, (calls, ADMIN_CALLS_MAX), strict=True))
         rpc.add_CoordinatorServicer_to_server(CoordinatorService(coordinator), clients)
         if coordinator.ranks is not None:
             rpc.add_AggregationServicer_to_server(AggregationService(coordinator, coordinator.ranks), clients)
@@ -58,7 +59,8 @@ class Ports:
         if enrolments is not None:
 
             def look_again(_: Identity) -> None:
-                coordinator.spawn(guard.look_again())
+                for guard in guards:
+                    coordinator.spawn(guard.look_again())
 
             enrolments.on_revoked(look_again)
             for server in (clients, admins):
@@ -88,7 +90,7 @@ class Ports:
 
 
 def _server(coordinator: Coordinator, guard: Guard, calls: int) -> grpc.aio.Server:
-    audit = CallAudit(coordinator.audit)  # one for each: it remembers the handlers of its server
+    audit = CallAudit(coordinator.audit)  # as the guard it remembers the handlers of its server: each has its own
     interceptors = [audit, guard]  # the first sees what those after it refuse
     return grpc.aio.server(options=server_options(), interceptors=interceptors, maximum_concurrent_rpcs=calls)
 
