@@ -13,16 +13,18 @@ from atoll.protocol.channel import reached_as, server_options
 from atoll.protocol.identity.names import Identity
 from atoll.server.aggregation_service import AggregationService
 from atoll.server.audit.calls import CallAudit
+from atoll.server.call_limits import CallLimits, Connections
 from atoll.server.config import CoordinatorConfig
 from atoll.server.coordinator import Coordinator
 from atoll.server.identity.enrolment_port import EnrolmentPort
 from atoll.server.identity.gate import Gate, Members
 from atoll.server.identity.guard import Guard
 from atoll.server.identity.services import MembershipService
+from atoll.server.limits import Callers
 from atoll.server.service import AdminService, CoordinatorService
 
-CALLS_PER_CLIENT, CALLS_SPARE = 8, 100
-"""Calls that may be open at once, also of those who never say Hello."""
+CALLS_SPARE = 100
+"""Calls that may be open at once of those who never say Hello."""
 
 ADMIN_CALLS_MAX = 100
 
@@ -49,7 +51,7 @@ class Ports:
         config, members = coordinator.config, gate.members
         register = coordinator.admission if gate.listener.proves_callers else None
         guards = Guard(register), Guard(register)
-        calls = CALLS_PER_CLIENT * config.max_connections + CALLS_SPARE
+        calls = config.calls_per_client * config.max_connections + CALLS_SPARE
         clients, admins = (_server(coordinator, *of) for of in zip(guards, (calls, ADMIN_CALLS_MAX), strict=True))
         rpc.add_CoordinatorServicer_to_server(CoordinatorService(coordinator), clients)
         if coordinator.ranks is not None:
@@ -90,8 +92,9 @@ class Ports:
 
 
 def _server(coordinator: Coordinator, guard: Guard, calls: int) -> grpc.aio.Server:
+    limits = CallLimits(Callers(coordinator.config.calls_per_client), Connections().end)
     audit = CallAudit(coordinator.audit)  # as the guard it remembers the handlers of its server: each has its own
-    interceptors = [audit, guard]  # the first sees what those after it refuse
+    interceptors = [audit, limits, guard]  # the first sees what the others refuse
     return grpc.aio.server(options=server_options(), interceptors=interceptors, maximum_concurrent_rpcs=calls)
 
 
