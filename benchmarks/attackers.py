@@ -27,6 +27,7 @@ END_STREAM, ACK, END_HEADERS = 1, 1, 4
 FRAME_BYTES_MAX = 16384
 SLOW_CONNECTIONS, SLOW_STREAMS = 50, 32
 HALF_OPEN = 10_000
+REOPENED_PER_S = 1000
 METADATA_AT_ONCE = 20
 WAIT_S = 5.0
 
@@ -236,7 +237,7 @@ def huge_manifest(open_line: Callable[[], Line], until: float, seen: Counter[str
 
 
 def half_open(address: str, until: float, seen: Counter[str]) -> None:
-    """TCP connections on which nothing is ever said; one that is closed is opened anew."""
+    """TCP connections on which nothing is ever said; those that are closed are opened anew, so many a second."""
     host, _, port = address.rpartition(":")
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -250,10 +251,12 @@ def half_open(address: str, until: float, seen: Counter[str]) -> None:
         selector.register(connection, selectors.EVENT_READ)
         seen["sent"] += 1
 
+    missing = 0
     for _ in range(number):
         connect()
     while time.monotonic() < until:
         seen["open"] = max(seen["open"], len(selector.get_map()))
+        closed = 0
         for key, _ in selector.select(0.2):
             connection = key.fileobj
             assert isinstance(connection, socket.socket)
@@ -263,7 +266,12 @@ def half_open(address: str, until: float, seen: Counter[str]) -> None:
             selector.unregister(connection)
             connection.close()
             seen["closed"] += 1
+            closed += 1
+        missing += closed
+        for _ in range(min(missing, REOPENED_PER_S // 5)):
             connect()
+            missing -= 1
+        time.sleep(0.2)
 
 
 KINDS = {
