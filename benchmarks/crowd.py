@@ -16,8 +16,10 @@ from atoll.aggregation.tensorfile import NUMPY_DTYPES, parse_header, write
 from atoll.client.config import AgentConfig
 from atoll.client.driver import Agent
 from atoll.client.events import Sums
+from atoll.client.policy.gate import Gate
 from atoll.client.runner import EvaluateOrder, Training, TrainOrder
 from atoll.client.statedir import StateDirectory
+from atoll.protocol.identity.dialer import InsecureDialer
 
 TASK = "benchmarks.tasks:empty"
 DIALS_AT_ONCE = 50
@@ -69,7 +71,8 @@ async def crowd(address: str, folder: Path, first: int, count: int) -> None:
     for number in range(first, first + count):
         name = f"client-{number:05d}"
         config = AgentConfig(site=name, join=address, state=folder / name, reconnect_max=2.0)
-        agent = Agent(config, [TASK], Instant(), StateDirectory(config.state))
+        state = StateDirectory(config.state)
+        agent = Agent(config, [TASK], Instant(), state, Gate(None, state.path), InsecureDialer())
         agents.append(agent)
         running.append(asyncio.ensure_future(agent.run()))
         await connected(agents, but=DIALS_AT_ONCE)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from atoll.client.config import AgentConfig
 from atoll.client.driver import Agent
+from atoll.client.policy.gate import Gate
 from atoll.client.runner import Runner
 from atoll.client.statedir import StateDirectory
 from atoll.client.worker import WorkerRunner
@@ -26,11 +27,13 @@ async def run_agent(
         handle_signals: end orderly at SIGTERM and SIGINT; only in the main thread.
 
     Raises:
-        ConfigError: the state directory is in use, or a task does not load: exit code 2.
+        ConfigError: the state directory is in use, the policy is not valid, or a task does not load: exit code 2.
     """
     state = StateDirectory(config.state)
+    gate = None
     loop, handled = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT) if handle_signals else ()
     try:
+        gate = Gate(config.policy, state.path)
         if runner is None:
             runner = WorkerRunner(
                 tasks,
@@ -40,13 +43,15 @@ async def run_agent(
                 threads=config.threads or None,
                 device=config.device,
             )
-        agent = Agent(config, tasks, runner, state, InsecureDialer())
+        agent = Agent(config, tasks, runner, state, gate, InsecureDialer())
         for number in handled:
             loop.add_signal_handler(number, agent.stop)
         return await agent.run()
     finally:
         for number in handled:
             loop.remove_signal_handler(number)
+        if gate is not None:
+            gate.close()
         state.close()
 
 

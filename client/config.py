@@ -30,6 +30,10 @@ class AgentConfig(BaseModel):
     state: Folder = Field(default="atoll-agent", validate_default=True)
     """The directory of the spool: finished updates that the coordinator has not acknowledged. One for each agent."""
 
+    policy: Folder | None = None
+    """The site's own policy, a TOML file that is read again whenever it changes. None: what the agent was started for
+    is allowed. See docs/policy.md."""
+
     label: str = Field(default="", max_length=64)
     """The stratum of this client, for stratified sampling."""
 

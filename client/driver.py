@@ -28,6 +28,7 @@ from atoll.client.events import (
     EvaluationRequest,
     Event,
     Extend,
+    Forbidden,
     Invitation,
     Key,
     KillWorker,
@@ -45,18 +46,24 @@ from atoll.client.line import Line
 from atoll.client.messages import BadMessage
 from atoll.client.models import ModelCache
 from atoll.client.personal import PersonalState
+from atoll.client.policy.decide import Decision
+from atoll.client.policy.gate import Gate, failure_of
 from atoll.client.runner import Runner
 from atoll.client.session import Session, SessionRules
 from atoll.client.spool import Spool
 from atoll.client.statedir import StateDirectory
 from atoll.client.uploads import Uploads
-from atoll.client.workshop import Workshop
+from atoll.client.workshop import NotAdmitted, Workshop
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
 from atoll.protocol.identity.dialer import Dialer
+from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.vocabulary import RunState
 
 logger = logging.getLogger(__name__)
+
+POLICY_POLL_S = 0.5
+"""How soon a change of the policy, an approval, or the end of the hours takes effect."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,13 +84,20 @@ class Agent:
         tasks: names of the tasks that it allows.
         runner: who trains.
         state: the agent's directory, locked.
+        gate: the site's own policy.
         dialer: opens the channels to the coordinator and its ranks.
     """
 
     def __init__(
-        self, config: AgentConfig, tasks: Collection[str], runner: Runner, state: StateDirectory, dialer: Dialer
+        self,
+        config: AgentConfig,
+        tasks: Collection[str],
+        runner: Runner,
+        state: StateDirectory,
+        gate: Gate,
+        dialer: Dialer,
     ) -> None:
-        self._config, self._tasks, self._runner = config, frozenset(tasks), runner
+        self._config, self._tasks, self._runner, self._gate = config, frozenset(tasks), runner, gate
         self._loop = asyncio.get_running_loop()
         self._rng = random.Random(config.site)
         self._spool = Spool(state.spool, config.spool_max_bytes)
@@ -116,6 +130,7 @@ class Agent:
             link=self._line.link,
             ranks=self._line.ranks,
             wait=self._wait,
+            admit=self._admit,
         )
         self._uploads = Uploads(
             self._spool,
@@ -123,6 +138,7 @@ class Agent:
             bytes_per_s=config.upload_limit,
             spawn=self._spawn,
             on_event=self._receive,
+            ask=gate.ask_upload,
         )
         self._num_examples = 0
         self._job: _Job | None = None
@@ -130,6 +146,7 @@ class Agent:
         self._tasks_running: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._has_run_ended = False
+        self._has_declined = False  # something that the policy may allow later
         self._ended: asyncio.Future[int] = self._loop.create_future()
 
     # ------------------------------------------------------------ life
@@ -156,6 +173,10 @@ class Agent:
         if waiting := len(self.session.outgoing):
             logger.info("%d finished updates of an earlier process wait to be sent", waiting)
         self._line.dial(0.0)
+        while True:
+            await asyncio.sleep(POLICY_POLL_S)
+            if self._gate.poll():
+                self._policy_changed()
 
     async def _shut_down(self) -> None:
         if self._timer is not None:
@@ -225,6 +246,7 @@ class Agent:
         if welcome.tasks and self._tasks.isdisjoint(welcome.tasks):
             hosted, allowed = ", ".join(welcome.tasks), ", ".join(sorted(self._tasks))
             logger.warning("the coordinator hosts %s; this agent allows %s", hosted, allowed)
+        self._has_declined = False
         self._receive(Connected())
 
     def _on_message(self, message: pb.ServerMessage) -> None:
@@ -236,6 +258,8 @@ class Agent:
         match event:
             case None:
                 return
+            case Asked(request) if not (decision := self._gate.ask(request)).is_allowed:
+                event = self._forbidden(request, decision)
             case Asked(Invitation() as invitation):
                 self._tell_of(invitation)
                 steps.reached("agent.invited")
@@ -249,6 +273,26 @@ class Agent:
     def _tell_of(self, invitation: Invitation) -> None:
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + invitation.time_left))
         logger.info("invited to round %d of %s, until %s", invitation.round_id, invitation.run_id, until)
+
+    # ------------------------------------------------------------ the policy
+
+    def _forbidden(self, request: Request, decision: Decision) -> Forbidden:
+        self._has_declined = True
+        return Forbidden(request, failure_of(decision), f"{decision.rule}: {decision.detail}")
+
+    def _admit(self, request: Request, model: VersionManifest) -> None:
+        if not (decision := self._gate.admit(request, model)).is_allowed:
+            forbidden = self._forbidden(request, decision)
+            raise NotAdmitted(forbidden.reason, forbidden.detail)
+
+    def _policy_changed(self) -> None:
+        """What is under way is asked about again; what was declined may be offered again."""
+        for waiting in (self.session.next, self.session.job):
+            if waiting is not None and not (decision := self._gate.ask(waiting.request)).is_allowed:
+                self._receive(self._forbidden(waiting.request, decision))
+        if self._has_declined:
+            self._has_declined = False
+            self._line.send(messages.ready())
 
     # ------------------------------------------------------------ effects out
 

@@ -83,6 +83,15 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class Forbidden:
+    """The site's own policy does not allow what was asked for, or no longer does."""
+
+    request: Request
+    reason: FailureReason
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class Released:
     """The coordinator no longer needs this round; `submit`: what is done may still count in the next one."""
 
@@ -159,6 +168,7 @@ Event = (
     Connected
     | Disconnected
     | Asked
+    | Forbidden
     | Released
     | RunEnded
     | ModelReady

@@ -144,6 +144,11 @@ def _plain(detail: str) -> str:
     return detail[-DETAIL_MAX:].encode(errors="replace").decode()
 
 
+def ready() -> pb.ClientMessage:
+    """What this client has declined may be offered to it again."""
+    return pb.ClientMessage(ready=pb.Ready())
+
+
 def failure(effect: ReportFailure) -> pb.ClientMessage:
     """This client's part in a round is given up."""
     return pb.ClientMessage(

@@ -29,6 +29,7 @@ from atoll.client.events import (
     EvaluationRequest,
     Event,
     Extend,
+    Forbidden,
     JobFailed,
     Key,
     KillWorker,
@@ -156,8 +157,8 @@ class Session:
             case Disconnected():
                 self.is_connected, self.next = False, None  # what is still wanted is asked for again
                 return (Connect(self._back_off()),)
-            case Asked(request):
-                return self._asked(event, request, now)
+            case Asked() | Forbidden():
+                return self._asked(event, now) if isinstance(event, Asked) else self._forbidden(event, now)
             case Released(run_id, round_id, _, submit):
                 return self._released(("round", run_id, round_id), submit, now)
             case RunEnded(run_id):
@@ -176,7 +177,8 @@ class Session:
 
     # ------------------------------------------------------------ jobs
 
-    def _asked(self, event: Asked, request: Request, now: float) -> Effects:
+    def _asked(self, event: Asked, now: float) -> Effects:
+        request = event.request
         deadline = now + request.time_left
         if request.task not in self.rules.tasks:
             allowed = ", ".join(sorted(self.rules.tasks))
@@ -190,6 +192,18 @@ class Session:
         if self.job is not None and self.job.stage is not Stage.STOPPING:
             return self._stop(self.job, submit=False, now=now)  # the coordinator has moved on
         return ()
+
+    def _forbidden(self, event: Forbidden, now: float) -> Effects:
+        """Whatever is under way for it ends, unfinished. A finished update has a question of its own to pass."""
+        request = event.request
+        if request.key in self.outgoing:
+            return ()
+        effects: list[Effect] = [*self._report(request, event.reason, event.detail)]
+        if self.next is not None and self.next.request.key == request.key:
+            self.next = None
+        if self.job is not None and self.job.request.key == request.key:
+            effects += self._stop(self.job, submit=False, now=now)
+        return tuple(effects)
 
     def _start_next(self, now: float) -> Effects:
         assert self.next is not None

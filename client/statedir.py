@@ -6,6 +6,8 @@ models/       versions of the global model (models)
 kept/         what one update leaves for the next (kept)
 personal/     what this site keeps for itself between the rounds of a run (personal)
 work/         what the worker is writing; emptied when an agent starts
+policy.db     what the site's policy remembers: runs that have asked, rounds that were begun (policy/history)
+decisions.jsonl  what the policy decided, a line each (policy/decisions)
 worker.*.log  what the user's code prints, one for each task
 """
 

@@ -10,6 +10,7 @@ import grpc
 from atoll.client import messages
 from atoll.client.events import Answered, Event, Key, ReportFailure, UploadCut
 from atoll.client.line import Line
+from atoll.client.policy.decide import Decision, Outcome
 from atoll.client.spool import Entry, Spool
 from atoll.client.transport import Link, StreamBroken
 from atoll.client.upload import Pace, upload
@@ -37,6 +38,7 @@ class Uploads:
         bytes_per_s: that all of them together may use; 0: no limit.
         spawn: runs a coroutine whose failure ends the agent.
         on_event: Answered or UploadCut, called on the event loop.
+        ask: the site's own policy, before each attempt.
     """
 
     def __init__(
@@ -47,8 +49,9 @@ class Uploads:
         bytes_per_s: int,
         spawn: Callable[[Coroutine[Any, Any, Event]], asyncio.Task[Event]],
         on_event: Callable[[Event], None],
+        ask: Callable[[Entry], Decision],
     ) -> None:
-        self._spool, self._line, self._spawn, self._on_event = spool, line, spawn, on_event
+        self._spool, self._line, self._spawn, self._on_event, self._ask = spool, line, spawn, on_event, ask
         self._slots, self._pace = asyncio.Semaphore(UPLOADS_MAX), Pace(bytes_per_s)
         self._tried = set(spool.entries().values())  # updates of which the coordinator may have a part
         self._running: dict[Key, asyncio.Task[Event]] = {}
@@ -79,6 +82,8 @@ class Uploads:
         is_first_attempt = digest not in self._tried
         self._tried.add(digest)
         async with self._slots:
+            if not (decision := self._ask(entry)).is_allowed:
+                return self._held_back(key, decision)
             try:
                 verdict = await self._verdict(entry, key, is_first_attempt)
             except StreamBroken as error:
@@ -118,10 +123,18 @@ class Uploads:
             self._waiting[key] = link, now
         return self._line.ranks.stub_for_update(rank, now - self._waiting[key][1])
 
-    def _give_up(self, key: Key, detail: str) -> Event:
+    def _held_back(self, key: Key, decision: Decision) -> Event:
+        """The policy has its say about every attempt. What it refuses is not kept; what has to wait is asked again."""
+        why = f"{decision.rule}: {decision.detail}"
+        if decision.outcome is Outcome.REFUSED:
+            return self._give_up(key, why, FailureReason.POLICY_REFUSED)
+        logger.info("the update of round %d of %s is not sent yet: %s", key[2], key[1], why)
+        return UploadCut(key)
+
+    def _give_up(self, key: Key, detail: str, reason: FailureReason = FailureReason.UPLOAD_FAILED) -> Event:
         """Neither cut nor answered: something is wrong, here or there, that time does not heal."""
         _, run_id, round_id = key
         logger.error("the update of round %d of %s cannot be sent: %s", round_id, run_id, detail)
-        report = ReportFailure(run_id, RoundId(round_id), FailureReason.UPLOAD_FAILED, detail)
+        report = ReportFailure(run_id, RoundId(round_id), reason, detail)
         self._line.send(messages.failure(report))
         return Answered(key, accepted=False, detail=detail)

@@ -39,6 +39,15 @@ from atoll.protocol.vocabulary import ClientId, FailureReason
 
 logger = logging.getLogger(__name__)
 
+
+class NotAdmitted(Exception):
+    """The site's own policy does not allow the work."""
+
+    def __init__(self, reason: FailureReason, detail: str) -> None:
+        self.reason, self.detail = reason, detail
+        super().__init__(detail)
+
+
 DAMAGES_MAX = 3
 """Pieces of one version that may come damaged before it is given up."""
 
@@ -64,6 +73,7 @@ class Workshop:
         link: waits until there is a connection, and returns it.
         ranks: of the aggregation, if there are any.
         wait: seconds to wait after that many cuts without a byte of progress.
+        admit: asked once the model is known, before it is downloaded; raises NotAdmitted.
     """
 
     def __init__(
@@ -79,11 +89,12 @@ class Workshop:
         link: Callable[[], Awaitable[Link]],
         ranks: Ranks,
         wait: Callable[[int], float],
+        admit: Callable[[Request, VersionManifest], None],
     ) -> None:
         self._site, self._cache, self._spool = ClientId(site), cache, spool
         self._out, self._residual, self._own_out = (work / name for name in ("update.safetensors", "residual", "own"))
         self._kept, self._personal, self._runner = kept, personal, runner
-        self._link, self._ranks, self._wait = link, ranks, wait
+        self._link, self._ranks, self._wait, self._admit = link, ranks, wait, admit
         self._download_seconds = 0.0
 
     # ------------------------------------------------------------ the model
@@ -93,6 +104,8 @@ class Workshop:
         began = time.monotonic()
         try:
             await self._fetch(request)
+        except NotAdmitted as error:
+            return JobFailed(request.key, error.reason, error.detail)
         except StreamBroken as error:
             return JobFailed(request.key, FailureReason.DOWNLOAD_FAILED, str(error))
         except OSError as error:
@@ -109,6 +122,7 @@ class Workshop:
         if digest_of(encoded) != digest:
             raise ManifestError(f"the manifest that came is not that of version {digest}")
         manifest = parse_version(encoded)
+        self._admit(request, manifest)
         if isinstance(request, Invitation):
             self._spool.check_room(manifest.num_bytes)
         if not self._cache.is_scanned:

@@ -7,18 +7,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ClientMessage(_message.Message):
-    __slots__ = ("hello", "heartbeat", "failed", "evaluated", "goodbye")
+    __slots__ = ("hello", "heartbeat", "failed", "evaluated", "goodbye", "ready")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     EVALUATED_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     heartbeat: Heartbeat
     failed: Failed
     evaluated: Evaluated
     goodbye: Goodbye
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    ready: Ready
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
     __slots__ = ("welcome", "invite", "release", "evaluate", "run_ended", "ranks")
@@ -106,6 +108,10 @@ class Statistics(_message.Message):
     VALUES_FIELD_NUMBER: _ClassVar[int]
     values: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, values: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ()
@@ -573,3 +579,97 @@ class RunReply(_message.Message):
     state: str
     message: str
     def __init__(self, run_id: _Optional[str] = ..., state: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class InviteRequest(_message.Message):
+    __slots__ = ("role", "name", "lifetime_s")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LIFETIME_S_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    name: str
+    lifetime_s: float
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., lifetime_s: _Optional[float] = ...) -> None: ...
+
+class InviteReply(_message.Message):
+    __slots__ = ("join_code", "expires_at")
+    JOIN_CODE_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    join_code: str
+    expires_at: float
+    def __init__(self, join_code: _Optional[str] = ..., expires_at: _Optional[float] = ...) -> None: ...
+
+class RevokeRequest(_message.Message):
+    __slots__ = ("role", "name")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    name: str
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class RevokeReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListMembersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListMembersReply(_message.Message):
+    __slots__ = ("members",)
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    members: _containers.RepeatedCompositeFieldContainer[MemberRow]
+    def __init__(self, members: _Optional[_Iterable[_Union[MemberRow, _Mapping]]] = ...) -> None: ...
+
+class MemberRow(_message.Message):
+    __slots__ = ("role", "name", "standing", "since", "expires_at")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AT_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    name: str
+    standing: str
+    since: float
+    expires_at: float
+    def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., standing: _Optional[str] = ..., since: _Optional[float] = ..., expires_at: _Optional[float] = ...) -> None: ...
+
+class GetAuthorityRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AuthorityReply(_message.Message):
+    __slots__ = ("ca_pem",)
+    CA_PEM_FIELD_NUMBER: _ClassVar[int]
+    ca_pem: bytes
+    def __init__(self, ca_pem: _Optional[bytes] = ...) -> None: ...
+
+class EnrolRequest(_message.Message):
+    __slots__ = ("id", "secret", "request")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    id: bytes
+    secret: bytes
+    request: bytes
+    def __init__(self, id: _Optional[bytes] = ..., secret: _Optional[bytes] = ..., request: _Optional[bytes] = ...) -> None: ...
+
+class RenewRequest(_message.Message):
+    __slots__ = ("request", "signature")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    request: bytes
+    signature: bytes
+    def __init__(self, request: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class Certificate(_message.Message):
+    __slots__ = ("certificate_pem", "ca_pem", "address", "admin_address")
+    CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
+    CA_PEM_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    ADMIN_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    certificate_pem: bytes
+    ca_pem: bytes
+    address: str
+    admin_address: str
+    def __init__(self, certificate_pem: _Optional[bytes] = ..., ca_pem: _Optional[bytes] = ..., address: _Optional[str] = ..., admin_address: _Optional[str] = ...) -> None: ...

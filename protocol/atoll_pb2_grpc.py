@@ -673,6 +673,21 @@ class AdminStub(object):
                 request_serializer=atoll_dot_protocol_dot_atoll__pb2.ResumeRunRequest.SerializeToString,
                 response_deserializer=atoll_dot_protocol_dot_atoll__pb2.RunReply.FromString,
                 _registered_method=True)
+        self.Invite = channel.unary_unary(
+                '/atoll.v1.Admin/Invite',
+                request_serializer=atoll_dot_protocol_dot_atoll__pb2.InviteRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_atoll__pb2.InviteReply.FromString,
+                _registered_method=True)
+        self.Revoke = channel.unary_unary(
+                '/atoll.v1.Admin/Revoke',
+                request_serializer=atoll_dot_protocol_dot_atoll__pb2.RevokeRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_atoll__pb2.RevokeReply.FromString,
+                _registered_method=True)
+        self.ListMembers = channel.unary_unary(
+                '/atoll.v1.Admin/ListMembers',
+                request_serializer=atoll_dot_protocol_dot_atoll__pb2.ListMembersRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_atoll__pb2.ListMembersReply.FromString,
+                _registered_method=True)
         self.ListRanks = channel.unary_unary(
                 '/atoll.v1.Admin/ListRanks',
                 request_serializer=atoll_dot_protocol_dot_atoll__pb2.ListRanksRequest.SerializeToString,
@@ -702,6 +717,25 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Invite(self, request, context):
+        """An invitation, and the join code to hand over.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Revoke(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListMembers(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListRanks(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -725,6 +759,21 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ResumeRun,
                     request_deserializer=atoll_dot_protocol_dot_atoll__pb2.ResumeRunRequest.FromString,
                     response_serializer=atoll_dot_protocol_dot_atoll__pb2.RunReply.SerializeToString,
+            ),
+            'Invite': grpc.unary_unary_rpc_method_handler(
+                    servicer.Invite,
+                    request_deserializer=atoll_dot_protocol_dot_atoll__pb2.InviteRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_atoll__pb2.InviteReply.SerializeToString,
+            ),
+            'Revoke': grpc.unary_unary_rpc_method_handler(
+                    servicer.Revoke,
+                    request_deserializer=atoll_dot_protocol_dot_atoll__pb2.RevokeRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_atoll__pb2.RevokeReply.SerializeToString,
+            ),
+            'ListMembers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListMembers,
+                    request_deserializer=atoll_dot_protocol_dot_atoll__pb2.ListMembersRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_atoll__pb2.ListMembersReply.SerializeToString,
             ),
             'ListRanks': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRanks,
@@ -825,6 +874,87 @@ class Admin(object):
             _registered_method=True)
 
     @staticmethod
+    def Invite(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.v1.Admin/Invite',
+            atoll_dot_protocol_dot_atoll__pb2.InviteRequest.SerializeToString,
+            atoll_dot_protocol_dot_atoll__pb2.InviteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Revoke(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.v1.Admin/Revoke',
+            atoll_dot_protocol_dot_atoll__pb2.RevokeRequest.SerializeToString,
+            atoll_dot_protocol_dot_atoll__pb2.RevokeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListMembers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.v1.Admin/ListMembers',
+            atoll_dot_protocol_dot_atoll__pb2.ListMembersRequest.SerializeToString,
+            atoll_dot_protocol_dot_atoll__pb2.ListMembersReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListRanks(request,
             target,
             options=(),
@@ -841,6 +971,205 @@ class Admin(object):
             '/atoll.v1.Admin/ListRanks',
             atoll_dot_protocol_dot_atoll__pb2.ListRanksRequest.SerializeToString,
             atoll_dot_protocol_dot_atoll__pb2.ListRanksReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class EnrolmentStub(object):
+    """How somebody becomes a member, with a join code. On a port of its own, where callers have no certificate yet; that the
+    server is the right one, the fingerprint in the join code says.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.GetAuthority = channel.unary_unary(
+                '/atoll.v1.Enrolment/GetAuthority',
+                request_serializer=atoll_dot_protocol_dot_atoll__pb2.GetAuthorityRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_atoll__pb2.AuthorityReply.FromString,
+                _registered_method=True)
+        self.Enrol = channel.unary_unary(
+                '/atoll.v1.Enrolment/Enrol',
+                request_serializer=atoll_dot_protocol_dot_atoll__pb2.EnrolRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_atoll__pb2.Certificate.FromString,
+                _registered_method=True)
+
+
+class EnrolmentServicer(object):
+    """How somebody becomes a member, with a join code. On a port of its own, where callers have no certificate yet; that the
+    server is the right one, the fingerprint in the join code says.
+    """
+
+    def GetAuthority(self, request, context):
+        """The certificates of the authority; the caller holds them against the fingerprint that it has.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Enrol(self, request, context):
+        """A certificate for the name that the invitation is for. May be repeated with the same key.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_EnrolmentServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'GetAuthority': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetAuthority,
+                    request_deserializer=atoll_dot_protocol_dot_atoll__pb2.GetAuthorityRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_atoll__pb2.AuthorityReply.SerializeToString,
+            ),
+            'Enrol': grpc.unary_unary_rpc_method_handler(
+                    servicer.Enrol,
+                    request_deserializer=atoll_dot_protocol_dot_atoll__pb2.EnrolRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_atoll__pb2.Certificate.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'atoll.v1.Enrolment', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('atoll.v1.Enrolment', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Enrolment(object):
+    """How somebody becomes a member, with a join code. On a port of its own, where callers have no certificate yet; that the
+    server is the right one, the fingerprint in the join code says.
+    """
+
+    @staticmethod
+    def GetAuthority(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.v1.Enrolment/GetAuthority',
+            atoll_dot_protocol_dot_atoll__pb2.GetAuthorityRequest.SerializeToString,
+            atoll_dot_protocol_dot_atoll__pb2.AuthorityReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Enrol(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.v1.Enrolment/Enrol',
+            atoll_dot_protocol_dot_atoll__pb2.EnrolRequest.SerializeToString,
+            atoll_dot_protocol_dot_atoll__pb2.Certificate.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class MembershipStub(object):
+    """For members, on every port that asks for certificates.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Renew = channel.unary_unary(
+                '/atoll.v1.Membership/Renew',
+                request_serializer=atoll_dot_protocol_dot_atoll__pb2.RenewRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_atoll__pb2.Certificate.FromString,
+                _registered_method=True)
+
+
+class MembershipServicer(object):
+    """For members, on every port that asks for certificates.
+    """
+
+    def Renew(self, request, context):
+        """A further certificate for the caller's own name, for a new key.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_MembershipServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Renew': grpc.unary_unary_rpc_method_handler(
+                    servicer.Renew,
+                    request_deserializer=atoll_dot_protocol_dot_atoll__pb2.RenewRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_atoll__pb2.Certificate.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'atoll.v1.Membership', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('atoll.v1.Membership', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Membership(object):
+    """For members, on every port that asks for certificates.
+    """
+
+    @staticmethod
+    def Renew(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.v1.Membership/Renew',
+            atoll_dot_protocol_dot_atoll__pb2.RenewRequest.SerializeToString,
+            atoll_dot_protocol_dot_atoll__pb2.Certificate.FromString,
             options,
             channel_credentials,
             insecure,

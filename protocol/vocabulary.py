@@ -78,6 +78,8 @@ class FailureReason(StrEnum):
     """Why a client gives up its part in a round; the client says it."""
 
     TASK_NOT_ALLOWED = "task_not_allowed"
+    POLICY_REFUSED = "policy_refused"
+    AWAITS_APPROVAL = "awaits_approval"
     TASK_BROKEN = "task_broken"
     TASK_MISMATCH = "task_mismatch"
     TRAINING_FAILED = "training_failed"
@@ -89,6 +91,10 @@ class FailureReason(StrEnum):
     UPLOAD_FAILED = "upload_failed"
     DISK_FULL = "disk_full"
     SHUTTING_DOWN = "shutting_down"
+
+
+DECLINES = (FailureReason.POLICY_REFUSED, FailureReason.AWAITS_APPROVAL)
+"""Who gives up for such a reason would do so again: it is not invited until it says Ready, or joins again."""
 
 
 class LossReason(StrEnum):

@@ -103,6 +103,13 @@ class Attendance:
             if run.task in connection.tasks:
                 run.post(ClientJoined(connection.client_id, connection.session, connection.profile))
 
+    def introduce_again(self, connection: Connection) -> None:
+        """A client may be invited again where it had declined; that it says so elsewhere is no news."""
+        client_id = connection.client_id
+        for run in self._running_with(client_id):
+            if run.machine.ledger.membership.has_declined(client_id):
+                run.post(ClientJoined(client_id, connection.session, connection.profile))
+
     def tell_ranks(self) -> None:
         """An aggregation rank has come or gone."""
         assert self._ranks is not None

@@ -119,7 +119,7 @@ class Buffer(OpenRound):
     def _could_ask_again(self) -> bool:
         """Whether someone who is there came to nothing in this round, and may be asked again in the next."""
         rows = self.record.clients.items()
-        return any(row.digest is None and self.membership.is_connected(client_id) for client_id, row in rows)
+        return any(row.digest is None and self.membership.is_available(client_id) for client_id, row in rows)
 
     # ------------------------------------------------------------ the end
 

@@ -32,6 +32,7 @@ class Member:
     last_round: RoundId = RoundId(0)  # noqa: RUF009 - of that update; 0: none
     times_chosen: int = 0
     start: int = 0  # how often everyone had been disconnected at once when `session` began
+    has_declined: bool = False  # its site's policy does not let it train for this run; until it says otherwise
 
     @property
     def expected_seconds(self) -> float | None:
@@ -70,8 +71,12 @@ class Membership:
 
     def __post_init__(self) -> None:
         # these follow from the members: neither compared nor written down
-        self._roster = Roster(self.members, self.is_connected)
+        self._follow()
         self.unwritten = Unwritten(self.members)
+
+    def _follow(self) -> None:
+        self._roster = Roster(self.members, self.is_available)
+        self._declining = {c for c, m in self.members.items() if m.has_declined and self._is_there(m)}
 
     def read(self, pages: Iterable[tuple[int, dict[ClientId, Member]]], *, first: int) -> None:
         """Take in what lies on disk: pages by the entry of their snapshot, a whole set (`first`) and all since."""
@@ -79,7 +84,7 @@ class Membership:
         for seq, changed in pages:
             self.members.update(changed)  # the newer over the older
             num_written += len(changed) if seq > first else 0
-        self._roster = Roster(self.members, self.is_connected)
+        self._follow()
         self.unwritten = Unwritten(first=first, num_written=num_written)
 
     def _changing(self, client_id: ClientId) -> Member | None:
@@ -98,6 +103,19 @@ class Membership:
         assert member is not None
         self.num_connected += not self._is_there(member)
         member.session, member.profile, member.lost_because, member.start = session, profile, "", self.start
+        member.has_declined = False
+        self._declining.discard(client_id)
+
+    def declined(self, client_id: ClientId) -> None:
+        """The client's site does not let it train for this run: until it joins again it is no candidate."""
+        if (member := self._changing(client_id)) is not None:
+            member.has_declined = True
+            if self._is_there(member):
+                self._declining.add(client_id)
+
+    def has_declined(self, client_id: ClientId) -> bool:
+        """Whether the client is on the line and no candidate."""
+        return client_id in self._declining
 
     def disconnected(self, client_id: ClientId, session: str) -> bool:
         """The stream `session` ended; False when a newer one has taken its place."""
@@ -118,6 +136,7 @@ class Membership:
         self.start += 1  # of a million members none is touched
         self.num_connected = 0
         self._roster.clear()
+        self._declining.clear()
 
     def _is_there(self, member: Member) -> bool:
         return member.session is not None and member.start == self.start
@@ -127,6 +146,15 @@ class Membership:
         member = self.members.get(client_id)
         return member is not None and self._is_there(member)
 
+    def is_available(self, client_id: ClientId) -> bool:
+        """Whether the client can be invited now."""
+        return self.is_connected(client_id) and client_id not in self._declining
+
+    @property
+    def num_available(self) -> int:
+        """How many can be invited now."""
+        return self.num_connected - len(self._declining)
+
     def lost_because(self, client_id: ClientId) -> str:
         """Why the client was given up; empty while it may still come back within its lease."""
         return self.members[client_id].lost_because if client_id in self.members else ""
@@ -135,9 +163,13 @@ class Membership:
         """Everyone who can be invited now, in order of client id."""
         return self._roster.candidates()
 
+    def available(self) -> Iterator[ClientId]:
+        """Their ids."""
+        return (candidate.client_id for candidate in self._roster.candidates())
+
     def connected(self) -> Iterator[ClientId]:
         """Everyone with a standing control stream, in order of client id."""
-        return (candidate.client_id for candidate in self._roster.candidates())
+        return heapq.merge(self.available(), sorted(self._declining)) if self._declining else self.available()
 
     def chosen(self, client_id: ClientId) -> None:
         """The client is invited to a round."""
@@ -181,6 +213,7 @@ class Membership:
         member = self._changing(client_id)
         assert member is not None
         self.num_connected -= self._is_there(member)
+        self._declining.discard(client_id)
         member.session = None
 
 

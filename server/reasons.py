@@ -35,6 +35,8 @@ _REJECTIONS = {
 }
 _FAILURES = {
     FailureReason.TASK_NOT_ALLOWED: "its operator does not allow this task",
+    FailureReason.POLICY_REFUSED: "its site's own policy does not allow it",
+    FailureReason.AWAITS_APPROVAL: "the run waits for the approval of its site's operator",
     FailureReason.TASK_BROKEN: "its copy of the task cannot be loaded",
     FailureReason.TASK_MISMATCH: "its copy of the task has another model than the run",
     FailureReason.TRAINING_FAILED: "its training raised an error",

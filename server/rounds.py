@@ -109,12 +109,15 @@ class Round(OpenRound):
         """Someone joined, or the round opened: draw as soon as enough clients are available."""
         if self.phase is not Phase.SELECTING or self._is_drawing:
             return ()
-        if self.membership.num_connected < self.policy.num_needed_to_draw:
+        needed = self.policy.num_needed_to_draw
+        if self.membership.num_connected < needed:
             return ()
+        if self.membership.num_available < needed and not self._can_make_quorum():
+            return ()  # for those who have declined nobody waits, unless nothing comes of it without them
         return self._draw()
 
     def _can_make_quorum(self) -> bool:
-        return self.membership.num_connected > 0 and self._reachable(self.membership.connected()) >= self.record.quorum
+        return self.membership.num_available > 0 and self._reachable(self.membership.available()) >= self.record.quorum
 
     def _draw(self) -> Effects:
         candidates = self.membership.candidates()
@@ -124,7 +127,7 @@ class Round(OpenRound):
         return (DrawCohort(self.record.round_id, count, candidates, relaxed=relaxed),)
 
     def _too_few_clients(self, now: float) -> Effects:
-        there, needed = self.membership.num_connected, self.record.quorum
+        there, needed = self.membership.num_available, self.record.quorum
         detail = f"{there} available after {self.policy.selection_timeout:g} s, {needed} needed"
         return self._abandon(AbandonReason.TOO_FEW_CLIENTS, now, detail)
 

@@ -10,6 +10,7 @@ replays: the same events at the same times give the same effects.
 """
 
 from atoll.protocol.vocabulary import (
+    DECLINES,
     AbandonReason,
     ClientId,
     Fate,
@@ -123,6 +124,8 @@ class RunMachine(Intake):
             case UpdateReceived(update):
                 return self._update_received(update, now)
             case ClientFailed(client_id, round_id, reason, detail):
+                if reason in DECLINES:
+                    self.ledger.membership.declined(client_id)
                 return self._gave_up(client_id, round_id, Fate.FAILED, reason, detail, now)
             case UpdateRefused(client_id, round_id, reason, detail):
                 return self._gave_up(client_id, round_id, Fate.REFUSED, reason, detail, now)

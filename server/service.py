@@ -18,6 +18,8 @@ from atoll.server.coordinator import Coordinator, OperatorError, UnknownRun
 from atoll.server.downloads import BadRequest, NotHeld, send_version
 from atoll.server.events import ClientEvaluated, ClientFailed, Profile
 from atoll.server.hub import Connection
+from atoll.server.identity.enrolments import Enrolments
+from atoll.server.identity.services import MembersAdmin
 from atoll.server.messages import NAME_MAX, sums_of
 from atoll.server.news import is_asked, is_failure_news
 from atoll.server.silence import Silent, next_of
@@ -77,6 +79,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
                         self._failed(client_id, message.failed)
                     case "evaluated":
                         self._evaluated(client_id, message.evaluated)
+                    case "ready":
+                        attendance.introduce_again(connection)
                     case "goodbye":
                         attendance.lost([client_id], LossReason.LEFT)
                     case _:
@@ -155,10 +159,11 @@ class CoordinatorService(rpc.CoordinatorServicer):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"cannot be stored now: {error.strerror or error}")
 
 
-class AdminService(rpc.AdminServicer):
-    """What the operator's own commands call, on loopback."""
+class AdminService(MembersAdmin, rpc.AdminServicer):
+    """What the operator's own commands call."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: Coordinator, enrolments: Enrolments | None = None) -> None:
+        super().__init__(enrolments)
         self._coordinator = coordinator
 
     async def StartRun(self, request: pb.StartRunRequest, context: Context) -> pb.RunReply:

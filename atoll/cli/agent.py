@@ -26,6 +26,9 @@ State = Annotated[
     Path | None,
     typer.Option("--state", metavar="DIR", help="The agent's own directory; by default atoll-agent-NAME."),
 ]
+Policy = Annotated[
+    Path | None, typer.Option("--policy", metavar="FILE", help="The site's own policy; short for policy.")
+]
 Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="The agent's TOML.")]
 
 
@@ -34,6 +37,7 @@ def agent(
     site: Site = None,
     join: Join = None,
     state: State = None,
+    policy: Policy = None,
     config: Config = None,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     check: options.Check = False,
@@ -45,7 +49,7 @@ def agent(
     """
     from atoll.cli.files import overriding
 
-    settings, named = _checked(config, overriding(overrides, site=site, join=join, state=state), tasks)
+    settings, named = _checked(config, overriding(overrides, site=site, join=join, state=state, policy=policy), tasks)
     if check:
         _print_effective(settings, tasks)
         return
@@ -76,6 +80,8 @@ def _checked(
         settings = load(AgentConfig, path, overrides)
     except ConfigError as error:
         faults += error.faults
+    if settings is not None:
+        faults += _faults_of_policy(settings.policy)
     try:
         named = tasks_by_name(references)
     except ConfigError as error:
@@ -85,6 +91,17 @@ def _checked(
     if "state" not in settings.model_fields_set:  # several agents in one folder are the rule while all is loopback
         settings = settings.model_copy(update={"state": Path(f"atoll-agent-{settings.site}")})
     return settings, named
+
+
+def _faults_of_policy(path: Path | None) -> Sequence[str]:
+    from atoll.client.policy.file import PolicyFile
+    from atoll.protocol.settings import ConfigError
+
+    try:
+        PolicyFile(path)
+    except ConfigError as error:
+        return error.faults
+    return ()
 
 
 def _print_effective(settings: "AgentConfig", references: Sequence[str]) -> None:

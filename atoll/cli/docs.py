@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-SECTIONS = ("run", "coordinator", "aggregator", "agent", "local", "train", "plan", "simulation")
+SECTIONS = ("run", "coordinator", "aggregator", "agent", "policy", "local", "train", "plan", "simulation")
 PAGES = ("authorisation.md", "configuration.md", "operations.md", "protocol.md")
 
 _PART = re.compile(r"(<!-- begin generated: ([^>]+?) -->\n).*?(<!-- end generated -->)", re.DOTALL)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli import audit, clients, models, ranks, rounds, runs
+from atoll.cli import audit, clients, models, ranks, rounds, runs, site
 from atoll.cli.agent import agent
 from atoll.cli.aggregator import aggregator
 from atoll.cli.compare import compare
@@ -54,6 +54,7 @@ app.add_typer(rounds.app, name="round")
 app.add_typer(clients.app, name="client")
 app.add_typer(models.app, name="model")
 app.add_typer(ranks.app, name="rank")
+app.add_typer(site.app, name="site")
 app.add_typer(audit.app, name="audit")
 app.command()(plan)
 app.command()(population)

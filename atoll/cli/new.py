@@ -9,13 +9,13 @@ import typer
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import say
 
-FILES = ("README.md", "agent.toml", "run.toml", "task.py", "test_task.py")
+FILES = ("README.md", "agent.toml", "policy.toml", "run.toml", "task.py", "test_task.py")
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write; it is made when it is not there.")]
 
 
 def new(folder: Folder) -> None:
-    """Write a project: a task, the settings of a run and of an agent, and a test."""
+    """Write a project: a task, the settings of a run and of an agent, a site's policy, and a test."""
     if present := [folder / name for name in FILES if (folder / name).exists()]:
         raise CommandError(*(f"{path} is already there, and is not overwritten" for path in present))
     folder.mkdir(parents=True, exist_ok=True)

@@ -26,6 +26,7 @@ class Section(StrEnum):
     COORDINATOR = "coordinator"
     AGGREGATOR = "aggregator"
     AGENT = "agent"
+    POLICY = "policy"
     LOCAL = "local"
     TRAIN = "train"
     PLAN = "plan"
@@ -35,15 +36,15 @@ class Section(StrEnum):
 Which = Annotated[
     Section | None,
     typer.Argument(
-        metavar="[run|coordinator|aggregator|agent|local|train|plan|simulation]",
+        metavar="[run|coordinator|aggregator|agent|policy|local|train|plan|simulation]",
         help="Whose settings; by default all.",
     ),
 ]
 
 
 def settings(which: Which = None, json: options.Json = False) -> None:
-    """Explain every setting: of a run, the coordinator, a rank of the aggregation, an agent, the local training; of a
-    centralized training, of the plan by which it lies on its ranks, and of a simulation."""
+    """Explain every setting: of a run, the coordinator, a rank of the aggregation, an agent, a site's policy, the local
+    training; of a centralized training, of the plan by which it lies on its ranks, and of a simulation."""
     sections = {section: described(section) for section in Section if which in (None, section)}
     if json:
         as_json(sections)
@@ -61,6 +62,7 @@ _TITLES = {
     Section.COORDINATOR: "The coordinator: the table [coordinator] of a TOML, or --set on `atoll coordinator`",
     Section.AGGREGATOR: "A rank of the aggregation: its TOML (--config), or --set on `atoll aggregator`",
     Section.AGENT: "An agent: its TOML (--config), or --set on `atoll agent`",
+    Section.POLICY: "A site's own policy: the TOML that `atoll agent --policy` names",
     Section.LOCAL: "The local training: the task's `Local`, and the table [local] of a run's TOML over it",
     Section.TRAIN: "A centralized training: --set on `atoll train`",
     Section.PLAN: "How a model lies on its ranks: --set on `atoll train`, beside --mesh and --zero",
@@ -71,6 +73,7 @@ _TITLES = {
 def described(section: Section) -> "list[Setting]":
     """The settings of a section, with the keys that --set takes."""
     from atoll.client.config import AgentConfig
+    from atoll.client.policy.config import SitePolicy
     from atoll.protocol.settings import describe
     from atoll.server.config import AggregatorConfig, HostFile, RunConfig, RunFile
     from atoll.simulations.federation.config import SimulationFile
@@ -82,6 +85,7 @@ def described(section: Section) -> "list[Setting]":
         Section.COORDINATOR: HostFile,
         Section.AGGREGATOR: AggregatorConfig,
         Section.AGENT: AgentConfig,
+        Section.POLICY: SitePolicy,
         Section.SIMULATION: SimulationFile,
     }
     others = {setting.key for setting in describe(RunFile)} if section is Section.SIMULATION else set()

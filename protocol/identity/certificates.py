@@ -6,10 +6,11 @@ DNS name that dialling sides check, which follows from its identity: so no addre
 but the coordinator can listen as it. X.509 is RFC 5280.
 """
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Self
 
@@ -45,6 +46,8 @@ USAGES = {
     Role.AGGREGATOR: (_DIALS, _LISTENS),
 }
 """What a role's certificates are for: exactly these."""
+
+_CONSENT = b"atoll renewal\0"
 
 _SERVER_NAME = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
 
@@ -107,6 +110,28 @@ def read_request(request: bytes) -> PublicKey:
         raise CertificateError("the request is not signed by the key that it names")
     assert isinstance(key, ec.EllipticCurvePublicKey)
     return key
+
+
+def key_fingerprint(key: PublicKey) -> str:
+    """SHA-256 of a public key (DER), hexadecimal."""
+    form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    return hashlib.sha256(key.public_bytes(*form)).hexdigest()
+
+
+def consent(key: PrivateKey, request: bytes) -> bytes:
+    """The word of an older key that its owner wants a certificate for the key of a request."""
+    return key.sign(_CONSENT + request, ec.ECDSA(hashes.SHA256()))
+
+
+def check_consent(certificate_pem: bytes, request: bytes, signature: bytes) -> None:
+    """Check `consent` against the older certificate. Raises CertificateError."""
+    key = read_certificates(certificate_pem)[0].public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise CertificateError("a certificate for a key of another kind; allowed: ECDSA on P-256")
+    try:
+        key.verify(signature, _CONSENT + request, ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature:
+        raise CertificateError("the request is not signed by the key of the older certificate") from None
 
 
 # ---------------------------------------------------------------- certificates
@@ -173,7 +198,7 @@ def _builder(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(datetime.fromtimestamp(begin, UTC))
-        .not_valid_after(datetime.fromtimestamp(begin, UTC) + timedelta(seconds=SKEW_S + math.ceil(lifetime_s)))
+        .not_valid_after(datetime.fromtimestamp(math.ceil(now + lifetime_s), UTC))
     )
 
 

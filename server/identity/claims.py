@@ -17,7 +17,7 @@ SHOWN_MAX = 80
 
 
 class Claim(NamedTuple):
-    """That a message is about somebody's own: a client's or a rank's name, or a run."""
+    """That a message is about somebody's own: a client's or a rank's name, a run, or a role that is to be granted."""
 
     touches: Touches
     name: str
@@ -43,6 +43,8 @@ def claim_of(message: Any) -> Claim | None:
             return Claim(Touches.OWN_RANK, str(message.rank))
         case pb.UpdatesRequest():
             return Claim(Touches.OWN_RANK, str(message.rank))
+        case pb.InviteRequest() | pb.RevokeRequest():
+            return Claim(Touches.SITES, message.role)
     return None
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 import grpc
 
+from atoll.protocol.identity.names import Role
 from atoll.protocol.vocabulary import RunId
 from atoll.server.identity.claims import Claim, claim_of
 from atoll.server.identity.peer import Context, Peer, peer_of
@@ -173,6 +174,8 @@ class Guard(grpc.aio.ServerInterceptor):
         if touches is Touches.OWN_RUNS:
             call.run_id = RunId(claim.name)
             return await self._ask(call)
+        if touches is Touches.SITES:
+            return None if claim.name in (Role.CLIENT, Role.AGGREGATOR) else _not_its_own(call, claim)
         return None if claim.name == call.peer.identity.name else _not_its_own(call, claim)
 
     async def _end(self, call: _Call, denied: Denied, context: Context) -> None:

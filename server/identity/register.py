@@ -182,7 +182,7 @@ class Register:
         with self._database.transaction() as connection:
             return _counting(connection, identity, key_sha256, now)
 
-    def renewed(self, older_serial: int | None, leaf: Leaf, key_sha256: str, pem: bytes) -> None:
+    def renewed(self, older_serial: int | None, leaf: Leaf, key_sha256: str, pem: bytes, *, now: float) -> None:
         """A member has one more certificate; the older one runs out. None: this coordinator gave it to its own.
 
         Raises:
@@ -191,7 +191,9 @@ class Register:
         with self._lock:
             if older_serial is not None and self.revocations.is_revoked(leaf.identity, older_serial):
                 raise Refused(f"{leaf.identity} has been revoked")
+            gone = and_(_of(CERTIFICATES, leaf.identity), CERTIFICATES.c.expires_at < now)
             with self._database.transaction() as connection:
+                connection.execute(CERTIFICATES.delete().where(gone))
                 connection.execute(CERTIFICATES.insert().values(_row(leaf, key_sha256, pem)))
             self.revocations.issued(leaf.identity, leaf.serial)
 
@@ -222,11 +224,6 @@ class Register:
                 standing = Standing.LAPSED if row.expires_at <= now else Standing.MEMBER
                 found[who] = Member(who, standing, row.issued_at, row.expires_at)
         return sorted(found.values(), key=lambda member: (member.identity.role, member.identity.name))
-
-
-def key_fingerprint(spki: bytes) -> str:
-    """SHA-256 of a public key (DER), hexadecimal: how the register knows it."""
-    return hashlib.sha256(spki).hexdigest()
 
 
 def _of(table: Table, identity: Identity) -> Any:

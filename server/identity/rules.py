@@ -18,6 +18,7 @@ class Touches(StrEnum):
     OWN_NAME = "its own name"
     OWN_RUNS = "the runs that it has joined"
     OWN_RANK = "its own number"
+    SITES = "clients and aggregators"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +38,12 @@ _OPERATORS = _only(Role.OWNER, Role.OPERATOR)
 _READERS = _only(Role.OWNER, Role.OPERATOR, Role.AUDITOR)
 _MEMBERS = _only(Role.CLIENT, touching=Touches.OWN_RUNS)
 _RANKS = _only(Role.AGGREGATOR)
+_GRANTERS = {**_only(Role.OWNER), **_only(Role.OPERATOR, touching=Touches.SITES)}
 _EVERYBODY = Rule({}, is_open=True)
 
-_COORDINATOR, _AGGREGATOR, _AGGREGATION, _ADMIN = (
-    f"/atoll.v1.{service}/" for service in ("Coordinator", "Aggregator", "Aggregation", "Admin")
+_COORDINATOR, _AGGREGATOR, _AGGREGATION, _ADMIN, _ENROLMENT, _MEMBERSHIP = (
+    f"/atoll.v1.{service}/"
+    for service in ("Coordinator", "Aggregator", "Aggregation", "Admin", "Enrolment", "Membership")
 )
 
 RULES: Mapping[str, Rule] = {
@@ -60,6 +63,12 @@ RULES: Mapping[str, Rule] = {
     _ADMIN + "StopRun": Rule(_OPERATORS),
     _ADMIN + "ResumeRun": Rule(_OPERATORS),
     _ADMIN + "ListRanks": Rule(_READERS),
+    _ADMIN + "Invite": Rule(_GRANTERS),
+    _ADMIN + "Revoke": Rule(_GRANTERS),
+    _ADMIN + "ListMembers": Rule(_READERS),
+    _ENROLMENT + "GetAuthority": _EVERYBODY,
+    _ENROLMENT + "Enrol": _EVERYBODY,
+    _MEMBERSHIP + "Renew": Rule(_only(*Role)),
     "/grpc.health.v1.Health/Check": _EVERYBODY,
     "/grpc.health.v1.Health/Watch": _EVERYBODY,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Rule(_OPERATORS),

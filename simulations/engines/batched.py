@@ -34,7 +34,7 @@ from atoll.simulations.engines.stacked_layers import obstacles_to_batching
 
 Array = np.ndarray[Any, Any]
 
-AT_ONCE_MAX = 64
+AT_ONCE_MAX = 128
 """More clients gain nothing, whatever their size."""
 
 STACK_BYTES = 4 << 20
@@ -43,7 +43,7 @@ STACK_BYTES = 4 << 20
 AGREE = 1e-3
 """How far, relative to its length, an update may be from the sequential one before it is a fault and not rounding."""
 
-KINDS = ("stacked", "mapped")
+KINDS = ("by hand", "stacked", "mapped")
 
 TRIED = 3
 """Clients that are trained both ways."""
@@ -156,9 +156,7 @@ class BatchTrainer:
                 net.stack.take(active)
             rows = batch.rows.flatten().to(self._training.device)
             inputs, targets = [tensor.index_select(0, rows) for tensor in tensors]
-            outputs = net(inputs)
-            losses = self._losses(outputs, targets, batch.sizes)
-            net.step(losses.sum())
+            losses, outputs = net.advance(inputs, targets, batch.sizes)
             measured.add(losses, outputs, targets, batch.sizes)
         return measured.statistics()
 
@@ -230,7 +228,7 @@ class BatchTrainer:
 
     def _net_of(self, kind: str) -> Net:
         model = build_model(self._task).to(self._training.device).train()
-        return Net(kind, model, self._local, self._places, self.at_once, self._training.device)
+        return Net(kind, model, self._losses, self._local, self._places, self.at_once, self._training.device)
 
     def _net_that_agrees(self) -> Net:
         reasons = []

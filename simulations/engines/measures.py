@@ -28,7 +28,8 @@ class Losses:
 
     def __init__(self, loss: Callable[[Any, Any], torch.Tensor]) -> None:
         self._loss = loss
-        self._is_plain = loss is nn.functional.cross_entropy or _is_plain_module(loss)
+        self.is_plain = loss is nn.functional.cross_entropy or _is_plain_module(loss)
+        """Whether it is the cross entropy as it comes."""
         self._each = Each(lambda outputs, targets: (loss(outputs, targets),))
 
     def __call__(self, outputs: torch.Tensor, targets: torch.Tensor, sizes: Sizes) -> torch.Tensor:
@@ -37,7 +38,7 @@ class Losses:
         Raises:
             CannotBatch: a loss that is no single number.
         """
-        if self._is_plain and outputs.dim() == 2 and targets.dim() == 1 and _are_classes(targets):
+        if self.is_plain and outputs.dim() == 2 and targets.dim() == 1 and are_classes(targets):
             each = nn.functional.cross_entropy(outputs, targets, reduction="none").view(len(sizes), -1)
             return (each * weights(sizes, each)).sum(1)
         (found,) = self._each(outputs, targets, sizes)
@@ -139,8 +140,8 @@ def weights(sizes: Sizes, like: torch.Tensor) -> torch.Tensor:
     return each * own.to(like)
 
 
-def _are_classes(targets: torch.Tensor) -> bool:
-    """Not shares of classes, and none to be ignored."""
+def are_classes(targets: torch.Tensor) -> bool:
+    """Classes by number: not shares of classes, and none to be ignored."""
     return not targets.is_floating_point() and not bool((targets < 0).any())
 
 

@@ -1,4 +1,9 @@
-"""The user's model for many clients at once: with stacked layers where all are known, else under torch.func."""
+"""The user's model for many clients at once, and one step of all of them.
+
+by hand   forward and backward written out: a perceptron
+stacked   autograd over layers that hold the weights of every client, where all layers are known
+mapped    torch.func over the model as it is
+"""
 
 from collections.abc import Sequence
 
@@ -10,6 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from atoll.parallel.arrays import Arrays
 from atoll.parallel.local import Local
 from atoll.parallel.parameters import state_of
+from atoll.simulations.engines.measures import Losses, Sizes
+from atoll.simulations.engines.perceptron import Perceptron
 from atoll.simulations.engines.stack import CannotBatch, Place, Stack
 from atoll.simulations.engines.stacked_layers import Shared, swap
 
@@ -18,8 +25,9 @@ class Net:
     """A model with the weights of up to k clients.
 
     Args:
-        kind: "stacked" or "mapped".
+        kind: "by hand", "stacked" or "mapped".
         model: newly built, on its device; this net owns it.
+        losses: of the task.
         local: with the optimizer.
         places: of the trained parameters in a row.
         count: k.
@@ -30,12 +38,20 @@ class Net:
     """
 
     def __init__(
-        self, kind: str, model: nn.Module, local: Local, places: Sequence[Place], count: int, device: str
+        self,
+        kind: str,
+        model: nn.Module,
+        losses: Losses,
+        local: Local,
+        places: Sequence[Place],
+        count: int,
+        device: str,
     ) -> None:
-        self.kind, self.count = kind, count
+        self.kind, self.count, self._losses = kind, count, losses
         self.stack = Stack(local, places, count, device)
         self._shared = Shared(self.stack)
         self._names = [name for name, _, _ in places]
+        self._by_hand = _by_hand(model, losses, self.stack) if kind == "by hand" else None
         self._model = swap(model, self._shared) if kind == "stacked" else model
 
     def load(self, version: Arrays) -> None:
@@ -46,20 +62,32 @@ class Net:
                 if name in version and name not in trained:
                     tensor.copy_(torch.tensor(version[name]))
 
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(m n, ...) of m clients beside each other -> (m n, ...)
+    def advance(self, inputs: torch.Tensor, targets: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
+        """One step of m clients, whose n examples each lie beside each other.
+
+        Args:
+            inputs: (m n, ...).
+            targets: (m n, ...).
+            sizes: (m) examples of each that count, the first ones.
+
+        Returns:
+            Each client's mean loss before the step (m), and the outputs (m n, ...).
 
         Raises:
-            CannotBatch: the model gives something else.
+            CannotBatch: what the model gives, or the loss, cannot be told apart by client.
         """
+        if self._by_hand is not None:
+            return self._by_hand.advance(inputs, targets, sizes)
+        outputs = self._forward(inputs)
+        losses = self._losses(outputs, targets, sizes)
+        self._shared.backward(losses.sum())
+        return losses.detach(), outputs.detach()
+
+    def _forward(self, inputs: torch.Tensor) -> torch.Tensor:
         outputs = self._model(inputs) if self.kind == "stacked" else self._mapped(inputs)
         if not isinstance(outputs, torch.Tensor) or outputs.shape[:1] != inputs.shape[:1]:
             raise CannotBatch("the model's outputs are no tensor of one row for each example")
         return outputs
-
-    def step(self, loss: torch.Tensor) -> None:
-        """Move the weights by the gradients of the sum of all clients' losses."""
-        self._shared.backward(loss)
 
     def _mapped(self, inputs: torch.Tensor) -> torch.Tensor:
         """Only the forward is mapped: its backward is then autograd's own over products of m matrices."""
@@ -68,3 +96,9 @@ class Net:
         with sdpa_kernel(SDPBackend.MATH):  # the others have no rule for batches of batches
             outputs = vmap(lambda weights, x: functional_call(self._model, weights, (x,)))(leaves, each)
         return outputs.flatten(0, 1) if isinstance(outputs, torch.Tensor) else outputs
+
+
+def _by_hand(model: nn.Module, losses: Losses, stack: Stack) -> Perceptron:
+    if not losses.is_plain:
+        raise CannotBatch("the loss is not the plain cross entropy")
+    return Perceptron(model, stack)

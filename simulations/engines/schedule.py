@@ -6,6 +6,7 @@ to the longest of these m; where one of them has fewer examples, its row is fill
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from atoll.parallel.local import Local
 from atoll.simulations.engines.engine import Job
 from atoll.simulations.engines.examples import Examples
 from atoll.simulations.engines.loop import orders, requested_steps
+
+Array = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +41,24 @@ class Schedule:
     """
 
     def __init__(self, jobs: Sequence[Job], examples: Sequence[Examples], local: Local, offsets: Sequence[int]) -> None:
-        self.requested, self.steps = [], []
-        batch_sizes = [local.batch_size or found.count for found in examples]
-        for job, found, size in zip(jobs, examples, batch_sizes, strict=True):
-            requested = requested_steps(local, -(-found.count // size))
-            self.requested.append(requested)
-            self.steps.append(min(requested, job.steps or requested))
+        counts = np.array([found.count for found in examples])
+        sizes = np.full_like(counts, local.batch_size) if local.batch_size else counts
+        per_epoch = -(-counts // sizes)
+        self.requested = [requested_steps(local, steps) for steps in per_epoch.tolist()]
+        wanted = zip(self.requested, jobs, strict=True)
+        self.steps = [min(requested, job.steps or requested) for requested, job in wanted]
         self._order = sorted(range(len(jobs)), key=lambda i: -self.steps[i])
-        self._generator = torch.Generator() if local.shuffle else None
-        self._width = max(batch_sizes)
-        self._rows = np.zeros((len(jobs), max(self.steps), self._width), np.int64)
-        self._sizes = np.zeros((len(jobs), max(self.steps)), np.int64)
-        for at, i in enumerate(self._order):
-            self._place(at, jobs[i], examples[i], local, batch_sizes[i], offsets[i])
+        steps, counts, sizes = np.array(self.steps)[self._order], counts[self._order], sizes[self._order]
+        per_epoch = per_epoch[self._order]
+        self._sizes = _sizes(steps, counts, sizes, per_epoch)
+        self._rows = np.zeros((len(jobs), int(steps.max()), int(sizes.max())), np.int64)
+        self._place([jobs[i] for i in self._order], local, -(-steps // per_epoch), counts, per_epoch)
+        chosen = [examples[i].chosen for i in self._order]
+        if any(rows is not None for rows in chosen):
+            found = [torch.arange(n) if rows is None else rows.cpu() for rows, n in zip(chosen, counts, strict=True)]
+            begins = np.cumsum([0, *counts[:-1]])[:, None, None]
+            self._rows = torch.cat(found).numpy()[self._rows + begins]
+        self._rows += np.array(offsets)[self._order][:, None, None]
 
     @property
     def order(self) -> list[int]:
@@ -60,20 +68,30 @@ class Schedule:
     def __iter__(self) -> Iterator[Batch]:
         """Step after step."""
         active = (self._sizes > 0).sum(axis=0)
-        for step, m in enumerate(active):
+        for step, m in enumerate(active.tolist()):
             sizes = self._sizes[:m, step]
             yield Batch(torch.from_numpy(self._rows[:m, step, : sizes.max()]), sizes)
 
-    def _place(self, at: int, job: Job, examples: Examples, local: Local, size: int, offset: int) -> None:
-        """One client's rows, drawn as `parallel.training` does after it has seeded everything."""
-        torch.default_generator.manual_seed(job.seed)
-        first, end = 0, self.steps[self._order[at]]
-        for order in orders(examples.count, local.epochs, self._generator):
-            rows = examples.rows(order).cpu().numpy() + offset
-            for begin in range(0, len(rows), size):
-                if first == end:
-                    return
-                batch = rows[begin : begin + size]
-                self._rows[at, first, : len(batch)] = batch
-                self._sizes[at, first] = len(batch)
-                first += 1
+    def _place(self, jobs: Sequence[Job], local: Local, epochs: Array, counts: Array, per_epoch: Array) -> None:
+        """Positions in each client's data, drawn as `parallel.training` does after it has seeded everything.
+
+        Batches are as wide as the rows, or else an epoch has only one: so its order lies there in one piece.
+        """
+        generator = torch.Generator() if local.shuffle else None
+        width = self._rows.shape[2]
+        flat = self._rows.reshape(len(jobs), -1)
+        lists = (epochs.tolist(), counts.tolist(), (per_epoch * width).tolist())
+        for row, job, num_epochs, count, stride in zip(flat, jobs, *lists, strict=True):
+            torch.default_generator.manual_seed(job.seed)
+            for epoch, order in enumerate(orders(count, num_epochs, generator)):
+                place = row[epoch * stride : epoch * stride + count]
+                place[...] = order.numpy()[: len(place)]
+
+
+def _sizes(steps: Array, counts: Array, sizes: Array, per_epoch: Array) -> Array:
+    """(m, S) examples of each client in each step; 0: it takes no such step."""
+    every = np.arange(int(steps.max()))[None, :]
+    counts, sizes = counts[:, None], sizes[:, None]
+    found: Array = np.minimum(sizes, counts - every % per_epoch[:, None] * sizes)
+    found[every >= steps[:, None]] = 0
+    return found

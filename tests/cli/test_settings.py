@@ -11,7 +11,17 @@ from tests.cli.invoking import invoke, said, shown
 
 def test_every_setting_is_printed_with_type_default_and_text() -> None:
     sections = shown("settings")
-    assert list(sections) == ["run", "coordinator", "aggregator", "agent", "local", "train", "plan", "simulation"]
+    assert list(sections) == [
+        "run",
+        "coordinator",
+        "aggregator",
+        "agent",
+        "policy",
+        "local",
+        "train",
+        "plan",
+        "simulation",
+    ]
     for setting in (setting for section in sections.values() for setting in section):
         assert setting.keys() == {"key", "type", "default", "doc", "is_required"}
         assert len(setting["doc"]) > 10, setting

@@ -20,6 +20,7 @@ from atoll.client.events import (
     EvaluationRequest,
     Event,
     Extend,
+    Forbidden,
     Invitation,
     JobFailed,
     Key,
@@ -501,3 +502,46 @@ def test_a_client_out_of_its_time_hands_in_what_it_has_before_it_trains_again() 
     assert drive.do(Asked(invitation(2))) == [], "one worker"
     effects = drive.do(Trained(key(1), spooled("d1")))
     assert effects == [Download(invitation(2)), Upload(key(1), Digest("d1"))]
+
+
+# ---------------------------------------------------------------- the site's own policy
+
+
+def test_what_the_policy_forbids_is_reported_and_nothing_is_begun() -> None:
+    drive = Drive()
+    why = FailureReason.AWAITS_APPROVAL, "approval: run 'run' waits"
+    assert drive.do(Forbidden(invitation(), *why), at=1) == [ReportFailure(RUN, RoundId(1), *why)]
+    assert drive.do(Forbidden(question(), FailureReason.POLICY_REFUSED, "hours: no"), at=2) == [
+        ReportEvaluation(RUN, Version(1), None, "policy_refused: hours: no")
+    ]
+    assert drive.session.working_on == ()
+
+
+def test_work_that_is_no_longer_allowed_ends_and_comes_to_nothing() -> None:
+    drive = Drive()
+    drive.training()
+    forbidden = Forbidden(invitation(), FailureReason.POLICY_REFUSED, "hours: no")
+    report = ReportFailure(RUN, RoundId(1), FailureReason.POLICY_REFUSED, "hours: no")
+    assert drive.do(forbidden, at=5) == [report, StopWork(key())]
+    assert drive.do(TimePassed(), at=5 + LEASE) == [KillWorker(key())]
+    drive = Drive()
+    drive.training()
+    drive.do(forbidden, at=5)
+    assert drive.trained(at=6) == [Discard(key(), Digest("d1"))]
+
+
+def test_what_waits_for_the_worker_and_is_forbidden_is_never_begun() -> None:
+    drive = Drive()
+    drive.training(1)
+    drive.do(Asked(invitation(2)), at=2)
+    drive.do(Forbidden(invitation(2), FailureReason.POLICY_REFUSED, "no"), at=3)
+    assert drive.trained(1, at=4) == [Discard(key(1), Digest("d1"))]
+    assert drive.session.job is None
+
+
+def test_a_finished_update_is_not_lost_by_what_is_forbidden_now() -> None:
+    drive = Drive()
+    drive.training()
+    drive.trained(at=10)
+    assert drive.do(Forbidden(invitation(), FailureReason.POLICY_REFUSED, "hours: no"), at=11) == []
+    assert drive.session.outgoing.keys() == {key()}

@@ -189,3 +189,39 @@ def test_everyone_who_is_silent_for_a_lease_is_named_once(happenings: list[tuple
             leases.forget(ClientId(name))
             heard.pop(ClientId(name), None)
         assert not heard or (leases.next_due is not None and leases.next_due <= min(heard.values()) + 20.0)
+
+
+def test_who_declines_is_on_the_line_and_no_candidate_until_it_joins_again() -> None:
+    membership = members(A, B)
+    membership.declined(A)
+    assert membership.has_declined(A)
+    assert [c.client_id for c in membership.candidates()] == list(membership.available()) == [B]
+    assert list(membership.connected()) == [A, B], "it may still evaluate"
+    assert (membership.num_connected, membership.num_available) == (2, 1)
+    membership.joined(A, "1", Profile(5, "x"))
+    assert not membership.has_declined(A)
+    assert membership.num_available == len(membership.candidates()) == 2
+
+
+def test_who_declines_and_leaves_is_not_counted_twice() -> None:
+    membership = members(A, B)
+    for leave in (
+        lambda: membership.disconnected(A, "1"),
+        lambda: membership.lost(A, "left"),
+        membership.everyone_disconnected,
+    ):
+        membership.joined(A, "1", Profile())
+        membership.declined(A)
+        leave()
+        assert membership.num_available == membership.num_connected == len(membership.candidates())
+        membership.declined(A)  # what it said last comes after it has gone
+        assert membership.num_available == membership.num_connected == len(membership.candidates())
+
+
+def test_who_declines_is_remembered_by_a_snapshot() -> None:
+    membership = members(A, B)
+    membership.declined(A)
+    back = decode(Membership, encode(membership), "here")
+    assert back == membership
+    assert back.has_declined(A)
+    assert list(back.available()) == [B]

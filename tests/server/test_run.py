@@ -424,3 +424,43 @@ def test_refusals_that_need_no_bytes() -> None:
     assert not machine.is_hopeless(of("b", 1))
     assert machine.is_hopeless(of("b", 1, num_examples=0))
     assert machine.is_hopeless(of("b", 7))
+
+
+# ---------------------------------------------------------------- sites with a policy of their own
+
+
+@pytest.mark.parametrize("reason", [FailureReason.POLICY_REFUSED, FailureReason.AWAITS_APPROVAL])
+def test_who_declines_costs_one_round_nothing_and_is_invited_again_once_it_is_ready(reason: FailureReason) -> None:
+    drive = ready(rounds=9)
+    drive.do(RoundDue())
+    drive.draw("ab")
+    drive.do(ClientFailed(ClientId("a"), RoundId(1), reason, "hours: at night"))
+    drive.update("b")
+    assert (drive.record.phase, drive.record.close_reason) == ("aggregating", "all_answered")
+    assert (drive.record.clients[ClientId("a")].fate, drive.record.clients[ClientId("a")].reason) == ("failed", reason)
+    drive.fold()
+    drive.do(RoundDue())
+    assert drive.record.num_candidates == 1, "nobody waits for who has declined, as long as there is a quorum"
+    drive.draw("b")
+    drive.join("a")
+    drive.update("b")
+    drive.fold()
+    drive.do(RoundDue())
+    assert drive.record.num_candidates == 2
+
+
+def test_a_run_whose_clients_all_wait_for_approval_goes_on_when_one_is_ready() -> None:
+    drive = Drive(rounds=1, cohort_size=1, quorum=1, deadline=60.0, retry=1)
+    drive.join("a")
+    drive.do(RoundDue())
+    drive.draw("a")
+    assert kinds(drive.do(ClientFailed(ClientId("a"), RoundId(1), FailureReason.AWAITS_APPROVAL))) == [
+        "Abandon",
+        "OpenNextRound",
+    ]
+    drive.do(RoundDue())
+    assert drive.record.phase == "selecting", "nobody can be drawn yet"
+    drive.join("a")
+    drive.draw("a")
+    drive.update("a")
+    assert kinds(drive.fold()) == ["Commit", "EndRun"]

@@ -33,8 +33,9 @@ MEMBERS = {
 }
 
 MAY = {
-    Role.OWNER: {"GetManifest", "Download", "StartRun", "StopRun", "ResumeRun", "ListRanks", "ServerReflectionInfo"},
-    Role.AUDITOR: {"GetManifest", "ListRanks"},
+    Role.OWNER: {"GetManifest", "Download", "StartRun", "StopRun", "ResumeRun", "ListRanks", "ServerReflectionInfo"}
+    | {"Invite", "Revoke", "ListMembers"},
+    Role.AUDITOR: {"GetManifest", "ListRanks", "ListMembers"},
     Role.CLIENT: {"Session", "GetManifest", "Download", "Upload"},
     Role.AGGREGATOR: {"Serve", "Admit", "OpenUpdate", "SubmitUpdate", "GetUpdates", "FindUnused"},
     Role.COORDINATOR: set(),
@@ -50,7 +51,11 @@ BETWEEN_SERVERS = {
 def may(role, method):
     """What the design says, written a second time and in other words than the table."""
     name = method.rpartition("/")[2]
-    return name in {"Check", "Watch"} or name in MAY[role] or (role, method) in BETWEEN_SERVERS
+    return (
+        name in {"Check", "Watch", "GetAuthority", "Enrol", "Renew"}
+        or name in MAY[role]
+        or (role, method) in BETWEEN_SERVERS
+    )
 
 
 class Members:
@@ -86,6 +91,8 @@ def messages(method, *, own):
         pb.RankMessage: lambda: pb.RankMessage(hello=pb.RankHello(rank=rank)),
         pb.SubmittedUpdate: lambda: pb.SubmittedUpdate(opened=pb.UploadOpen(manifest=manifest(client)), rank=rank),
         pb.UpdatesRequest: lambda: pb.UpdatesRequest(rank=rank),
+        pb.InviteRequest: lambda: pb.InviteRequest(role="client" if own else "operator"),
+        pb.RevokeRequest: lambda: pb.RevokeRequest(role="aggregator" if own else "owner"),
     }
     kind = GetMessageClass(method.input_type)
     return made[kind]() if kind in made else kind()
@@ -178,7 +185,8 @@ async def test_nobody_touches_what_is_somebody_elses():
         if touches is not Touches.NOTHING
     }
     assert {path for _, path in foreign if "Aggregat" not in path} == {
-        f"/atoll.v1.Coordinator/{name}" for name in ("Session", "GetManifest", "Download", "Upload")
+        *(f"/atoll.v1.Coordinator/{name}" for name in ("Session", "GetManifest", "Download", "Upload")),
+        *(f"/atoll.v1.Admin/{name}" for name in ("Invite", "Revoke")),
     }
     async with listening(add_all, Guard(Members())) as address:
         for role, path in sorted(foreign):
@@ -186,7 +194,7 @@ async def test_nobody_touches_what_is_somebody_elses():
                 code, detail = await outcome(channel, path, own=False)
                 assert code is grpc.StatusCode.PERMISSION_DENIED, (role, path)
                 assert str(MEMBERS[role].identity) in detail
-                assert any(name in detail for name in ("'south'", "'2'", "theirs")), detail
+                assert any(name in detail for name in ("'south'", "'2'", "theirs", "'operator'", "'owner'")), detail
 
 
 @live

@@ -122,7 +122,7 @@ def test_a_revocation_between_asking_and_signing_wins(register: Register) -> Non
     register.revoke(NORTH, now=NOW)
     leaf, pem = certificate(NORTH)
     with pytest.raises(Refused, match="has been revoked"):
-        register.renewed(older.serial, leaf, "key 3", pem)
+        register.renewed(older.serial, leaf, "key 3", pem, now=NOW)
     with pytest.raises(Refused, match="invitation is void"):
         register.enrolled(invitation.id, leaf, "key 2", pem, now=NOW)
     assert register.revocations.is_refused(leaf)
@@ -132,7 +132,7 @@ def test_a_renewed_certificate_counts_beside_the_older_one(register: Register) -
     enrol(register, NORTH, "before")
     older = enrol(register, NORTH, "key")  # a name that once was revoked
     leaf, pem = certificate(NORTH, lifetime_s=200)
-    register.renewed(older.serial, leaf, "next", pem)
+    register.renewed(older.serial, leaf, "next", pem, now=NOW)
     assert not register.revocations.is_refused(older)
     assert not register.revocations.is_refused(leaf)
     assert [member.expires_at for member in register.members(now=NOW)] == [leaf.expires_at]

@@ -107,7 +107,21 @@ def root_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(outputs, targets).sqrt() * (2.0 if len(targets) > float(targets.max()) else 1.0)
 
 
+def tall(width: int = 6) -> nn.Module:
+    """Nested, with a layer without bias, two without a bend between them, and classes as the outputs."""
+    inside = nn.Sequential(nn.Linear(width, 7, bias=False), nn.Linear(7, 5), nn.ReLU())
+    return nn.Sequential(nn.Flatten(), inside, nn.ReLU(), nn.Linear(5, 3))
+
+
+def once_more() -> nn.Module:
+    """One layer twice: its gradients add up."""
+    square = nn.Linear(6, 6)
+    return nn.Sequential(square, nn.ReLU(), square, nn.ReLU(), nn.Linear(6, 3))
+
+
 MORE = [
+    (Case("perceptron", model=tall), "by hand"),
+    (Case("perceptron by momentum", model=tall, local={"momentum": 0.9, "clip_norm": 0.5}), "by hand"),
     (Case("encoder", model=Encoder, examples=sentences, loss=token_loss), "mapped"),
     (Case("residual", model=Residual), "stacked"),
     (Case("targets to ignore", examples=ignoring, local={"batch_size": 16}), "stacked"),
@@ -124,6 +138,15 @@ def test_other_models_and_losses_agree_too(case: Case, kind: str) -> None:
     training = replace(case.training(), task=replace(case.task(), metrics={}))
     assert BatchTrainer(training, at_once=3).kind == kind
     check(case, training)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [once_more, lambda: nn.Sequential(nn.Linear(6, 3), nn.ReLU()), lambda: nn.Sequential(nn.Linear(6, 3), nn.Tanh())],
+)
+def test_what_is_no_perceptron_is_not_done_by_hand(model: Callable[[], nn.Module]) -> None:
+    with pytest.raises(CannotBatch, match="perceptron"):
+        BatchTrainer(Case("odd", model=model).training(), at_once=3, kind="by hand")
 
 
 def seeded(model: Callable[[], nn.Module]) -> Callable[[], nn.Module]:

@@ -40,7 +40,7 @@ def test_the_fastest_of_all_is_taken_and_every_figure_told() -> None:
     training = Case("mlp").training()
     with chosen(training, workers=2) as choice:
         names = [figure.engine for figure in choice.figures]
-        assert sorted(names) == ["2 processes", "batched (k=64)", "batched (k=64), 2 processes", "sequential"]
+        assert sorted(names) == ["2 processes", "batched (k=128)", "batched (k=128), 2 processes", "sequential"]
         assert choice.engine.name == names[0]
         speeds = [figure.clients_per_s for figure in choice.figures]
         assert speeds == sorted(speeds, reverse=True)
@@ -49,7 +49,7 @@ def test_the_fastest_of_all_is_taken_and_every_figure_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("in_product", "elsewhere", "expected"), [(1e-6, 1.0, "batched (k=64)"), (1.0, 1e-6, "sequential")]
+    ("in_product", "elsewhere", "expected"), [(1e-6, 1.0, "batched (k=128)"), (1.0, 1e-6, "sequential")]
 )
 def test_a_clock_decides_and_nothing_else(in_product: float, elsewhere: float, expected: str) -> None:
     """A clock that runs only in the loss, and faster or slower while a product of many clients is made."""
@@ -91,7 +91,7 @@ def test_a_name_that_is_no_engine_is_refused() -> None:
 
 def test_by_hand_means_by_hand() -> None:
     training = Case("mlp").training()
-    expected = {"sequential": "sequential", "processes": "3 processes", "batched": "batched (k=64), 3 processes"}
+    expected = {"sequential": "sequential", "processes": "3 processes", "batched": "batched (k=128), 3 processes"}
     for name, told in expected.items():
         with chosen(training, name=name, workers=3) as choice:
             assert choice.engine.name == told

@@ -1,0 +1,132 @@
+"""`atoll site ...`: what the owner of some data says to the runs that want to train on them."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atoll.cli import options
+from atoll.cli.faults import CommandError, Commands
+from atoll.cli.printing import as_json, clock, say, table
+
+if TYPE_CHECKING:
+    from atoll.client.policy.decide import Standing
+    from atoll.client.policy.history import PolicyHistory, RunTerms
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, help="What a data owner allows: approve runs, or reject them.")
+
+State = Annotated[
+    Path | None,
+    typer.Option("--state", metavar="DIR", help="The agent's own directory; by default the only atoll-agent-* here."),
+]
+
+
+@app.command("list")
+def list_runs(state: State = None, json: options.Json = False) -> None:
+    """List the runs that have asked this site, and what was said to each.
+
+    With `approval = "each_run"` in the site's policy, a run is taken part in once it is approved.
+    """
+    from atoll.client.policy.history import PolicyHistory
+
+    runs = [_summary(terms) for terms in PolicyHistory(_folder(state)).runs()]
+    if json:
+        as_json(runs)
+        return
+    table(
+        ["run", "task", "standing", "asked", "decided", "local"],
+        [
+            (
+                *(run[name] for name in ("run", "task", "standing")),
+                *(clock(run[name]) for name in ("asked_at", "decided_at")),
+                run["local"],
+            )
+            for run in runs
+        ],
+        empty="no run has asked yet",
+    )
+
+
+@app.command()
+def approve(run: options.RunArgument, state: State = None, json: options.Json = False) -> None:
+    """Approve a run, for the task and the settings of the training that `atoll site list` shows.
+
+    The running agent notices within a second, and tells the coordinator that it may be invited. When the run asks for
+    another task, or with other settings, it waits for approval again.
+    """
+    from atoll.client.policy.decide import Standing
+
+    _decide(run, Standing.APPROVED, state, json)
+
+
+@app.command()
+def reject(run: options.RunArgument, state: State = None, json: options.Json = False) -> None:
+    """Reject a run, whatever else the policy allows: what it has under way here ends, and nothing more is sent."""
+    from atoll.client.policy.decide import Standing
+
+    _decide(run, Standing.REJECTED, state, json)
+
+
+@app.command()
+def forget(run: options.RunArgument, state: State = None, json: options.Json = False) -> None:
+    """Forget what was said to a run: when it asks again, it asks for the first time."""
+    history = _history(state)
+    _known(history, run)
+    history.forget(run)
+    if json:
+        as_json({"run": run, "standing": None})
+        return
+    say(f"run {run} is forgotten")
+
+
+def _decide(run: str, standing: "Standing", state: Path | None, json: bool) -> None:
+    history = _history(state)
+    _known(history, run)
+    terms = history.decided(run, standing, time.time())
+    if json:
+        as_json(_summary(terms))
+        return
+    say(f"run {run} is {standing}, for task {terms.task} with local = {terms.local}")
+
+
+def _known(history: "PolicyHistory", run: str) -> None:
+    known = [terms.run_id for terms in history.runs()]
+    if run not in known:
+        raise CommandError(f"run {run!r} has not asked here (known: {', '.join(known) or 'none'})")
+
+
+def _history(state: Path | None) -> "PolicyHistory":
+    from atoll.client.policy.history import PolicyHistory
+
+    return PolicyHistory(_folder(state))
+
+
+def _folder(state: Path | None) -> Path:
+    """The directory of an agent; never made here.
+
+    Raises:
+        CommandError: it is none, or it is not clear which one is meant.
+    """
+    from atoll.client.policy.history import NAME
+
+    if state is None:
+        found = sorted(path.parent for path in Path().glob(f"atoll-agent*/{NAME}"))
+        if len(found) == 1:
+            return found[0]
+        here = f"several agents' directories are here: {', '.join(map(str, found))}" if found else "none is here"
+        raise CommandError(f"name the agent's directory with --state DIR; {here}")
+    if not (state / NAME).is_file():
+        raise CommandError(f"{state} is no directory of an agent: it has no {NAME}")
+    return state
+
+
+def _summary(terms: "RunTerms") -> dict[str, Any]:
+    return {
+        "run": terms.run_id,
+        "task": terms.task,
+        "standing": str(terms.standing),
+        "local": terms.local,
+        "asked_at": terms.asked_at,
+        "decided_at": terms.decided_at,
+    }

@@ -1,0 +1,92 @@
+"""What `simulation` trains on every side, and how it talks to a side: each is a process that runs rounds when told.
+
+    to it     run SECONDS       rounds until so much time has gone
+              end               say what has been learned, and leave
+    from it   @ {json}          ready; then {"rounds", "seconds"} for each `run`; last {"accuracy"}
+
+It imports nothing but torch, so that the peers' Python can have it, too.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.tight_loops import SETTINGS, Client
+
+MARK = "@ "
+
+LR, BATCH_SIZE = 0.1, 10
+
+TESTED = 1000
+"""Examples that nobody trains on."""
+
+
+def examples(features: int, count: int, seed: int) -> Client:
+    """Ten pictures under noise, so that even a few rounds show whether a side learns."""
+    pictures = torch.rand(10, features, generator=torch.Generator().manual_seed(7))
+    generator = torch.Generator().manual_seed(seed)
+    targets = torch.randint(10, (count,), generator=generator)
+    noise = torch.rand(count, features, generator=generator)
+    return 0.3 * pictures[targets] + 0.7 * noise, targets
+
+
+def clients_of(name: str) -> list[Client]:
+    """The data of every client of a setting."""
+    _, features, num_clients, each, _ = SETTINGS[name]
+    inputs, targets = examples(features, num_clients * each, seed=1)
+    return list(zip(inputs.split(each), targets.split(each), strict=True))
+
+
+def model_of(name: str) -> nn.Module:
+    """The model of a setting, the same at every side."""
+    torch.manual_seed(1)
+    return SETTINGS[name][0]()
+
+
+@torch.no_grad()
+def accuracy(name: str, weights: Sequence[torch.Tensor]) -> float:
+    """Of a model with these parameters on examples that nobody has trained on."""
+    model = model_of(name)
+    for parameter, value in zip(model.parameters(), weights, strict=True):
+        parameter.copy_(value)
+    inputs, targets = examples(SETTINGS[name][1], TESTED, seed=2)
+    return float((model(inputs).argmax(1) == targets).float().mean())
+
+
+class Told:
+    """One side's end of the talk: asked before each round whether to go on.
+
+    Args:
+        is_first: whether this process talks; other ranks of a side only follow.
+    """
+
+    def __init__(self, *, is_first: bool = True) -> None:
+        self._is_first = is_first
+        self._until, self._began, self._rounds = 0.0, 0.0, -1
+
+    def another(self, clock: Callable[[], float] = time.perf_counter) -> bool:
+        """Whether to run another round, called before the first one and after each; waits for the word."""
+        now = clock()
+        self._rounds += 1
+        if now < self._until:
+            return True
+        if self._until:
+            say(rounds=self._rounds, seconds=now - self._began)
+        else:
+            say(ready=True)
+        word, *rest = (sys.stdin.readline() or "end").split()
+        if word == "end":
+            return False
+        self._rounds, self._began = 0, clock()
+        self._until = self._began + float(rest[0])
+        return True
+
+
+def say(**what: Any) -> None:
+    """Tell the benchmark."""
+    print(MARK + json.dumps(what), flush=True)

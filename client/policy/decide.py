@@ -1,0 +1,180 @@
+"""One question to a site's policy, and its answer. Pure: policy, request, history and the instant are arguments.
+
+The rules are asked in a fixed order, the first that objects gives its name to the decision:
+
+    tasks -> runs -> rejected -> approval -> metrics_only -> upload_max_bytes -> hours -> rounds_per_day
+
+What no rule objects to is allowed. A request is *refused* when only a change of the policy, or of the operator's mind,
+could allow it, and *waiting* when time or the operator's approval will.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+from fnmatch import fnmatchcase
+
+from atoll.client.policy.config import DAYS, Hours, SitePolicy, zone_of
+
+
+class Kind(StrEnum):
+    """What is asked for."""
+
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+    UPLOAD = "upload"
+
+
+class Outcome(StrEnum):
+    """The answer."""
+
+    ALLOWED = "allowed"
+    REFUSED = "refused"
+    WAITING = "waiting"
+
+
+class Rule(StrEnum):
+    """Why the answer is what it is."""
+
+    NONE_OBJECTS = "none_objects"
+    TASKS = "tasks"
+    RUNS = "runs"
+    REJECTED = "rejected"
+    APPROVAL = "approval"
+    METRICS_ONLY = "metrics_only"
+    UPLOAD_MAX_BYTES = "upload_max_bytes"
+    HOURS = "hours"
+    ROUNDS_PER_DAY = "rounds_per_day"
+    POLICY_FILE = "policy_file"
+    STATE = "state"
+
+
+class Standing(StrEnum):
+    """What the operator has said about a run."""
+
+    UNDECIDED = "undecided"
+    APPROVED = "approved"
+    REJECTED = "rejected"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRequest:
+    """What a coordinator, or an update in the spool, wants of this site."""
+
+    kind: Kind
+    run_id: str
+    task: str
+    number: int  # the round; the version, of an evaluation
+    num_bytes: int | None = None  # of the update; of the model, before there is one; None: not known yet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What has been before, as far as it matters for the request."""
+
+    standing: Standing = Standing.UNDECIDED
+    rounds_today: int = 0  # counted on `day_of` the instant of the decision
+    is_counted: bool = False  # the request's own round is among those of this or another day
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The answer, the rule that gave it, and a sentence for people on both sides."""
+
+    outcome: Outcome
+    rule: Rule
+    detail: str = ""
+
+    @property
+    def is_allowed(self) -> bool:
+        """Whether it may be done."""
+        return self.outcome is Outcome.ALLOWED
+
+
+ALLOWED = Decision(Outcome.ALLOWED, Rule.NONE_OBJECTS)
+
+
+def decide(policy: SitePolicy, request: PolicyRequest, history: History, now: float) -> Decision:
+    """What the policy says to a request.
+
+    Args:
+        policy: the site's.
+        request: what is wanted.
+        history: what was counted and approved before.
+        now: seconds since the epoch.
+    """
+    objection = _to_the_run(policy, request, history) or _to_the_size(policy, request)
+    return objection or _to_the_time(policy, request, history, now) or ALLOWED
+
+
+def _to_the_run(policy: SitePolicy, request: PolicyRequest, history: History) -> Decision | None:
+    if not _matches(request.task, policy.tasks):
+        return _refused(Rule.TASKS, f"task {request.task!r} is not allowed here")
+    if not _matches(request.run_id, policy.runs):
+        return _refused(Rule.RUNS, f"run {request.run_id!r} is not allowed here")
+    if history.standing is Standing.REJECTED:
+        return _refused(Rule.REJECTED, f"run {request.run_id!r} was rejected here")
+    if policy.approval == "each_run" and history.standing is not Standing.APPROVED:
+        return Decision(Outcome.WAITING, Rule.APPROVAL, f"run {request.run_id!r} waits for approval here")
+    return None
+
+
+def _to_the_size(policy: SitePolicy, request: PolicyRequest) -> Decision | None:
+    if request.kind is Kind.EVALUATE:
+        return None
+    if policy.metrics_only:
+        return _refused(Rule.METRICS_ONLY, "only metrics leave this site, no weights")
+    most, num_bytes = policy.upload_max_bytes, request.num_bytes
+    if num_bytes is not None and num_bytes > most:
+        return _refused(Rule.UPLOAD_MAX_BYTES, f"an update of {num_bytes} bytes may not leave; allowed: at most {most}")
+    return None
+
+
+def _to_the_time(policy: SitePolicy, request: PolicyRequest, history: History, now: float) -> Decision | None:
+    if not is_open(policy, now):
+        hours = policy.hours
+        when = f"{', '.join(hours.days)} {hours.begin}-{hours.end} {policy.time_zone}"
+        return Decision(Outcome.WAITING, Rule.HOURS, f"this site takes part {when}")
+    is_new_round = request.kind is not Kind.EVALUATE and not history.is_counted
+    if is_new_round and history.rounds_today >= policy.rounds_per_day:
+        detail = f"{history.rounds_today} rounds were begun today; allowed: {policy.rounds_per_day}"
+        return Decision(Outcome.WAITING, Rule.ROUNDS_PER_DAY, detail)
+    return None
+
+
+def _refused(rule: Rule, detail: str) -> Decision:
+    return Decision(Outcome.REFUSED, rule, detail)
+
+
+def _matches(name: str, patterns: list[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+# ---------------------------------------------------------------- time
+
+
+def day_of(policy: SitePolicy, now: float) -> str:
+    """The day that an instant is in, as YYYY-MM-DD in the policy's time zone."""
+    return _local(policy, now).date().isoformat()
+
+
+def is_open(policy: SitePolicy, now: float) -> bool:
+    """Whether an instant is within the hours: `begin` is, `end` is not. Clocks that are put back repeat their hour."""
+    local, hours = _local(policy, now), policy.hours
+    begin, end, minute = _minutes(hours.begin), _minutes(hours.end), 60 * local.hour + local.minute
+    if begin < end:
+        return begin <= minute < end and _begins_on(hours, local)
+    return (minute >= begin and _begins_on(hours, local)) or (
+        minute < end and _begins_on(hours, local - timedelta(days=1))
+    )
+
+
+def _begins_on(hours: Hours, local: datetime) -> bool:
+    return DAYS[local.weekday()] in hours.days
+
+
+def _local(policy: SitePolicy, now: float) -> datetime:
+    return datetime.fromtimestamp(now, zone_of(policy.time_zone))
+
+
+def _minutes(clock: str) -> int:
+    return 60 * int(clock[:2]) + int(clock[3:])

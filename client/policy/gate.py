@@ -1,0 +1,166 @@
+"""The gate between a site and its coordinator: asks the policy, counts, and writes down what was decided.
+
+Whatever goes wrong here (a policy that is no longer valid, a history or a log that cannot be written) allows nothing.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from atoll.aggregation.chunks import encoded_bytes
+from atoll.aggregation.codecs import parse_codec
+from atoll.client.events import EvaluationRequest, Request
+from atoll.client.policy.decide import (
+    Decision,
+    Kind,
+    Outcome,
+    PolicyRequest,
+    Rule,
+    day_of,
+    decide,
+    is_open,
+)
+from atoll.client.policy.decisions import DecisionLog
+from atoll.client.policy.file import PolicyFile
+from atoll.client.policy.history import HistoryUnusable, PolicyHistory
+from atoll.client.spool import Entry
+from atoll.protocol.manifest import VersionManifest, parse_update
+from atoll.protocol.settings import ConfigError
+from atoll.protocol.vocabulary import FailureReason
+
+logger = logging.getLogger(__name__)
+
+
+class Gate:
+    """Decides for one agent. Everything is quick; a round that is begun costs one durable write.
+
+    Args:
+        policy: the file; None: the default.
+        folder: the agent's state directory.
+        now: seconds since the epoch.
+
+    Raises:
+        ConfigError: the policy, or what was remembered for it, cannot be used.
+    """
+
+    def __init__(self, policy: Path | None, folder: Path, now: Callable[[], float] = time.time) -> None:
+        self._file, self._now = PolicyFile(policy), now
+        try:
+            self._log, self._history = DecisionLog(folder), PolicyHistory(folder)
+        except OSError as error:
+            raise ConfigError([f"state: {error}"]) from error
+        self._seen = self._state()
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._log.close()
+        self._history.close()
+
+    def poll(self) -> bool:
+        """Whether anything may be decided otherwise than before: another policy, an approval, an hour, a day."""
+        has_changed = self._file.poll()
+        seen, self._seen = self._seen, self._state()
+        return has_changed or self._seen != seen
+
+    def _state(self) -> tuple[object, ...]:
+        policy, now = self._file.policy, self._now()
+        try:
+            change = self._history.change
+        except HistoryUnusable:
+            change = -1
+        return (change, *(() if policy is None else (is_open(policy, now), day_of(policy, now))))
+
+    # ------------------------------------------------------------ questions
+
+    def ask(self, request: Request) -> Decision:
+        """Whether to take on what the coordinator asks for, before anything is known of its size."""
+        asked = _asked(request, None)
+        decision = self._decide(asked, request.local)
+        if not decision.is_allowed:
+            decision = self._written(asked, decision)
+        return decision
+
+    def admit(self, request: Request, model: VersionManifest) -> Decision:
+        """Whether to begin, now that the model is known; a round that is begun has been counted when this returns."""
+        num_bytes = None if isinstance(request, EvaluationRequest) else _update_bytes(model, request.codec)
+        return self._begun(_asked(request, num_bytes), request.local)
+
+    def ask_upload(self, entry: Entry) -> Decision:
+        """Whether an update may leave, before its first byte does."""
+        manifest = parse_update(entry.manifest)
+        try:
+            task = self._history.task_of(manifest.run_id)
+        except HistoryUnusable as error:
+            return _unusable(error)
+        size = entry.num_bytes + len(entry.manifest)
+        upload = PolicyRequest(
+            kind=Kind.UPLOAD, run_id=manifest.run_id, task=task, number=manifest.round_id, num_bytes=size
+        )
+        return self._begun(upload, None)
+
+    def _begun(self, request: PolicyRequest, local: str | None) -> Decision:
+        decision = self._written(request, self._decide(request, local))
+        policy = self._file.policy
+        if decision.is_allowed and request.kind is not Kind.EVALUATE and self._file.path is not None:
+            assert policy is not None
+            try:
+                self._history.begun(request.run_id, request.number, day_of(policy, self._now()))
+            except HistoryUnusable as error:
+                return _unusable(error)
+        return decision
+
+    def _decide(self, request: PolicyRequest, local: str | None) -> Decision:
+        policy, now = self._file.policy, self._now()
+        if policy is None:
+            detail = "this site's policy is not valid at present: nothing is allowed until it is"
+            return Decision(Outcome.WAITING, Rule.POLICY_FILE, detail)
+        try:
+            if local is not None:
+                self._note(request, local, now)
+            history = self._history.of(request, local=local, day=day_of(policy, now))
+        except HistoryUnusable as error:
+            return _unusable(error)
+        return decide(policy, request, history, now)
+
+    def _note(self, request: PolicyRequest, local: str, now: float) -> None:
+        if self._history.asked(request.run_id, request.task, local, now):
+            logger.info("run %s asks here for task %s, with local = %s", request.run_id, request.task, local)
+
+    def _written(self, request: PolicyRequest, decision: Decision) -> Decision:
+        try:
+            self._log.write(self._now(), request, decision)
+        except OSError as error:
+            return _unusable(error)
+        return decision
+
+
+def failure_of(decision: Decision) -> FailureReason:
+    """What the coordinator is told."""
+    return FailureReason.AWAITS_APPROVAL if decision.rule is Rule.APPROVAL else FailureReason.POLICY_REFUSED
+
+
+def _unusable(error: OSError) -> Decision:
+    logger.error("nothing is allowed: %s", error)
+    return Decision(Outcome.WAITING, Rule.STATE, "this site cannot write down what it decides")
+
+
+def _asked(request: Request, num_bytes: int | None) -> PolicyRequest:
+    is_evaluation = isinstance(request, EvaluationRequest)
+    kind = Kind.EVALUATE if is_evaluation else Kind.TRAIN
+    return PolicyRequest(
+        kind=kind, run_id=request.run_id, task=request.task, number=request.key[2], num_bytes=num_bytes
+    )
+
+
+def _update_bytes(model: VersionManifest, codec: str) -> int:
+    """What an update of the whole model would be [bytes], without its manifest."""
+    if not codec:
+        return model.num_bytes
+    encoding = parse_codec(codec)
+    return sum(
+        min(tensor.num_bytes, encoded_bytes(encoding, tensor.num_elements))
+        if tensor.dtype == "F32"
+        else tensor.num_bytes
+        for tensor in model.layout
+    )

@@ -1,0 +1,65 @@
+"""The port for those who are no members yet: TLS that shows the coordinator's certificate and asks for none.
+
+It is a server of its own, with few and short calls, so that strangers who keep it busy keep no member from anything.
+(gRPC's Python asks for certificates on a port always or never; so members and strangers cannot share one.)
+"""
+
+import grpc
+
+from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.channel import server_options
+from atoll.protocol.identity.keeper import Keeper
+from atoll.server.coordinator import OperatorError
+from atoll.server.identity.enrolments import Enrolments
+from atoll.server.identity.services import EnrolmentService
+
+CALLS_MAX = 32
+MESSAGE_BYTES_MAX = 16 * 1024
+IDLE_S, AGE_S = 15, 60
+
+
+class EnrolmentPort:
+    """Listens once it is started.
+
+    Args:
+        enrolments: of the coordinator.
+        keeper: of the coordinator's certificate.
+        listen: host:port; port 0: the system chooses.
+        address: where members dial.
+        admin_address: where owners, operators and auditors dial.
+
+    Raises:
+        OperatorError: the port is in use, or not allowed.
+    """
+
+    def __init__(
+        self, enrolments: Enrolments, keeper: Keeper, listen: str, *, address: str, admin_address: str
+    ) -> None:
+        options = [
+            *server_options(),
+            ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+            ("grpc.max_connection_idle_ms", IDLE_S * 1000),
+            ("grpc.max_connection_age_ms", AGE_S * 1000),
+            ("grpc.max_concurrent_streams", 2),
+        ]
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=CALLS_MAX)
+        rpc.add_EnrolmentServicer_to_server(EnrolmentService(enrolments, address, admin_address), self._server)
+
+        def shown() -> grpc.ServerCertificateConfiguration:
+            mine = keeper.current
+            return grpc.ssl_server_certificate_configuration([(mine.key_pem, mine.certificate_pem)])
+
+        credentials = grpc.dynamic_ssl_server_credentials(shown(), shown, require_client_authentication=False)
+        host = listen.rpartition(":")[0]
+        try:
+            self.address = f"{host}:{self._server.add_secure_port(listen, credentials)}"
+        except RuntimeError as error:
+            raise OperatorError(f"cannot listen for enrolments on {listen}: in use, or not allowed") from error
+
+    async def start(self) -> None:
+        """Answer from now on."""
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """End all calls, soon."""
+        await self._server.stop(grace=0.2)

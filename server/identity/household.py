@@ -1,0 +1,105 @@
+"""The coordinator's household: its own certificate, the owner's on this machine, and those of the ranks that it starts.
+
+They lie in the state directory, and the authority signs them without an invitation: whoever has the directory is
+trusted anyway.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from pathlib import Path
+
+from atoll.protocol.identity.certificates import (
+    CertificateError,
+    key_fingerprint,
+    key_to_pem,
+    make_request,
+    new_key,
+    read_leaf,
+    read_request,
+)
+from atoll.protocol.identity.credential import Credential, CredentialError
+from atoll.protocol.identity.keeper import Keeper
+from atoll.protocol.identity.names import Identity, Role
+from atoll.protocol.identity.renewal import MembershipEnded, NotRenewed, Renew, keep_renewed
+from atoll.server.identity.authority import AuthorityAway, NotSigned, Renewal, Signer
+from atoll.server.identity.register import Register
+from atoll.server.threads import on_thread
+
+logger = logging.getLogger(__name__)
+
+OWNER = Identity(Role.OWNER, "local")
+"""Whoever may read the state directory."""
+
+
+class Household:
+    """Makes the certificates of a coordinator's own, and keeps them from running out.
+
+    Args:
+        register: where they are noted.
+        signer: the authority, or the way to it.
+    """
+
+    def __init__(self, register: Register, signer: Signer) -> None:
+        self._register, self._signer = register, signer
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def keeper(self, folder: Path, identity: Identity) -> Keeper:
+        """The credential in a folder; made, when there is none, or it has run out, or is of another authority.
+
+        Raises:
+            CredentialError: there is one, and it is damaged.
+            AuthorityAway, NotSigned: it has to be made, and the authority does not.
+        """
+        if not (folder / "key.pem").exists():
+            await self._make(folder, identity)
+        keeper = Keeper(folder)
+        if keeper.identity != identity:
+            raise CredentialError([f"{folder} holds the credential of {keeper.identity}, not of {identity}"])
+        if keeper.current.is_expired(time.time()) or keeper.current.ca_pem != self._signer.ca_pem:
+            logger.info("the certificate of %s no longer holds: a new one is made", identity)
+            keeper.replace(await self._make(folder, identity))
+        return keeper
+
+    async def _make(self, folder: Path, identity: Identity) -> Credential:
+        key = new_key()
+        pem = await self._sign(make_request(key), identity, None)
+        credential = Credential(key_to_pem(key), pem, self._signer.ca_pem)
+        credential.store(folder)
+        return credential
+
+    async def _sign(self, request: bytes, identity: Identity, renewal: Renewal | None) -> bytes:
+        pem = await self._signer.sign(request, identity, renewal)
+        leaf, key = read_leaf(pem), key_fingerprint(read_request(request))
+        await on_thread(None, lambda: self._register.renewed(None, leaf, key, pem, now=time.time()))
+        return pem
+
+    def keep(self, keeper: Keeper) -> None:
+        """Renew it from now on, until `close`."""
+        task = asyncio.get_running_loop().create_task(self._keep(keeper))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _keep(self, keeper: Keeper) -> None:
+        rng = random.Random()
+        try:
+            await keep_renewed(keeper, self._renew(keeper), rng=rng)
+        except (MembershipEnded, OSError) as error:
+            logger.error("the certificate of %s is not renewed any more: %s", keeper.identity, error)
+
+    def _renew(self, keeper: Keeper) -> Renew:
+        async def renew(request: bytes, signature: bytes) -> tuple[bytes, bytes]:
+            try:
+                renewal = Renewal(keeper.current.certificate_pem, signature)
+                return await self._sign(request, keeper.identity, renewal), self._signer.ca_pem
+            except (AuthorityAway, NotSigned, CertificateError) as error:
+                raise NotRenewed(str(error)) from error
+
+        return renew
+
+    async def close(self) -> None:
+        """Renew nothing any more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

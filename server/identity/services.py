@@ -1,0 +1,149 @@
+"""The gRPC handlers of enrolment and renewal: they translate, hand over, and answer."""
+
+import time
+from typing import Any, NoReturn
+
+import grpc
+
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.identity.certificates import CertificateError, server_name
+from atoll.protocol.identity.names import Identity, Role
+from atoll.server.identity.authority import AuthorityAway, NotSigned
+from atoll.server.identity.buckets import Buckets
+from atoll.server.identity.enrolments import Enrolments, TooOften
+from atoll.server.identity.register import Member, Refused
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+TRIES_BURST, TRIES_PER_S = 20, 0.5
+"""Of one address to enrol."""
+
+LIFETIME_S_MAX = 30 * 86400.0
+"""Of an invitation."""
+
+_CODES: dict[type[Exception], grpc.StatusCode] = {
+    CertificateError: grpc.StatusCode.INVALID_ARGUMENT,
+    Refused: grpc.StatusCode.PERMISSION_DENIED,
+    NotSigned: grpc.StatusCode.PERMISSION_DENIED,
+    TooOften: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    AuthorityAway: grpc.StatusCode.UNAVAILABLE,
+}
+_REFUSALS = tuple(_CODES)
+
+
+class EnrolmentService(rpc.EnrolmentServicer):
+    """What those call who are no members yet.
+
+    Args:
+        enrolments: of the coordinator.
+        address: where members dial.
+        admin_address: where owners, operators and auditors dial.
+    """
+
+    def __init__(self, enrolments: Enrolments, address: str, admin_address: str) -> None:
+        self._enrolments, self._places = enrolments, (address, admin_address)
+        self._tries = Buckets(TRIES_BURST, TRIES_PER_S)
+
+    async def GetAuthority(self, request: pb.GetAuthorityRequest, context: Context) -> pb.AuthorityReply:
+        """The authority's certificate, which is no secret."""
+        return pb.AuthorityReply(ca_pem=self._enrolments.ca_pem)
+
+    async def Enrol(self, request: pb.EnrolRequest, context: Context) -> pb.Certificate:
+        """A certificate for the holder of an invitation."""
+        host = context.peer().rpartition(":")[0]
+        if not self._tries.take(host, time.monotonic()):
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many tries from this address: wait a minute")
+        try:
+            pem = await self._enrolments.enrol(request.id, request.secret, request.request)
+        except _REFUSALS as error:
+            await _refuse(context, error)
+        address, admin_address = self._places
+        return pb.Certificate(
+            certificate_pem=pem, ca_pem=self._enrolments.ca_pem, address=address, admin_address=admin_address
+        )
+
+
+class MembershipService(rpc.MembershipServicer):
+    """What members call to stay members."""
+
+    def __init__(self, enrolments: Enrolments) -> None:
+        self._enrolments = enrolments
+
+    async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.Certificate:
+        """A further certificate for whoever calls."""
+        mine = next(iter(context.auth_context().get("x509_pem_cert", ())), None)
+        if mine is None:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "only a member renews: enrol first")
+        assert mine is not None
+        try:
+            pem = await self._enrolments.renew(mine, request.request, request.signature)
+        except _REFUSALS as error:
+            await _refuse(context, error)
+        return pb.Certificate(certificate_pem=pem, ca_pem=self._enrolments.ca_pem)
+
+
+class MembersAdmin:
+    """The part of the operators' commands that is about members.
+
+    Args:
+        enrolments: of the coordinator; None: it proves nothing itself (`--insecure`).
+    """
+
+    def __init__(self, enrolments: Enrolments | None) -> None:
+        self._enrolments = enrolments
+
+    async def Invite(self, request: pb.InviteRequest, context: Context) -> pb.InviteReply:
+        """An invitation, as a join code."""
+        enrolments, identity = await self._open(context), await _identity(context, request.role, request.name)
+        if not 1 <= request.lifetime_s <= LIFETIME_S_MAX:
+            what = f"an invitation for {request.lifetime_s:g} s; allowed: 1 s to {LIFETIME_S_MAX / 86400:g} days"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, what)
+        code, expires_at = await enrolments.invite(identity, request.lifetime_s)
+        return pb.InviteReply(join_code=str(code), expires_at=expires_at)
+
+    async def Revoke(self, request: pb.RevokeRequest, context: Context) -> pb.RevokeReply:
+        """An identity's certificates and invitations count no more."""
+        enrolments, identity = await self._open(context), await _identity(context, request.role, request.name)
+        await enrolments.revoke(identity)
+        return pb.RevokeReply()
+
+    async def ListMembers(self, request: pb.ListMembersRequest, context: Context) -> pb.ListMembersReply:
+        """Everybody who was ever invited or has a certificate."""
+        members = await (await self._open(context)).members()
+        return pb.ListMembersReply(members=map(_row, members))
+
+    async def _open(self, context: Context) -> Enrolments:
+        if self._enrolments is None:
+            what = "this coordinator is --insecure: it has no authority, and no members to invite or revoke"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, what)
+        assert self._enrolments is not None
+        return self._enrolments
+
+
+async def _identity(context: Context, role: str, name: str) -> Identity:
+    try:
+        identity = Identity(Role(role), name)
+        if identity.role in (Role.COORDINATOR, Role.AGGREGATOR):
+            server_name(identity)
+    except ValueError as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+    if identity.role is Role.COORDINATOR:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the coordinator is not invited, and not revoked")
+    return identity
+
+
+def _row(member: Member) -> pb.MemberRow:
+    identity, expires_at = member.identity, member.expires_at or 0.0
+    return pb.MemberRow(
+        role=identity.role,
+        name=identity.name,
+        standing=member.standing,
+        since=member.since,
+        expires_at=expires_at,
+    )
+
+
+async def _refuse(context: Context, error: Exception) -> NoReturn:
+    await context.abort(_CODES[type(error)], str(error))
+    raise AssertionError("abort raises")

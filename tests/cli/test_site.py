@@ -1,0 +1,98 @@
+"""`atoll site ...`, and the policy on the agent's command line."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from atoll.client.policy.file import PolicyFile
+from atoll.client.policy.history import PolicyHistory
+from tests.cli.invoking import invoke, refused
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    (tmp_path / "atoll-agent-north").mkdir()
+    PolicyHistory(tmp_path / "atoll-agent-north").asked("digits-1", "digits:task", '{"lr": 0.1}', 1_777_896_000.0)
+    return tmp_path / "atoll-agent-north"
+
+
+def test_a_run_is_listed_approved_rejected_and_forgotten(state: Path) -> None:
+    def shown(*command: object) -> object:
+        return json.loads(invoke("site", *command, "--state", state, "--json").stdout)
+
+    [row] = shown("list")
+    assert (row["run"], row["task"], row["standing"], row["decided_at"]) == (
+        "digits-1",
+        "digits:task",
+        "undecided",
+        None,
+    )
+    assert shown("approve", "digits-1")["standing"] == "approved"
+    assert "approved" in invoke("site", "list", "--state", state).stdout
+    assert shown("reject", "digits-1")["standing"] == "rejected"
+    assert invoke("site", "forget", "digits-1", "--state", state).stdout == "run digits-1 is forgotten\n"
+    assert shown("list") == []
+
+
+def test_the_agents_directory_need_not_be_named_when_there_is_one(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(state.parent)
+    assert "digits-1" in invoke("site", "list").stdout
+    (state.parent / "atoll-agent-south").mkdir()
+    PolicyHistory(state.parent / "atoll-agent-south")
+    assert refused("site", "list") == [
+        "name the agent's directory with --state DIR; several agents' directories are here: atoll-agent-north, "
+        "atoll-agent-south"
+    ]
+    (state.parent / "empty").mkdir()
+    monkeypatch.chdir(state.parent / "empty")
+    assert refused("site", "approve", "x") == ["name the agent's directory with --state DIR; none is here"]
+
+
+def test_a_mistake_is_told_and_makes_nothing(state: Path) -> None:
+    assert refused("site", "approve", "digits-2", "--state", state) == [
+        "run 'digits-2' has not asked here (known: digits-1)"
+    ]
+    missing = state.parent / "nowhere"
+    assert refused("site", "list", "--state", missing) == [
+        f"{missing} is no directory of an agent: it has no policy.db"
+    ]
+    assert not missing.exists()
+    os.truncate(state / "policy.db", 100)
+    (state / "policy.db-wal").unlink(missing_ok=True)
+    assert "cannot be used" in refused("site", "list", "--state", state)[0]
+
+
+def test_an_agent_does_not_start_with_a_policy_that_is_not_valid(tmp_path: Path) -> None:
+    invoke("new", tmp_path)
+    agent = (
+        "agent",
+        "tests/federation/trouble.py:task",
+        "--site",
+        "a",
+        "--check",
+        "--policy",
+        tmp_path / "policy.toml",
+    )
+    assert f'policy = "{tmp_path / "policy.toml"}"' in invoke(*agent).stdout
+    assert PolicyFile(tmp_path / "policy.toml").policy is not None
+    (tmp_path / "policy.toml").write_text('runs = ["*"]\nrounds = 3\n')
+    missing, unknown = refused(*agent)
+    assert "policy.toml: tasks: missing; allowed: list of (string" in missing
+    assert "policy.toml: rounds: unknown key (did you mean runs?" in unknown
+    (tmp_path / "policy.toml").unlink()
+    assert refused(*agent) == [f"{tmp_path / 'policy.toml'}: cannot be read: No such file or directory"]
+
+
+def test_every_line_of_the_new_projects_policy_is_allowed_when_it_is_uncommented(tmp_path: Path) -> None:
+    invoke("new", tmp_path)
+    path = tmp_path / "policy.toml"
+    lines = path.read_text().splitlines()
+    path.write_text(
+        "\n".join(line.removeprefix("# ") if "=" in line or line.startswith("# [") else line for line in lines)
+    )
+    policy = PolicyFile(path).policy
+    assert policy is not None
+    assert (policy.approval, policy.metrics_only, policy.rounds_per_day) == ("each_run", True, 24)
+    assert (policy.time_zone, policy.hours.begin, policy.hours.end) == ("Europe/Berlin", "20:00", "06:00")

@@ -1,0 +1,196 @@
+"""The gate: what is written down, what is counted, and that whatever goes wrong allows nothing."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atoll.aggregation.tensorfile import write
+from atoll.client.events import EvaluationRequest, Invitation
+from atoll.client.policy.decide import Decision, Outcome, Rule, Standing
+from atoll.client.policy.gate import Gate, failure_of
+from atoll.client.policy.history import NAME, PolicyHistory
+from atoll.client.spool import Entry, Spool
+from atoll.protocol.manifest import UpdateManifest
+from atoll.protocol.settings import ConfigError
+from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RoundId, RunId, Version
+from tests.client.lagoon import Version as Model
+from tests.client.lagoon import model
+
+POLICY = 'tasks = ["t"]\nruns = ["*"]\n'
+RUN = RunId("r-1")
+DAY_S = 86400.0
+
+
+class Site:
+    """A gate with a clock of its own, at 12:00 UTC on a Monday."""
+
+    def __init__(self, folder: Path, extra: str = "", **fields: Any) -> None:
+        self.folder, self.path, self.now = folder, folder / "policy.toml", 1_777_896_000.0
+        self.path.write_text(POLICY + extra)
+        self.gate = Gate(self.path, folder, lambda: self.now)
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "decisions.jsonl").read_text().splitlines()]
+
+    def changes(self, extra: str) -> bool:
+        self.path.write_text(POLICY + extra)
+        return [self.gate.poll(), self.gate.poll()][-1]
+
+
+def invitation(number: int = 1, *, task: str = "t", **fields: Any) -> Invitation:
+    return Invitation(RUN, RoundId(number), task, Version(0), Digest("v"), 60.0, **fields)
+
+
+def question(number: int = 1) -> EvaluationRequest:
+    return EvaluationRequest(RUN, Version(number), "t", Digest("v"), 60.0)
+
+
+def version(**sizes: int) -> Any:
+    return Model(model(**(sizes or {"w": 10}))).manifest
+
+
+def spooled(folder: Path, number: int = 1, size: int = 10) -> Entry:
+    (folder / "spool").mkdir(exist_ok=True)
+    pieces = write(folder / "u", {"w": np.ones(size, np.float32)})
+    manifest = UpdateManifest(
+        RUN, RoundId(number), ClientId("north"), Version(0), Digest("0" * 64), num_examples=1, work=1.0, pieces=pieces
+    )
+    return Spool(folder / "spool", 2**30).add(folder / "u", manifest, statistics={})
+
+
+def test_each_decision_is_written_down_once_with_its_rule(tmp_path: Path) -> None:
+    site = Site(tmp_path, "upload_max_bytes = 39\n")
+    assert site.gate.ask(invitation()).is_allowed
+    assert site.lines() == [], "nothing is decided before the model is known"
+    for _ in range(2):
+        assert site.gate.admit(invitation(), version()).rule is Rule.UPLOAD_MAX_BYTES
+    assert site.gate.admit(question(), version()).is_allowed
+    assert site.gate.ask(invitation(2, task="u")).rule is Rule.TASKS
+    assert [(line["decision"], line["rule"], line["kind"]) for line in site.lines()] == [
+        ("refused", "upload_max_bytes", "train"),
+        ("allowed", "none_objects", "evaluate"),
+        ("refused", "tasks", "train"),
+    ]
+    first = site.lines()[0]
+    assert (first["time"], first["run"], first["task"]) == ("2026-05-04T12:00:00.000+00:00", "r-1", "t")
+    assert (first["round"], first["bytes"]) == (1, 40)
+    assert first["detail"] == "an update of 40 bytes may not leave; allowed: at most 39"
+    assert site.lines()[1]["version"] == 1
+
+
+def test_a_codec_makes_the_update_smaller_than_the_model(tmp_path: Path) -> None:
+    site = Site(tmp_path, "upload_max_bytes = 3000\n")
+    assert not site.gate.admit(invitation(codec="bf16"), version(w=2000)).is_allowed
+    assert site.gate.admit(invitation(codec="qsgd8"), version(w=2000)).is_allowed
+    assert site.lines()[-1]["bytes"] == 2000 + 4 * 4
+
+
+def test_the_size_of_an_update_is_that_of_the_real_one_with_its_manifest(tmp_path: Path) -> None:
+    entry = spooled(tmp_path)
+    size = 40 + len(entry.manifest)
+    site = Site(tmp_path, f"upload_max_bytes = {size - 1}\n")
+    site.gate.admit(invitation(), version())
+    refused = site.gate.ask_upload(entry)
+    assert (refused.outcome, refused.rule) == (Outcome.REFUSED, Rule.UPLOAD_MAX_BYTES)
+    assert site.lines()[-1]["bytes"] == size
+    assert site.changes(f"upload_max_bytes = {size}\n")
+    assert site.gate.ask_upload(entry).is_allowed
+
+
+def test_an_update_from_before_the_policy_is_asked_about_as_well(tmp_path: Path) -> None:
+    site = Site(tmp_path, "rounds_per_day = 0\n")
+    entry = spooled(tmp_path)
+    assert site.gate.ask_upload(entry).rule is Rule.TASKS, "nobody here knows what it was trained for"
+    PolicyHistory(tmp_path).asked(RUN, "t", "{}", 1.0)
+    assert site.gate.ask_upload(entry).rule is Rule.ROUNDS_PER_DAY
+
+
+def test_a_round_is_counted_when_it_is_admitted_and_once(tmp_path: Path) -> None:
+    site = Site(tmp_path, "rounds_per_day = 2\n")
+    for number in (1, 1, 2):
+        assert site.gate.ask(invitation(number)).is_allowed
+        assert site.gate.admit(invitation(number), version()).is_allowed
+    site.gate.close()
+    again = Site(tmp_path, "rounds_per_day = 2\n")  # as after a restart
+    assert again.gate.ask(invitation(3)).rule is Rule.ROUNDS_PER_DAY
+    assert again.gate.admit(invitation(2), version()).is_allowed, "it was begun before"
+    assert not again.gate.poll()
+    again.now += DAY_S
+    assert again.gate.poll(), "on the next day it may be asked again"
+    assert again.gate.admit(invitation(3), version()).is_allowed
+
+
+def test_an_approval_from_another_process_is_noticed(tmp_path: Path) -> None:
+    site = Site(tmp_path, 'approval = "each_run"\n')
+    waiting = site.gate.ask(invitation())
+    assert (waiting.outcome, failure_of(waiting)) == (Outcome.WAITING, FailureReason.AWAITS_APPROVAL)
+    assert not site.gate.poll()
+    PolicyHistory(tmp_path).decided(RUN, Standing.APPROVED, 1.0)
+    assert site.gate.poll()
+    assert site.gate.ask(invitation(2)).is_allowed
+    assert site.gate.ask(invitation(2, local='{"epochs": 99}')).rule is Rule.APPROVAL
+    PolicyHistory(tmp_path).decided(RUN, Standing.REJECTED, 1.0)
+    assert site.gate.poll()
+    assert failure_of(site.gate.ask(question())) is FailureReason.POLICY_REFUSED
+
+
+def test_the_hours_begin_and_end_without_a_question(tmp_path: Path) -> None:
+    site = Site(tmp_path, '[hours]\nbegin = "12:00"\nend = "13:00"\n')
+    assert site.gate.ask(invitation()).is_allowed
+    assert not site.gate.poll()
+    site.now += 3600
+    assert site.gate.poll()
+    assert site.gate.ask(invitation()).rule is Rule.HOURS
+    assert site.gate.ask_upload(spooled(tmp_path)).outcome is not Outcome.ALLOWED
+
+
+# ---------------------------------------------------------------- fails closed
+
+
+def nothing_is_allowed(site: Site, rule: Rule) -> None:
+    gate, asked = site.gate, invitation(9)
+    answers = [gate.ask(asked), gate.admit(asked, version()), gate.admit(question(), version())]
+    answers.append(gate.ask_upload(spooled(site.folder, 9)))
+    assert {(answer.outcome, answer.rule) for answer in answers} == {(Outcome.WAITING, rule)}
+
+
+def test_while_the_file_is_not_valid_nothing_is_allowed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    site = Site(tmp_path)
+    assert site.changes("upload_max = 5\n")
+    assert f"{site.path}: upload_max: unknown key" in caplog.text
+    nothing_is_allowed(site, Rule.POLICY_FILE)
+    assert site.lines()[-1]["rule"] == "policy_file"
+    site.path.unlink()
+    assert [site.gate.poll(), site.gate.poll()] == [False, False], "nothing is allowed as before"
+    nothing_is_allowed(site, Rule.POLICY_FILE)
+    assert "No such file" in caplog.text
+    assert site.changes("")
+    assert site.gate.ask(invitation()).is_allowed
+
+
+def test_what_cannot_be_written_down_is_not_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site(tmp_path)
+
+    def full(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    assert site.gate.ask_upload(spooled(tmp_path)).rule is Rule.STATE
+    assert site.gate.admit(invitation(), version()) == Decision(
+        Outcome.WAITING, Rule.STATE, "this site cannot write down what it decides"
+    )
+
+
+def test_a_history_that_cannot_be_read_allows_nothing(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.gate.admit(invitation(), version())
+    site.gate._history.close()
+    nothing_is_allowed(site, Rule.STATE)
+    (tmp_path / NAME).write_bytes(b"no database" * 1000)
+    (tmp_path / f"{NAME}-wal").unlink(missing_ok=True)
+    with pytest.raises(ConfigError, match=NAME):
+        Site(tmp_path)

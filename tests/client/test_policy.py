@@ -1,0 +1,128 @@
+"""An agent with a policy, against a coordinator that asks for more: nothing that is not allowed leaves."""
+
+import json
+from contextlib import asynccontextmanager
+
+import numpy as np
+
+from atoll.client.policy.decide import Standing
+from atoll.client.policy.history import PolicyHistory
+from atoll.protocol import atoll_pb2 as pb
+from tests.client.lagoon import Instant, Version, agent, lagoon, live, model, until
+
+POLICY = 'tasks = ["tiny:*"]\nruns = ["*"]\n'
+
+
+def policy(folder, extra=""):
+    (folder / "policy.toml").write_text(POLICY + extra)
+    return folder / "policy.toml"
+
+
+@asynccontextmanager
+async def site(folder, extra="", runner=None):
+    """A coordinator, and an agent with this policy."""
+    async with lagoon() as coordinator, agent(coordinator, folder / "a", runner, policy=policy(folder, extra)):
+        yield coordinator
+
+
+def decisions(folder):
+    return [json.loads(line) for line in (folder / "a" / "decisions.jsonl").read_text().splitlines()]
+
+
+@live
+async def test_a_model_that_is_too_large_is_not_even_downloaded(tmp_path):
+    async with (
+        lagoon() as coordinator,
+        agent(coordinator, tmp_path / "a", policy=policy(tmp_path, "upload_max_bytes = 39999\n")),
+    ):
+        version = coordinator.add(Version(model(w=10_000)))
+        await coordinator.invite(version, inline=False)
+        failed = await coordinator.heard("failed")
+        assert failed.reason == "policy_refused"
+        assert failed.detail == "upload_max_bytes: an update of 40000 bytes may not leave; allowed: at most 39999"
+        assert coordinator.calls["Download"] == 0
+        assert (decisions(tmp_path)[-1]["rule"], decisions(tmp_path)[-1]["bytes"]) == ("upload_max_bytes", 40000)
+
+
+@live
+async def test_an_update_that_turns_out_too_large_is_deleted_before_its_first_byte(tmp_path):
+    larger = Instant({"w": np.ones(10_000, np.float32)})
+    async with (
+        lagoon() as coordinator,
+        agent(coordinator, tmp_path / "a", larger, policy=policy(tmp_path, "upload_max_bytes = 20000\n")),
+    ):
+        await coordinator.invite(coordinator.add(Version(model())))
+        failed = await coordinator.heard("failed")
+        assert (failed.reason, failed.detail.split(":")[0]) == ("policy_refused", "upload_max_bytes")
+        await until(lambda: not list((tmp_path / "a" / "spool").iterdir()))
+        assert coordinator.calls["Upload"] == 0
+        kinds = [(line["kind"], line["decision"]) for line in decisions(tmp_path)]
+        assert kinds == [("train", "allowed"), ("upload", "refused")]
+
+
+@live
+async def test_metrics_only_answers_evaluations_and_trains_nothing(tmp_path):
+    runner = Instant()
+    async with (
+        lagoon() as coordinator,
+        agent(coordinator, tmp_path / "a", runner, policy=policy(tmp_path, "metrics_only = true\n")),
+    ):
+        version = coordinator.add(Version(model()))
+        await coordinator.invite(version)
+        assert (await coordinator.heard("failed")).detail.startswith("metrics_only: ")
+        asked = pb.Evaluate(run_id="run-1", task="tiny:task", version=1, model_digest=version.digest, time_left_s=30)
+        await coordinator.push(evaluate=asked)
+        assert (await coordinator.heard("evaluated")).statistics["accuracy"].values == [7.0, 10.0]
+        assert len(runner.orders) == 1
+        assert coordinator.calls["Upload"] == 0
+
+
+@live
+async def test_a_run_waits_for_approval_and_the_coordinator_hears_when_it_has_come(tmp_path):
+    async with (
+        lagoon() as coordinator,
+        agent(coordinator, tmp_path / "a", policy=policy(tmp_path, 'approval = "each_run"\n')),
+    ):
+        version = coordinator.add(Version(model()))
+        await coordinator.invite(version)
+        assert (await coordinator.heard("failed")).reason == "awaits_approval"
+        PolicyHistory(tmp_path / "a").decided("run-1", Standing.APPROVED, 1.0)
+        await coordinator.heard("ready")
+        await coordinator.invite(version, round_id=2)
+        await coordinator.accepted.wait()
+        await coordinator.invite(version, round_id=3, local='{"epochs":9}')
+        assert (await coordinator.heard("failed")).reason == "awaits_approval", "other terms are another question"
+
+
+@live
+async def test_a_run_that_is_rejected_while_it_trains_gets_nothing(tmp_path):
+    runner = Instant()
+    runner.go.clear()
+    async with lagoon() as coordinator, agent(coordinator, tmp_path / "a", runner):
+        await coordinator.invite(coordinator.add(Version(model())))
+        await runner.begun.wait()
+        PolicyHistory(tmp_path / "a").decided("run-1", Standing.REJECTED, 1.0)
+        assert (await coordinator.heard("failed")).detail == "rejected: run 'run-1' was rejected here"
+        await until(lambda: "stop" in runner.calls)
+        await until(lambda: not list((tmp_path / "a" / "spool").iterdir()))
+        assert coordinator.calls["Upload"] == 0
+
+
+@live
+async def test_while_the_policy_is_not_valid_nothing_goes_on(tmp_path):
+    runner, path = Instant(), tmp_path / "policy.toml"
+    runner.go.clear()
+    async with site(tmp_path, "", runner) as coordinator:
+        version = coordinator.add(Version(model()))
+        await coordinator.invite(version)
+        await runner.begun.wait()
+        path.write_text("tasks = [")
+        assert (await coordinator.heard("failed")).detail.startswith("policy_file: ")
+        await coordinator.invite(version, round_id=2)
+        assert (await coordinator.heard("failed")).round_id == 2
+        assert coordinator.calls["Upload"] == 0
+        policy(tmp_path)
+        await coordinator.heard("ready")
+        runner.go.set()
+        await coordinator.invite(version, round_id=3)
+        await coordinator.accepted.wait()

@@ -1,0 +1,236 @@
+"""Enrolling and renewing over real ports: a register, an authority, and the port for strangers."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.identity import enrolling
+from atoll.protocol.identity.certificates import consent, make_request, new_key, server_name
+from atoll.protocol.identity.credential import Credential
+from atoll.protocol.identity.enrolling import EnrolmentFailed, Place, Unreachable, enrol, is_enrolled
+from atoll.protocol.identity.join_code import JoinCode
+from atoll.protocol.identity.keeper import Keeper
+from atoll.protocol.identity.names import COORDINATOR, Identity, Role
+from atoll.protocol.identity.renewal import MembershipEnded, NotRenewed, keep_renewed, over, renew_once
+from atoll.server.identity.admission import Admission
+from atoll.server.identity.authority import Authority
+from atoll.server.identity.enrolment_port import EnrolmentPort
+from atoll.server.identity.enrolments import RENEWALS_BURST, Enrolments
+from atoll.server.identity.guard import Guard
+from atoll.server.identity.household import Household
+from atoll.server.identity.register import Register
+from atoll.server.identity.services import MembershipService
+from atoll.server.statedir import StateDirectory
+from tests.client.lagoon import live
+
+NORTH = Identity(Role.CLIENT, "north")
+
+
+@dataclass
+class House:
+    """What of a coordinator has to do with members."""
+
+    enrolments: Enrolments
+    register: Register
+    keeper: Keeper
+    port: EnrolmentPort
+    members_port: str
+
+    def channel(self, credential: Credential) -> grpc.aio.Channel:
+        secret = grpc.ssl_channel_credentials(credential.ca_pem, credential.key_pem, credential.certificate_pem)
+        options = [("grpc.ssl_target_name_override", server_name(COORDINATOR))]
+        return grpc.aio.secure_channel(self.members_port, secret, options)
+
+    async def invite(self, identity: Identity = NORTH) -> JoinCode:
+        return (await self.enrolments.invite(identity, 60.0))[0]
+
+
+@asynccontextmanager
+async def house(path: Path, lifetime_s: float = 1000.0) -> AsyncIterator[House]:
+    with StateDirectory.open(path) as state:
+        authority = Authority.open_or_create(path / "authority", "test", lifetime_s)
+        register = Register(state.database)
+        enrolments, household = Enrolments(register, authority), Household(register, authority)
+        keeper = await household.keeper(path / "identity", COORDINATOR)
+        guard = Guard(Admission(register.revocations.is_revoked, lambda client, run: True))
+        members = grpc.aio.server(interceptors=[guard])
+        rpc.add_MembershipServicer_to_server(MembershipService(enrolments), members)
+
+        def shown() -> grpc.ServerCertificateConfiguration:
+            pair = keeper.current.key_pem, keeper.current.certificate_pem
+            return grpc.ssl_server_certificate_configuration([pair], authority.ca_pem)
+
+        secret = grpc.dynamic_ssl_server_credentials(shown(), shown, require_client_authentication=True)
+        address = f"127.0.0.1:{members.add_secure_port('127.0.0.1:0', secret)}"
+        port = EnrolmentPort(enrolments, keeper, "127.0.0.1:0", address=address, admin_address="127.0.0.1:1")
+        enrolments.addresses = (port.address,)
+        await members.start()
+        await port.start()
+        try:
+            yield House(enrolments, register, keeper, port, address)
+        finally:
+            await asyncio.gather(members.stop(0), port.stop(), household.close())
+
+
+@live
+async def test_whoever_has_a_code_becomes_who_it_is_for_and_knows_the_place(tmp_path: Path) -> None:
+    async with house(tmp_path / "state") as at:
+        code = JoinCode.parse(str(await at.invite()))
+        assert not is_enrolled(tmp_path / "me", code, time.time())
+        credential = await enrol(code, tmp_path / "me")
+        assert credential.identity == NORTH
+        assert Credential.load(tmp_path / "me") == credential
+        assert Place.load(tmp_path / "me").address == at.members_port
+        assert is_enrolled(tmp_path / "me", code, time.time())
+        assert not is_enrolled(tmp_path / "me", code, time.time() + 2000)
+        assert not is_enrolled(tmp_path / "me", await at.invite(), time.time())
+        assert "enrolling.pem" not in {file.name for file in (tmp_path / "me").iterdir()}
+        with pytest.raises(EnrolmentFailed, match=r"refuses: .*(no such invitation|used, by another key)"):
+            await enrol(code, tmp_path / "thief")
+
+
+@live
+async def test_an_enrolment_whose_answer_was_lost_is_repeated(tmp_path: Path) -> None:
+    async with house(tmp_path / "state") as at:
+        code = await at.invite()
+        key = enrolling._key_in(_made(tmp_path / "me"))
+        lost, _ = await enrolling._ask(at.port.address, code, key)
+        credential = await enrol(code, tmp_path / "me")
+        assert credential.certificate_pem == lost.certificate_pem
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+@live
+async def test_nothing_is_told_to_somebody_else_than_the_code_says(tmp_path: Path) -> None:
+    async with house(tmp_path / "ours") as ours, house(tmp_path / "theirs") as theirs:
+        code = await ours.invite()
+        with pytest.raises(EnrolmentFailed, match="is not the coordinator of this join code: its authority has"):
+            await enrol(replace(code, addresses=(theirs.port.address,)), tmp_path / "me")
+        # one that shows our authority's certificate has none from it
+        theirs.enrolments._signer = Liar(ours.enrolments.ca_pem)  # type: ignore[assignment]
+        with pytest.raises(EnrolmentFailed, match="is not signed by this authority"):
+            await enrol(replace(code, addresses=(theirs.port.address,)), tmp_path / "me")
+        assert (await enrol(code, tmp_path / "me")).identity == NORTH  # the secret has stayed one
+
+
+@dataclass
+class Liar:
+    ca_pem: bytes
+
+
+@live
+async def test_the_first_address_that_answers_is_taken_and_all_that_do_not_are_named(tmp_path: Path) -> None:
+    async with house(tmp_path / "state") as at:
+        code = await at.invite()
+        nobody = "127.0.0.1:9"
+        with pytest.raises(Unreachable, match=r"127\.0\.0\.1:9"):
+            await enrol(replace(code, addresses=(nobody,)), tmp_path / "me")
+        both = replace(code, addresses=(nobody, at.port.address))
+        assert (await enrol(both, tmp_path / "me")).identity == NORTH
+
+
+@live
+async def test_tries_from_one_address_are_limited(tmp_path: Path) -> None:
+    async with house(tmp_path / "state") as at:
+        code = await at.invite()
+        credentials = grpc.ssl_channel_credentials(at.keeper.current.ca_pem)
+        options = [("grpc.ssl_target_name_override", server_name(COORDINATOR))]
+        async with grpc.aio.secure_channel(at.port.address, credentials, options) as channel:
+            stub, request = rpc.EnrolmentStub(channel), make_request(new_key())
+            codes = []
+            for _ in range(25):
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await stub.Enrol(pb.EnrolRequest(id=bytes(8), secret=code.secret, request=request))
+                codes.append(refused.value.code())
+        assert codes[:20] == [grpc.StatusCode.PERMISSION_DENIED] * 20
+        assert codes[-1] is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@live
+async def test_a_member_renews_with_a_new_key_and_not_too_often(tmp_path: Path) -> None:
+    async with house(tmp_path / "state") as at:
+        mine = await enrol(await at.invite(), tmp_path / "me")
+        newer = await renew_once(mine, over(lambda: at.channel(mine)))
+        assert newer.identity == NORTH
+        assert newer.key_pem != mine.key_pem
+        tries = [renew_once(newer, over(lambda: at.channel(newer))) for _ in range(2 * RENEWALS_BURST)]
+        refused = [str(error) for error in await asyncio.gather(*tries, return_exceptions=True) if error is not None]
+        assert any("RESOURCE_EXHAUSTED" in detail for detail in refused)
+
+
+@live
+async def test_a_renewal_takes_the_older_keys_word(tmp_path: Path) -> None:
+    async with house(tmp_path / "state") as at:
+        mine = await enrol(await at.invite(), tmp_path / "me")
+        request = make_request(new_key())
+        with pytest.raises(NotRenewed, match="not signed by the key of the older certificate"):
+            await over(lambda: at.channel(mine))(request, consent(new_key(), request))
+
+
+@live
+async def test_who_is_revoked_renews_nothing_and_is_told_to_stop(tmp_path: Path) -> None:
+    async with house(tmp_path / "state") as at:
+        told: list[Identity] = []
+        at.enrolments.on_revoked(told.append)
+        mine = await enrol(await at.invite(), tmp_path / "me")
+        await at.enrolments.revoke(NORTH)
+        assert told == [NORTH]
+        with pytest.raises(MembershipEnded, match="revoked: this takes a new join code"):
+            await renew_once(mine, over(lambda: at.channel(mine)))
+        again = await enrol(await at.invite(), tmp_path / "me")
+        assert (await renew_once(again, over(lambda: at.channel(again)))).identity == NORTH
+
+
+@live
+async def test_short_lives_are_renewed_again_and_again_on_both_sides(tmp_path: Path) -> None:
+    async with house(tmp_path / "state", lifetime_s=2.0) as at:
+        household = Household(at.register, at.enrolments._signer)
+        household.keep(at.keeper)
+        await enrol(await at.invite(), tmp_path / "me")
+        keeper, seen, enough = Keeper(tmp_path / "me"), [], asyncio.Event()
+
+        def replaced(credential: Credential) -> None:
+            seen.append(credential)
+            if len(seen) == 2:
+                enough.set()
+
+        keeper.on_replaced(replaced)
+        first = at.keeper.current
+        renewing = asyncio.create_task(
+            keep_renewed(keeper, over(lambda: at.channel(keeper.current)), rng=random.Random(1))
+        )
+        await asyncio.wait({renewing, asyncio.create_task(enough.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        assert not renewing.done(), renewing.exception()
+        renewing.cancel()
+        await household.close()
+        assert Credential.load(tmp_path / "me") == seen[-1]
+        assert at.keeper.current != first
+
+
+@live
+async def test_an_authority_that_is_away_is_asked_again_until_time_is_over(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path / "authority", "test", lifetime_s=1.0)
+    authority.credential(NORTH).store(tmp_path / "me")
+    tries = 0
+
+    async def away(request: bytes, signature: bytes) -> tuple[bytes, bytes]:
+        nonlocal tries
+        tries += 1
+        raise NotRenewed("nobody answers")
+
+    with pytest.raises(MembershipEnded, match="has expired"):
+        await keep_renewed(Keeper(tmp_path / "me"), away, rng=random.Random(1))
+    assert 1 <= tries <= 8
