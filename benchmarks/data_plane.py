@@ -228,7 +228,9 @@ def crowd(processes: Processes, num_clients: int, size: int) -> tuple[float, flo
     usage = ours.usage
     ours.close()
     rate = num_clients * size / 1e6 / side.seconds["up"][0]
-    say(f"{num_clients} clients x {size / 1e6:g} MB: VmHWM {usage.rss_bytes_max / 1e6:.0f} MB, {rate:.0f} MB/s together")
+    say(
+        f"{num_clients} clients x {size / 1e6:g} MB: VmHWM {usage.rss_bytes_max / 1e6:.0f} MB, {rate:.0f} MB/s together"
+    )
     return usage.rss_bytes_max / 1e6, rate
 
 

@@ -14,6 +14,7 @@ import grpc
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import steps
+from atoll.protocol.bulk import add_aggregator
 from atoll.protocol.channel import PROTOCOL, server_options
 from atoll.protocol.identity.dialer import InsecureDialer
 from atoll.protocol.identity.names import COORDINATOR
@@ -90,7 +91,7 @@ async def _listen(rank: Rank, config: AggregatorConfig, listener: Listener) -> t
         listens.insert(0, f"{config.listen[:-2]}:{memory.read_text().rpartition(':')[2]}")
     for listen in listens:
         server = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=CALLS_MAX)
-        rpc.add_AggregatorServicer_to_server(AggregatorService(rank), server)
+        add_aggregator(AggregatorService(rank), server)
         try:
             address = listener.bind(server, listen)
         except (OperatorError, ConfigError):

@@ -11,6 +11,7 @@ from atoll.aggregation.cuts import first_element
 from atoll.aggregation.layout import ITEM_BYTES, Piece
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
+from atoll.protocol.bulk import Data, DownloadMessage
 from atoll.protocol.channel import CHUNK_BYTES
 from atoll.server.silence import in_time
 from atoll.server.threads import off_loop, on_thread
@@ -32,7 +33,7 @@ async def send_version(
     version: VersionFile,
     opened: pb.DownloadOpen,
     requests: AsyncIterator[pb.DownloadRequest],
-) -> AsyncIterator[pb.DownloadReply]:
+) -> AsyncIterator[DownloadMessage]:
     """The replies to one download: its size, its bytes from `position` on, and a digest when boxes were asked for.
 
     Raises:
@@ -65,7 +66,7 @@ async def send_version(
                     digest.update(data)
                 else:
                     data = reader.read(position, position + size)  # one read, mostly of what the fold has just written
-                yield pb.DownloadReply(data=data)
+                yield Data(data)
                 position += size
                 steps.reached("download.mid")
         if opened.boxes:

@@ -9,6 +9,7 @@ from grpc_reflection.v1alpha import reflection
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.bulk import add_coordinator
 from atoll.protocol.channel import server_options
 from atoll.server.aggregation_service import AggregationService
 from atoll.server.audit.calls import CallAudit
@@ -43,7 +44,7 @@ class Ports:
         calls = CALLS_PER_CLIENT * config.max_connections + CALLS_SPARE
         interceptors = [CallAudit(coordinator.audit)]  # the first sees what those after it refuse
         clients = grpc.aio.server(interceptors=interceptors, options=server_options(), maximum_concurrent_rpcs=calls)
-        rpc.add_CoordinatorServicer_to_server(CoordinatorService(coordinator), clients)
+        add_coordinator(CoordinatorService(coordinator), clients)
         if coordinator.ranks is not None:
             rpc.add_AggregationServicer_to_server(AggregationService(coordinator, coordinator.ranks), clients)
         await _add_health(clients, "Coordinator")
