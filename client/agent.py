@@ -1,22 +1,31 @@
 """The agent: its directory, its worker, its signals around the driver; and the names of its tasks."""
 
 import asyncio
+import os
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from atoll.client.config import AgentConfig
 from atoll.client.driver import Agent
+from atoll.client.memory import Memory
 from atoll.client.policy.gate import Gate
 from atoll.client.runner import Runner
 from atoll.client.statedir import StateDirectory
+from atoll.client.verifier import Verifier
 from atoll.client.worker import WorkerRunner
 from atoll.parallel.task import TaskNotFound, task_name
 from atoll.protocol.identity.dialer import InsecureDialer
+from atoll.protocol.proxy import through_proxy
 from atoll.protocol.settings import ConfigError
 
 
 async def run_agent(
-    config: AgentConfig, tasks: Mapping[str, str], *, runner: Runner | None = None, handle_signals: bool = True
+    config: AgentConfig,
+    tasks: Mapping[str, str],
+    *,
+    runner: Runner | None = None,
+    handle_signals: bool = True,
+    authorities: Callable[[], bytes] | None = None,
 ) -> int:
     """Run one agent until SIGTERM or SIGINT, or until it is done; returns the exit code of its process.
 
@@ -25,9 +34,12 @@ async def run_agent(
         tasks: references of the tasks that it allows, by the names that coordinators know them by (`tasks_by_name`).
         runner: instead of worker processes.
         handle_signals: end orderly at SIGTERM and SIGINT; only in the main thread.
+        authorities: whom this agent trusts, PEM, asked for each connection; None: the agent is `--insecure`, and
+            believes whatever comes.
 
     Raises:
-        ConfigError: the state directory is in use, the policy is not valid, or a task does not load: exit code 2.
+        ConfigError: the state directory is in use, the policy is not valid, the environment names a
+            proxy that cannot be used, or a task does not load: exit code 2.
     """
     state = StateDirectory(config.state)
     gate = None
@@ -43,7 +55,9 @@ async def run_agent(
                 threads=config.threads or None,
                 device=config.device,
             )
-        agent = Agent(config, tasks, runner, state, gate, InsecureDialer())
+        verifier = Verifier(config.site, authorities, Memory(state.seen)) if authorities is not None else None
+        dialer = through_proxy(InsecureDialer(), os.environ)
+        agent = Agent(config, tasks, runner, state, gate, dialer, verifier)
         for number in handled:
             loop.add_signal_handler(number, agent.stop)
         return await agent.run()

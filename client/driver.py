@@ -53,6 +53,8 @@ from atoll.client.session import Session, SessionRules
 from atoll.client.spool import Spool
 from atoll.client.statedir import StateDirectory
 from atoll.client.uploads import Uploads
+from atoll.client.verification import Refused
+from atoll.client.verifier import Verifier
 from atoll.client.workshop import NotAdmitted, Workshop
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
@@ -86,6 +88,7 @@ class Agent:
         state: the agent's directory, locked.
         gate: the site's own policy.
         dialer: opens the channels to the coordinator and its ranks.
+        verifier: of what the coordinator says; None: the connection is `--insecure`, and nothing is signed.
     """
 
     def __init__(
@@ -96,8 +99,10 @@ class Agent:
         state: StateDirectory,
         gate: Gate,
         dialer: Dialer,
+        verifier: Verifier | None = None,
     ) -> None:
         self._config, self._tasks, self._runner, self._gate = config, frozenset(tasks), runner, gate
+        self._verifier = verifier
         self._loop = asyncio.get_running_loop()
         self._rng = random.Random(config.site)
         self._spool = Spool(state.spool, config.spool_max_bytes)
@@ -118,6 +123,7 @@ class Agent:
             on_message=self._on_message,
             on_lost=lambda: self._receive(Disconnected()),
             spawn=self._spawn,
+            verifier=verifier,
         )
         self._workshop = Workshop(
             config.site,
@@ -130,6 +136,7 @@ class Agent:
             link=self._line.link,
             ranks=self._line.ranks,
             wait=self._wait,
+            remember=verifier.memory.save if verifier is not None else lambda: None,
             admit=self._admit,
         )
         self._uploads = Uploads(
@@ -255,6 +262,9 @@ class Agent:
         except BadMessage as error:
             logger.warning("a message of the coordinator is ignored: %s", error)
             return
+        if self._verifier is not None and (refused := self._verifier.check(message, event)) is not None:
+            self._refuse(event, refused)
+            return
         match event:
             case None:
                 return
@@ -269,6 +279,17 @@ class Agent:
         self._receive(event)
         if isinstance(event, RunEnded) and message.run_ended.state == RunState.FINISHED:
             self._kept.forget(event.run_id)
+
+    def _refuse(self, event: Event | None, refused: Refused) -> None:
+        """The coordinator hears of an invitation that comes to nothing; of other messages the log alone tells."""
+        logger.warning("refused: %s: %s: %s", type(event).__name__, refused.reason, refused.detail)
+        match event:
+            case Asked(Invitation() as invitation):
+                run_id, round_id = invitation.run_id, invitation.round_id
+                self._carry_out(ReportFailure(run_id, round_id, refused.reason, refused.detail))
+            case Asked(EvaluationRequest() as request):
+                detail = f"{refused.reason}: {refused.detail}"
+                self._carry_out(ReportEvaluation(request.run_id, request.version, None, detail))
 
     def _tell_of(self, invitation: Invitation) -> None:
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + invitation.time_left))

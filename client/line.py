@@ -10,9 +10,11 @@ import grpc
 
 from atoll.client.ranks import Ranks
 from atoll.client.transport import Link, StreamBroken
+from atoll.client.verifier import Verifier
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import COORDINATOR
+from atoll.protocol.identity.statement import NotTrusted
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +31,7 @@ class Line:
         replaced_wait: seconds before dialling again after another agent has taken this client's name.
         hello: the first message of the next connection.
         on_connected, on_message, on_lost: called on the event loop.
+        verifier: of what the coordinator says; None: the line is `--insecure`, and nothing is signed.
         spawn: runs a coroutine whose failure ends the agent.
     """
 
@@ -43,7 +46,9 @@ class Line:
         on_message: Callable[[pb.ServerMessage], None],
         on_lost: Callable[[], None],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        verifier: Verifier | None,
     ) -> None:
+        self._verifier = verifier
         self._address, self._dialer, self._replaced_wait = address, dialer, replaced_wait
         self.ranks = Ranks(dialer)
         self._hello, self._on_connected, self._on_message, self._on_lost = hello, on_connected, on_message, on_lost
@@ -100,7 +105,10 @@ class Line:
         link = Link(self._dialer.channel(self._address, COORDINATOR))
         end = StreamBroken(grpc.StatusCode.OK, "the coordinator has ended the stream")
         try:
-            welcome = await link.open(self._hello())
+            first = await link.open(self._hello())
+            if self._verifier is not None:
+                self._verifier.welcome(first)
+            welcome = first.welcome
             self._link, self._complaint = link, ""
             self.ranks.update(welcome.ranks.addresses)
             self._is_up.set()
@@ -109,11 +117,13 @@ class Line:
                 link.send(self._unsent.popleft())
             while (message := await link.receive()) is not None:
                 if message.WhichOneof("message") == "ranks":
-                    self.ranks.update(message.ranks.addresses)
+                    self._on_ranks(message)
                 else:
                     self._on_message(message)
         except StreamBroken as error:
             end = error
+        except NotTrusted as error:
+            end = StreamBroken(grpc.StatusCode.UNAUTHENTICATED, f"the coordinator's Welcome is not trusted: {error}")
         finally:
             self._link = None
             self._is_up.clear()
@@ -121,6 +131,12 @@ class Line:
         if not self._is_hanging_up:
             self._explain(end)
             self._on_lost()
+
+    def _on_ranks(self, message: pb.ServerMessage) -> None:
+        if self._verifier is not None and (refused := self._verifier.check(message, None)) is not None:
+            logger.warning("refused: where the aggregation ranks are: %s: %s", refused.reason, refused.detail)
+            return
+        self.ranks.update(message.ranks.addresses)
 
     def _explain(self, end: StreamBroken) -> None:
         """Tell the operator why, once for each reason in a row."""

@@ -5,9 +5,10 @@ spool/        finished updates that the coordinator has not answered for (spool)
 models/       versions of the global model (models)
 kept/         what one update leaves for the next (kept)
 personal/     what this site keeps for itself between the rounds of a run (personal)
+seen          the newest of each run that the coordinator has shown (memory)
 work/         what the worker is writing; emptied when an agent starts
 policy.db     what the site's policy remembers: runs that have asked, rounds that were begun (policy/history)
-decisions.jsonl  what the policy decided, a line each (policy/decisions)
+decisions/    what the policy decided, a line each (policy/decisions)
 worker.*.log  what the user's code prints, one for each task
 """
 
@@ -28,7 +29,7 @@ class StateDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.spool, self.models, self.work = path / "spool", path / "models", path / "work"
-        self.kept, self.personal = path / "kept", path / "personal"
+        self.kept, self.personal, self.seen = path / "kept", path / "personal", path / "seen"
         try:
             for folder in (self.spool, self.models, self.work, self.kept, self.personal):
                 folder.mkdir(parents=True, exist_ok=True)

@@ -122,8 +122,8 @@ class Link:
         self._ended = asyncio.Event()
         self._heartbeat_s = 0.0
 
-    async def open(self, hello: pb.Hello) -> pb.Welcome:
-        """Say Hello and wait for Welcome.
+    async def open(self, hello: pb.Hello) -> pb.ServerMessage:
+        """Say Hello and wait for Welcome, which is returned as it came: signed, or not.
 
         Raises:
             StreamBroken: no connection, no answer in time, or refused.
@@ -140,7 +140,7 @@ class Link:
             raise StreamBroken(grpc.StatusCode.UNKNOWN, "the coordinator did not begin with Welcome")
         self._heartbeat_s = max(0.05, min(3600.0, message.welcome.heartbeat_s))  # in this order: NaN is 3600
         self._writer = asyncio.create_task(self._write(stream))
-        return message.welcome
+        return message
 
     async def receive(self) -> pb.ServerMessage | None:
         """The next message; None when the coordinator has ended the stream. Raises StreamBroken."""

@@ -53,7 +53,15 @@ DAMAGES_MAX = 3
 
 MANIFEST_TIMEOUT_S = 60.0
 
-FINAL = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND})
+FINAL = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNAUTHENTICATED,
+    }
+)
 """A download that ends so will end so again."""
 
 T = TypeVar("T")
@@ -73,6 +81,7 @@ class Workshop:
         link: waits until there is a connection, and returns it.
         ranks: of the aggregation, if there are any.
         wait: seconds to wait after that many cuts without a byte of progress.
+        remember: makes durable what was seen of the run, before what came of it leaves; may run on a thread.
         admit: asked once the model is known, before it is downloaded; raises NotAdmitted.
     """
 
@@ -89,8 +98,10 @@ class Workshop:
         link: Callable[[], Awaitable[Link]],
         ranks: Ranks,
         wait: Callable[[int], float],
+        remember: Callable[[], None],
         admit: Callable[[Request, VersionManifest], None],
     ) -> None:
+        self._remember = remember
         self._site, self._cache, self._spool = ClientId(site), cache, spool
         self._out, self._residual, self._own_out = (work / name for name in ("update.safetensors", "residual", "own"))
         self._kept, self._personal, self._runner = kept, personal, runner
@@ -257,6 +268,7 @@ class Workshop:
         )
 
         def add() -> Entry:
+            self._remember()
             if self._residual.exists():
                 self._kept.stage(_residual_of(invitation), manifest.digest, self._residual)
             if trained.has_own:
@@ -288,6 +300,7 @@ class Workshop:
                 budget=budget,
             )
             sums = await self._runner.evaluate(order)
+            await on_thread(self._remember)
         except RunnerFailed as error:
             return Evaluated(request.key, None, f"{error.reason}: {error.detail}")
         except OSError as error:

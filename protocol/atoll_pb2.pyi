@@ -23,20 +23,22 @@ class ClientMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("welcome", "invite", "release", "evaluate", "run_ended", "ranks")
+    __slots__ = ("welcome", "invite", "release", "evaluate", "run_ended", "ranks", "signature")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     INVITE_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     EVALUATE_FIELD_NUMBER: _ClassVar[int]
     RUN_ENDED_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     invite: Invite
     release: Release
     evaluate: Evaluate
     run_ended: RunEnded
     ranks: Ranks
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., run_ended: _Optional[_Union[RunEnded, _Mapping]] = ..., ranks: _Optional[_Union[Ranks, _Mapping]] = ...) -> None: ...
+    signature: Signature
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., invite: _Optional[_Union[Invite, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., evaluate: _Optional[_Union[Evaluate, _Mapping]] = ..., run_ended: _Optional[_Union[RunEnded, _Mapping]] = ..., ranks: _Optional[_Union[Ranks, _Mapping]] = ..., signature: _Optional[_Union[Signature, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "client_id", "session", "tasks", "num_examples", "label", "working_on", "software", "codecs")
@@ -118,16 +120,40 @@ class Goodbye(_message.Message):
     def __init__(self) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("heartbeat_s", "lease_s", "tasks", "ranks")
+    __slots__ = ("heartbeat_s", "lease_s", "tasks", "ranks", "publisher")
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     TASKS_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHER_FIELD_NUMBER: _ClassVar[int]
     heartbeat_s: float
     lease_s: float
     tasks: _containers.RepeatedScalarFieldContainer[str]
     ranks: Ranks
-    def __init__(self, heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., tasks: _Optional[_Iterable[str]] = ..., ranks: _Optional[_Union[Ranks, _Mapping]] = ...) -> None: ...
+    publisher: Publisher
+    def __init__(self, heartbeat_s: _Optional[float] = ..., lease_s: _Optional[float] = ..., tasks: _Optional[_Iterable[str]] = ..., ranks: _Optional[_Union[Ranks, _Mapping]] = ..., publisher: _Optional[_Union[Publisher, _Mapping]] = ...) -> None: ...
+
+class Signature(_message.Message):
+    __slots__ = ("issued_us", "ed25519")
+    ISSUED_US_FIELD_NUMBER: _ClassVar[int]
+    ED25519_FIELD_NUMBER: _ClassVar[int]
+    issued_us: int
+    ed25519: bytes
+    def __init__(self, issued_us: _Optional[int] = ..., ed25519: _Optional[bytes] = ...) -> None: ...
+
+class Publisher(_message.Message):
+    __slots__ = ("key", "issued_us", "expires_us", "certificate", "signature")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    ISSUED_US_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_US_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    key: bytes
+    issued_us: int
+    expires_us: int
+    certificate: bytes
+    signature: bytes
+    def __init__(self, key: _Optional[bytes] = ..., issued_us: _Optional[int] = ..., expires_us: _Optional[int] = ..., certificate: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Ranks(_message.Message):
     __slots__ = ("addresses",)
@@ -673,3 +699,29 @@ class Certificate(_message.Message):
     address: str
     admin_address: str
     def __init__(self, certificate_pem: _Optional[bytes] = ..., ca_pem: _Optional[bytes] = ..., address: _Optional[str] = ..., admin_address: _Optional[str] = ...) -> None: ...
+
+class SignOrder(_message.Message):
+    __slots__ = ("number", "request", "role", "name", "older_certificate_pem", "consent")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OLDER_CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
+    CONSENT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    request: bytes
+    role: str
+    name: str
+    older_certificate_pem: bytes
+    consent: bytes
+    def __init__(self, number: _Optional[int] = ..., request: _Optional[bytes] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., older_certificate_pem: _Optional[bytes] = ..., consent: _Optional[bytes] = ...) -> None: ...
+
+class SignAnswer(_message.Message):
+    __slots__ = ("number", "certificate_pem", "refusal")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    certificate_pem: bytes
+    refusal: str
+    def __init__(self, number: _Optional[int] = ..., certificate_pem: _Optional[bytes] = ..., refusal: _Optional[str] = ...) -> None: ...

@@ -1179,3 +1179,81 @@ class Membership(object):
             timeout,
             metadata,
             _registered_method=True)
+
+
+class SigningStub(object):
+    """For an authority whose key lies on another machine. It dials the coordinator; the first order is empty, and says that it
+    is heard.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Serve = channel.stream_stream(
+                '/atoll.v1.Signing/Serve',
+                request_serializer=atoll_dot_protocol_dot_atoll__pb2.SignAnswer.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_atoll__pb2.SignOrder.FromString,
+                _registered_method=True)
+
+
+class SigningServicer(object):
+    """For an authority whose key lies on another machine. It dials the coordinator; the first order is empty, and says that it
+    is heard.
+    """
+
+    def Serve(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_SigningServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Serve': grpc.stream_stream_rpc_method_handler(
+                    servicer.Serve,
+                    request_deserializer=atoll_dot_protocol_dot_atoll__pb2.SignAnswer.FromString,
+                    response_serializer=atoll_dot_protocol_dot_atoll__pb2.SignOrder.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'atoll.v1.Signing', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('atoll.v1.Signing', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Signing(object):
+    """For an authority whose key lies on another machine. It dials the coordinator; the first order is empty, and says that it
+    is heard.
+    """
+
+    @staticmethod
+    def Serve(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/atoll.v1.Signing/Serve',
+            atoll_dot_protocol_dot_atoll__pb2.SignAnswer.SerializeToString,
+            atoll_dot_protocol_dot_atoll__pb2.SignOrder.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -44,6 +44,7 @@ _BOTH: Options = [
     ("grpc.absolute_max_metadata_size", 2 * METADATA_BYTES_MAX),
     ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+    ("grpc.compression_enabled_algorithms_bitset", 1),  # none: 64 KiB of a compressed message inflate to 64 MiB
     ("grpc.http2.max_pings_without_data", 0),  # 0: no limit; a client that trains sends little else
 ]
 
@@ -67,7 +68,7 @@ def client_options() -> Options:
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 5000),  # also the least time that one attempt to connect is given
         ("grpc.max_reconnect_backoff_ms", 1000),
-        ("grpc.enable_http_proxy", 0),  # loopback only: no proxy is ever on the way
+        ("grpc.enable_http_proxy", 0),  # only who asks for one goes over a proxy: see `proxy`
     ]
 
 

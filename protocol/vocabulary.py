@@ -91,6 +91,10 @@ class FailureReason(StrEnum):
     UPLOAD_FAILED = "upload_failed"
     DISK_FULL = "disk_full"
     SHUTTING_DOWN = "shutting_down"
+    BAD_SIGNATURE = "bad_signature"
+    CLOCK_SKEW = "clock_skew"
+    REPLAYED = "replayed"
+    ROLLBACK = "rollback"
 
 
 DECLINES = (FailureReason.POLICY_REFUSED, FailureReason.AWAITS_APPROVAL)
@@ -102,6 +106,7 @@ class LossReason(StrEnum):
 
     LEASE_EXPIRED = "lease_expired"
     LEFT = "left"
+    REVOKED = "revoked"
 
 
 class CloseReason(StrEnum):

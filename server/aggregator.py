@@ -19,10 +19,13 @@ from atoll.protocol.channel import PROTOCOL, server_options
 from atoll.protocol.identity.dialer import InsecureDialer
 from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.settings import ConfigError
+from atoll.server.call_limits import CallLimits, Connections
 from atoll.server.config import AggregatorConfig
 from atoll.server.coordinator import OperatorError
 from atoll.server.durable import write_atomically
+from atoll.server.identity.guard import Guard
 from atoll.server.identity.listener import InsecureListener, Listener, cannot_listen
+from atoll.server.limits import Callers
 from atoll.server.placement import take_place
 from atoll.server.rank import Rank, RankPlace
 from atoll.server.rank_service import AggregatorService
@@ -33,7 +36,7 @@ logger = logging.getLogger(__name__)
 DIAL_S = 0.5
 """Seconds between two attempts to reach the coordinator."""
 
-CALLS_MAX = 10_000
+CALLS_MAX, CALLS_PER_CLIENT = 10_000, 16
 EXIT_OK = 0
 
 
@@ -86,11 +89,16 @@ async def host_rank(
 
 async def _listen(rank: Rank, config: AggregatorConfig, listener: Listener) -> tuple[grpc.aio.Server, str]:
     """Open the data plane: port 0 means the port of the last time, for clients that know it, or any other."""
+    register = rank.admission if listener.proves_callers else None
     memory, listens = config.state / "address", [config.listen]
     if config.listen.endswith(":0") and memory.exists():
         listens.insert(0, f"{config.listen[:-2]}:{memory.read_text().rpartition(':')[2]}")
     for listen in listens:
-        server = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=CALLS_MAX)
+        server = grpc.aio.server(
+            interceptors=[CallLimits(Callers(CALLS_PER_CLIENT), Connections().end), Guard(register)],
+            options=server_options(),
+            maximum_concurrent_rpcs=CALLS_MAX,
+        )
         add_aggregator(AggregatorService(rank), server)
         try:
             address = listener.bind(server, listen)

@@ -144,6 +144,11 @@ class Attendance:
     def _say(self, action: Action, client_id: ClientId, outcome: str = "ok") -> None:
         self._audit.say_seldom(action, client_id, outcome, caller=Caller(client_id, "client"))
 
+    def revoked(self, client_id: ClientId) -> None:
+        """It is no member any more: its stream ends, and its runs go on without it."""
+        self.lost([client_id], LossReason.REVOKED)
+        self.hub.dismiss(client_id, f"client {client_id} is revoked")
+
     def _running_with(self, client_id: ClientId) -> list[RunDriver]:
         return [
             run

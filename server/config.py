@@ -264,6 +264,19 @@ class CoordinatorConfig(BaseModel):
     max_connections: int = Field(default=1000, ge=1, le=100_000)
     """Clients that may be connected at once; a further one is turned away and tries again."""
 
+    calls_per_client: int = Field(default=16, ge=4, le=1000)
+    """Calls that one client may have open at once, by the name in its certificate; a further one is refused."""
+
+    upload_floor: int = Field(default=16 * 1024, ge=0, le=2**30)
+    """Bytes a second: an upload that is slower for more than half a minute is ended, and goes on where it was when the
+    client comes again: see limits.md. 0: there is no floor."""
+
+    incoming_max: int = Field(default=0, ge=0, le=2**60)
+    """Bytes of uploads that are not accepted yet, for each run; further ones are put off. 0: no limit but the disk."""
+
+    disk_free_min: int = Field(default=64 * 2**20, ge=2**20, le=2**60)
+    """Bytes of the disk that no upload may use up: the journal needs some to go on."""
+
     aggregators: int = Field(default=0, ge=0, le=64)
     """Ranks of the aggregation, each with a port of its own for updates and versions; 0: this process does it alone.
     Fixed for a run: every rank keeps its part of each version."""

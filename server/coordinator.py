@@ -13,13 +13,13 @@ from typing import Any, NoReturn, TypeVar
 
 from atoll.parallel.task import task_name
 from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.audit_files import audit_folder
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.manifest import UpdateManifest, digest_of
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import TERMINAL, RejectReason, RunId, RunState
 from atoll.server.attendance import Attendance
 from atoll.server.audit.actions import Action
-from atoll.server.audit.files import audit_folder
 from atoll.server.audit.log import COORDINATOR, AuditLog
 from atoll.server.audit.rounds import said_of
 from atoll.server.clock import Clock
@@ -34,8 +34,10 @@ from atoll.server.events import (
 )
 from atoll.server.identity.admission import Admission, joined
 from atoll.server.identity.revocations import Revocations
+from atoll.server.identity.signing import Signer
 from atoll.server.journal import Journal, RunRow
 from atoll.server.judge import Judge, refused
+from atoll.server.limits import DiskLimits
 from atoll.server.oort import Oort
 from atoll.server.open_round import Effects
 from atoll.server.placement import num_ranks_of, write_num_ranks
@@ -86,8 +88,12 @@ class Coordinator:
         self._tasks: set[asyncio.Task[Any]] = set()
         self.ranks = Ranks(config.aggregators, self._tell_ranks) if config.aggregators else None
         self.attendance = Attendance(config, self.runs, self.clock, self.ranks, self.spawn, self.audit)
-        self.uploads = Uploads(self.judge, lambda run_id: self.runs[run_id].reducer.store, self.compute)
+        self.uploads = Uploads(
+            self.judge, lambda run_id: self.runs[run_id].reducer.store, self.compute, floor=config.upload_floor
+        )
         self.admission = Admission(Revocations().is_revoked, joined(self.runs))
+        self.signer: Signer | None = None
+        """Of what is pushed to clients; None: the coordinator is `--insecure`, and nothing is signed."""
         self._adding = asyncio.Lock()
         self.crashed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
@@ -313,6 +319,7 @@ class Coordinator:
             settings=(config.aggregation, config.optimizer),
             is_over=is_over,
             keep_versions=self.config.keep_versions,
+            disk=DiskLimits(self.config.disk_free_min, self.config.incoming_max),
             sums_here=self.ranks is None or self.config.start_aggregators,  # on this machine at least
         )
 

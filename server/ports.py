@@ -13,12 +13,15 @@ from atoll.protocol.bulk import add_coordinator
 from atoll.protocol.channel import server_options
 from atoll.server.aggregation_service import AggregationService
 from atoll.server.audit.calls import CallAudit
+from atoll.server.call_limits import CallLimits, Connections
 from atoll.server.coordinator import Coordinator
+from atoll.server.identity.guard import Guard
 from atoll.server.identity.listener import Listener
+from atoll.server.limits import Callers
 from atoll.server.service import AdminService, CoordinatorService
 
-CALLS_PER_CLIENT, CALLS_SPARE = 8, 100
-"""Calls that may be open at once, also of those who never say Hello."""
+CALLS_SPARE = 100
+"""Calls that may be open at once of those who never say Hello."""
 
 ADMIN_CALLS_MAX = 100
 
@@ -41,8 +44,10 @@ class Ports:
             OperatorError: a port is in use, or not allowed.
         """
         config = coordinator.config
-        calls = CALLS_PER_CLIENT * config.max_connections + CALLS_SPARE
-        interceptors = [CallAudit(coordinator.audit)]  # the first sees what those after it refuse
+        calls = config.calls_per_client * config.max_connections + CALLS_SPARE
+        limits = CallLimits(Callers(config.calls_per_client), Connections().end)
+        guard = Guard(coordinator.admission if listener.proves_callers else None)
+        interceptors = [CallAudit(coordinator.audit), limits, guard]  # the first sees what the others refuse
         clients = grpc.aio.server(interceptors=interceptors, options=server_options(), maximum_concurrent_rpcs=calls)
         add_coordinator(CoordinatorService(coordinator), clients)
         if coordinator.ranks is not None:

@@ -31,6 +31,7 @@ from atoll.server.codec import StoredUpdateMeta, decode_meta, encode_meta
 from atoll.server.durable import DiskFull, naming_full_disk
 from atoll.server.gather import NotFetched, fetch_manifest
 from atoll.server.gloo import Gloo, MeetingPoint
+from atoll.server.identity.admission import AskedAdmission
 from atoll.server.method import Method
 from atoll.server.plan import FoldPlan
 from atoll.server.rank_runs import RankRun
@@ -124,6 +125,7 @@ class Rank:
     def __init__(self, place: RankPlace, folder: Path, channel: grpc.aio.Channel) -> None:
         self.place, self._folder = place, folder
         self.coordinator, self._aggregation = rpc.CoordinatorStub(channel), rpc.AggregationStub(channel)
+        self.admission = AskedAdmission(self._aggregation)
         self.meeting_point = MeetingPoint(place.interface)
         self._runs: dict[RunId, RankRun] = {}
         self._compute = ThreadPoolExecutor(2, thread_name_prefix="compute")

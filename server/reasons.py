@@ -48,10 +48,15 @@ _FAILURES = {
     FailureReason.UPLOAD_FAILED: "it could not upload its update",
     FailureReason.DISK_FULL: "its disk is full",
     FailureReason.SHUTTING_DOWN: "it was shut down",
+    FailureReason.BAD_SIGNATURE: "the invitation's signature is not this coordinator's, or the invitation was changed",
+    FailureReason.CLOCK_SKEW: "the invitation was signed at another time than its clock shows",
+    FailureReason.REPLAYED: "it had seen the invitation, or a newer one, before",
+    FailureReason.ROLLBACK: "it had seen a newer round or version of the run",
 }
 _LOSSES = {
     LossReason.LEASE_EXPIRED: "it was silent for longer than its lease",
     LossReason.LEFT: "it said goodbye",
+    LossReason.REVOKED: "its certificate was revoked",
 }
 _CLOSES = {
     CloseReason.ENOUGH: "as many updates as wanted were in",

@@ -24,7 +24,8 @@ from atoll.protocol.vocabulary import ClientId, Digest, RejectReason, RoundId, R
 from atoll.server.downloads import BadRequest
 from atoll.server.incoming import SMALL_BYTES, Incoming
 from atoll.server.judge import refused
-from atoll.server.silence import next_of
+from atoll.server.limits import FLOOR_BYTES_PER_S, PARTIALS_MAX
+from atoll.server.silence import next_bytes, patience_of
 from atoll.server.store import KeptUpdate, RunStore
 from atoll.server.threads import off_loop, on_thread
 
@@ -64,13 +65,22 @@ class Uploads:
         judge_of: see there.
         store_of: where a run's updates lie.
         compute: for what takes the processor.
+        floor: bytes a second below which an upload is ended; 0: none (`limits.Patience`).
     """
 
-    def __init__(self, judge_of: JudgeOf, store_of: Callable[[RunId], RunStore], compute: Executor) -> None:
-        self._judge_of, self._store_of, self._compute = judge_of, store_of, compute
+    def __init__(
+        self,
+        judge_of: JudgeOf,
+        store_of: Callable[[RunId], RunStore],
+        compute: Executor,
+        *,
+        floor: float = FLOOR_BYTES_PER_S,
+    ) -> None:
+        self._judge_of, self._store_of, self._compute, self._floor = judge_of, store_of, compute, floor
         self._receiving: dict[tuple[RunId, RoundId, ClientId], asyncio.Task[object]] = {}
         self._in_flight: dict[RunId, list[Digest]] = {}
         self._noting: list[tuple[RunId, set[Digest]]] = []
+        self._partial: dict[tuple[RunId, ClientId], list[Digest]] = {}  # begun and not whole, the newest last
         self.received_bytes = 0
         """Of updates, since this process began."""
 
@@ -116,12 +126,13 @@ class Uploads:
             upload = _Upload(self._store_of(manifest.run_id), manifest, digest, judge, self._compute)
             kept = await upload.kept_before()
             if kept is None:
+                await self._forget_older(manifest, upload.store)
                 with upload.store.open_incoming(digest, manifest.num_bytes) as file:
                     if opened.data:
                         self._count(upload.take_at_once(file, opened.data))
                     else:
                         yield pb.UploadReply(position=file.position)
-                    async with aclosing(upload.take(file, requests)) as taken:
+                    async with aclosing(upload.take(file, requests, self._floor)) as taken:
                         async for position, num_bytes in taken:
                             self._count(num_bytes)
                             if position < manifest.num_bytes:  # of the end the verdict tells
@@ -131,7 +142,25 @@ class Uploads:
                     yield _reply(judged)
                     return
                 kept = judged
+            self._is_whole(manifest)
             yield _reply(await judge.decide(kept))
+
+    async def _forget_older(self, manifest: UpdateManifest, store: RunStore) -> None:
+        """A client finishes one upload after the other; whoever begins many and ends none shall not fill the disk."""
+        partial = self._partial.setdefault((manifest.run_id, manifest.client_id), [])
+        if manifest.digest in partial:
+            partial.remove(manifest.digest)
+        partial.append(manifest.digest)
+        for old in partial[:-PARTIALS_MAX]:
+            partial.remove(old)
+            if not self.is_in_flight(manifest.run_id, old):
+                await on_thread(None, store.discard_incoming, old)
+
+    def _is_whole(self, manifest: UpdateManifest) -> None:
+        key = manifest.run_id, manifest.client_id
+        partial = [digest for digest in self._partial.pop(key, []) if digest != manifest.digest]
+        if partial:
+            self._partial[key] = partial
 
     def _count(self, num_bytes: int) -> None:
         self.received_bytes += num_bytes
@@ -193,17 +222,17 @@ class _Upload:
         return len(fresh)
 
     async def take(
-        self, file: Incoming, requests: AsyncIterator[UploadMessage]
+        self, file: Incoming, requests: AsyncIterator[UploadMessage], floor: float
     ) -> AsyncGenerator[tuple[int, int], None]:
         """Take the chunks; each must begin where the last one ended. Gives the position, and how much is new.
 
         They are written and looked at behind this loop; all of it is done when the last position has been given.
         """
-        position, total = file.position, self._manifest.num_bytes
+        position, total, patience = file.position, self._manifest.num_bytes, patience_of(floor)
         behind = Behind(partial(self._append, file), self._compute)
         try:
             while position < total:
-                request = await next_of(requests)
+                request, waited = await next_bytes(requests, patience)
                 if request is None:
                     raise BadRequest(f"the upload ended at byte {position} of {total}")
                 if not isinstance(request, Chunk):
@@ -212,6 +241,7 @@ class _Upload:
                 if request.position != position or not 1 <= size <= min(CHUNK_BYTES, total - position):
                     got = f"a chunk of {size} bytes at {request.position}"
                     raise BadRequest(f"{got} does not continue {position} of {total}")
+                patience.received(size, waited)
                 position += size
                 if file.is_small:
                     self._append(file, [request.data])

@@ -32,11 +32,13 @@ ALSO = {
 
 PURE = {
     "aggregation/weights.py",
+    "protocol/identity/names.py",
     "protocol/vocabulary.py",
     "server/admission.py",
     "server/buffer.py",
     "server/evaluation.py",
     "server/events.py",
+    "server/identity/rules.py",
     "server/intake.py",
     "server/invitations.py",
     "server/ledger.py",
@@ -55,6 +57,7 @@ PURE = {
     "server/utility.py",
     "client/events.py",
     "client/session.py",
+    "client/verification.py",
 }
 """Files that know no clock, socket, file or randomness but what they are handed."""
 
@@ -76,6 +79,7 @@ PURE_STDLIB = {
     "typing",
 }
 PURE_ALSO = {
+    "protocol/identity/names.py": {"re"},
     "server/policy.py": {"pydantic"},
     "server/sampling.py": {"atoll.protocol.reference", "atoll.protocol.settings"},  # load_sampler finds a user's own
 }

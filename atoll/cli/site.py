@@ -80,6 +80,32 @@ def forget(run: options.RunArgument, state: State = None, json: options.Json = F
     say(f"run {run} is forgotten")
 
 
+@app.command("accept-rollback")
+def accept_rollback(run: options.RunArgument, state: State = None, json: options.Json = False) -> None:
+    """Allow that a run goes back, once: to an older round or version than this site has seen, or to another model.
+
+    An agent refuses that, because somebody may be showing it old messages. It is what happens, too, when the
+    coordinator's state was restored from a backup, or a new one uses the name of an old run: ask its operator first.
+    The agent must be stopped meanwhile.
+    """
+    from atoll.client.memory import Memory
+    from atoll.client.statedir import StateDirectory
+    from atoll.protocol.vocabulary import RunId
+
+    held = StateDirectory(_folder(state))
+    try:
+        memory = Memory(held.seen)
+        if not memory.forget(RunId(run)):
+            known = ", ".join(sorted(filter(None, memory.runs()))) or "none"
+            raise CommandError(f"this site has seen nothing of run {run!r} (seen: {known})")
+    finally:
+        held.close()
+    if json:
+        as_json({"run": run, "seen": None})
+        return
+    say(f"whatever run {run} shows next is taken as its newest")
+
+
 def _decide(run: str, standing: "Standing", state: Path | None, json: bool) -> None:
     history = _history(state)
     _known(history, run)

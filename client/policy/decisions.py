@@ -1,52 +1,79 @@
-"""The agent's own log of what its site's policy decided: JSON lines, written before anything else happens."""
+"""The agent's own log of what its site's policy decided, written before anything else happens.
 
-import json
-import os
+A hash chain as the coordinator's audit log (`protocol/chain`), which `atoll audit verify` reads:
+
+    actor, role    the run that asked, "run"
+    action         what was asked for and the answer: train.allowed, evaluate.waiting, upload.refused
+    object         the round, or the version of an evaluation
+    outcome        the rule's name, and a sentence
+    digests        the task, and the bytes of the update as far as they are known
+"""
+
 from collections import OrderedDict
-from datetime import UTC, datetime
+from collections.abc import Callable
 from pathlib import Path
 
-from atoll.client.policy.decide import Decision, PolicyRequest
+from atoll.client.policy.decide import Decision, Kind, PolicyRequest
+from atoll.protocol.audit_files import AuditFiles
+from atoll.protocol.chain import Event, instant
 
-NAME = "decisions.jsonl"
+NAME = "decisions"
+"""The folder of the log in the agent's directory."""
+
+SIGN_S = 5.0
+"""Seconds for which a decision may be signed by no checkpoint."""
+
 REMEMBERED_MAX = 1000
 """Requests of which the last answer is remembered, so that the same one is not written again and again."""
 
 
 class DecisionLog:
-    """Appends to one file; a line is the operating system's before `write` returns.
+    """Appends to the log in an agent's directory; a line outlives the process before `write` returns.
 
     Raises:
-        OSError: from every method: the file cannot be written.
+        OSError: from every method: the log cannot be written.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._fd = os.open(folder / NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def __init__(self, folder: Path, now: Callable[[], float]) -> None:
+        self._files = AuditFiles(folder / NAME, now, writer="agent")
+        self._now, self._sign_by = now, 0.0
         self._answers: OrderedDict[PolicyRequest, Decision] = OrderedDict()
 
-    def write(self, at: float, request: PolicyRequest, decision: Decision) -> None:
+    def write(self, request: PolicyRequest, decision: Decision) -> None:
         """One decision; a repetition of the last one about the same request is no news."""
         if self._answers.get(request) == decision:
             return
-        line = {
-            "time": datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds"),
-            "decision": decision.outcome,
-            "rule": decision.rule,
-            "kind": request.kind,
-            "run": request.run_id,
-            "task": request.task,
-            "version" if request.kind == "evaluate" else "round": request.number,
-            "bytes": request.num_bytes,
-            "detail": decision.detail,
-        }
-        data = json.dumps(line, ensure_ascii=True).encode() + b"\n"
-        if os.write(self._fd, data) != len(data):
-            raise OSError("the decision could not be written whole")
+        now = self._now()
+        if not self._files.unsigned:
+            self._sign_by = now + SIGN_S
+        self._files.append([_event(now, request, decision)])
         self._answers[request] = decision
         self._answers.move_to_end(request)
         if len(self._answers) > REMEMBERED_MAX:
             self._answers.popitem(last=False)
 
+    def sign(self, *, at_once: bool = False) -> None:
+        """Let a checkpoint follow what none signs, if that is for long enough; then it outlives the machine, too."""
+        if self._files.unsigned and (at_once or self._now() >= self._sign_by):
+            self._files.append([], sign=True)
+
     def close(self) -> None:
-        """Let go of the file."""
-        os.close(self._fd)
+        """Sign the rest, and let go of the files."""
+        try:
+            self.sign(at_once=True)
+        finally:
+            self._files.close()
+
+
+def _event(at: float, request: PolicyRequest, decision: Decision) -> Event:
+    what = "version" if request.kind is Kind.EVALUATE else "round"
+    size = {} if request.num_bytes is None else {"bytes": str(request.num_bytes)}
+    return Event(
+        time=instant(at),
+        actor=request.run_id,
+        role="run",
+        action=f"{request.kind}.{decision.outcome}",
+        object=f"{what} {request.number}",
+        outcome=f"{decision.rule}: {decision.detail}" if decision.detail else decision.rule,
+        digests={"task": request.task, **size},
+    )

@@ -47,18 +47,25 @@ class Gate:
     def __init__(self, policy: Path | None, folder: Path, now: Callable[[], float] = time.time) -> None:
         self._file, self._now = PolicyFile(policy), now
         try:
-            self._log, self._history = DecisionLog(folder), PolicyHistory(folder)
+            self._log, self._history = DecisionLog(folder, now), PolicyHistory(folder)
         except OSError as error:
             raise ConfigError([f"state: {error}"]) from error
         self._seen = self._state()
 
     def close(self) -> None:
         """Let go of the files."""
-        self._log.close()
         self._history.close()
+        try:
+            self._log.close()
+        except OSError as error:
+            logger.error("the log of the decisions cannot be signed: %s", error)
 
     def poll(self) -> bool:
         """Whether anything may be decided otherwise than before: another policy, an approval, an hour, a day."""
+        try:
+            self._log.sign()
+        except OSError as error:
+            logger.error("the log of the decisions cannot be signed: %s", error)
         has_changed = self._file.poll()
         seen, self._seen = self._seen, self._state()
         return has_changed or self._seen != seen
@@ -129,7 +136,7 @@ class Gate:
 
     def _written(self, request: PolicyRequest, decision: Decision) -> Decision:
         try:
-            self._log.write(self._now(), request, decision)
+            self._log.write(request, decision)
         except OSError as error:
             return _unusable(error)
         return decision

@@ -44,6 +44,7 @@ USAGES = {
     Role.CLIENT: (_DIALS,),
     Role.COORDINATOR: (_DIALS, _LISTENS),  # it dials its ranks
     Role.AGGREGATOR: (_DIALS, _LISTENS),
+    Role.AUTHORITY: (_DIALS,),
 }
 """What a role's certificates are for: exactly these."""
 

@@ -43,4 +43,4 @@ class InsecureDialer:
 
 
 def _options(more: Sequence[Option]) -> list[tuple[str, Any]]:
-    return [*client_options(), *more]
+    return list((dict(client_options()) | dict(more)).items())  # of two of one name gRPC takes the first

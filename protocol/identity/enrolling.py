@@ -8,6 +8,7 @@ only when this has the fingerprint, and has signed the coordinator's, does the s
 import asyncio
 import json
 import logging
+import os
 import ssl
 import time
 from contextlib import suppress
@@ -36,6 +37,7 @@ from atoll.protocol.identity.certificates import (
 from atoll.protocol.identity.credential import Credential, CredentialError, make_private_folder, write_private
 from atoll.protocol.identity.join_code import JoinCode, is_address
 from atoll.protocol.identity.names import COORDINATOR, Role
+from atoll.protocol.proxy import HttpProxy
 from atoll.protocol.settings import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -104,8 +106,7 @@ async def enrol(code: JoinCode, folder: Path) -> Credential:
         EnrolmentFailed: somebody else answers there than the code says, or the invitation is refused.
         CredentialError, OSError: the folder cannot be used.
     """
-    make_private_folder(folder)
-    key, faults = _key_in(folder), []
+    key, faults = key_in(folder), []
     for address in code.addresses:
         try:
             async with asyncio.timeout(TIMEOUT_S):
@@ -127,8 +128,9 @@ async def enrol(code: JoinCode, folder: Path) -> Credential:
     return credential
 
 
-def _key_in(folder: Path) -> PrivateKey:
+def key_in(folder: Path) -> PrivateKey:
     """The key of an enrolment that was cut, or a new one; on disk before anybody signs for it."""
+    make_private_folder(folder)
     with suppress(FileNotFoundError, CertificateError):
         return read_key((folder / ENROLLING).read_bytes())
     key = new_key()
@@ -146,8 +148,11 @@ async def _ask_again(address: str, code: JoinCode, key: PrivateKey) -> tuple[pb.
 
 async def _ask(address: str, code: JoinCode, key: PrivateKey) -> tuple[pb.Certificate, bytes]:
     """The answer of whoever is at an address and is who the code says; and the authority."""
-    shown = await _certificate_at(address)
-    options = [*client_options(), ("grpc.ssl_target_name_override", server_name(COORDINATOR))]
+    proxy = HttpProxy.of(os.environ)
+    shown = await _certificate_at(address, proxy)
+    over = proxy.options(address) if proxy is not None else []
+    own = {"grpc.ssl_target_name_override": server_name(COORDINATOR)}
+    options = list((dict(client_options()) | own | dict(over)).items())
     async with grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(shown), options=options) as channel:
         stub = rpc.EnrolmentStub(channel)
         try:
@@ -161,15 +166,17 @@ async def _ask(address: str, code: JoinCode, key: PrivateKey) -> tuple[pb.Certif
             raise EnrolmentFailed([f"the coordinator at {address} refuses: {error.details()}"]) from None
 
 
-async def _certificate_at(address: str) -> bytes:
+async def _certificate_at(address: str, proxy: HttpProxy | None) -> bytes:
     """The certificate (PEM) that whoever listens there shows. It is not yet believed."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
     host, _, port = address.rpartition(":")
-    opening = asyncio.open_connection(
-        host.strip("[]"), int(port), ssl=context, server_hostname=server_name(COORDINATOR), limit=2**16
-    )
+    name = server_name(COORDINATOR)
+    if proxy is not None and proxy.is_for(address):
+        opening = proxy.open_tls(address, context, name)
+    else:
+        opening = asyncio.open_connection(host.strip("[]"), int(port), ssl=context, server_hostname=name, limit=2**16)
     try:
         _, writer = await asyncio.wait_for(opening, HANDSHAKE_S)
     except (OSError, TimeoutError) as error:

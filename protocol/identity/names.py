@@ -28,6 +28,8 @@ class Role(StrEnum):
     """The server that clients dial."""
     AGGREGATOR = "aggregator"
     """A rank of the aggregation; its name is its number."""
+    AUTHORITY = "authority"
+    """Signs certificates, from another machine; it makes its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from queue import Empty, SimpleQueue
 from types import MappingProxyType
 from typing import Self
 
+from atoll.protocol.audit_files import APPEND_MAX, AuditFiles
 from atoll.protocol.chain import Checkpoint, Event, instant
 from atoll.server.audit.actions import Action
 from atoll.server.audit.budget import Budget
-from atoll.server.audit.files import APPEND_MAX, AuditFiles
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class AuditLog:
     """An audit log that is being written. Methods may be called from any thread; `say` never waits, and never fails.
 
     Args:
-        folder: see `files.AuditFiles`.
+        folder: see `audit_files.AuditFiles`.
         clock: seconds since the epoch.
 
     Raises:

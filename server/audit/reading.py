@@ -6,8 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.protocol.audit_files import AuditUnusable, audit_folder, log_files, public_key, read_lines, sizes
 from atoll.protocol.chain import Checkpoint, Line, LineFault, Verifier, read_line
-from atoll.server.audit.files import AuditUnusable, audit_folder, log_files, public_key, read_lines, sizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def __init__(self, register: Register | None) -> None:
         self._register = register
+        self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         self._open: set[_Call] = set()
         self._sweeping: asyncio.Task[None] | None = None
 
@@ -81,10 +82,14 @@ class Guard(grpc.aio.ServerInterceptor):
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
         """The guarded handler of a method; None when there is none, which gRPC answers with UNIMPLEMENTED."""
+        method: str = handler_call_details.method
+        if (known := self._handlers.get(method)) is not None:
+            return known
         handler = await continuation(handler_call_details)
         if handler is None or self._register is None:
             return handler
-        return self._guarded(handler, handler_call_details.method)
+        guarded = self._handlers[method] = self._guarded(handler, method)
+        return guarded
 
     # ------------------------------------------------------------ handlers
 

@@ -11,6 +11,9 @@ from atoll.server.coordinator import OperatorError
 class Listener(Protocol):
     """Takes ports."""
 
+    proves_callers: bool
+    """Whether whoever calls there has shown a certificate; otherwise everybody is taken at their word (`guard`)."""
+
     def bind(self, server: grpc.aio.Server, listen: str) -> str:
         """Take `host:port`; port 0: the system chooses. Returns the address.
 
@@ -22,6 +25,8 @@ class Listener(Protocol):
 
 class InsecureListener:
     """Hears everybody on this machine, and nobody else."""
+
+    proves_callers = False
 
     def bind(self, server: grpc.aio.Server, listen: str) -> str:
         """See `Listener`."""

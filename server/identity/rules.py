@@ -41,9 +41,9 @@ _RANKS = _only(Role.AGGREGATOR)
 _GRANTERS = {**_only(Role.OWNER), **_only(Role.OPERATOR, touching=Touches.SITES)}
 _EVERYBODY = Rule({}, is_open=True)
 
-_COORDINATOR, _AGGREGATOR, _AGGREGATION, _ADMIN, _ENROLMENT, _MEMBERSHIP = (
+_COORDINATOR, _AGGREGATOR, _AGGREGATION, _ADMIN, _ENROLMENT, _MEMBERSHIP, _SIGNING = (
     f"/atoll.v1.{service}/"
-    for service in ("Coordinator", "Aggregator", "Aggregation", "Admin", "Enrolment", "Membership")
+    for service in ("Coordinator", "Aggregator", "Aggregation", "Admin", "Enrolment", "Membership", "Signing")
 )
 
 RULES: Mapping[str, Rule] = {
@@ -68,7 +68,8 @@ RULES: Mapping[str, Rule] = {
     _ADMIN + "ListMembers": Rule(_READERS),
     _ENROLMENT + "GetAuthority": _EVERYBODY,
     _ENROLMENT + "Enrol": _EVERYBODY,
-    _MEMBERSHIP + "Renew": Rule(_only(*Role)),
+    _MEMBERSHIP + "Renew": Rule(_only(*(role for role in Role if role is not Role.AUTHORITY))),
+    _SIGNING + "Serve": Rule(_only(Role.AUTHORITY)),
     "/grpc.health.v1.Health/Check": _EVERYBODY,
     "/grpc.health.v1.Health/Watch": _EVERYBODY,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Rule(_OPERATORS),

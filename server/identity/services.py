@@ -128,8 +128,8 @@ async def _identity(context: Context, role: str, name: str) -> Identity:
             server_name(identity)
     except ValueError as error:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-    if identity.role is Role.COORDINATOR:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the coordinator is not invited, and not revoked")
+    if identity.role in (Role.COORDINATOR, Role.AUTHORITY):
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{identity} is not invited, and not revoked")
     return identity
 
 

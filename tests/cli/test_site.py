@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from atoll.client.memory import Memory
 from atoll.client.policy.file import PolicyFile
 from atoll.client.policy.history import PolicyHistory
-from tests.cli.invoking import invoke, refused
+from atoll.client.statedir import StateDirectory
+from atoll.client.verification import Seen
+from atoll.protocol.vocabulary import RoundId, RunId
+from tests.cli.invoking import invoke, refused, said
 
 
 @pytest.fixture
@@ -96,3 +100,17 @@ def test_every_line_of_the_new_projects_policy_is_allowed_when_it_is_uncommented
     assert policy is not None
     assert (policy.approval, policy.metrics_only, policy.rounds_per_day) == ("each_run", True, 24)
     assert (policy.time_zone, policy.hours.begin, policy.hours.end) == ("Europe/Berlin", "20:00", "06:00")
+
+
+def test_a_run_may_go_back_once_when_its_site_says_so(state: Path) -> None:
+    held = StateDirectory(state)
+    memory = Memory(held.seen)
+    for run_id in ("digits-1", "digits-2"):
+        memory.note(RunId(run_id), Seen(7, RoundId(3)))
+    memory.save()
+    command = ("site", "accept-rollback", "digits-1", "--state", state)
+    assert "in use by another agent" in refused(*command)[0]
+    held.close()
+    assert said(*command) == "whatever run digits-1 shows next is taken as its newest\n"
+    assert refused(*command) == ["this site has seen nothing of run 'digits-1' (seen: digits-2)"]
+    assert Memory(held.seen).runs() == {"digits-2": Seen(7, RoundId(3))}

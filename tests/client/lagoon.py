@@ -71,6 +71,7 @@ class Lagoon(rpc.CoordinatorServicer):
         self.pushes = None  # of the newest stream
         self.welcome = pb.Welcome(heartbeat_s=5.0, lease_s=15.0)
         self.session_status = None
+        self.signed = None  # what becomes of each message that is pushed to a client
         self.download_cuts, self.upload_cuts = [], []
         self.damage = Counter()  # tensor -> how many more times it comes damaged
         self.calls, self.opened, self.asked = Counter(), [], []
@@ -98,13 +99,16 @@ class Lagoon(rpc.CoordinatorServicer):
         pushes = self.pushes = asyncio.Queue()
         reader = asyncio.ensure_future(self._read(requests, pushes))
         try:
-            yield pb.ServerMessage(welcome=self.welcome)
+            yield self._signed(pb.ServerMessage(welcome=self.welcome), hello)
             while (message := await pushes.get()) is not None:
                 if isinstance(message, tuple):
                     await context.abort(*message)
-                yield message
+                yield self._signed(message, hello)
         finally:
             reader.cancel()
+
+    def _signed(self, message, hello):
+        return message if self.signed is None else self.signed(message, hello.client_id)
 
     async def _read(self, requests, pushes):
         async for message in requests:
@@ -299,15 +303,18 @@ class Instant:
 
 def config(lagoon_, state, **fields):
     fields = {"site": "north", "reconnect_min": 0.01, "reconnect_max": 0.2} | fields
-    return AgentConfig(join=lagoon_.address, state=state, **fields)
+    settings = AgentConfig(state=state, **fields)
+    return settings.model_copy(update={"join": lagoon_.address})  # a test may play another machine
 
 
 @asynccontextmanager
-async def agent(lagoon_, state, runner=None, **fields):
+async def agent(lagoon_, state, runner=None, *, authorities=None, **fields):
     """An agent in this process, until the block ends; it must still live then, unless it was to end by itself."""
     runner = runner or Instant()
     settings = config(lagoon_, state, **fields)
-    task = asyncio.ensure_future(run_agent(settings, {"tiny:task": "x:task"}, runner=runner, handle_signals=False))
+    tasks = {"tiny:task": "x:task"}
+    running = run_agent(settings, tasks, runner=runner, handle_signals=False, authorities=authorities)
+    task = asyncio.ensure_future(running)
     try:
         yield task
         if task.done():

@@ -1,6 +1,5 @@
 """An agent with a policy, against a coordinator that asks for more: nothing that is not allowed leaves."""
 
-import json
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -9,6 +8,7 @@ from atoll.client.policy.decide import Standing
 from atoll.client.policy.history import PolicyHistory
 from atoll.protocol import atoll_pb2 as pb
 from tests.client.lagoon import Instant, Version, agent, lagoon, live, model, until
+from tests.client.policy.test_gate import written
 
 POLICY = 'tasks = ["tiny:*"]\nruns = ["*"]\n'
 
@@ -26,7 +26,7 @@ async def site(folder, extra="", runner=None):
 
 
 def decisions(folder):
-    return [json.loads(line) for line in (folder / "a" / "decisions.jsonl").read_text().splitlines()]
+    return written(folder / "a")
 
 
 @live
@@ -41,7 +41,8 @@ async def test_a_model_that_is_too_large_is_not_even_downloaded(tmp_path):
         assert failed.reason == "policy_refused"
         assert failed.detail == "upload_max_bytes: an update of 40000 bytes may not leave; allowed: at most 39999"
         assert coordinator.calls["Download"] == 0
-        assert (decisions(tmp_path)[-1]["rule"], decisions(tmp_path)[-1]["bytes"]) == ("upload_max_bytes", 40000)
+        assert decisions(tmp_path)[-1]["action"] == "train.refused"
+        assert decisions(tmp_path)[-1]["digests"]["bytes"] == "40000"
 
 
 @live
@@ -56,8 +57,7 @@ async def test_an_update_that_turns_out_too_large_is_deleted_before_its_first_by
         assert (failed.reason, failed.detail.split(":")[0]) == ("policy_refused", "upload_max_bytes")
         await until(lambda: not list((tmp_path / "a" / "spool").iterdir()))
         assert coordinator.calls["Upload"] == 0
-        kinds = [(line["kind"], line["decision"]) for line in decisions(tmp_path)]
-        assert kinds == [("train", "allowed"), ("upload", "refused")]
+        assert [line["action"] for line in decisions(tmp_path)] == ["train.allowed", "upload.refused"]
 
 
 @live

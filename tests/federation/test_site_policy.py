@@ -3,6 +3,7 @@
 import json
 import subprocess
 
+from tests.client.policy.test_gate import written
 from tests.federation.processes import ATOLL, federation
 
 ALL = 'tasks = ["*"]\nruns = ["trouble-*"]\n'
@@ -26,9 +27,7 @@ def test_what_a_site_does_not_allow_is_refused_on_the_record_and_the_rounds_go_o
         rounds = it.rounds()
         assert [record.phase for record in rounds] == ["committed"] * 6, "nobody waited for who had declined"
         assert any(record.clients["b"].digest for record in rounds if "b" in record.clients)
-        begun = {
-            line["round"] for line in decisions(it, "c") if (line["kind"], line["decision"]) == ("train", "allowed")
-        }
+        begun = {int(line["object"].split()[1]) for line in decisions(it, "c") if line["action"] == "train.allowed"}
         assert len(begun) == 1
         refused = [r.clients["c"] for r in rounds if "c" in r.clients and r.clients["c"].reason]
         assert {client.reason for client in refused} == {"policy_refused"}
@@ -37,4 +36,4 @@ def test_what_a_site_does_not_allow_is_refused_on_the_record_and_the_rounds_go_o
 
 
 def decisions(it, site):
-    return [json.loads(line) for line in (it.folder / site / "decisions.jsonl").read_text().splitlines()]
+    return written(it.folder / site)

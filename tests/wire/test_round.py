@@ -264,3 +264,11 @@ async def test_run_that_has_ended_begins_anew_only_when_asked_to(tmp_path, caplo
         await asyncio.sleep(0.01)
     again.cancel()
     await asyncio.wait([again])
+
+
+@live
+async def test_health_is_watched_by_whoever_wants_to(tmp_path):
+    async with running(tmp_path / "state") as it, grpc.aio.insecure_channel(it.address) as channel:
+        watching = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await watching.read()).status == health_pb2.HealthCheckResponse.SERVING
+        watching.cancel()

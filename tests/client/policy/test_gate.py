@@ -17,12 +17,20 @@ from atoll.client.spool import Entry, Spool
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RoundId, RunId, Version
+from tests.cli.invoking import invoke, shown
 from tests.client.lagoon import Version as Model
 from tests.client.lagoon import model
 
 POLICY = 'tasks = ["t"]\nruns = ["*"]\n'
 RUN = RunId("r-1")
 DAY_S = 86400.0
+
+
+def written(folder: Path) -> list[dict[str, Any]]:
+    """The events of a log of decisions."""
+    files = sorted((folder / "decisions").glob("audit-*.jsonl"))
+    lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    return [line for line in lines if "action" in line]
 
 
 class Site:
@@ -34,7 +42,7 @@ class Site:
         self.gate = Gate(self.path, folder, lambda: self.now)
 
     def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "decisions.jsonl").read_text().splitlines()]
+        return written(self.folder)
 
     def changes(self, extra: str) -> bool:
         self.path.write_text(POLICY + extra)
@@ -70,23 +78,46 @@ def test_each_decision_is_written_down_once_with_its_rule(tmp_path: Path) -> Non
         assert site.gate.admit(invitation(), version()).rule is Rule.UPLOAD_MAX_BYTES
     assert site.gate.admit(question(), version()).is_allowed
     assert site.gate.ask(invitation(2, task="u")).rule is Rule.TASKS
-    assert [(line["decision"], line["rule"], line["kind"]) for line in site.lines()] == [
-        ("refused", "upload_max_bytes", "train"),
-        ("allowed", "none_objects", "evaluate"),
-        ("refused", "tasks", "train"),
+    assert [(line["action"], line["outcome"].split(":")[0]) for line in site.lines()] == [
+        ("train.refused", "upload_max_bytes"),
+        ("evaluate.allowed", "none_objects"),
+        ("train.refused", "tasks"),
     ]
     first = site.lines()[0]
-    assert (first["time"], first["run"], first["task"]) == ("2026-05-04T12:00:00.000+00:00", "r-1", "t")
-    assert (first["round"], first["bytes"]) == (1, 40)
-    assert first["detail"] == "an update of 40 bytes may not leave; allowed: at most 39"
-    assert site.lines()[1]["version"] == 1
+    assert (first["time"], first["actor"], first["object"]) == ("2026-05-04T12:00:00.000000Z", "r-1", "round 1")
+    assert first["digests"] == {"task": "t", "bytes": "40"}
+    assert first["outcome"] == "upload_max_bytes: an update of 40 bytes may not leave; allowed: at most 39"
+    assert site.lines()[1]["object"] == "version 1"
+
+
+def test_the_log_is_a_chain_that_is_signed_soon_and_goes_on_after_a_crash(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+
+    def verdict() -> dict[str, Any]:
+        log, key = tmp_path / "decisions", tmp_path / "decisions" / "public.pem"
+        found: dict[str, Any] = shown("audit", "verify", *sorted(log.glob("audit-*.jsonl")), "--key", key)
+        return {name: found[name] for name in ("events", "checkpoints", "unsigned", "num_faults")}
+
+    site.gate.admit(invitation(1), version())
+    site.gate.poll()
+    assert verdict() == {"events": 1, "checkpoints": 0, "unsigned": 1, "num_faults": 0}
+    site.now += 5
+    site.gate.poll()
+    assert verdict() == {"events": 1, "checkpoints": 1, "unsigned": 0, "num_faults": 0}
+    again = Site(tmp_path)  # the first is never closed, as by kill -9
+    again.gate.admit(invitation(2), version())
+    again.gate.close()
+    assert verdict() == {"events": 2, "checkpoints": 2, "unsigned": 0, "num_faults": 0}
+    [log] = (tmp_path / "decisions").glob("audit-*.jsonl")
+    log.write_bytes(log.read_bytes().replace(b"train.allowed", b"train.refused", 1))
+    assert invoke("audit", "verify", log).exit_code == 1
 
 
 def test_a_codec_makes_the_update_smaller_than_the_model(tmp_path: Path) -> None:
     site = Site(tmp_path, "upload_max_bytes = 3000\n")
     assert not site.gate.admit(invitation(codec="bf16"), version(w=2000)).is_allowed
     assert site.gate.admit(invitation(codec="qsgd8"), version(w=2000)).is_allowed
-    assert site.lines()[-1]["bytes"] == 2000 + 4 * 4
+    assert site.lines()[-1]["digests"]["bytes"] == str(2000 + 4 * 4)
 
 
 def test_the_size_of_an_update_is_that_of_the_real_one_with_its_manifest(tmp_path: Path) -> None:
@@ -96,7 +127,7 @@ def test_the_size_of_an_update_is_that_of_the_real_one_with_its_manifest(tmp_pat
     site.gate.admit(invitation(), version())
     refused = site.gate.ask_upload(entry)
     assert (refused.outcome, refused.rule) == (Outcome.REFUSED, Rule.UPLOAD_MAX_BYTES)
-    assert site.lines()[-1]["bytes"] == size
+    assert site.lines()[-1]["digests"]["bytes"] == str(size)
     assert site.changes(f"upload_max_bytes = {size}\n")
     assert site.gate.ask_upload(entry).is_allowed
 
@@ -163,7 +194,7 @@ def test_while_the_file_is_not_valid_nothing_is_allowed(tmp_path: Path, caplog: 
     assert site.changes("upload_max = 5\n")
     assert f"{site.path}: upload_max: unknown key" in caplog.text
     nothing_is_allowed(site, Rule.POLICY_FILE)
-    assert site.lines()[-1]["rule"] == "policy_file"
+    assert site.lines()[-1]["outcome"].startswith("policy_file: ")
     site.path.unlink()
     assert [site.gate.poll(), site.gate.poll()] == [False, False], "nothing is allowed as before"
     nothing_is_allowed(site, Rule.POLICY_FILE)
@@ -178,8 +209,9 @@ def test_what_cannot_be_written_down_is_not_allowed(tmp_path: Path, monkeypatch:
     def full(*_: Any) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "write", full)
-    assert site.gate.ask_upload(spooled(tmp_path)).rule is Rule.STATE
+    entry = spooled(tmp_path)
+    monkeypatch.setattr(os, "pwrite", full)
+    assert site.gate.ask_upload(entry).rule is Rule.STATE
     assert site.gate.admit(invitation(), version()) == Decision(
         Outcome.WAITING, Rule.STATE, "this site cannot write down what it decides"
     )

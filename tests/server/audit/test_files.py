@@ -6,8 +6,8 @@ import stat
 
 import pytest
 
+from atoll.protocol.audit_files import APPEND_MAX, AuditFiles, AuditUnusable, log_files, sizes
 from atoll.protocol.chain import EVENTS_MAX, Event, instant, read_line
-from atoll.server.audit.files import APPEND_MAX, AuditFiles, AuditUnusable, log_files, sizes
 from atoll.server.audit.reading import Source, last_checkpoint, verify
 
 NOW = 1_800_000_000.0

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import grpc
 
 from atoll.protocol.identity.certificates import Issuer, key_to_pem, new_key, server_name, to_pem
+from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.names import Identity, Role
 
 AUTHORITY = Issuer.create("test", now=time.time())
@@ -20,6 +21,11 @@ class Member:
         self.identity, self.certificate = identity, issuer.issue(key.public_key(), identity, now=time.time())
         self.pair = key_to_pem(key), to_pem(self.certificate)
         self.roots = to_pem(issuer.certificate)
+
+    @property
+    def credential(self):
+        key, certificate = self.pair
+        return Credential(key, certificate, self.roots)
 
     @property
     def serial(self):

@@ -30,6 +30,7 @@ from atoll.server.identity.household import Household
 from atoll.server.identity.register import Register
 from atoll.server.identity.services import MembershipService
 from atoll.server.statedir import StateDirectory
+from tests.client.connect_proxy import connect_proxy
 from tests.client.lagoon import live
 
 NORTH = Identity(Role.CLIENT, "north")
@@ -99,18 +100,25 @@ async def test_whoever_has_a_code_becomes_who_it_is_for_and_knows_the_place(tmp_
 
 
 @live
+async def test_one_enrols_through_a_proxy_that_sees_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with house(tmp_path / "state") as at:
+        async with connect_proxy(int(at.port.address.rpartition(":")[2]), "north:s3cret") as proxy:
+            monkeypatch.setenv("https_proxy", f"http://north:s3cret@{proxy.address}")
+            monkeypatch.delenv("no_proxy", raising=False)
+            monkeypatch.delenv("NO_PROXY", raising=False)
+            code = replace(await at.invite(), addresses=("atoll.example:7070",))
+            assert (await enrol(code, tmp_path / "me")).identity == NORTH
+            assert [line for line in proxy.lines if "to" in line] == [{"to": "atoll.example:7070", "status": "200"}] * 2
+
+
+@live
 async def test_an_enrolment_whose_answer_was_lost_is_repeated(tmp_path: Path) -> None:
     async with house(tmp_path / "state") as at:
         code = await at.invite()
-        key = enrolling._key_in(_made(tmp_path / "me"))
+        key = enrolling.key_in(tmp_path / "me")
         lost, _ = await enrolling._ask(at.port.address, code, key)
         credential = await enrol(code, tmp_path / "me")
         assert credential.certificate_pem == lost.certificate_pem
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
 
 
 @live

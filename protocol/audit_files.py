@@ -36,7 +36,7 @@ from atoll.protocol.chain import (
     instant,
     read_line,
 )
-from atoll.server.durable import naming_full_disk, write_atomically
+from atoll.protocol.durable import naming_full_disk, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -121,14 +121,22 @@ class AuditFiles:
         folder: of the log; it is made when missing.
         clock: gives the time of a repair and of checkpoints [s since the epoch].
         file_bytes: see FILE_BYTES.
+        writer: who is said to have repaired it.
 
     Raises:
         AuditUnusable: there is a log and no key, or a key of another kind.
         OSError: it cannot be written.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], float], *, file_bytes: int = FILE_BYTES) -> None:
-        self.folder, self._clock, self._file_bytes = folder, clock, file_bytes
+    def __init__(
+        self,
+        folder: Path,
+        clock: Callable[[], float],
+        *,
+        file_bytes: int = FILE_BYTES,
+        writer: str = "coordinator",
+    ) -> None:
+        self.folder, self._clock, self._file_bytes, self._writer = folder, clock, file_bytes, writer
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._file = -1
@@ -249,8 +257,8 @@ class AuditFiles:
         logger.warning("%s: %d bytes of unfinished lines were cut off", place.path, len(cut))
         repair = Event(
             time=instant(self._clock()),
-            actor="coordinator",
-            role="coordinator",
+            actor=self._writer,
+            role=self._writer,
             action="audit.repair",
             object=f"line {place.head.seq}",
             outcome=f"{len(cut)} bytes of unfinished lines were cut off",

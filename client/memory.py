@@ -1,0 +1,142 @@
+"""What a client has seen of each run, for `verification`: in memory, and in a file that only grows.
+
+    STATE/seen    one line of JSON for each run and change; the last one of a run counts
+
+It is made durable before what came of an invitation leaves this client. What is lost in a crash before that was of a
+round for which nothing has left.
+"""
+
+import json
+import os
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from atoll.client.verification import Seen
+from atoll.protocol.settings import ConfigError
+from atoll.protocol.strict import INT64_MAX, fields_of, integer, refuse, text
+from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
+
+LINES_MIN, LINES_PER_RUN = 1000, 10
+"""A file of more lines is written anew when an agent starts."""
+
+_KEYS = frozenset({"run", *asdict(Seen())})
+
+
+class Memory:
+    """The file at a path. `note` is quick; `save` may run on a thread.
+
+    Raises:
+        ConfigError: the file is damaged; a torn last line, of a crash, is not.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._lock = path, threading.Lock()
+        self._seen, num_lines, self._end = _read(path)
+        self._unsaved: set[RunId] = set()
+        if num_lines > max(LINES_MIN, LINES_PER_RUN * len(self._seen)):
+            self._write_anew()
+
+    def seen(self, run_id: RunId) -> Seen:
+        """The newest of a run."""
+        return self._seen.get(run_id, Seen())
+
+    def note(self, run_id: RunId, seen: Seen) -> None:
+        """There is something newer."""
+        with self._lock:
+            self._seen[run_id] = seen
+            self._unsaved.add(run_id)
+
+    def save(self) -> None:
+        """Everything that was noted is on disk when this returns.
+
+        Raises:
+            OSError: the disk does not allow it.
+        """
+        with self._lock:
+            if not self._unsaved:
+                return
+            lines = b"".join(_line(run_id, self._seen[run_id]) for run_id in sorted(self._unsaved))
+            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.ftruncate(file, self._end)  # a torn line, of this process or of an earlier one, goes
+                os.pwrite(file, lines, self._end)
+                os.fsync(file)
+            finally:
+                os.close(file)
+            self._end += len(lines)
+            self._unsaved.clear()
+
+    def forget(self, run_id: RunId) -> bool:
+        """This site's operator allows that the run begins again from anywhere; whether anything was known of it."""
+        if self._seen.pop(run_id, None) is None:
+            return False
+        self._unsaved.discard(run_id)
+        self._write_anew()
+        return True
+
+    def runs(self) -> dict[RunId, Seen]:
+        """Everything."""
+        return dict(self._seen)
+
+    def _write_anew(self) -> None:
+        part = self._path.with_name(self._path.name + ".part")
+        content = b"".join(_line(run_id, seen) for run_id, seen in self._seen.items())
+        file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(file, content)
+            os.fsync(file)
+        finally:
+            os.close(file)
+        os.replace(part, self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        self._end = len(content)
+
+
+def _line(run_id: RunId, seen: Seen) -> bytes:
+    return json.dumps({"run": run_id, **asdict(seen)}, sort_keys=True).encode() + b"\n"
+
+
+def _read(path: Path) -> tuple[dict[RunId, Seen], int, int]:
+    """What the file says, its lines, and where the last whole one ends."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return {}, 0, 0
+    whole = content[: content.rfind(b"\n") + 1]
+    seen: dict[RunId, Seen] = {}
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            run_id, newest = _parsed(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            what = f"{path}, line {number}: {error}"
+            remedy = (
+                "put it back from a backup; without it this agent takes rounds and versions that it has seen before"
+            )
+            raise ConfigError([f"{what}: {remedy}"]) from None
+        seen[run_id] = newest
+    return seen, whole.count(b"\n"), len(whole)
+
+
+def _parsed(value: Any) -> tuple[RunId, Seen]:
+    fields = fields_of(value, "seen", keys=_KEYS)
+    digest = fields["digest"]
+    if type(digest) is not str or len(digest) not in (0, 64):
+        refuse("digest", digest, "64 hexadecimal digits, or none")
+    numbers = {
+        key: integer(fields[key], key, low=0, high=INT64_MAX)
+        for key in ("issued_us", "round_id", "base_version", "version")
+    }
+    seen = Seen(
+        numbers["issued_us"],
+        RoundId(numbers["round_id"]),
+        Version(numbers["base_version"]),
+        Version(numbers["version"]),
+        Digest(digest),
+    )
+    return RunId(fields["run"] if fields["run"] == "" else text(fields["run"], "run", num_max=256)), seen

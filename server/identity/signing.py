@@ -1,0 +1,104 @@
+"""The publisher: signs whatever the coordinator pushes to a client, as the last thing before it leaves.
+
+    STATE/identity/publisher.pem    its Ed25519 key, made at the first start, readable by its owner only
+
+To rotate the key, move the file away and start the coordinator: clients learn the new one in their next Welcome.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from atoll.aggregation.tensorfile import sync_folder
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.identity.credential import Credential, make_private_folder, write_private
+from atoll.protocol.identity.statement import publisher_statement, statement
+from atoll.server.codec import StoreCorrupted
+
+KEY = "publisher.pem"
+
+
+class Signer:
+    """Signs messages; each has a later instant than the one before it, also across a restart.
+
+    Args:
+        key: the publisher's.
+        credential: the coordinator's own; asked again for each Welcome, so a renewed one is used at once.
+        clock: seconds since the epoch, never running backward.
+        not_before: the last instant at which an earlier process may have signed [s since the epoch].
+    """
+
+    def __init__(
+        self,
+        key: Ed25519PrivateKey,
+        credential: Callable[[], Credential],
+        clock: Callable[[], float],
+        *,
+        not_before: float = 0.0,
+    ) -> None:
+        self._key, self._credential, self._clock = key, credential, clock
+        self._last_us = _micros(not_before)
+        self._certified: tuple[bytes, pb.Publisher] | None = None
+
+    def sign(self, message: pb.ServerMessage, client: str) -> pb.ServerMessage:
+        """The message itself, signed for this client; a Welcome says with which key."""
+        if message.HasField("welcome"):
+            message.welcome.publisher.CopyFrom(self._publisher())
+        issued_us = self._last_us = max(_micros(self._clock()), self._last_us + 1)
+        message.signature.Clear()
+        signed = self._key.sign(statement(message, client, issued_us))
+        message.signature.issued_us, message.signature.ed25519 = issued_us, signed
+        return message
+
+    def _publisher(self) -> pb.Publisher:
+        credential = self._credential()
+        if self._certified is None or self._certified[0] != credential.certificate_pem:
+            self._certified = credential.certificate_pem, certify(self._key, credential, self._clock())
+        return self._certified[1]
+
+
+def certify(key: Ed25519PrivateKey, credential: Credential, now: float) -> pb.Publisher:
+    """What proves that the key is the publisher's of the coordinator who has this credential."""
+    publisher = pb.Publisher(
+        key=key.public_key().public_bytes_raw(),
+        issued_us=_micros(now),
+        expires_us=_micros(credential.leaf.expires_at),
+        certificate=credential.certificate_pem,
+    )
+    publisher.signature = credential.key.sign(publisher_statement(publisher), ec.ECDSA(hashes.SHA256()))
+    return publisher
+
+
+def publisher_key(folder: Path) -> Ed25519PrivateKey:
+    """The key that lies in a folder; made when there is none.
+
+    Raises:
+        StoreCorrupted: it is damaged, of another kind, or may be read by others.
+    """
+    path = folder / KEY
+    if not path.exists():
+        _make(path)
+    if path.stat().st_mode & 0o077:
+        raise StoreCorrupted(f"{path}: a private key that others may read; allowed: mode 0600")
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except (ValueError, TypeError) as error:
+        raise StoreCorrupted(f"{path}: no private key in PEM; move it away, and a new one is made") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise StoreCorrupted(f"{path}: a private key of another kind; allowed: Ed25519")
+    return key
+
+
+def _make(path: Path) -> None:
+    make_private_folder(path.parent)
+    private = serialization.PrivateFormat.PKCS8
+    key = Ed25519PrivateKey.generate()
+    write_private(path, key.private_bytes(serialization.Encoding.PEM, private, serialization.NoEncryption()))
+    sync_folder(path.parent)
+
+
+def _micros(seconds: float) -> int:
+    return int(seconds * 1e6)

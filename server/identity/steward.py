@@ -1,0 +1,133 @@
+"""The authority as a process of its own, on another machine: it dials the coordinator and signs what may be signed.
+
+It does not believe all that a coordinator says. Of its own it signs for clients and aggregation ranks only; a
+certificate of any other role it renews on the word of the older one's key, which the coordinator does not have; and
+owners, operators and auditors it gives their first one by hand (`atoll authority issue`).
+"""
+
+import asyncio
+import json
+import logging
+import os
+import time
+from pathlib import Path
+
+import grpc
+
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.channel import client_options
+from atoll.protocol.identity.certificates import (
+    CertificateError,
+    check_consent,
+    check_issued,
+    read_certificates,
+    read_leaf,
+    server_name,
+)
+from atoll.protocol.identity.names import COORDINATOR, Identity, Role
+from atoll.server.identity.authority import Authority, NotSigned, Renewal
+from atoll.server.identity.buckets import Buckets
+
+logger = logging.getLogger(__name__)
+
+BY_ITSELF = frozenset({Role.CLIENT, Role.AGGREGATOR})
+"""The roles for which a coordinator may ask without the word of an older key."""
+
+SIGNATURES_BURST, SIGNATURES_PER_S = 1000, 20.0
+RECONNECT_S = (0.5, 15.0)
+MYSELF = Identity(Role.AUTHORITY, "main")
+LOG = "issued.jsonl"
+
+
+class Steward:
+    """Decides and signs; each certificate is in the directory's own log before it leaves.
+
+    Args:
+        authority: whose key it is.
+        folder: of the authority.
+    """
+
+    def __init__(self, authority: Authority, folder: Path) -> None:
+        self._authority, self._folder = authority, folder
+        self._signatures = Buckets(SIGNATURES_BURST, SIGNATURES_PER_S)
+
+    def sign(self, request: bytes, identity: Identity, renewal: Renewal | None) -> bytes:
+        """What a coordinator asks for.
+
+        Raises:
+            NotSigned: it must not, or asks too often.
+            CertificateError, ValueError: it asks for what cannot be.
+            OSError: the log cannot be written.
+        """
+        now = time.time()
+        if not self._signatures.take("", time.monotonic()):
+            raise NotSigned(f"more than {SIGNATURES_PER_S:g} signatures a second")
+        if renewal is not None:
+            self._check(renewal, request, identity, now)
+        elif identity.role not in BY_ITSELF:
+            raise NotSigned(f"{identity} gets its first certificate by hand: atoll authority issue")
+        return self.issue(request, identity, "by itself" if renewal is None else "renewal")
+
+    def _check(self, renewal: Renewal, request: bytes, identity: Identity, now: float) -> None:
+        """That the older certificate is ours, in time, of the same identity, and its key wants this."""
+        older = read_certificates(renewal.certificate_pem)[0]
+        check_issued(renewal.certificate_pem, self._authority.ca_pem, older.public_key())  # type: ignore[arg-type]
+        check_consent(renewal.certificate_pem, request, renewal.signature)
+        leaf = read_leaf(renewal.certificate_pem)
+        if leaf.identity != identity:
+            raise NotSigned(f"{leaf.identity} asks to become {identity}")
+        if leaf.expires_at <= now:
+            raise NotSigned(f"the certificate of {identity} has expired: it takes a new invitation")
+
+    def issue(self, request: bytes, identity: Identity, why: str) -> bytes:
+        """Sign, whoever it is for, and write that down. Raises CertificateError, ValueError, OSError."""
+        pem = self._authority.issue(request, identity)
+        leaf = read_leaf(pem)
+        entry = {"at": time.time(), "identity": identity.uri, "serial": f"{leaf.serial:x}", "until": leaf.expires_at}
+        line = json.dumps({**entry, "why": why}).encode() + b"\n"
+        file = os.open(self._folder / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(file, line)
+            os.fsync(file)
+        finally:
+            os.close(file)
+        return pem
+
+    def answer(self, order: pb.SignOrder) -> pb.SignAnswer:
+        """What to say to one order of the coordinator."""
+        renewal = Renewal(order.older_certificate_pem, order.consent) if order.older_certificate_pem else None
+        try:
+            identity = Identity(Role(order.role), order.name)
+            pem = self.sign(order.request, identity, renewal)
+        except (NotSigned, CertificateError, ValueError, OSError) as error:
+            logger.warning("not signed for %s %s: %s", order.role[:20], order.name[:80], error)
+            return pb.SignAnswer(number=order.number, refusal=str(error)[:2000])
+        logger.info("signed for %s", identity)
+        return pb.SignAnswer(number=order.number, certificate_pem=pem)
+
+    async def serve(self, coordinator: str) -> None:
+        """Dial a coordinator and answer its orders, again and again, until cancelled."""
+        wait, complaint = RECONNECT_S[0], ""
+        while True:
+            try:
+                await self._connection(coordinator)
+                wait, complaint = RECONNECT_S[0], ""
+            except grpc.aio.AioRpcError as error:
+                if error.code().name != complaint:
+                    logger.warning("no connection to %s: %s; trying again", coordinator, error.details())
+                complaint = error.code().name
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, RECONNECT_S[1])
+
+    async def _connection(self, coordinator: str) -> None:
+        mine = self._authority.credential(MYSELF)
+        secret = grpc.ssl_channel_credentials(mine.ca_pem, mine.key_pem, mine.certificate_pem)
+        options = [*client_options(), ("grpc.ssl_target_name_override", server_name(COORDINATOR))]
+        async with grpc.aio.secure_channel(coordinator, secret, options=options) as channel:
+            call = rpc.SigningStub(channel).Serve()
+            async for order in call:
+                if order.number == 0:
+                    logger.info("connected to %s", coordinator)
+                    continue
+                await call.write(await asyncio.to_thread(self.answer, order))

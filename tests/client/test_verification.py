@@ -1,0 +1,121 @@
+"""The rule against rollback and replay."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.client.events import Asked, EvaluationRequest, Invitation, Released, RunEnded
+from atoll.client.verification import SKEW_S, Refused, Seen, judge, run_of
+from atoll.protocol.vocabulary import FailureReason, ReleaseReason
+
+NOW = 1_000_000.0
+D0, D1, D2 = (digit * 64 for digit in "012")
+
+
+def invite(round_id, version=0, digest=D0):
+    return Asked(Invitation("r-1", round_id, "t", version, digest, 30.0))
+
+
+def evaluate(version, digest=D0):
+    return Asked(EvaluationRequest("r-1", version, "t", digest, 30.0))
+
+
+def told(*events, seen=None):
+    """What is seen after all of these, a second apart; the last may be refused."""
+    seen = seen or Seen()
+    for number, event in enumerate(events):
+        now = NOW + number
+        judged = judge(event, int(now * 1e6), seen, now)
+        if isinstance(judged, Refused):
+            assert number == len(events) - 1
+            return judged
+        seen = judged
+    return seen
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (invite(1), invite(1)),  # it came back, and is told again
+        (invite(1), invite(2)),  # the round was abandoned
+        (invite(1), evaluate(1, D1), invite(2, 1, D1), evaluate(2, D2), evaluate(2, D2)),
+        (invite(1), invite(5, 3, D1), invite(5, 3, D1)),
+        (evaluate(4), invite(9, 4, D0)),
+        (invite(1), Released("r-1", 1, ReleaseReason.ROUND_CLOSED, False), RunEnded("r-1"), None),
+    ],
+)
+def test_what_a_coordinator_says_in_its_life_is_done(events):
+    assert isinstance(told(*events), Seen)
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        ((invite(2), invite(1)), "round 1 is older than round 2"),
+        ((invite(1, 1, D1), invite(2, 0, D0)), "version 0 is older than version 1"),
+        ((invite(1, 1, D1), evaluate(0)), "version 0 is older than version 1"),
+        ((evaluate(2, D2), invite(1, 1, D1)), "version 1 is older than version 2"),
+        ((invite(1, 0, D0), invite(2, 0, D1)), "version 0 was 000000000000 before, and is 111111111111 now"),
+        ((evaluate(3, D0), evaluate(3, D1)), "version 3 was"),
+        ((invite(1, 0, D0), invite(1, 1, D1)), "round 1 began from version 0, not 1"),
+    ],
+)
+def test_what_is_older_or_contradicts_it_is_a_rollback(events, words):
+    refused = told(*events)
+    assert refused.reason is FailureReason.ROLLBACK
+    assert words in refused.detail
+    assert "accept-rollback" in refused.detail
+
+
+@pytest.mark.parametrize(
+    "event", [invite(1), Released("r-1", 1, ReleaseReason.ROUND_CLOSED, False), RunEnded("r-1"), None]
+)
+def test_a_message_counts_once(event):
+    seen = judge(event, int(NOW * 1e6), Seen(), NOW)
+    again = judge(event, int(NOW * 1e6), seen, NOW)
+    assert again.reason is FailureReason.REPLAYED
+    assert judge(event, int(NOW * 1e6) - 1, seen, NOW).reason is FailureReason.REPLAYED
+    assert isinstance(judge(event, int(NOW * 1e6) + 1, seen, NOW), Seen)
+
+
+@pytest.mark.parametrize(
+    ("clock", "words"), [(SKEW_S + 1, "301 s behind this machine's clock"), (-SKEW_S - 1, "301 s ahead of")]
+)
+def test_what_was_signed_at_another_time_is_not_done(clock, words):
+    refused = judge(invite(1), int(NOW * 1e6), Seen(), NOW + clock)
+    assert refused.reason is FailureReason.CLOCK_SKEW
+    assert words in refused.detail
+    assert isinstance(judge(invite(1), int(NOW * 1e6), Seen(), NOW + clock * SKEW_S / (SKEW_S + 1)), Seen)
+
+
+def test_refused_leaves_no_trace():
+    seen = told(invite(2, 1, D1))
+    judge(invite(1), int(NOW * 1e6) + 5_000_000, seen, NOW)
+    assert isinstance(judge(invite(2, 1, D1), int(NOW * 1e6) + 1, seen, NOW), Seen)
+
+
+def test_a_released_round_moves_nothing_but_the_instant():
+    seen = told(invite(2, 1, D1))
+    after = judge(Released("r-1", 1, ReleaseReason.ROUND_CLOSED, False), seen.issued_us + 1, seen, NOW)
+    assert after == replace(seen, issued_us=seen.issued_us + 1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.sampled_from([D0, D1]), st.booleans()), max_size=12))
+def test_whatever_comes_rounds_and_versions_only_grow_and_a_version_has_one_digest(told_):
+    seen, done = Seen(), []
+    for number, (round_id, version, digest, is_evaluation) in enumerate(told_):
+        event = evaluate(version, digest) if is_evaluation else invite(round_id, version, digest)
+        judged = judge(event, int(NOW * 1e6) + number + 1, seen, NOW)
+        if isinstance(judged, Seen):
+            seen = judged
+            done.append((round_id, version, digest, is_evaluation))
+    rounds = [round_id for round_id, _, _, is_evaluation in done if not is_evaluation]
+    assert rounds == sorted(rounds)
+    assert [version for _, version, _, _ in done] == sorted(version for _, version, _, _ in done)
+    assert len({version for _, version, _, _ in done}) == len({(version, digest) for _, version, digest, _ in done})
+
+
+def test_which_run_a_message_is_about():
+    assert [run_of(event) for event in (invite(1), evaluate(1), RunEnded("r-1"), None)] == ["r-1", "r-1", "r-1", ""]

@@ -1,0 +1,155 @@
+"""An authority on another machine: a steward that dials in, over a real port, and what it does not sign."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.identity.certificates import CertificateError, consent, make_request, new_key, read_leaf
+from atoll.protocol.identity.names import COORDINATOR, Identity, Role
+from atoll.server.identity import remote_signer
+from atoll.server.identity.admission import Admission
+from atoll.server.identity.authority import Authority, AuthorityAway, NotSigned, Renewal
+from atoll.server.identity.guard import Guard
+from atoll.server.identity.remote_signer import RemoteSigner, SigningService
+from atoll.server.identity.steward import LOG, Steward
+from tests.client.lagoon import live
+
+NORTH, ANN = Identity(Role.CLIENT, "north"), Identity(Role.OWNER, "ann")
+
+
+@asynccontextmanager
+async def listening(authority: Authority, signer: RemoteSigner) -> AsyncIterator[str]:
+    mine = authority.credential(COORDINATOR)
+    server = grpc.aio.server(interceptors=[Guard(Admission(lambda *_: False, lambda *_: True))])
+    rpc.add_SigningServicer_to_server(SigningService(signer), server)
+    secret = grpc.ssl_server_credentials([(mine.key_pem, mine.certificate_pem)], mine.ca_pem, True)
+    address = f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', secret)}"
+    await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop(0)
+
+
+def renewal(authority: Authority, identity: Identity, request: bytes) -> Renewal:
+    older = authority.credential(identity)
+    return Renewal(older.certificate_pem, consent(older.key, request))
+
+
+@live
+async def test_a_steward_elsewhere_signs_over_the_stream_that_it_opens(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path, "test")
+    signer = RemoteSigner(authority.ca_pem)
+    async with listening(authority, signer) as address:
+        serving = asyncio.create_task(Steward(authority, tmp_path).serve(address))
+        pems = await asyncio.gather(*(signer.sign(make_request(new_key()), NORTH) for _ in range(20)))
+        assert len({read_leaf(pem).serial for pem in pems}) == 20
+        request = make_request(new_key())
+        renewed = await signer.sign(request, ANN, renewal(authority, ANN, request))
+        assert read_leaf(renewed).identity == ANN
+        with pytest.raises(NotSigned, match="owner ann gets its first certificate by hand"):
+            await signer.sign(make_request(new_key()), ANN)
+        serving.cancel()
+    entries = [json.loads(line) for line in (tmp_path / LOG).read_text().splitlines()]
+    assert [entry["why"] for entry in entries] == ["by itself"] * 20 + ["renewal"]
+
+
+@live
+async def test_while_it_is_away_nobody_waits_for_ever_and_nothing_is_kept(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path, "test")
+    signer = RemoteSigner(authority.ca_pem, patience_s=0.05)
+    with pytest.raises(AuthorityAway, match="does not answer"):
+        await signer.sign(make_request(new_key()), NORTH)
+    line = signer.connect()
+    with pytest.raises(AuthorityAway, match="does not answer"):  # it is here, and silent
+        await signer.sign(make_request(new_key()), NORTH)
+    assert line.pending == {}
+    assert signer._num_waiting == 0
+
+
+@live
+async def test_whoever_waits_for_one_that_goes_is_told(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path, "test")
+    signer = RemoteSigner(authority.ca_pem)
+    line = signer.connect()
+    waiting = asyncio.create_task(signer.sign(make_request(new_key()), NORTH))
+    order = await line.outbox.get()
+    assert order is not None
+    signer.disconnect(line)
+    with pytest.raises(AuthorityAway, match="went away before it had signed"):
+        await waiting
+    newer = signer.connect()
+    again = asyncio.create_task(signer.sign(order.request, NORTH))
+    order = await newer.outbox.get()
+    assert order is not None
+    signer.answered(newer, Steward(authority, tmp_path).answer(order))
+    assert read_leaf(await again).identity == NORTH
+
+
+@live
+async def test_only_so_many_wait_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_signer, "PENDING_MAX", 1)
+    authority = Authority.create(tmp_path, "test")
+    signer = RemoteSigner(authority.ca_pem)
+    first = asyncio.create_task(signer.sign(make_request(new_key()), NORTH))
+    await asyncio.sleep(0)
+    with pytest.raises(AuthorityAway, match="others wait"):
+        await signer.sign(make_request(new_key()), NORTH)
+    first.cancel()
+    await asyncio.wait({first})
+    assert signer._num_waiting == 0
+
+
+@live
+async def test_an_answer_that_does_not_fit_is_no_certificate(tmp_path: Path) -> None:
+    authority, other = Authority.create(tmp_path / "a", "test"), Authority.create(tmp_path / "b", "test")
+    signer, request = RemoteSigner(authority.ca_pem), make_request(new_key())
+    line = signer.connect()
+    wrong = (
+        other.issue(request, NORTH),
+        authority.issue(make_request(new_key()), NORTH),
+        authority.issue(request, ANN),
+    )
+    for pem in wrong:
+        asking = asyncio.create_task(signer.sign(request, NORTH))
+        order = await line.outbox.get()
+        assert order is not None
+        signer.answered(line, pb.SignAnswer(number=order.number, certificate_pem=pem))
+        with pytest.raises(NotSigned, match="does not fit"):
+            await asking
+
+
+def test_a_steward_signs_for_sites_and_renews_on_the_older_keys_word_alone(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path, "test")
+    steward, request = Steward(authority, tmp_path), make_request(new_key())
+    for role in (Role.OWNER, Role.OPERATOR, Role.AUDITOR, Role.COORDINATOR, Role.AUTHORITY):
+        with pytest.raises(NotSigned, match="by hand"):
+            steward.sign(request, Identity(role, "main"), None)
+        assert read_leaf(
+            steward.sign(request, Identity(role, "main"), renewal(authority, Identity(role, "main"), request))
+        )
+    with pytest.raises(NotSigned, match="client north asks to become owner ann"):
+        steward.sign(request, ANN, renewal(authority, NORTH, request))
+    stolen = Renewal(authority.credential(ANN).certificate_pem, consent(new_key(), request))
+    with pytest.raises(CertificateError, match="not signed by the key of the older certificate"):
+        steward.sign(request, ANN, stolen)
+    foreign = Authority.create(tmp_path / "foreign", "test")
+    with pytest.raises(CertificateError, match="not signed by this authority"):
+        steward.sign(request, ANN, renewal(foreign, ANN, request))
+
+
+def test_a_steward_renews_nothing_that_has_run_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = Authority.create(tmp_path, "test", lifetime_s=10)
+    steward, request = Steward(authority, tmp_path), make_request(new_key())
+    old = renewal(authority, NORTH, request)
+    later = read_leaf(old.certificate_pem).expires_at + 1
+    monkeypatch.setattr("time.time", lambda: later)
+    with pytest.raises(NotSigned, match="has expired"):
+        steward.sign(request, NORTH, old)
