@@ -132,6 +132,7 @@ class Ours:
         self._processes, self._name = processes, name
         folder = processes.folder / name
         folder.mkdir()
+        state = folder / "state"
         command = coordinator_command(
             "benchmarks.tasks:noise",
             name="transfer",
@@ -142,12 +143,14 @@ class Ours:
             round__deadline=3600.0,
             coordinator__listen="127.0.0.1:0",
             coordinator__admin="127.0.0.1:0",
-            coordinator__state=folder / "state",
+            coordinator__state=state,
             coordinator__keep_versions=1,
         )
         processes.start(name, command, {"ATOLL_BENCH_ELEMENTS": str(size // 4)})
-        address = wait_for_address(processes, name, folder / "state")
-        self._clients = Talker(processes, f"{name}-clients", "benchmarks.transfers", address, folder, num_clients)
+        address = wait_for_address(processes, name, state)
+        self._clients = Talker(
+            processes, f"{name}-clients", "benchmarks.transfers", address, state, folder, num_clients
+        )
 
     def invited(self) -> None:
         """Wait for the next round."""

@@ -4,7 +4,7 @@
 
 The same exchange on both sides, N clients x M MB in ten float32 tensors: the model goes to every client, each sends
 back random numbers of its own (one pass over the model; different on every client, for Flower stores equal content
-once), the weighted mean is the next model. Ours: `atoll coordinator` and an agent for each client, with the journal,
+once), the weighted mean is the next model. Ours: `atoll coordinator` and an agent for each client, with mutual TLS, the journal,
 every update durable before it is acknowledged, each with the process of its task kept warm. Theirs: a SuperLink in
 memory and a SuperNode for each client, subprocess isolation, without TLS; at the best of a printed sweep of its
 settings. The sides take turns; a round is timed from its begin to its end, ours from its opening to its commit, and the
@@ -22,9 +22,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import Phase, RunId, RunState
 from atoll.server.history import History
 from benchmarks.flower_peer import Flower, check_installed
+from benchmarks.members import equip
 from benchmarks.memory_watch import Peaks
 from benchmarks.processes import NotMeasured, Processes, agent_command, coordinator_command, wait_for_address
 from benchmarks.report import Bar, conclude, say, spread
@@ -81,7 +83,9 @@ def our_pass(num_clients: int, num_elements: int, num_rounds: int) -> tuple[list
         processes.start("coordinator", [*command, "--stay"], environment)
         address = wait_for_address(processes, "coordinator", state)
         for number in range(num_clients):
-            agent = agent_command(TASK, site=f"site{number}", join=address, state=Path(place) / f"site{number}")
+            own = Path(place) / f"site{number}"
+            equip(state, own, Identity(Role.CLIENT, own.name))
+            agent = agent_command(TASK, site=own.name, coordinator=address, state=own)
             processes.start(f"agent{number}", agent, environment)
         with Peaks({name: process.pid for name, process in processes.running.items()}) as peaks:
             _wait(History(state), processes)
@@ -169,7 +173,7 @@ def main() -> int:
     return conclude(
         "round_vs_flower",
         bars,
-        ours={"runs_with": "journal and fdatasync of every update", **our_side},
+        ours={"runs_with": "mutual TLS, journal, and fdatasync of every update", **our_side},
         theirs={"runs_with": "flwr 1.41 over HTTP, no TLS, state in memory, nothing durable", **their_side},
     )
 

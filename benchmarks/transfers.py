@@ -1,6 +1,6 @@
 """Clients that do nothing but transfer, with the agent's own code: `python -m benchmarks.transfers`.
 
-    ADDRESS FOLDER COUNT [CREDENTIAL]
+    ADDRESS COORDINATOR_STATE FOLDER COUNT
 
 Each has a control stream and, once invited, downloads the version into its cache of models (each piece checked by its
 SHA-256) and uploads an update of the version's size from a file, which all of them share, until the verdict. It reads
@@ -29,10 +29,11 @@ from atoll.client.transport import Link
 from atoll.client.upload import Pace, upload
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.channel import PROTOCOL
-from atoll.protocol.identity.dialer import Dialer, InsecureDialer
+from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.manifest import UpdateManifest, VersionManifest, digest_of, parse_version
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
+from benchmarks.members import member
 
 TASK = "benchmarks.tasks:noise"
 BLOCK_ELEMENTS = 1 << 22
@@ -144,13 +145,15 @@ WAYS = {"invited": Client.invited, "down": Client.down, "up": Client.up}
 
 async def main() -> None:
     """Transfer whenever told to, until standard input ends."""
-    address, place, count = sys.argv[1:4]
+    address, coordinator_state, place, count = sys.argv[1:]
     folder = Path(place)
     material = Material(folder / "update.bin")
     clients = []
     for number in range(int(count)):
-        (folder / f"models{number}").mkdir(parents=True, exist_ok=True)
-        client = Client(f"client-{number}", folder / f"models{number}", InsecureDialer(), address, material)
+        name, models = f"client-{number}", folder / f"client-{number}" / "models"
+        models.mkdir(parents=True, exist_ok=True)
+        place_of = await member(Path(coordinator_state), models.parent, name, address)
+        client = Client(name, models, place_of.dialer, address, material)
         await client.join()
         clients.append(client)
     print("ready", flush=True)
