@@ -64,7 +64,7 @@ class Uploads:
     Args:
         judge_of: see there.
         store_of: where a run's updates lie.
-        compute: for what takes the processor.
+        compute_of: for what takes the processor.
         floor: bytes a second below which an upload is ended; 0: none (`limits.Patience`).
     """
 
@@ -72,11 +72,11 @@ class Uploads:
         self,
         judge_of: JudgeOf,
         store_of: Callable[[RunId], RunStore],
-        compute: Executor,
+        compute_of: Callable[[RunId], Executor],
         *,
         floor: float = FLOOR_BYTES_PER_S,
     ) -> None:
-        self._judge_of, self._store_of, self._compute, self._floor = judge_of, store_of, compute, floor
+        self._judge_of, self._store_of, self._compute_of, self._floor = judge_of, store_of, compute_of, floor
         self._receiving: dict[tuple[RunId, RoundId, ClientId], asyncio.Task[object]] = {}
         self._in_flight: dict[RunId, list[Digest]] = {}
         self._noting: list[tuple[RunId, set[Digest]]] = []
@@ -123,7 +123,8 @@ class Uploads:
             if (verdict := await judge.old_verdict()) is not None:  # by the stream that this one has ended
                 yield _reply(verdict)
                 return
-            upload = _Upload(self._store_of(manifest.run_id), manifest, digest, judge, self._compute)
+            run_id = manifest.run_id
+            upload = _Upload(self._store_of(run_id), manifest, digest, judge, self._compute_of(run_id))
             kept = await upload.kept_before()
             if kept is None:
                 await self._forget_older(manifest, upload.store)
