@@ -4,8 +4,8 @@
 
 The same exchange on both sides, N clients x M MB in ten float32 tensors: the model goes to every client, each sends
 back random numbers of its own (one pass over the model; different on every client, for Flower stores equal content
-once), the weighted mean is the next model. Ours: `atoll coordinator` and an agent for each client, with mutual TLS, the journal,
-every update durable before it is acknowledged, each with the process of its task kept warm. Theirs: a SuperLink in
+once), the weighted mean is the next model. Ours: `atoll coordinator` and an agent for each client, with mutual TLS,
+journal, every update durable before it is acknowledged, and the process of its task kept warm. Theirs: a SuperLink in
 memory and a SuperNode for each client, subprocess isolation, without TLS; at the best of a printed sweep of its
 settings. The sides take turns; a round is timed from its begin to its end, ours from its opening to its commit, and the
 first round of each pass, in which processes start, does not count. Memory is the sum over the kinds of server processes
