@@ -29,6 +29,7 @@ class RunState(StrEnum):
 
     QUEUED = "queued"
     RUNNING = "running"
+    PAUSED = "paused"
     FINISHED = "finished"
     STOPPED = "stopped"
     FAILED = "failed"
@@ -106,6 +107,7 @@ class LossReason(StrEnum):
 
     LEASE_EXPIRED = "lease_expired"
     LEFT = "left"
+    REVOKED = "revoked"
 
 
 class CloseReason(StrEnum):
@@ -128,6 +130,7 @@ class AbandonReason(StrEnum):
     AGGREGATION_FAILED = "aggregation_failed"
     SAMPLER_FAILED = "sampler_failed"
     STOP_REQUESTED = "stop_requested"
+    PAUSE_REQUESTED = "pause_requested"
 
 
 class ReleaseReason(StrEnum):

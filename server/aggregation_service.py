@@ -10,7 +10,7 @@ import grpc
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import CHUNK_BYTES, PROTOCOL, loopback_only
+from atoll.protocol.channel import CHUNK_BYTES, PROTOCOL
 from atoll.protocol.manifest import ManifestError, parse_update
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import Digest, RejectReason, RunId
@@ -18,7 +18,7 @@ from atoll.server.codec import decode_meta, encode_meta, lies_at
 from atoll.server.coordinator import Coordinator
 from atoll.server.judge import Judge, refused
 from atoll.server.ranks import RankConnection, Ranks
-from atoll.server.silence import Silent, next_of
+from atoll.server.silence import Silent, first_of
 from atoll.server.store import KeptUpdate
 from atoll.server.threads import off_loop, on_thread
 
@@ -40,7 +40,7 @@ class AggregationService(rpc.AggregationServicer):
     async def Serve(self, requests: AsyncIterator[pb.RankMessage], context: Context) -> AsyncIterator[pb.RankOrder]:
         """The stream of one rank, from RankHello to its end."""
         try:
-            first = await next_of(requests)
+            first = await first_of(requests)
         except Silent as error:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
         fault = self._fault_of(first)
@@ -67,7 +67,7 @@ class AggregationService(rpc.AggregationServicer):
         if hello.num_ranks != self._ranks.num_ranks or hello.rank >= self._ranks.num_ranks:
             return f"rank {hello.rank} of {hello.num_ranks}: this coordinator has {self._ranks.num_ranks} ranks"
         try:
-            loopback_only(hello.address)  # clients are told to go there
+            self._coordinator.dialer.check(hello.address)  # clients are told to go there
         except ConfigError as error:
             return str(error)
         return None

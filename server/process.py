@@ -10,11 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from atoll.protocol.identity.dialer import InsecureDialer
-from atoll.protocol.vocabulary import RunId, RunState
+from atoll.protocol.vocabulary import TERMINAL, RunId, RunState
 from atoll.server.config import CoordinatorConfig, RunConfig
 from atoll.server.coordinator import Coordinator
-from atoll.server.identity.listener import InsecureListener
+from atoll.server.identity.gate import gate_of, publisher
 from atoll.server.memory import collect_seldom
 from atoll.server.ports import Ports
 from atoll.server.spawned import SpawnedRanks
@@ -27,8 +26,6 @@ M_ARENA_MAX = -8
 
 FAREWELL_S = 2.0
 """Seconds that clients have to hear that the run has ended before the server closes."""
-
-_OPEN = (RunState.RUNNING, RunState.QUEUED)
 
 EXIT_OK, EXIT_RUN_FAILED, EXIT_OPERATOR, EXIT_BUG = 0, 1, 2, 70
 
@@ -58,24 +55,26 @@ async def host(
     _bound_arenas()
     collect_seldom()
     with StateDirectory.open(config.state, database=config.database) as state:
-        coordinator = Coordinator(config, state, InsecureDialer())
-        ports = await Ports.open(coordinator, InsecureListener())
-        stop, ranks = _stop_on_signals(), None
-        try:
-            await coordinator.start()
-            asked = await _find_or_add(coordinator, run, again=again) if run is not None else None
-            await ports.start()  # last: whoever joins is told which tasks are run here
-            if coordinator.ranks is not None and config.start_aggregators:
-                ranks = SpawnedRanks(config.aggregators, config.state, ports.address)
-                ranks.start()
-            state.announce(ports.address, ports.admin_address, os.getpid())
-            on_ready(coordinator, ports)
-            return await _until_over(coordinator, stop, asked, stay=stay)
-        finally:
-            await ports.stop()
-            if ranks is not None:
-                await ranks.stop()
-            await coordinator.stop()
+        async with gate_of(config, state) as gate:
+            coordinator = Coordinator(config, state, gate.dialer, gate.is_revoked)
+            coordinator.signer = publisher(gate, state, coordinator.clock)
+            ports = await Ports.open(coordinator, gate)
+            stop, ranks = _stop_on_signals(), None
+            try:
+                await coordinator.start()
+                asked = await _find_or_add(coordinator, run, again=again) if run is not None else None
+                await ports.start()  # last: whoever joins is told which tasks are run here
+                if coordinator.ranks is not None and config.start_aggregators:
+                    ranks = SpawnedRanks(config.aggregators, config.state, ports.address, insecure=config.insecure)
+                    ranks.start()
+                state.announce(ports.address, ports.admin_address, os.getpid(), insecure=config.insecure)
+                on_ready(coordinator, ports)
+                return await _until_over(coordinator, stop, asked, stay=stay)
+            finally:
+                await ports.stop()
+                if ranks is not None:
+                    await ranks.stop()
+                await coordinator.stop()
 
 
 def _allow_files() -> None:
@@ -95,7 +94,7 @@ async def _find_or_add(coordinator: Coordinator, config: RunConfig, *, again: bo
     """The run that was asked for: one that is open, one that has ended already, or a new one."""
     namesakes = [run for run in coordinator.runs.values() if run.config.name == config.name]
     for run in namesakes:
-        if coordinator.state_of(run.run_id) in _OPEN:
+        if coordinator.state_of(run.run_id) not in TERMINAL:
             if run.config != config:
                 logger.warning("run %s goes on with the settings that it was started with", run.run_id)
             return run.run_id
@@ -142,7 +141,7 @@ async def _all_ended(coordinator: Coordinator) -> None:
 
 
 def _next_open(coordinator: Coordinator) -> RunId | None:
-    return next((run_id for run_id in coordinator.runs if coordinator.state_of(run_id) in _OPEN), None)
+    return next((run_id for run_id in coordinator.runs if coordinator.state_of(run_id) not in TERMINAL), None)
 
 
 async def _farewell(coordinator: Coordinator) -> None:

@@ -56,6 +56,7 @@ _FAILURES = {
 _LOSSES = {
     LossReason.LEASE_EXPIRED: "it was silent for longer than its lease",
     LossReason.LEFT: "it said goodbye",
+    LossReason.REVOKED: "its certificate was revoked",
 }
 _CLOSES = {
     CloseReason.ENOUGH: "as many updates as wanted were in",
@@ -72,6 +73,7 @@ _ABANDONS = {
     AbandonReason.AGGREGATION_FAILED: "the aggregation failed",
     AbandonReason.SAMPLER_FAILED: "the sampler failed",
     AbandonReason.STOP_REQUESTED: "the operator stopped the run",
+    AbandonReason.PAUSE_REQUESTED: "the operator paused the run before anyone was invited",
 }
 _RELEASES = {
     ReleaseReason.ROUND_CLOSED: "the round had closed",

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -20,9 +20,10 @@ from atoll.server.events import ClientEvaluated, ClientFailed, Profile
 from atoll.server.hub import Connection
 from atoll.server.identity.enrolments import Enrolments
 from atoll.server.identity.services import MembersAdmin
+from atoll.server.limits import MESSAGES_BURST, MESSAGES_PER_S, Bucket
 from atoll.server.messages import NAME_MAX, sums_of
 from atoll.server.news import is_asked, is_failure_news
-from atoll.server.silence import Silent, next_of
+from atoll.server.silence import Silent, first_of
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
     ) -> AsyncIterator[pb.ServerMessage]:
         """The control stream of one client, from Hello to its end."""
         try:
-            first = await next_of(requests)
+            first = await first_of(requests)
         except Silent as error:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
         if first is None:
@@ -73,8 +74,12 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     async def _read(self, requests: AsyncIterator[pb.ClientMessage], connection: Connection) -> None:
         attendance, client_id = self._coordinator.attendance, connection.client_id
+        messages, clock = Bucket(MESSAGES_PER_S, MESSAGES_BURST), asyncio.get_running_loop().time
         try:
             async for message in requests:
+                if not messages.take(clock()):
+                    connection.close(f"more than {MESSAGES_PER_S:g} messages a second ({MESSAGES_BURST} at once)")
+                    return
                 if connection.is_closing:
                     return  # a newer stream of this client has taken over
                 attendance.heard(client_id)
@@ -171,7 +176,7 @@ class AdminService(MembersAdmin, rpc.AdminServicer):
         self._coordinator = coordinator
 
     async def StartRun(self, request: pb.StartRunRequest, context: Context) -> pb.RunReply:
-        """Host one more run; it begins when those before it have ended."""
+        """Host one more run; it begins when there is room."""
         try:
             config = load_text(RunFile, request.config_toml, list(request.overrides), name="the run")
             run_id = await self._coordinator.add_run(config.run)
@@ -183,11 +188,21 @@ class AdminService(MembersAdmin, rpc.AdminServicer):
 
     async def StopRun(self, request: pb.StopRunRequest, context: Context) -> pb.RunReply:
         """End a run; a round that already aggregates is committed first."""
-        return await self._change(context, request.run_id, request.reason or "stopped by the operator")
+        reason = request.reason or "stopped by the operator"
+        return await self._change(context, request.run_id, lambda c, run: c.stop_run(run, reason[:DETAIL_MAX]))
+
+    async def PauseRun(self, request: pb.PauseRunRequest, context: Context) -> pb.RunReply:
+        """Let no new round of a run begin."""
+        reason = request.reason or "paused by the operator"
+        return await self._change(context, request.run_id, lambda c, run: c.pause_run(run, reason[:DETAIL_MAX]))
 
     async def ResumeRun(self, request: pb.ResumeRunRequest, context: Context) -> pb.RunReply:
-        """Reopen a stopped or failed run."""
-        return await self._change(context, request.run_id, None)
+        """Let a paused run go on, or reopen a stopped or failed one."""
+        return await self._change(context, request.run_id, lambda c, run: c.resume_run(run))
+
+    async def DeleteRun(self, request: pb.DeleteRunRequest, context: Context) -> pb.RunReply:
+        """Forget a run that has ended."""
+        return await self._change(context, request.run_id, lambda c, run: c.delete_run(run))
 
     async def ListRanks(self, request: pb.ListRanksRequest, context: Context) -> pb.ListRanksReply:
         """The aggregation ranks, and what each has received."""
@@ -195,23 +210,24 @@ class AdminService(MembersAdmin, rpc.AdminServicer):
         rows = coordinator.ranks.rows() if coordinator.ranks is not None else []
         return pb.ListRanksReply(ranks=rows, received_bytes=coordinator.uploads.received_bytes)
 
-    async def _change(self, context: Context, run_id: str, stop_reason: str | None) -> pb.RunReply:
+    async def _change(
+        self, context: Context, run_id: str, change: Callable[[Coordinator, RunId], Awaitable[str]]
+    ) -> pb.RunReply:
         try:
-            if stop_reason is None:
-                await self._coordinator.resume_run(RunId(run_id))
-            else:
-                await self._coordinator.stop_run(RunId(run_id), stop_reason[:DETAIL_MAX])
+            message = await change(self._coordinator, RunId(run_id))
         except UnknownRun as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
         except OperatorError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        return pb.RunReply(run_id=run_id, state=self._coordinator.state_of(RunId(run_id)))
+        is_here = run_id in self._coordinator.runs
+        state = self._coordinator.state_of(RunId(run_id)) if is_here else "deleted"
+        return pb.RunReply(run_id=run_id, state=state, message=message)
 
 
 async def opening(requests: AsyncIterator[Any], context: Context, kind: str) -> Any:
     """The first message of the data plane's streams, or the end of the call."""
     try:
-        first = await next_of(requests)
+        first = await first_of(requests)
     except Silent as error:
         await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
     if first is None or first.WhichOneof("request") != "open":

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli import audit, clients, models, ranks, rounds, runs, site
+from atoll.cli import audit, authority, members, models, ranks, rounds, runs, site
 from atoll.cli.agent import agent
 from atoll.cli.aggregator import aggregator
 from atoll.cli.compare import compare
@@ -51,7 +51,8 @@ app.command()(compare)
 app.command()(sweep)
 app.add_typer(runs.app, name="run")
 app.add_typer(rounds.app, name="round")
-app.add_typer(clients.app, name="client")
+app.add_typer(members.app, name="client")
+app.add_typer(authority.app, name="authority")
 app.add_typer(models.app, name="model")
 app.add_typer(ranks.app, name="rank")
 app.add_typer(site.app, name="site")

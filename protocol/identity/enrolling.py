@@ -107,8 +107,7 @@ async def enrol(code: JoinCode, folder: Path) -> Credential:
         EnrolmentFailed: somebody else answers there than the code says, or the invitation is refused.
         CredentialError, OSError: the folder cannot be used.
     """
-    make_private_folder(folder)
-    key, faults = _key_in(folder), []
+    key, faults = key_in(folder), []
     for address in code.addresses:
         try:
             async with asyncio.timeout(TIMEOUT_S):
@@ -130,8 +129,9 @@ async def enrol(code: JoinCode, folder: Path) -> Credential:
     return credential
 
 
-def _key_in(folder: Path) -> PrivateKey:
+def key_in(folder: Path) -> PrivateKey:
     """The key of an enrolment that was cut, or a new one; on disk before anybody signs for it."""
+    make_private_folder(folder)
     with suppress(FileNotFoundError, CertificateError):
         return read_key((folder / ENROLLING).read_bytes())
     key = new_key()

@@ -115,15 +115,10 @@ async def test_one_enrols_through_a_proxy_that_sees_no_secret(tmp_path: Path, mo
 async def test_an_enrolment_whose_answer_was_lost_is_repeated(tmp_path: Path) -> None:
     async with house(tmp_path / "state") as at:
         code = await at.invite()
-        key = enrolling._key_in(_made(tmp_path / "me"))
+        key = enrolling.key_in(tmp_path / "me")
         lost, _ = await enrolling._ask(at.port.address, code, key)
         credential = await enrol(code, tmp_path / "me")
         assert credential.certificate_pem == lost.certificate_pem
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
 
 
 @live

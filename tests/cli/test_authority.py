@@ -1,0 +1,68 @@
+"""The authority's key on a machine of its own, by request and answer files: as the docs tell it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from atoll.cli.main import app
+from atoll.protocol.identity.certificates import Issuer, make_request, new_key, to_pem
+from atoll.protocol.identity.credential import Credential
+from atoll.protocol.identity.names import COORDINATOR, Identity, Role
+from atoll.server.identity.steward import LOG
+
+
+def atoll(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_a_coordinator_elsewhere_gets_its_certificate_and_its_key_stays_where_it_is(tmp_path: Path) -> None:
+    made = atoll("authority", "init", tmp_path / "ca")
+    assert made.exit_code == 0, made.output
+    shown = json.loads(atoll("authority", "show", tmp_path / "ca", "--json").stdout)
+    assert shown["fingerprint"] in made.output
+    mine, request, answer = tmp_path / "mine", tmp_path / "request", tmp_path / "answer"
+    assert atoll("authority", "request", mine, "--out", request).exit_code == 0
+    how = ("--role", "coordinator", "--request", request, "--out", answer)
+    assert atoll("authority", "issue", tmp_path / "ca", "main", *how).exit_code == 0
+    for carried in (request, answer):
+        assert b"PRIVATE" not in carried.read_bytes()
+    assert atoll("authority", "install", mine, answer).exit_code == 0
+    assert Credential.load(mine).identity == COORDINATOR
+    [entry] = [json.loads(line) for line in (tmp_path / "ca" / LOG).read_text().splitlines()]
+    assert (entry["identity"], entry["why"]) == (COORDINATOR.uri, "by hand")
+
+
+def test_a_first_owner_is_made_at_the_authority(tmp_path: Path) -> None:
+    atoll("authority", "init", tmp_path / "ca")
+    out = tmp_path / "ann"
+    assert atoll("authority", "issue", tmp_path / "ca", "ann", "--role", "owner", "--out", out).exit_code == 0
+    assert Credential.load(out).identity == Identity(Role.OWNER, "ann")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("show", "nowhere"), "holds no authority"),
+        (("init", "ca"), "holds an authority already"),
+        (("issue", "ca", "no/name", "--out", "x"), "allowed are 1 to 64 letters"),
+        (("issue", "ca", "A", "--role", "aggregator", "--out", "x"), "allowed are a-z"),
+        (("issue", "ca", "a", "--request", "noise", "--out", "x"), "no certificate request"),
+        (("issue", "ca", "a", "--request", "missing", "--out", "x"), "missing"),
+        (("install", "mine", "noise"), "no certificates in PEM"),
+        (("install", "mine", "alone"), "is no answer to a request of mine"),
+        (("serve", "ca", "--coordinator", "somewhere"), "allowed: host:port"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    atoll("authority", "init", "ca")
+    Path("noise").write_bytes(make_request(new_key())[:-1])
+    Path("alone").write_bytes(to_pem(Issuer.create("x", now=1e9).certificate))
+    refused = atoll("authority", *arguments)
+    assert refused.exit_code == 2, refused.output
+    assert says in refused.output
+    assert not Path("x").exists()
