@@ -16,10 +16,12 @@ from atoll.aggregation.tensorfile import NUMPY_DTYPES, parse_header, write
 from atoll.client.config import AgentConfig
 from atoll.client.driver import Agent
 from atoll.client.events import Sums
+from atoll.client.memory import Memory
 from atoll.client.policy.gate import Gate
 from atoll.client.runner import EvaluateOrder, Training, TrainOrder
 from atoll.client.statedir import StateDirectory
-from atoll.protocol.identity.dialer import InsecureDialer
+from atoll.client.verifier import Verifier
+from benchmarks.members import member
 
 TASK = "benchmarks.tasks:empty"
 DIALS_AT_ONCE = 50
@@ -62,7 +64,7 @@ class Instant:
         """Nothing runs."""
 
 
-async def crowd(address: str, folder: Path, first: int, count: int) -> None:
+async def crowd(address: str, coordinator_state: Path, folder: Path, first: int, count: int) -> None:
     """Run `count` clients until SIGTERM."""
     end = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end.set)
@@ -70,9 +72,11 @@ async def crowd(address: str, folder: Path, first: int, count: int) -> None:
     running: list[asyncio.Task[int]] = []
     for number in range(first, first + count):
         name = f"client-{number:05d}"
-        config = AgentConfig(site=name, join=address, state=folder / name, reconnect_max=2.0)
+        config = AgentConfig(site=name, state=folder / name, reconnect_max=2.0)
         state = StateDirectory(config.state)
-        agent = Agent(config, [TASK], Instant(), state, Gate(None, state.path), InsecureDialer())
+        place = await member(coordinator_state, config.state, name, address)
+        verifier = Verifier(name, lambda keeper=place.keeper: keeper.current.ca_pem, Memory(state.seen))
+        agent = Agent(config, [TASK], Instant(), state, Gate(None, state.path), place, verifier)
         agents.append(agent)
         running.append(asyncio.ensure_future(agent.run()))
         await connected(agents, but=DIALS_AT_ONCE)
@@ -93,4 +97,4 @@ async def connected(agents: list[Agent], *, but: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(crowd(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])))
+    asyncio.run(crowd(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])))

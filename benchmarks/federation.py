@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.protocol import steps
+from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import RunState
 from atoll.server.statedir import running_coordinator
 from benchmarks.evidence import Ledger, Promise, Verdict, heard, judge, look
+from benchmarks.members import equip
 from benchmarks.processes import NotMeasured, Processes, agent_command, coordinator_command, free_address
 
 COORDINATOR = "coordinator"
@@ -127,10 +129,11 @@ class Federation:
                 coordinator__listen=self._address,
                 coordinator__state=self.state,
             )
+        equip(self.state, self.folder / name, Identity(Role.CLIENT, name))
         return agent_command(
             TASK,
             site=name,
-            join=self._address,
+            coordinator=self._address,
             state=self.folder / name,
             upload_limit=self.shape.upload_limit,
             reconnect_min=0.05,

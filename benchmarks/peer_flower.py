@@ -1,6 +1,6 @@
 """Flower's side of `simulation`, run by the Python of .venv-peers: its simulation on Ray, with its FedAvg.
 
-    .venv-peers/bin/python -m benchmarks.peer_flower SETTING CPUS_OF_A_CLIENT THREADS
+.venv-peers/bin/python -m benchmarks.peer_flower SETTING CPUS_OF_A_CLIENT THREADS
 """
 
 import logging

@@ -108,7 +108,7 @@ class Processes:
 
 def coordinator_command(*what: str, **settings: object) -> list[str]:
     """`atoll coordinator`; `round__quorum=1` stands for --set round.quorum=1."""
-    return [ATOLL, "coordinator", *what, *_set(settings)]
+    return [ATOLL, "coordinator", *what, *_set({"coordinator__enrol": "127.0.0.1:0"} | settings)]
 
 
 def agent_command(task: str, **settings: object) -> list[str]:

@@ -23,8 +23,10 @@ from statistics import median
 from typing import Any
 
 from atoll.cli import admin
+from atoll.protocol.identity.names import Identity, Role, aggregator
 from atoll.protocol.vocabulary import RunId
 from atoll.server.history import History
+from benchmarks.members import equip
 from benchmarks.processes import ATOLL, ROOT, NotMeasured, Processes, Usage, coordinator_command, free_address
 from benchmarks.report import Bar, conclude, say, spread
 
@@ -93,11 +95,15 @@ class Federation:
             "coordinator__lease": 3600.0,  # the uploaders have no heartbeat
         }
         environment = {"ATOLL_BENCH_ELEMENTS": str(self.num_elements)}
+        for client in range(self.num_clients):
+            name = f"client-{client}"
+            equip(self.state, self.state.parent / name, Identity(Role.CLIENT, name))
         self.processes.start(f"{self.name}.coordinator", coordinator_command(TASK, **settings), environment)
         for rank in range(self.num_ranks):
             place = ["--coordinator", address, "--rank", str(rank), "--of", str(self.num_ranks)]
-            state = str(self._rank(rank))
-            self.processes.start(f"{self.name}.rank{rank}", [ATOLL, "aggregator", *place, "--state", state])
+            equip(self.state, self._rank(rank), aggregator(rank))
+            command = [ATOLL, "aggregator", *place, "--state", str(self._rank(rank))]
+            self.processes.start(f"{self.name}.rank{rank}", command)
         until = time.monotonic() + LIMIT_S
         while not all((self._rank(rank) / "address").exists() for rank in range(self.num_ranks)):
             self._check_time(until)
@@ -107,7 +113,8 @@ class Federation:
             self._check_time(until)
         each = self.num_clients // UPLOADER_PROCESSES
         for number in range(UPLOADER_PROCESSES):
-            self._begin(f"uploader{number}", "benchmarks.uploaders", address, str(number * each), str(each), *ports)
+            whose = (str(self.state), str(number * each), str(each))
+            self._begin(f"uploader{number}", "benchmarks.uploaders", address, *whose, *ports)
         self._wait_for_invitations()
 
     def round(self) -> Round:

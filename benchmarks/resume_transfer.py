@@ -27,8 +27,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import ClientId, RunState
 from benchmarks.evidence import look
+from benchmarks.members import equip
 from benchmarks.processes import NotMeasured, Processes, agent_command, coordinator_command, free_address
 from benchmarks.proxy import Crossing, Proxy, Way
 from benchmarks.report import Bar, conclude, say, spread
@@ -142,10 +144,11 @@ class Session:
                 coordinator__state=state,
             )
         else:
+            equip(self.folder / "coordinator", state, Identity(Role.CLIENT, name))
             join = self.join or self.address
             waits = {"reconnect_min": 0.05, "reconnect_max": 0.5}
             command = agent_command(
-                "benchmarks.tasks:noise", site=name, join=join, state=state, exit_when_done=True, **waits
+                "benchmarks.tasks:noise", site=name, coordinator=join, state=state, exit_when_done=True, **waits
             )
         self.processes.start(name, command, {"ATOLL_BENCH_ELEMENTS": str(self.num_elements)})
 

@@ -73,7 +73,7 @@ def measure(num_clients: int, num_rounds: int, folder: Path) -> Measured:
         settings = {"coordinator__state": state, "coordinator__listen": "127.0.0.1:0"}
         processes.start("coordinator", coordinator_command(**settings, coordinator__keep_rounds=num_rounds + WARM_UP))
         address = wait_for_address(processes, "coordinator", state)
-        connect(processes, address, num_clients)
+        connect(processes, address, state, num_clients)
         before, crowds_before = processes.usage("coordinator"), crowds_cpu_s(processes)
         run_id = start_run(state, cohort_size, num_rounds + WARM_UP)
         wait_for_end(processes, state)
@@ -84,14 +84,14 @@ def measure(num_clients: int, num_rounds: int, folder: Path) -> Measured:
     return Measured(num_clients, cohort_size, records[WARM_UP:], before, after, crowds_after - crowds_before)
 
 
-def connect(processes: Processes, address: str, num_clients: int) -> None:
+def connect(processes: Processes, address: str, state: Path, num_clients: int) -> None:
     """Start the clients in two to four processes; return when all of them are connected."""
     num_crowds = min(4, 2 + num_clients // 500)
     size, begun = num_clients // num_crowds, time.monotonic()
     for number in range(num_crowds):
         count = size if number else num_clients - size * (num_crowds - 1)
         first = 0 if not number else num_clients - size * (num_crowds - number)
-        where = [address, str(processes.folder / "clients"), str(first), str(count)]
+        where = [address, str(state), str(processes.folder / "clients"), str(first), str(count)]
         processes.start(f"crowd-{number}", [sys.executable, "-m", "benchmarks.crowd", *where])
     names = [f"crowd-{number}" for number in range(num_crowds)]
     while not all("ready" in processes.log(name).read_text() for name in names):

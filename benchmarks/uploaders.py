@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -19,10 +20,10 @@ from atoll.aggregation.layout import Piece
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.channel import CHUNK_BYTES, PROTOCOL, WINDOW_BYTES
-from atoll.protocol.identity.dialer import InsecureDialer
 from atoll.protocol.identity.names import COORDINATOR, aggregator
 from atoll.protocol.manifest import UpdateManifest, VersionManifest, parse_version
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
+from benchmarks.members import member
 
 TASK = "benchmarks.tasks:noise"
 
@@ -112,17 +113,14 @@ class Uploader:
 
 async def main() -> None:
     """Upload whenever told to, until standard input ends."""
-    coordinator, first, count, *ranks = sys.argv[1:]
-    dial = InsecureDialer().channel
-    clients = [
-        Uploader(
-            f"client-{number}",
-            number,
-            dial(coordinator, COORDINATOR),
-            [dial(address, aggregator(rank)) for rank, address in enumerate(ranks)],
-        )
-        for number in range(int(first), int(first) + int(count))
-    ]
+    coordinator, state, first, count, *ranks = sys.argv[1:]
+    clients = []
+    for number in range(int(first), int(first) + int(count)):
+        name = f"client-{number}"
+        place = await member(Path(state), Path(state).parent / name, name, coordinator)
+        dial = place.dialer.channel
+        to_ranks = [dial(address, aggregator(rank)) for rank, address in enumerate(ranks)]
+        clients.append(Uploader(name, number, dial(coordinator, COORDINATOR), to_ranks))
     for client in clients:
         await client.connect()
     while True:

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from atoll.client.config import AgentConfig
 from atoll.client.driver import Agent
@@ -14,7 +15,8 @@ from atoll.client.statedir import StateDirectory
 from atoll.client.verifier import Verifier
 from atoll.client.worker import WorkerRunner
 from atoll.parallel.task import TaskNotFound, task_name
-from atoll.protocol.identity.dialer import InsecureDialer
+from atoll.protocol.identity.membership import Membership
+from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.proxy import through_proxy
 from atoll.protocol.settings import ConfigError
 
@@ -45,6 +47,13 @@ async def run_agent(
     gate = None
     loop, handled = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT) if handle_signals else ()
     try:
+        membership = await Membership.take(
+            state.identity,
+            Identity(Role.CLIENT, config.site),
+            join=config.join,
+            coordinator=config.coordinator,
+            insecure=config.insecure,
+        )
         gate = Gate(config.policy, state.path)
         if runner is None:
             runner = WorkerRunner(
@@ -55,9 +64,11 @@ async def run_agent(
                 threads=config.threads or None,
                 device=config.device,
             )
+        membership = replace(membership, dialer=through_proxy(membership.dialer, os.environ))
+        if authorities is None and (keeper := membership.keeper) is not None:
+            authorities = lambda: keeper.current.ca_pem  # noqa: E731
         verifier = Verifier(config.site, authorities, Memory(state.seen)) if authorities is not None else None
-        dialer = through_proxy(InsecureDialer(), os.environ)
-        agent = Agent(config, tasks, runner, state, gate, dialer, verifier)
+        agent = Agent(config, tasks, runner, state, gate, membership, verifier)
         for number in handled:
             loop.add_signal_handler(number, agent.stop)
         return await agent.run()

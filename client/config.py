@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from atoll.protocol.channel import LoopbackAddress
+from atoll.protocol.channel import Address, loopback_only
 from atoll.protocol.settings import STRICT, Folder
 
 Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
@@ -24,8 +24,14 @@ class AgentConfig(BaseModel):
     site: str
     """The data owner's name, one of the task's sites; the coordinator knows the client by it."""
 
-    join: LoopbackAddress = "127.0.0.1:7070"
-    """host:port of the coordinator. Loopback only, until clients and servers prove who they are."""
+    join: str = Field(default="", max_length=4096, repr=False, exclude=True)
+    """The join code, needed once: `atoll client invite NAME` prints it. Afterwards the credential in `state` counts."""
+
+    coordinator: Address | Literal[""] = ""
+    """host:port of the coordinator, when it is not where it said at enrolment; with `insecure` 127.0.0.1:7070."""
+
+    insecure: bool = False
+    """Prove nothing and encrypt nothing: the coordinator does so, too, on this machine. Short is `--insecure`."""
 
     state: Folder = Field(default="atoll-agent", validate_default=True)
     """The directory of the spool: finished updates that the coordinator has not acknowledged. One for each agent."""
@@ -75,4 +81,10 @@ class AgentConfig(BaseModel):
     def _waits_are_in_order(self) -> "AgentConfig":
         if self.reconnect_min > self.reconnect_max:
             raise ValueError(f"reconnect_min {self.reconnect_min} is more than reconnect_max ({self.reconnect_max})")
+        return self
+
+    @model_validator(mode="after")
+    def _insecure_stays_here(self) -> "AgentConfig":
+        if self.insecure and self.coordinator:
+            loopback_only(self.coordinator)
         return self

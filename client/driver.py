@@ -58,7 +58,7 @@ from atoll.client.verifier import Verifier
 from atoll.client.workshop import NotAdmitted, Workshop
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
-from atoll.protocol.identity.dialer import Dialer
+from atoll.protocol.identity.membership import Membership
 from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.vocabulary import RunState
 
@@ -87,7 +87,7 @@ class Agent:
         runner: who trains.
         state: the agent's directory, locked.
         gate: the site's own policy.
-        dialer: opens the channels to the coordinator and its ranks.
+        membership: where the coordinator is, and how it is dialled.
         verifier: of what the coordinator says; None: the connection is `--insecure`, and nothing is signed.
     """
 
@@ -98,11 +98,11 @@ class Agent:
         runner: Runner,
         state: StateDirectory,
         gate: Gate,
-        dialer: Dialer,
+        membership: Membership,
         verifier: Verifier | None = None,
     ) -> None:
         self._config, self._tasks, self._runner, self._gate = config, frozenset(tasks), runner, gate
-        self._verifier = verifier
+        self._membership, self._verifier = membership, verifier
         self._loop = asyncio.get_running_loop()
         self._rng = random.Random(config.site)
         self._spool = Spool(state.spool, config.spool_max_bytes)
@@ -115,8 +115,8 @@ class Agent:
         )
         self.session = Session(rules, self._rng, self._spool.entries())
         self._line = Line(
-            config.join,
-            dialer,
+            membership.address,
+            membership.dialer,
             replaced_wait=config.reconnect_max,
             hello=self._hello,
             on_connected=self._on_connected,
@@ -179,6 +179,9 @@ class Agent:
         self._num_examples = await self._runner.describe()
         if waiting := len(self.session.outgoing):
             logger.info("%d finished updates of an earlier process wait to be sent", waiting)
+        if self._membership.keeper is not None:
+            self._membership.keeper.on_replaced(lambda _: self._line.renew())
+        self._spawn(self._membership.keep())
         self._line.dial(0.0)
         while True:
             await asyncio.sleep(POLICY_POLL_S)
@@ -249,7 +252,7 @@ class Agent:
         )
 
     def _on_connected(self, welcome: pb.Welcome) -> None:
-        logger.info("connected to %s as %s", self._config.join, self._config.site)
+        logger.info("connected to %s as %s", self._membership.address, self._config.site)
         if welcome.tasks and self._tasks.isdisjoint(welcome.tasks):
             hosted, allowed = ", ".join(welcome.tasks), ", ".join(sorted(self._tasks))
             logger.warning("the coordinator hosts %s; this agent allows %s", hosted, allowed)

@@ -85,6 +85,12 @@ class Line:
         else:
             self._link.send(message)
 
+    def renew(self) -> None:
+        """Prove anew who one is, in whatever is begun from now on: the certificate has been renewed."""
+        self.ranks.renew()
+        if self._link is not None:
+            self._link.renew(self._dialer.channel(self._address, COORDINATOR))
+
     async def hang_up(self) -> None:
         """Say goodbye if a connection stands, and dial no more."""
         self._is_hanging_up = True

@@ -34,6 +34,7 @@ class Ranks:
         self._dialer = dialer
         self._addresses: tuple[str, ...] = ()
         self._channels: dict[int, tuple[str, grpc.aio.Channel, rpc.AggregatorStub]] = {}
+        self._older: list[grpc.aio.Channel] = []
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
@@ -77,8 +78,16 @@ class Ranks:
         """
         return self.stub((rank + int(waited_s / PATIENCE_S)) % self.num_ranks)
 
+    def renew(self) -> None:
+        """Dial anew for whatever is begun from now on; what is under way goes on as it is."""
+        self._older += [channel for _, channel, _ in self._channels.values()]
+        self._channels.clear()
+
     async def close(self) -> None:
         """End all connections."""
+        for channel in self._older:
+            self._end(channel)
+        self._older.clear()
         for rank in list(self._channels):
             self._close(rank)
         if self._closing:
@@ -87,6 +96,9 @@ class Ranks:
 
     def _close(self, rank: int) -> None:
         _, channel, _ = self._channels.pop(rank)
+        self._end(channel)
+
+    def _end(self, channel: grpc.aio.Channel) -> None:
         task = asyncio.get_running_loop().create_task(channel.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)

@@ -5,6 +5,7 @@ spool/        finished updates that the coordinator has not answered for (spool)
 models/       versions of the global model (models)
 kept/         what one update leaves for the next (kept)
 personal/     what this site keeps for itself between the rounds of a run (personal)
+identity/     who it is: its key and its certificate (protocol.identity.credential)
 seen          the newest of each run that the coordinator has shown (memory)
 work/         what the worker is writing; emptied when an agent starts
 policy.db     what the site's policy remembers: runs that have asked, rounds that were begun (policy/history)
@@ -30,6 +31,7 @@ class StateDirectory:
         self.path = path
         self.spool, self.models, self.work = path / "spool", path / "models", path / "work"
         self.kept, self.personal, self.seen = path / "kept", path / "personal", path / "seen"
+        self.identity = path / "identity"
         try:
             for folder in (self.spool, self.models, self.work, self.kept, self.personal):
                 folder.mkdir(parents=True, exist_ok=True)

@@ -114,8 +114,8 @@ class Link:
     """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._channel = channel
-        self.stub = rpc.CoordinatorStub(self._channel)
+        self._channels = [channel]
+        self.stub = rpc.CoordinatorStub(channel)
         self._outbox: asyncio.Queue[pb.ClientMessage | None] = asyncio.Queue(OUTBOX_MAX)
         self._stream: Stream[pb.ClientMessage, pb.ServerMessage] | None = None
         self._writer: asyncio.Task[None] | None = None
@@ -176,7 +176,13 @@ class Link:
                     await self._ended.wait()
         if self._writer is not None:
             self._writer.cancel()
-        await self._channel.close()
+        for channel in self._channels:
+            await channel.close()
+
+    def renew(self, channel: grpc.aio.Channel) -> None:
+        """Begin calls on this channel from now on; what is under way goes on as it is."""
+        self._channels.append(channel)
+        self.stub = rpc.CoordinatorStub(channel)
 
     async def _write(self, stream: Stream[pb.ClientMessage, pb.ServerMessage]) -> None:
         """Send what is in the outbox, and a heartbeat whenever that is empty for too long."""

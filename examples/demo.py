@@ -1,6 +1,7 @@
 """`make demo`: a federation of real processes on this machine, and what it takes for it to lose something.
 
-A coordinator and five agents are started as separate processes. One agent is a straggler, one is killed and comes back,
+A coordinator and five agents are started as separate processes; each agent enrols with a join code, and mutual TLS is
+between them. One agent is a straggler, one is killed and comes back,
 and the coordinator itself is killed (SIGKILL) while it holds accepted updates of an open round and another is half
 uploaded; it is started again and the run carries on in the same round. With --no-chaos nobody is killed.
 """
@@ -23,6 +24,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from atoll.cli import admin
+from atoll.protocol.identity.names import Role
 from atoll.protocol.vocabulary import Fate, Phase, RunState
 from atoll.server.history import History
 from atoll.server.record import ClientRecord, RoundRecord
@@ -44,6 +47,11 @@ class Processes:
     address: str
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
+    @property
+    def state(self) -> Path:
+        """Of the coordinator."""
+        return self.folder / "coordinator"
+
     def start(self, name: str, *command: str, **environment: str) -> None:
         """Start one process; its output goes to <name>.log."""
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -53,16 +61,20 @@ class Processes:
 
     def start_coordinator(self) -> None:
         """Start, or start again: the state directory says which."""
-        state, listen = self.folder / "coordinator", f"coordinator.listen={self.address}"
-        self.start("coordinator", "coordinator", str(HERE / "demo.toml"), "--state", str(state), "--set", listen)
+        ports = ("--set", f"coordinator.listen={self.address}", "--set", "coordinator.enrol=127.0.0.1:0")
+        self.start("coordinator", "coordinator", str(HERE / "demo.toml"), "--state", str(self.state), *ports)
 
-    def start_agent(self, site: str) -> None:
-        """Start, or start again, the agent of one owner."""
+    def invite(self, site: str) -> str:
+        """A join code, as `atoll client invite` prints it."""
+        return admin.invite(self.state, Role.CLIENT, site, lifetime_s=LIMIT_S).join_code
+
+    def start_agent(self, site: str, *join: str) -> None:
+        """Start the agent of one owner; again, when it is a member already."""
         limit = ["--set", f"upload_limit={UPLOAD_LIMIT}"] if site == SLOW_LINE else []
         environment = {"ATOLL_DEMO_SLOW_S": "0.2"} if site == STRAGGLER else {}
         self.start(
             site,
-            *("agent", str(HERE / "digits.py:task"), "--site", site, "--join", self.address),
+            *("agent", str(HERE / "digits.py:task"), "--site", site, *join),
             *("--state", str(self.folder / site), "--set", "exit_when_done=true", "--set", "threads=1"),
             *("--set", "reconnect_max=1.0", *limit),
             **environment,
@@ -248,8 +260,12 @@ def promises_kept(scene: Scene, outage: Outage) -> list[str]:
 def play(scene: Scene, processes: Processes, outage: Outage, *, chaos: bool, show: Callable[[Group], None]) -> None:
     """Run the federation to its end while the plot unfolds."""
     processes.start_coordinator()
+    scene.remark(f"$ atoll coordinator examples/demo.toml --state {processes.state}")
     for site in SITES:
-        processes.start_agent(site)
+        processes.start_agent(site, "--join", processes.invite(site))
+    scene.remark(f"$ atoll client invite {SITES[0]} --state {processes.state}")
+    scene.remark(f"$ atoll agent examples/digits.py:task --site {SITES[0]} --join CODE   # and so at every site")
+    scene.remark("each owner has a certificate now: all that is said travels over mutual TLS")
     scene.remark(
         f"a coordinator on {processes.address} and five agents: {STRAGGLER} has a slow disk, {SLOW_LINE} a slow line"
     )

@@ -5,6 +5,7 @@ silent peer is noticed by keepalive within half a minute, also when its machine 
 """
 
 import ipaddress
+import re
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -35,6 +36,12 @@ KEEPALIVE_S = 20
 KEEPALIVE_TIMEOUT_S = 10
 HANDSHAKE_S = 10
 
+CONNECTION_AGE_S = 600
+"""After so long a server takes new calls of a client on a new connection only, which proves anew who it is. What is
+under way goes on: a long transfer, a control stream, whose caller is looked at while it lasts."""
+
+HOST_CHARACTERS_MAX = 253
+
 Options = list[tuple[str, int]]
 
 _BOTH: Options = [
@@ -55,6 +62,7 @@ def server_options() -> Options:
         ("grpc.so_reuseport", 0),  # a second server on the same port must fail to bind, not share it
         ("grpc.max_concurrent_streams", STREAMS_MAX),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_S * 1000),
+        ("grpc.max_connection_age_ms", CONNECTION_AGE_S * 1000),
         ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_S * 1000 // 2),  # more often is a strike
     ]
 
@@ -71,6 +79,28 @@ def client_options() -> Options:
     ]
 
 
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST_NAME = re.compile(rf"{_LABEL}(?:\.{_LABEL})*", re.ASCII)
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Parse `host:port`.
+
+    Args:
+        address: "coordinator.example.org:7070", "192.0.2.1:7070", "[2001:db8::1]:7070"; port 0: the system chooses.
+
+    Returns:
+        Host, without brackets, and port.
+
+    Raises:
+        ConfigError: not of that form.
+    """
+    try:
+        return _parse(address)
+    except ValueError as error:
+        raise ConfigError([f"address {address[:300]!r}: {error}"]) from None
+
+
 def loopback_only(address: str) -> tuple[str, int]:
     """Parse `host:port` and refuse a host that is not this machine.
 
@@ -83,10 +113,26 @@ def loopback_only(address: str) -> tuple[str, int]:
     Raises:
         ConfigError: not of that form, or another host.
     """
-    try:
-        return _parse(address)
-    except ValueError as error:
-        raise ConfigError([f"address {address!r}: {error}"]) from None
+    host, port = parse_address(address)
+    if not _is_loopback(host):
+        fault = f"address {address!r}: allowed: 127.0.0.1, localhost or [::1]; what is insecure stays on one machine"
+        raise ConfigError([fault])
+    return host, port
+
+
+def bracketed(host: str) -> str:
+    """A host as it stands before its port."""
+    return f"[{host}]" if ":" in host else host
+
+
+def reached_as(address: str, public: str) -> str:
+    """Where others find what listens on an address, given by which host they know this machine; empty: by that one."""
+    return f"{bracketed(public)}:{parse_address(address)[1]}" if public else address
+
+
+def is_wildcard(address: str) -> bool:
+    """Whether it stands for every interface of a machine."""
+    return parse_address(address)[0] in ("0.0.0.0", "::")
 
 
 def _parse(address: str) -> tuple[str, int]:
@@ -94,24 +140,36 @@ def _parse(address: str) -> tuple[str, int]:
     if not (colon and host and port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535):
         raise ValueError("allowed: host:port, with a port in 0..65535")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not _is_loopback(bare, in_brackets=bare != host):
-        raise ValueError(
-            "allowed: 127.0.0.1, localhost or [::1]; until both sides prove who they are (mutual TLS), "
-            "servers bind to loopback only"
-        )
+    if not (_is_ipv6(bare) if bare != host else _is_name_or_ipv4(host)):
+        raise ValueError("allowed: host:port, where host is a name, an IPv4 address or an IPv6 address in brackets")
     return bare, int(port)
 
 
-def _is_loopback(host: str, *, in_brackets: bool) -> bool:
-    if host == "localhost":
-        return not in_brackets
+def _is_ipv6(host: str) -> bool:
     try:
-        parsed = ipaddress.ip_address(host)
+        return ipaddress.IPv6Address(host).scope_id is None
     except ValueError:
         return False
-    if isinstance(parsed, ipaddress.IPv6Address):
-        return in_brackets and parsed == ipaddress.IPv6Address("::1")
-    return parsed.is_loopback and not in_brackets
+
+
+def _is_name_or_ipv4(host: str) -> bool:
+    if not host.rpartition(".")[2].isdigit():
+        return len(host) <= HOST_CHARACTERS_MAX and _HOST_NAME.fullmatch(host) is not None
+    try:
+        ipaddress.IPv4Address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    if isinstance(address, ipaddress.IPv6Address):
+        return address == ipaddress.IPv6Address("::1")
+    return address.is_loopback
 
 
 def _valid(address: str) -> str:
@@ -119,5 +177,5 @@ def _valid(address: str) -> str:
     return address
 
 
-LoopbackAddress = Annotated[str, AfterValidator(_valid)]
-"""The type of a setting that `loopback_only` will parse."""
+Address = Annotated[str, AfterValidator(_valid)]
+"""The type of a setting that `parse_address` will parse."""

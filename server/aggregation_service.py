@@ -10,7 +10,7 @@ import grpc
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import CHUNK_BYTES, PROTOCOL, loopback_only
+from atoll.protocol.channel import CHUNK_BYTES, PROTOCOL
 from atoll.protocol.manifest import ManifestError, parse_update
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import Digest, RejectReason, RunId
@@ -67,7 +67,7 @@ class AggregationService(rpc.AggregationServicer):
         if hello.num_ranks != self._ranks.num_ranks or hello.rank >= self._ranks.num_ranks:
             return f"rank {hello.rank} of {hello.num_ranks}: this coordinator has {self._ranks.num_ranks} ranks"
         try:
-            loopback_only(hello.address)  # clients are told to go there
+            self._coordinator.dialer.check(hello.address)  # clients are told to go there
         except ConfigError as error:
             return str(error)
         return None

@@ -14,15 +14,17 @@ import grpc
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import steps
-from atoll.protocol.channel import PROTOCOL, server_options
-from atoll.protocol.identity.dialer import InsecureDialer
-from atoll.protocol.identity.names import COORDINATOR
+from atoll.protocol.channel import PROTOCOL, reached_as, server_options
+from atoll.protocol.identity.credential import Credential
+from atoll.protocol.identity.membership import Membership
+from atoll.protocol.identity.names import COORDINATOR, aggregator
 from atoll.protocol.settings import ConfigError
 from atoll.server.config import AggregatorConfig
 from atoll.server.coordinator import OperatorError
 from atoll.server.durable import write_atomically
+from atoll.server.identity.gate import identity_folder
 from atoll.server.identity.guard import Guard
-from atoll.server.identity.listener import InsecureListener, Listener, cannot_listen
+from atoll.server.identity.listener import InsecureListener, Listener, MutualListener, cannot_listen
 from atoll.server.placement import take_place
 from atoll.server.rank import Rank, RankPlace
 from atoll.server.rank_service import AggregatorService
@@ -50,38 +52,62 @@ async def host_rank(
             coordinator on that address says that it has no such rank.
     """
     lock = lock_directory(config.state)
-    place = RankPlace(config.rank, config.ranks, config.interface)
-    channel = InsecureDialer().channel(config.coordinator, COORDINATOR)
     try:
         take_place(config.state, config.rank, config.ranks)
-        rank = Rank(place, config.state, channel)
-        server, address = await _listen(rank, config, InsecureListener())
-        stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
-
-        def read_input() -> None:
-            if not os.read(0, 1024):
-                stop.set()
-
-        if with_parent:
-            asyncio.get_running_loop().add_reader(0, read_input)
-        on_ready(address)
-        serving = asyncio.ensure_future(_serve(rank, rpc.AggregationStub(channel), address, config.coordinator))
-        waiting = asyncio.ensure_future(stop.wait())
+        who, here = aggregator(config.rank), identity_folder(config.state)
+        where = {"join": config.join, "coordinator": config.coordinator, "insecure": config.insecure}
+        membership = await Membership.take(here, who, **where)  # type: ignore[arg-type]
+        channels = [membership.dialer.channel(membership.address, COORDINATOR)]
         try:
-            await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            if serving.done():
-                serving.result()
+            rank = Rank(RankPlace(config.rank, config.ranks, config.interface), config.state, channels[0])
+
+            def renewed(_: Credential) -> None:  # what is under way goes on over the older channel
+                channels.append(membership.dialer.channel(membership.address, COORDINATOR))
+                rank.connect(channels[-1])
+
+            if membership.keeper is not None:
+                membership.keeper.on_replaced(renewed)
+            await _be(rank, config, membership, with_parent=with_parent, on_ready=on_ready)
         finally:
-            for task in (serving, waiting):
-                task.cancel()
-            rank.stop()
-            await server.stop(grace=0.2)
+            for channel in channels:
+                await channel.close()
     finally:
-        await channel.close()
         os.close(lock)
     return EXIT_OK
+
+
+async def _be(
+    rank: Rank, config: AggregatorConfig, membership: Membership, *, with_parent: bool, on_ready: Callable[[str], None]
+) -> None:
+    server, bound = await _listen(rank, config, _listener(membership))
+    address, stop = reached_as(bound, config.public), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+    def read_input() -> None:
+        if not os.read(0, 1024):
+            stop.set()
+
+    if with_parent:
+        asyncio.get_running_loop().add_reader(0, read_input)
+    on_ready(address)
+    work: list[asyncio.Future[Any]] = [asyncio.ensure_future(_serve(rank, address, membership.address))]
+    if membership.keeper is not None:
+        work.append(asyncio.ensure_future(membership.keep()))
+    waiting = asyncio.ensure_future(stop.wait())
+    try:
+        done, _ = await asyncio.wait({*work, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        for ended in done:
+            ended.result()
+    finally:
+        for task in (*work, waiting):
+            task.cancel()
+        rank.stop()
+        await server.stop(grace=0.2)
+
+
+def _listener(membership: Membership) -> Listener:
+    return InsecureListener() if membership.keeper is None else MutualListener(membership.keeper)
 
 
 async def _listen(rank: Rank, config: AggregatorConfig, listener: Listener) -> tuple[grpc.aio.Server, str]:
@@ -105,7 +131,7 @@ async def _listen(rank: Rank, config: AggregatorConfig, listener: Listener) -> t
     raise cannot_listen(config.listen)
 
 
-async def _serve(rank: Rank, stub: rpc.AggregationStub, address: str, coordinator: str) -> None:
+async def _serve(rank: Rank, address: str, coordinator: str) -> None:
     """One stream to the coordinator after the other.
 
     Raises:
@@ -114,7 +140,7 @@ async def _serve(rank: Rank, stub: rpc.AggregationStub, address: str, coordinato
     complaint = ""
     while True:
         try:
-            await _stream(rank, stub, address)
+            await _stream(rank, address)
             complaint = ""
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
@@ -128,9 +154,9 @@ async def _serve(rank: Rank, stub: rpc.AggregationStub, address: str, coordinato
         await asyncio.sleep(DIAL_S)
 
 
-async def _stream(rank: Rank, stub: rpc.AggregationStub, address: str) -> None:
+async def _stream(rank: Rank, address: str) -> None:
     """One stream, from RankHello to its end."""
-    call, place = stub.Serve(), rank.place
+    call, place = rank.aggregation.Serve(), rank.place
     hello = pb.RankHello(
         protocol=PROTOCOL,
         rank=place.rank,

@@ -6,11 +6,11 @@ The string under a field is its documentation; `docs/configuration.md` is held a
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from atoll.protocol.channel import LoopbackAddress
+from atoll.protocol.channel import Address, bracketed, is_wildcard, loopback_only, parse_address
 from atoll.protocol.reference import Reference, check_known_or_reference
 from atoll.protocol.settings import STRICT, Folder
 from atoll.server.intake import RunRules
@@ -230,17 +230,36 @@ class RunConfig(BaseModel):
         return name
 
 
+_WITHOUT_NAME = "listen {} is every interface: say in `public` by which name or address others reach this machine"
+
+
+def _host(host: str) -> str:
+    if host:
+        parse_address(f"{bracketed(host)}:1")
+    return host
+
+
 class CoordinatorConfig(BaseModel):
     """The coordinator's process, whatever runs it hosts."""
 
     model_config = STRICT
 
-    listen: LoopbackAddress = "127.0.0.1:7070"
-    """host:port to serve on; port 0: the system chooses. Loopback only, until both sides prove who they are."""
+    listen: Address = "127.0.0.1:7070"
+    """host:port to serve clients and aggregation ranks on; port 0: the system chooses. "0.0.0.0:7070" is every
+    interface."""
 
-    admin: LoopbackAddress = "127.0.0.1:0"
+    admin: Address = "127.0.0.1:0"
     """host:port for the operator's commands; port 0: the system chooses. Those on this machine find it by the state
     directory."""
+
+    enrol: Address | Literal[""] = ""
+    """host:port where those with a join code become members; empty: where `listen` is, at the next port."""
+
+    public: str = ""
+    """The name or address by which others reach this machine, for join codes; empty: the host of `listen`."""
+
+    insecure: bool = False
+    """Nobody proves who they are, and nothing is encrypted: only on loopback; short is `--insecure`."""
 
     state: Folder = Field(default="atoll-state", validate_default=True)
     """The directory of everything that must survive: the journal, versions, updates."""
@@ -275,6 +294,12 @@ class CoordinatorConfig(BaseModel):
     """Seconds that a rank may be away while a round is folded; then the round is abandoned."""
 
     @property
+    def enrol_address(self) -> str:
+        """host:port where those with a join code become members."""
+        host, port = parse_address(self.listen)
+        return self.enrol or f"{bracketed(host)}:{port + 1 if 0 < port < 65535 else 0}"
+
+    @property
     def heartbeat_interval(self) -> float:
         """Seconds between a client's heartbeats."""
         return self.heartbeat or self.lease / 3
@@ -285,14 +310,34 @@ class CoordinatorConfig(BaseModel):
             raise ValueError(f"heartbeat {self.heartbeat} is not less than lease ({self.lease})")
         return self
 
+    @field_validator("public")
+    @classmethod
+    def _public_is_a_host(cls, public: str) -> str:
+        return _host(public)
+
+    @model_validator(mode="after")
+    def _addresses_suit(self) -> "CoordinatorConfig":
+        if self.insecure:
+            for address in (self.listen, self.admin):
+                loopback_only(address)
+        elif not self.public and any(map(is_wildcard, (self.listen, self.enrol_address))):
+            raise ValueError(_WITHOUT_NAME.format(self.listen))
+        return self
+
 
 class AggregatorConfig(BaseModel):
     """One rank of the aggregation, as a process of its own."""
 
     model_config = STRICT
 
-    coordinator: LoopbackAddress
-    """host:port of the coordinator."""
+    coordinator: Address | Literal[""] = ""
+    """host:port of the coordinator; empty: where it said at enrolment."""
+
+    join: str = Field(default="", max_length=4096, repr=False, exclude=True)
+    """The join code, needed once: `atoll client invite N --role aggregator` prints it."""
+
+    insecure: bool = False
+    """Prove nothing and encrypt nothing: the coordinator does so, too, on this machine."""
 
     rank: int = Field(ge=0, le=63)
     """Which rank it is, from 0."""
@@ -300,8 +345,11 @@ class AggregatorConfig(BaseModel):
     ranks: int = Field(ge=1, le=64)
     """How many there are: the coordinator's `aggregators`."""
 
-    listen: LoopbackAddress = "127.0.0.1:0"
+    listen: Address = "127.0.0.1:0"
     """host:port of the data plane; port 0: that of the last time, or the system chooses."""
+
+    public: str = ""
+    """The name or address by which clients reach this machine; empty: the host of `listen`."""
 
     state: Folder
     """The rank's own directory: the updates of its clients, its part of each version."""
@@ -313,6 +361,20 @@ class AggregatorConfig(BaseModel):
     def _rank_is_one_of_them(self) -> "AggregatorConfig":
         if self.rank >= self.ranks:
             raise ValueError(f"rank {self.rank} is not in 0..{self.ranks - 1}")
+        return self
+
+    @field_validator("public")
+    @classmethod
+    def _public_is_a_host(cls, public: str) -> str:
+        return _host(public)
+
+    @model_validator(mode="after")
+    def _addresses_suit(self) -> "AggregatorConfig":
+        if self.insecure:
+            for address in filter(None, (self.coordinator, self.listen)):
+                loopback_only(address)
+        elif is_wildcard(self.listen) and not self.public:
+            raise ValueError(_WITHOUT_NAME.format(self.listen))
         return self
 
 

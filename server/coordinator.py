@@ -15,6 +15,7 @@ from atoll.parallel.task import task_name
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.audit_files import audit_folder
 from atoll.protocol.identity.dialer import Dialer
+from atoll.protocol.identity.names import Identity
 from atoll.protocol.manifest import UpdateManifest, digest_of
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import TERMINAL, RejectReason, RunId, RunState
@@ -33,7 +34,6 @@ from atoll.server.events import (
     StopRequested,
 )
 from atoll.server.identity.admission import Admission, joined
-from atoll.server.identity.revocations import Revocations
 from atoll.server.identity.signing import Signer
 from atoll.server.journal import Journal, RunRow
 from atoll.server.judge import Judge, refused
@@ -72,10 +72,17 @@ class Coordinator:
         config: of the process.
         state: its directory, locked.
         dialer: opens the channels to aggregation ranks.
+        is_revoked: whether a certificate of this serial number no longer counts for its identity.
     """
 
-    def __init__(self, config: CoordinatorConfig, state: StateDirectory, dialer: Dialer) -> None:
-        self.config, self.state, self._dialer = config, state, dialer
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        state: StateDirectory,
+        dialer: Dialer,
+        is_revoked: Callable[[Identity, int], bool],
+    ) -> None:
+        self.config, self.state, self.dialer = config, state, dialer
         self.journal = Journal(state)
         self.runs: dict[RunId, RunDriver] = {}
         self.queue: list[RunId] = []
@@ -88,7 +95,7 @@ class Coordinator:
         self.ranks = Ranks(config.aggregators, self._tell_ranks) if config.aggregators else None
         self.attendance = Attendance(config, self.runs, self.clock, self.ranks, self.spawn, self.audit)
         self.uploads = Uploads(self.judge, lambda run_id: self.runs[run_id].reducer.store, self.compute)
-        self.admission = Admission(Revocations().is_revoked, joined(self.runs))
+        self.admission = Admission(is_revoked, joined(self.runs))
         self.signer: Signer | None = None
         """Of what is pushed to clients; None: the coordinator is `--insecure`, and nothing is signed."""
         self._adding = asyncio.Lock()
@@ -308,7 +315,7 @@ class Coordinator:
     def _reducer(self, config: RunConfig, run_id: RunId, *, is_over: bool = False) -> Reducer:
         make: Callable[..., Reducer] = Reducer
         if self.ranks is not None and num_ranks_of(self.state.run(run_id)) == self.ranks.num_ranks:
-            make = partial(ShardedReducer, self.ranks, run_id, self.config.aggregator_patience, self._dialer)
+            make = partial(ShardedReducer, self.ranks, run_id, self.config.aggregator_patience, self.dialer)
         return make(
             self.state.run(run_id),
             self._folding,

@@ -1,4 +1,4 @@
-"""The ports of a coordinator: one for clients and aggregation ranks, one for the operator's commands."""
+"""The ports of a coordinator: for clients and aggregation ranks, for the operator's commands, for those who enrol."""
 
 import asyncio
 from dataclasses import dataclass
@@ -9,12 +9,16 @@ from grpc_reflection.v1alpha import reflection
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import server_options
+from atoll.protocol.channel import reached_as, server_options
+from atoll.protocol.identity.names import Identity
 from atoll.server.aggregation_service import AggregationService
 from atoll.server.audit.calls import CallAudit
+from atoll.server.config import CoordinatorConfig
 from atoll.server.coordinator import Coordinator
+from atoll.server.identity.enrolment_port import EnrolmentPort
+from atoll.server.identity.gate import Gate, Members
 from atoll.server.identity.guard import Guard
-from atoll.server.identity.listener import Listener
+from atoll.server.identity.services import MembershipService
 from atoll.server.service import AdminService, CoordinatorService
 
 CALLS_PER_CLIENT, CALLS_SPARE = 8, 100
@@ -25,48 +29,77 @@ ADMIN_CALLS_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Two servers, and where they listen."""
+    """The servers, and where they listen."""
 
     clients: grpc.aio.Server
     admins: grpc.aio.Server
     address: str
     """Of the clients' port."""
     admin_address: str
+    enrolment: EnrolmentPort | None
+    """None: nobody proves anything."""
 
     @classmethod
-    async def open(cls, coordinator: Coordinator, listener: Listener) -> "Ports":
-        """Take both ports; nothing is answered before `start`.
+    async def open(cls, coordinator: Coordinator, gate: Gate) -> "Ports":
+        """Take the ports; nothing is answered before `start`.
 
         Raises:
             OperatorError: a port is in use, or not allowed.
         """
-        config = coordinator.config
+        config, members = coordinator.config, gate.members
+        guard = Guard(coordinator.admission if gate.listener.proves_callers else None)
         calls = CALLS_PER_CLIENT * config.max_connections + CALLS_SPARE
-        guard = Guard(coordinator.admission if listener.proves_callers else None)
-        interceptors = [CallAudit(coordinator.audit), guard]  # the first sees what the other refuses
-        clients = grpc.aio.server(interceptors=interceptors, options=server_options(), maximum_concurrent_rpcs=calls)
+        clients, admins = _server(coordinator, guard, calls), _server(coordinator, guard, ADMIN_CALLS_MAX)
         rpc.add_CoordinatorServicer_to_server(CoordinatorService(coordinator), clients)
         if coordinator.ranks is not None:
             rpc.add_AggregationServicer_to_server(AggregationService(coordinator, coordinator.ranks), clients)
+        enrolments = members.enrolments if members is not None else None
+        rpc.add_AdminServicer_to_server(AdminService(coordinator, enrolments), admins)
+        if enrolments is not None:
+
+            def look_again(_: Identity) -> None:
+                coordinator.spawn(guard.look_again())
+
+            enrolments.on_revoked(look_again)
+            for server in (clients, admins):
+                rpc.add_MembershipServicer_to_server(MembershipService(enrolments), server)
         await _add_health(clients, "Coordinator")
-        admins = grpc.aio.server(
-            interceptors=interceptors, options=server_options(), maximum_concurrent_rpcs=ADMIN_CALLS_MAX
-        )
-        rpc.add_AdminServicer_to_server(AdminService(coordinator), admins)
         await _add_health(admins, "Admin")
-        reflection.enable_server_reflection(
-            [*map(_full_name, ("Coordinator", "Admin")), health.SERVICE_NAME, reflection.SERVICE_NAME], admins
-        )
-        return cls(clients, admins, listener.bind(clients, config.listen), listener.bind(admins, config.admin))
+        described = (*map(_full_name, ("Coordinator", "Admin")), health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(described, admins)
+        address, admin_address = gate.listener.bind(clients, config.listen), gate.listener.bind(admins, config.admin)
+        enrolment = None
+        if members is not None:
+            enrolment = _enrolment_port(config, members, address, admin_address)
+            await _add_health(enrolment.server, "Enrolment")  # a probe has no certificate
+        return cls(clients, admins, address, admin_address, enrolment)
 
     async def start(self) -> None:
         """Answer from now on."""
         await self.admins.start()
         await self.clients.start()
+        if self.enrolment is not None:
+            await self.enrolment.start()
 
     async def stop(self) -> None:
         """End all calls, soon."""
-        await asyncio.gather(self.clients.stop(grace=0.2), self.admins.stop(grace=0.2))
+        ends = [self.clients.stop(grace=0.2), self.admins.stop(grace=0.2)]
+        await asyncio.gather(*ends, *([self.enrolment.stop()] if self.enrolment is not None else []))
+
+
+def _server(coordinator: Coordinator, guard: Guard, calls: int) -> grpc.aio.Server:
+    audit = CallAudit(coordinator.audit)  # one for each: it remembers the handlers of its server
+    interceptors = [audit, guard]  # the first sees what those after it refuse
+    return grpc.aio.server(options=server_options(), interceptors=interceptors, maximum_concurrent_rpcs=calls)
+
+
+def _enrolment_port(config: CoordinatorConfig, members: Members, address: str, admin_address: str) -> EnrolmentPort:
+    place = reached_as(address, config.public)
+    port = EnrolmentPort(
+        members.enrolments, members.keeper, config.enrol_address, address=place, admin_address=admin_address
+    )
+    members.enrolments.addresses = (reached_as(port.address, config.public),)
+    return port
 
 
 async def _add_health(server: grpc.aio.Server, service: str) -> None:

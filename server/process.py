@@ -10,11 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from atoll.protocol.identity.dialer import InsecureDialer
 from atoll.protocol.vocabulary import RunId, RunState
 from atoll.server.config import CoordinatorConfig, RunConfig
 from atoll.server.coordinator import Coordinator
-from atoll.server.identity.listener import InsecureListener
+from atoll.server.identity.gate import gate_of, publisher
 from atoll.server.memory import collect_seldom
 from atoll.server.ports import Ports
 from atoll.server.spawned import SpawnedRanks
@@ -58,24 +57,26 @@ async def host(
     _bound_arenas()
     collect_seldom()
     with StateDirectory.open(config.state, database=config.database) as state:
-        coordinator = Coordinator(config, state, InsecureDialer())
-        ports = await Ports.open(coordinator, InsecureListener())
-        stop, ranks = _stop_on_signals(), None
-        try:
-            await coordinator.start()
-            asked = await _find_or_add(coordinator, run, again=again) if run is not None else None
-            await ports.start()  # last: whoever joins is told which tasks are run here
-            if coordinator.ranks is not None and config.start_aggregators:
-                ranks = SpawnedRanks(config.aggregators, config.state, ports.address)
-                ranks.start()
-            state.announce(ports.address, ports.admin_address, os.getpid())
-            on_ready(coordinator, ports)
-            return await _until_over(coordinator, stop, asked, stay=stay)
-        finally:
-            await ports.stop()
-            if ranks is not None:
-                await ranks.stop()
-            await coordinator.stop()
+        async with gate_of(config, state) as gate:
+            coordinator = Coordinator(config, state, gate.dialer, gate.is_revoked)
+            coordinator.signer = publisher(gate, state, coordinator.clock)
+            ports = await Ports.open(coordinator, gate)
+            stop, ranks = _stop_on_signals(), None
+            try:
+                await coordinator.start()
+                asked = await _find_or_add(coordinator, run, again=again) if run is not None else None
+                await ports.start()  # last: whoever joins is told which tasks are run here
+                if coordinator.ranks is not None and config.start_aggregators:
+                    ranks = SpawnedRanks(config.aggregators, config.state, ports.address, insecure=config.insecure)
+                    ranks.start()
+                state.announce(ports.address, ports.admin_address, os.getpid(), insecure=config.insecure)
+                on_ready(coordinator, ports)
+                return await _until_over(coordinator, stop, asked, stay=stay)
+            finally:
+                await ports.stop()
+                if ranks is not None:
+                    await ranks.stop()
+                await coordinator.stop()
 
 
 def _allow_files() -> None:

@@ -124,8 +124,8 @@ class Rank:
 
     def __init__(self, place: RankPlace, folder: Path, channel: grpc.aio.Channel) -> None:
         self.place, self._folder = place, folder
-        self.coordinator, self._aggregation = rpc.CoordinatorStub(channel), rpc.AggregationStub(channel)
-        self.admission = AskedAdmission(self._aggregation)
+        self.connect(channel)
+        self.admission = AskedAdmission(lambda: self.aggregation)
         self.meeting_point = MeetingPoint(place.interface)
         self._runs: dict[RunId, RankRun] = {}
         self._compute = ThreadPoolExecutor(2, thread_name_prefix="compute")
@@ -133,6 +133,10 @@ class Rank:
         self._attempt, self._stop_fold = 0, threading.Event()
         self.uploads = Uploads(self._judge, lambda run_id: self.run(run_id).store, self._compute)
         self.sent_bytes = self.exchanged_bytes = 0
+
+    def connect(self, channel: grpc.aio.Channel) -> None:
+        """Ask the coordinator over this channel from now on."""
+        self.coordinator, self.aggregation = rpc.CoordinatorStub(channel), rpc.AggregationStub(channel)
 
     def run(self, run_id: RunId) -> RankRun:
         """What is kept of a run that the coordinator knows: for another one there is to be no folder."""
@@ -156,7 +160,7 @@ class Rank:
         return run.known(digest) or await run.find(self.coordinator, digest)
 
     def _judge(self, manifest: UpdateManifest, opened: pb.UploadOpen) -> RemoteJudge:
-        return RemoteJudge(self._aggregation, self.place.rank, opened)
+        return RemoteJudge(self.aggregation, self.place.rank, opened)
 
     def status(self) -> pb.RankMessage:
         """What this process has done."""
@@ -222,7 +226,7 @@ class Rank:
         encoded = {digest: bytearray() for digest in digests}
         request = self._about(run_id, digests)
         try:
-            async for accepted in self._aggregation.GetUpdates(request):
+            async for accepted in self.aggregation.GetUpdates(request):
                 encoded[Digest(accepted.digest.hex())] += accepted.meta
         except grpc.aio.AioRpcError as error:
             raise NotFetched(f"the coordinator cannot be asked now ({error.code().name})") from None
@@ -245,7 +249,7 @@ class Rank:
             here = await on_thread(None, run.store.digests)
             request = self._about(run_id, here)
             try:
-                unused = {Digest(digest.hex()) for digest in (await self._aggregation.FindUnused(request)).digests}
+                unused = {Digest(digest.hex()) for digest in (await self.aggregation.FindUnused(request)).digests}
             except grpc.aio.AioRpcError:
                 return  # the next time
             base = run.store.version_path(Version(order.oldest_base))

@@ -32,10 +32,11 @@ class SpawnedRanks:
         num_ranks: how many.
         state: of the coordinator; each rank has a folder of its own in it.
         address: of the coordinator.
+        insecure: whether nobody proves anything; otherwise each rank's credential lies in its folder.
     """
 
-    def __init__(self, num_ranks: int, state: Path, address: str) -> None:
-        self._num_ranks, self._state, self._address = num_ranks, state, address
+    def __init__(self, num_ranks: int, state: Path, address: str, *, insecure: bool) -> None:
+        self._num_ranks, self._state, self._address, self._insecure = num_ranks, state, address, insecure
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -66,6 +67,7 @@ class SpawnedRanks:
             "coordinator": self._address,
             "rank": rank,
             "ranks": self._num_ranks,
+            "insecure": self._insecure,
             "state": str(state_of_rank(self._state, rank, self._num_ranks)),
         }
         overrides = [f"--set={name}={json.dumps(value)}" for name, value in settings.items()]

@@ -95,9 +95,9 @@ class StateDirectory:
         """Where the files of a run lie."""
         return run_folder(self.path, run_id)
 
-    def announce(self, address: str, admin_address: str, pid: int) -> None:
+    def announce(self, address: str, admin_address: str, pid: int, *, insecure: bool = False) -> None:
         """Tell the command line where this coordinator listens."""
-        content = json.dumps({"address": address, "admin_address": admin_address, "pid": pid})
+        content = json.dumps({"address": address, "admin_address": admin_address, "pid": pid, "insecure": insecure})
         write_atomically(self.path / "coordinator.json", content.encode())
 
     def mark_alive(self, now: float) -> None:
@@ -135,6 +135,8 @@ class RunningCoordinator:
     """Of the port for clients."""
     admin_address: str
     pid: int
+    is_insecure: bool
+    """Whether nobody proves anything there."""
 
 
 def running_coordinator(path: Path) -> RunningCoordinator | None:
@@ -146,7 +148,7 @@ def running_coordinator(path: Path) -> RunningCoordinator | None:
         return None
     if not pid.isdecimal() or said["pid"] != int(pid) or _start_time(int(pid)) != started:
         return None
-    return RunningCoordinator(said["address"], said["admin_address"], int(pid))
+    return RunningCoordinator(said["address"], said["admin_address"], int(pid), said["insecure"])
 
 
 def lock_directory(path: Path) -> int:

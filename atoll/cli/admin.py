@@ -1,5 +1,6 @@
 """Asks the coordinator that holds a state directory to do something."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,26 +10,45 @@ import grpc
 from atoll.cli.faults import CommandError, without_frames
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.identity.dialer import Dialer, InsecureDialer
-from atoll.protocol.identity.names import COORDINATOR
+from atoll.protocol.identity.dialer import Dialer, InsecureDialer, MutualDialer
+from atoll.protocol.identity.keeper import Keeper
+from atoll.protocol.identity.names import COORDINATOR, Role
+from atoll.server.identity.gate import owner_folder
 from atoll.server.statedir import running_coordinator
+
+STARTING_S = 20.0
+"""In which a coordinator that is being started is there."""
 
 TIMEOUT_S = 660.0
 """A run starts when its task is loaded and its version 0 is made: the coordinator gives that ten minutes."""
 
 
 def dialer(state: Path) -> Dialer:
-    """How this machine's operator dials the coordinator that holds `state`, and its ranks."""
-    return InsecureDialer()
+    """How this machine's operator dials the coordinator that holds `state`, and its ranks.
+
+    Raises:
+        CredentialError: it is not for whoever asks: the owner's key lies in that directory.
+    """
+    running = running_coordinator(state)
+    if running is not None and running.is_insecure:
+        return InsecureDialer()
+    return MutualDialer(Keeper(owner_folder(state)))
 
 
-def ask(state: Path, request: "Callable[[rpc.AdminStub], Any]") -> Any:
+def ask(state: Path, request: "Callable[[rpc.AdminStub], Any]", *, patience_s: float = 0.0) -> Any:
     """The answer of the coordinator that holds `state`.
+
+    Args:
+        state: its directory.
+        request: what is asked.
+        patience_s: how long to wait for one that is just starting.
 
     Raises:
         CommandError: none does, or it refuses; the message is the coordinator's own.
     """
-    running = running_coordinator(state)
+    until = time.monotonic() + patience_s
+    while (running := running_coordinator(state)) is None and time.monotonic() < until:
+        time.sleep(0.05)
     if running is None:
         raise CommandError(
             f"no coordinator holds {state}: name another directory with --state, or start one with "
@@ -67,6 +87,13 @@ def resume(state: Path, run_id: str) -> pb.RunReply:
     """Reopen a run."""
     request = pb.ResumeRunRequest(run_id=run_id)
     reply: pb.RunReply = ask(state, lambda admin: admin.ResumeRun(request, timeout=TIMEOUT_S))
+    return reply
+
+
+def invite(state: Path, role: Role, name: str, lifetime_s: float) -> pb.InviteReply:
+    """A join code."""
+    request = pb.InviteRequest(role=role, name=name, lifetime_s=lifetime_s)
+    reply: pb.InviteReply = ask(state, lambda it: it.Invite(request, timeout=TIMEOUT_S), patience_s=STARTING_S)
     return reply
 
 

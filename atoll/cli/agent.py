@@ -21,7 +21,14 @@ Tasks = Annotated[
     ),
 ]
 Site = Annotated[str | None, typer.Option("--site", metavar="NAME", help="The data owner; short for site.")]
-Join = Annotated[str | None, typer.Option("--join", metavar="HOST:PORT", help="The coordinator; short for join.")]
+Join = Annotated[
+    str | None,
+    typer.Option("--join", metavar="CODE", help="The join code, needed once: `atoll client invite NAME` prints it."),
+]
+Coordinator = Annotated[
+    str | None,
+    typer.Option("--coordinator", metavar="HOST:PORT", help="Where it is, if not where it said at enrolment."),
+]
 State = Annotated[
     Path | None,
     typer.Option("--state", metavar="DIR", help="The agent's own directory; by default atoll-agent-NAME."),
@@ -36,6 +43,8 @@ def agent(
     tasks: Tasks,
     site: Site = None,
     join: Join = None,
+    coordinator: Coordinator = None,
+    insecure: options.Insecure = None,
     state: State = None,
     policy: Policy = None,
     config: Config = None,
@@ -49,7 +58,8 @@ def agent(
     """
     from atoll.cli.files import overriding
 
-    settings, named = _checked(config, overriding(overrides, site=site, join=join, state=state, policy=policy), tasks)
+    place = {"join": join, "coordinator": coordinator, "insecure": insecure}
+    settings, named = _checked(config, overriding(overrides, site=site, state=state, policy=policy, **place), tasks)
     if check:
         _print_effective(settings, tasks)
         return
@@ -57,7 +67,7 @@ def agent(
     from atoll.client.agent import run_agent
 
     log.configure()
-    note(f"atoll agent {settings.site}, for {', '.join(named)} on {settings.join}, state in {settings.state}")
+    note(f"atoll agent {settings.site}, for {', '.join(named)}, state in {settings.state}")
     raise typer.Exit(asyncio.run(run_agent(settings, named)))
 
 

@@ -13,6 +13,10 @@ from atoll.cli.printing import note, say
 Coordinator = Annotated[
     str | None, typer.Option("--coordinator", metavar="HOST:PORT", help="The coordinator; short for coordinator.")
 ]
+Join = Annotated[
+    str | None,
+    typer.Option("--join", metavar="CODE", help="The join code, needed once; `atoll client invite N` prints it."),
+]
 Rank = Annotated[int | None, typer.Option("--rank", metavar="N", help="Which rank it is, from 0; short for rank.")]
 Ranks = Annotated[int | None, typer.Option("--of", metavar="N", help="How many ranks there are; short for ranks.")]
 Listen = Annotated[
@@ -25,6 +29,8 @@ WithParent = Annotated[bool, typer.Option("--with-parent", hidden=True, help="En
 
 def aggregator(
     coordinator: Coordinator = None,
+    join: Join = None,
+    insecure: options.Insecure = None,
     rank: Rank = None,
     ranks: Ranks = None,
     listen: Listen = None,
@@ -45,7 +51,8 @@ def aggregator(
     from atoll.protocol.settings import effective, load
     from atoll.server.config import AggregatorConfig
 
-    given = overriding(overrides, coordinator=coordinator, rank=rank, ranks=ranks, listen=listen, state=state)
+    place = {"rank": rank, "ranks": ranks, "listen": listen, "state": state}
+    given = overriding(overrides, coordinator=coordinator, join=join, insecure=insecure, **place)
     settings = load(AggregatorConfig, config, given)
     if check:
         say(effective(settings).rstrip("\n"))

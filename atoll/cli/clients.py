@@ -1,20 +1,21 @@
-"""`atoll client ...`: who has taken part."""
+"""`atoll client ...`: who has taken part, and who may."""
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from atoll.cli import options
 from atoll.cli.faults import Commands
 from atoll.cli.looking import history_of, run_of
-from atoll.cli.printing import as_json, seconds, table
+from atoll.cli.printing import as_json, say, seconds, table
+from atoll.protocol.identity.names import Role
 
 if TYPE_CHECKING:
     from atoll.protocol.vocabulary import ClientId
     from atoll.server.membership import Member
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, help="Who has taken part.")
+app = typer.Typer(cls=Commands, no_args_is_help=True, help="Who has taken part, and who may.")
 
 
 @app.command("list")
@@ -61,3 +62,32 @@ def _summary(client_id: "ClientId", member: "Member") -> dict[str, Any]:
         "train_seconds": member.train_seconds,
         "upload_seconds": member.upload_seconds,
     }
+
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The site's name; for an aggregator the number of its rank.")]
+AsRole = Annotated[Role, typer.Option("--role", help="What the name is to be.", show_choices=False)]
+Hours = Annotated[
+    float, typer.Option("--hours", metavar="H", help="How long the code can be used.", min=0.001, max=720)
+]
+
+
+@app.command("invite")
+def invite(
+    name: Name,
+    role: AsRole = Role.CLIENT,
+    hours: Hours = 24.0,
+    state: options.State = options.STATE,
+    json: options.Json = False,
+) -> None:
+    """Print a join code, with which somebody becomes a member under this name, once: hand it over in confidence.
+
+    It carries the coordinator's address, the fingerprint of its authority and a secret. An earlier code for the same
+    name is void. A coordinator that is just starting is waited for.
+    """
+    from atoll.cli import admin
+
+    reply = admin.invite(state, role, name, hours * 3600)
+    if json:
+        as_json({"name": name, "role": str(role), "join_code": reply.join_code, "expires_at": reply.expires_at})
+        return
+    say(reply.join_code)

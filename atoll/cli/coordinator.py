@@ -55,6 +55,7 @@ def coordinator(
     database: Database = None,
     aggregators: Aggregators = None,
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
+    insecure: options.Insecure = None,
     again: Again = False,
     stay: Stay = False,
     check: options.Check = False,
@@ -68,12 +69,8 @@ def coordinator(
     from atoll.cli.files import load_host, overriding
     from atoll.server.config import RunFile
 
-    file = load_host(
-        what,
-        overriding(
-            overrides, coordinator__state=state, coordinator__database=database, coordinator__aggregators=aggregators
-        ),
-    )
+    own = {"state": state, "database": database, "aggregators": aggregators, "insecure": insecure}
+    file = load_host(what, overriding(overrides, **{f"coordinator__{name}": value for name, value in own.items()}))
     if check:
         _check(file)
         return
@@ -120,7 +117,10 @@ def _host(file: "HostFile | RunFile", *, again: bool, stay: bool) -> int:
 
     def ready(coordinator: "Coordinator", ports: "Ports") -> None:
         note(f"atoll coordinator on {ports.address}, state in {file.coordinator.state}")
-        note("loopback only: until clients can prove who they are, agents run on this machine")
+        if ports.enrolment is not None:
+            note(f"a site becomes a member by: atoll client invite NAME --state {file.coordinator.state}")
+        else:
+            note("insecure: nobody proves anything, so everybody is on this machine")
         if stay and not coordinator.runs:
             note(f"no run yet: atoll run start RUN.toml --state {file.coordinator.state}")
 

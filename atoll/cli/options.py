@@ -23,5 +23,9 @@ Set = Annotated[
 ]
 Check = Annotated[bool, typer.Option("--check", help="Check everything, print the effective settings, and exit.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+Insecure = Annotated[
+    bool | None,
+    typer.Option("--insecure", help="Prove nothing and encrypt nothing; on this machine only.", show_default=False),
+]
 Run = Annotated[str, typer.Option("--run", metavar="RUN", help="Id or name of the run; by default the newest one.")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run, such as digits-1.")]

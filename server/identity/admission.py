@@ -73,10 +73,10 @@ class AskedAdmission:
     """What a rank knows: whom the coordinator has admitted, for a moment.
 
     Args:
-        stub: of the coordinator.
+        stub: of the coordinator, the newest.
     """
 
-    def __init__(self, stub: rpc.AggregationStub) -> None:
+    def __init__(self, stub: Callable[[], rpc.AggregationStub]) -> None:
         self._stub = stub
         self._admitted: dict[Caller, float] = {}  # when [s of the loop's clock]
 
@@ -93,7 +93,7 @@ class AskedAdmission:
     async def _ask(self, callers: Sequence[Caller], now: float) -> dict[Caller, Denied]:
         try:
             request = pb.AdmitRequest(callers=map(_message_of, callers))
-            reply: pb.AdmitReply = await self._stub.Admit(request, timeout=ASK_TIMEOUT_S)
+            reply: pb.AdmitReply = await self._stub().Admit(request, timeout=ASK_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
             what = f"the coordinator cannot be asked about it now ({error.code().name}): try again"
             away = [caller for caller in callers if not self._is_admitted(caller, now - STALE_S)]

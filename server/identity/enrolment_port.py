@@ -42,8 +42,8 @@ class EnrolmentPort:
             ("grpc.max_connection_age_ms", AGE_S * 1000),
             ("grpc.max_concurrent_streams", 2),
         ]
-        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=CALLS_MAX)
-        rpc.add_EnrolmentServicer_to_server(EnrolmentService(enrolments, address, admin_address), self._server)
+        self.server = grpc.aio.server(options=options, maximum_concurrent_rpcs=CALLS_MAX)
+        rpc.add_EnrolmentServicer_to_server(EnrolmentService(enrolments, address, admin_address), self.server)
 
         def shown() -> grpc.ServerCertificateConfiguration:
             mine = keeper.current
@@ -52,14 +52,14 @@ class EnrolmentPort:
         credentials = grpc.dynamic_ssl_server_credentials(shown(), shown, require_client_authentication=False)
         host = listen.rpartition(":")[0]
         try:
-            self.address = f"{host}:{self._server.add_secure_port(listen, credentials)}"
+            self.address = f"{host}:{self.server.add_secure_port(listen, credentials)}"
         except RuntimeError as error:
             raise OperatorError(f"cannot listen for enrolments on {listen}: in use, or not allowed") from error
 
     async def start(self) -> None:
         """Answer from now on."""
-        await self._server.start()
+        await self.server.start()
 
     async def stop(self) -> None:
         """End all calls, soon."""
-        await self._server.stop(grace=0.2)
+        await self.server.stop(grace=0.2)

@@ -4,7 +4,8 @@ from typing import Protocol
 
 import grpc
 
-from atoll.protocol.channel import loopback_only
+from atoll.protocol.channel import bracketed, loopback_only, parse_address
+from atoll.protocol.identity.keeper import Keeper
 from atoll.server.coordinator import OperatorError
 
 
@@ -31,11 +32,50 @@ class InsecureListener:
     def bind(self, server: grpc.aio.Server, listen: str) -> str:
         """See `Listener`."""
         host, port = loopback_only(listen)
-        bracketed = f"[{host}]" if ":" in host else host
         try:
-            return f"{bracketed}:{server.add_insecure_port(f'{bracketed}:{port}')}"
+            return f"{bracketed(host)}:{server.add_insecure_port(f'{bracketed(host)}:{port}')}"
         except RuntimeError as error:
             raise cannot_listen(listen) from error
+
+
+class MutualListener:
+    """Proves who listens, and hears only those who have a certificate of the same authority.
+
+    Args:
+        keeper: of the listener's own credential; each handshake takes the newest, so that a renewal needs no restart.
+    """
+
+    proves_callers = True
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+
+    def bind(self, server: grpc.aio.Server, listen: str) -> str:
+        """See `Listener`."""
+        host, port = parse_address(listen)
+        fetcher = _Shown(self._keeper)
+        credentials = grpc.dynamic_ssl_server_credentials(fetcher.configuration(), fetcher, True)  # type: ignore[arg-type]
+        try:
+            return f"{bracketed(host)}:{server.add_secure_port(f'{bracketed(host)}:{port}', credentials)}"
+        except RuntimeError as error:
+            raise cannot_listen(listen) from error
+
+
+class _Shown:
+    """What one port shows in the next handshake. gRPC calls it on a thread of its own; None: as in the last one."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper, self._last = keeper, keeper.current
+
+    def __call__(self) -> grpc.ServerCertificateConfiguration | None:
+        if self._keeper.current is self._last:
+            return None
+        return self.configuration()
+
+    def configuration(self) -> grpc.ServerCertificateConfiguration:
+        """The newest credential, for gRPC."""
+        own = self._last = self._keeper.current
+        return grpc.ssl_server_certificate_configuration([(own.key_pem, own.certificate_pem)], own.ca_pem)
 
 
 def cannot_listen(listen: str) -> OperatorError:

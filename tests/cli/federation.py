@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from atoll.protocol.identity.names import Identity, Role
 from atoll.server.statedir import RunningCoordinator, running_coordinator
+from benchmarks.members import equip
 from tests.cli.invoking import TINY, shown
 
 ATOLL = Path(sys.executable).with_name("atoll")
@@ -42,7 +44,8 @@ def federation(folder: Path) -> Iterator[Federation]:
         it.start("coordinator", "coordinator", "--state", it.state, "--set", "coordinator.listen=127.0.0.1:0")
         running: RunningCoordinator = wait_for(lambda: running_coordinator(it.state))
         for site in ("a", "b"):
-            it.start(site, "agent", f"{TINY}:task", "--site", site, "--join", running.address)
+            equip(it.state, it.folder / f"atoll-agent-{site}", Identity(Role.CLIENT, site))
+            it.start(site, "agent", f"{TINY}:task", "--site", site, "--coordinator", running.address)
         yield it
     finally:
         for process in it.processes.values():

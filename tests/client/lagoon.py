@@ -303,8 +303,8 @@ class Instant:
 
 def config(lagoon_, state, **fields):
     fields = {"site": "north", "reconnect_min": 0.01, "reconnect_max": 0.2} | fields
-    settings = AgentConfig(state=state, **fields)
-    return settings.model_copy(update={"join": lagoon_.address})  # a test may play another machine
+    settings = AgentConfig(state=state, insecure=True, **fields)
+    return settings.model_copy(update={"coordinator": lagoon_.address})  # a test may play another machine
 
 
 @asynccontextmanager

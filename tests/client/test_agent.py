@@ -20,7 +20,9 @@ from pathlib import Path
 from atoll.client.agent import run_agent, tasks_by_name
 from atoll.client.config import AgentConfig
 logging.basicConfig(level=logging.INFO)
-config = AgentConfig(site="north", join=sys.argv[1], state=Path(sys.argv[2]), reconnect_min=0.05, reconnect_max=0.5)
+config = AgentConfig(
+    site="north", coordinator=sys.argv[1], insecure=True, state=Path(sys.argv[2]), reconnect_min=0.05, reconnect_max=0.5
+)
 sys.exit(asyncio.run(run_agent(config, tasks_by_name([sys.argv[3]]))))
 """
 

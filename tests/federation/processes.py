@@ -10,7 +10,9 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+from atoll.protocol.identity.names import Identity, Role
 from atoll.server.history import History
+from benchmarks.members import equip
 
 ATOLL = str(Path(sys.executable).with_name("atoll"))
 TASK = str(Path(__file__).with_name("trouble.py")) + ":task"
@@ -38,6 +40,7 @@ class Federation:
 
     def coordinator(self, *, environment=(), stay=False, **settings):
         keys = {"name": "trouble", "rounds": 2, "coordinator.listen": self.address}
+        keys["coordinator.enrol"] = "127.0.0.1:0"
         keys |= {key.replace("__", "."): value for key, value in settings.items()}
         overrides = [part for key, value in keys.items() for part in ("--set", f"{key}={_toml(value)}")]
         return self.start(
@@ -49,7 +52,8 @@ class Federation:
     def agent(self, site, *, tasks=None, environment=(), **settings):
         keys = {"exit_when_done": True, "reconnect_max": 0.5, **settings}
         overrides = [part for key, value in keys.items() for part in ("--set", f"{key}={_toml(value)}")]
-        command = ("agent", *(tasks or [self.task]), "--site", site, "--join", self.address)
+        command = ("agent", *(tasks or [self.task]), "--site", site, "--coordinator", self.address)
+        equip(self.state, self.folder / site, Identity(Role.CLIENT, site))
         return self.start(site, *command, "--state", self.folder / site, *overrides, **dict(environment))
 
     def kill(self, name):

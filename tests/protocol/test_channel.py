@@ -1,4 +1,4 @@
-"""Both ends have the same limits, and no server listens beyond this machine."""
+"""Both ends have the same limits; what an address is, and which of them are this machine."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +10,10 @@ from atoll.protocol.channel import (
     MESSAGE_BYTES_MAX,
     WINDOW_BYTES,
     client_options,
+    is_wildcard,
     loopback_only,
+    parse_address,
+    reached_as,
     server_options,
 )
 from atoll.protocol.settings import ConfigError
@@ -37,26 +40,37 @@ def test_loopback_addresses_are_parsed(address: str, host: str, port: int) -> No
         "[::]:7070",
         "10.0.0.1:7070",
         "[::ffff:127.0.0.1]:7070",
-        "[::1%eth0]:7070",
         "example.org:7070",
         "localhost.example.org:7070",
-        "127.1:7070",
-        "::1:7070",
-        "[127.0.0.1]:7070",
-        "[localhost]:7070",
     ],
 )
 def test_every_other_host_is_refused_with_the_reason(address: str) -> None:
-    with pytest.raises(ConfigError, match="servers bind to loopback only"):
+    with pytest.raises(ConfigError, match="what is insecure stays on one machine"):
         loopback_only(address)
+    assert parse_address(address)[1] == 7070
 
 
 @pytest.mark.parametrize(
-    "address", ["", ":", "127.0.0.1", "127.0.0.1:", ":7070", "localhost:65536", "localhost:-1", "localhost:٣", "[::1]"]
+    "address",
+    [
+        *("", ":", "127.0.0.1", "127.0.0.1:", ":7070", "localhost:65536", "localhost:-1", "localhost:٣", "[::1]"),
+        *("[::1%eth0]:7070", "127.1:7070", "::1:7070", "[127.0.0.1]:7070", "[localhost]:7070", "unix:/tmp/socket"),
+        *("1.2.3.4.5:7070", "-a.org:7070", "a..org:7070", "ä.org:7070", "dns:///a.org:7070", f"{'a.' * 127}org:7070"),
+    ],
 )
 def test_what_is_no_address_is_refused(address: str) -> None:
-    with pytest.raises(ConfigError, match="allowed: "):
-        loopback_only(address)
+    for parse in (loopback_only, parse_address):
+        with pytest.raises(ConfigError, match="allowed: "):
+            parse(address)
+
+
+def test_others_find_what_listens_by_the_public_name_of_the_machine() -> None:
+    assert reached_as("0.0.0.0:7070", "fl.example.org") == "fl.example.org:7070"
+    assert reached_as("[::]:7070", "2001:db8::1") == "[2001:db8::1]:7070"
+    assert reached_as("192.0.2.1:7070", "") == "192.0.2.1:7070"
+    assert is_wildcard("0.0.0.0:1")
+    assert is_wildcard("[::]:1")
+    assert not is_wildcard("127.0.0.1:1")
 
 
 def test_a_chunk_fits_a_message_and_a_window_holds_whole_chunks() -> None:

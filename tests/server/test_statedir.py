@@ -123,6 +123,7 @@ def test_a_closed_directory_no_longer_names_an_address(tmp_path):
             "address": "127.0.0.1:1",
             "admin_address": "127.0.0.1:2",
             "pid": os.getpid(),
+            "insecure": False,
         }
     assert running_coordinator(tmp_path / "state") is None
     assert not (tmp_path / "state" / "coordinator.json").exists()

@@ -14,22 +14,37 @@ from atoll.aggregation.layout import Piece
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.channel import PROTOCOL
-from atoll.protocol.identity.dialer import InsecureDialer
-from atoll.protocol.identity.names import COORDINATOR
+from atoll.protocol.identity.dialer import InsecureDialer, MutualDialer
+from atoll.protocol.identity.keeper import Keeper
+from atoll.protocol.identity.names import COORDINATOR, Identity, Role
 from atoll.protocol.manifest import UpdateManifest, VersionManifest, parse_version
 from atoll.protocol.settings import load_text
 from atoll.server.config import RunFile
 from atoll.server.process import host
+from benchmarks.members import equip
 
 TINY = str(Path(__file__).with_name("tiny.py")) + ":task"
-BASE = {"round.cohort_size": 2, "evaluation.server_every": 0, "coordinator.listen": "127.0.0.1:0"}
+BASE = {
+    "round.cohort_size": 2,
+    "evaluation.server_every": 0,
+    "coordinator.listen": "127.0.0.1:0",
+    "coordinator.insecure": True,
+}
 
 
 class Live:
     """A coordinator that runs in this process, on a socket."""
 
     def __init__(self, coordinator, ports):
-        self.coordinator, self.address, self.admin_address = coordinator, ports.address, ports.admin_address
+        self.coordinator, self.ports = coordinator, ports
+        self.address, self.admin_address = ports.address, ports.admin_address
+
+    def dialer(self, identity):
+        """Of a member, unless the coordinator is insecure, as it is unless a test says otherwise."""
+        if self.coordinator.config.insecure:
+            return InsecureDialer()
+        state = self.coordinator.config.state
+        return MutualDialer(Keeper(equip(state, state.parent / f"{identity.role}-{identity.name}", identity)))
 
     @property
     def run(self):
@@ -37,12 +52,13 @@ class Live:
 
     @asynccontextmanager
     async def admin(self) -> AsyncIterator[rpc.AdminStub]:
-        async with InsecureDialer().channel(self.admin_address, COORDINATOR) as channel:
+        async with self.dialer(Identity(Role.OWNER, "me")).channel(self.admin_address, COORDINATOR) as channel:
             yield rpc.AdminStub(channel)
 
     @asynccontextmanager
-    async def client(self, name, **hello) -> AsyncIterator["Client"]:
-        async with InsecureDialer().channel(self.address, COORDINATOR) as channel:
+    async def client(self, name, *, as_name=None, **hello) -> AsyncIterator["Client"]:
+        identity = Identity(Role.CLIENT, as_name or name)
+        async with self.dialer(identity).channel(self.address, COORDINATOR) as channel:
             client = Client(channel, name)
             await client.hello(**hello)
             yield client

@@ -79,7 +79,7 @@ async def agents(it, folder, sites, reference):
     """An agent in this process for each site, until the block ends; the runners by site."""
     runners = {site: InProcess(reference, site) for site in sites}
     tasks = {it.run.task: reference}
-    configs = [AgentConfig(site=site, join=it.address, state=folder / site) for site in sites]
+    configs = [AgentConfig(site=site, coordinator=it.address, insecure=True, state=folder / site) for site in sites]
     running_ = [
         asyncio.ensure_future(run_agent(config, tasks, runner=runners[config.site], handle_signals=False))
         for config in configs

@@ -51,13 +51,11 @@ class Ranked:
 @asynccontextmanager
 async def with_rank(it, folder):
     folder.mkdir(exist_ok=True)
-    config = AggregatorConfig(coordinator=it.address, rank=0, ranks=1, state=folder)
+    config = AggregatorConfig(coordinator=it.address, insecure=True, rank=0, ranks=1, state=folder)
     async with InsecureDialer().channel(it.address, COORDINATOR) as channel:
         rank = Rank(RankPlace(0, 1, "lo"), folder, channel)
         server, address = await aggregator._listen(rank, config, InsecureListener())
-        serving = asyncio.ensure_future(
-            aggregator._serve(rank, rpc.AggregationStub(channel), address, config.coordinator)
-        )
+        serving = asyncio.ensure_future(aggregator._serve(rank, address, config.coordinator))
         try:
             yield Ranked(it, rank, address)
         finally:
@@ -199,7 +197,7 @@ def kept(tmp_path):
             store = rank.run(RunId("r-1")).store
             store.update_path(UPDATE).write_bytes(b"u")
             store.incoming_path(PART).write_bytes(b"p")
-            rank._aggregation = Coordinator(lambda: meanwhile(rank))
+            rank.aggregation = Coordinator(lambda: meanwhile(rank))
             await rank.collect(pb.Collect(run_id="r-1", current=0, keep_versions=1, **collect))
             return store.digests()
 

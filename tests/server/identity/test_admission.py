@@ -35,7 +35,7 @@ class Known:
 
 
 def asking(known, of_a_rank):
-    return AskedAdmission(known) if of_a_rank else known.admission
+    return AskedAdmission(lambda: known) if of_a_rank else known.admission
 
 
 @pytest.mark.parametrize("of_a_rank", [False, True])
@@ -54,7 +54,7 @@ async def test_members_are_served_in_the_runs_that_they_joined(of_a_rank):
 @live
 async def test_a_rank_asks_about_all_at_once_and_believes_it_for_a_moment():
     known = Known()
-    rank = AskedAdmission(known)
+    rank = AskedAdmission(lambda: known)
     await rank.refusals([NORTH, SOUTH])
     await rank.refusals([NORTH, SOUTH, ADA])
     assert known.asked == [2, 2]  # whoever was refused is asked about at once
@@ -63,7 +63,7 @@ async def test_a_rank_asks_about_all_at_once_and_believes_it_for_a_moment():
 @live
 async def test_a_rank_that_cannot_ask_serves_those_it_had_admitted_and_not_for_long(monkeypatch):
     known = Known()
-    rank, now = AskedAdmission(known), 100.0
+    rank, now = AskedAdmission(lambda: known), 100.0
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
     assert await rank.refusals([NORTH]) == [None]
     known.is_away, now = True, now + admission.FRESH_S

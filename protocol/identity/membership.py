@@ -1,0 +1,97 @@
+"""One's place in a federation: who one is there, where the coordinator is, and how it is dialled."""
+
+import asyncio
+import logging
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.protocol.identity.credential import CredentialError
+from atoll.protocol.identity.dialer import Dialer, InsecureDialer, MutualDialer
+from atoll.protocol.identity.enrolling import Place, Unreachable, enrol, is_enrolled
+from atoll.protocol.identity.join_code import JoinCode, JoinCodeError
+from atoll.protocol.identity.keeper import Keeper
+from atoll.protocol.identity.names import COORDINATOR, Identity
+from atoll.protocol.identity.renewal import keep_renewed, over
+from atoll.protocol.settings import ConfigError
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_ADDRESS = "127.0.0.1:7070"
+"""Where an insecure coordinator is when nothing is said."""
+
+AGAIN_S = (0.5, 15.0)
+"""Seconds between two attempts to enrol while nobody answers: at first, and at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """See the module docstring; `take` makes one."""
+
+    address: str
+    """Of the coordinator."""
+    dialer: Dialer
+    keeper: Keeper | None
+    """Of one's own credential; None: nobody proves anything."""
+
+    @classmethod
+    async def take(
+        cls, folder: Path, identity: Identity, *, join: str = "", coordinator: str = "", insecure: bool = False
+    ) -> "Membership":
+        """Enrol with a join code, or go on with the credential that is in the folder already.
+
+        Args:
+            folder: of the credential.
+            identity: who one is to be.
+            join: the join code; one that has been used here means nothing more.
+            coordinator: its address, when it is not where it said at enrolment.
+            insecure: prove nothing, within this machine.
+
+        Raises:
+            ConfigError: no credential and no join code, one for somebody else, one that has expired, or the
+                invitation is refused.
+        """
+        if insecure:
+            return cls(coordinator or DEFAULT_ADDRESS, InsecureDialer(), None)
+        if join:
+            await _enrol(_parsed(join), folder)
+        keeper = Keeper(folder)
+        keeper.check()
+        if keeper.identity != identity:
+            raise CredentialError([f"{folder} holds the credential of {keeper.identity}, and this is {identity}"])
+        return cls(coordinator or Place.load(folder).address, MutualDialer(keeper), keeper)
+
+    async def keep(self) -> None:
+        """Renew the credential whenever it is time, until cancelled; at once done when there is none.
+
+        Raises:
+            MembershipEnded: it is revoked, or could not be renewed in time.
+            OSError: the folder cannot be written.
+        """
+        if self.keeper is not None:
+            renew = over(lambda: self.dialer.channel(self.address, COORDINATOR))
+            await keep_renewed(self.keeper, renew, rng=random.Random())
+
+
+async def _enrol(code: JoinCode, folder: Path) -> None:
+    """Wait for the coordinator when it is away: who supervises both may start them in any order."""
+    wait, complaint = AGAIN_S[0], ""
+    while not is_enrolled(folder, code, time.time()):
+        try:
+            credential = await enrol(code, folder)
+        except Unreachable as error:
+            if str(error) != complaint:
+                logger.warning("%s; trying again", error)
+            complaint = str(error)
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, AGAIN_S[1])
+        else:
+            logger.info("enrolled as %s", credential.identity)
+
+
+def _parsed(join: str) -> JoinCode:
+    try:
+        return JoinCode.parse(join)
+    except JoinCodeError as error:
+        raise ConfigError([f"join: {error}"]) from None

@@ -1,0 +1,101 @@
+"""How a coordinator meets the others: who it is itself, who may come to it, and where one becomes a member."""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.protocol.identity.dialer import Dialer, InsecureDialer, MutualDialer
+from atoll.protocol.identity.keeper import Keeper
+from atoll.protocol.identity.names import COORDINATOR, Identity, aggregator
+from atoll.server.clock import Clock
+from atoll.server.config import CoordinatorConfig
+from atoll.server.identity.authority import Authority, Signer
+from atoll.server.identity.enrolments import Enrolments
+from atoll.server.identity.household import OWNER, Household
+from atoll.server.identity.listener import InsecureListener, Listener, MutualListener
+from atoll.server.identity.register import Register
+from atoll.server.identity.signing import Signer as Publisher
+from atoll.server.identity.signing import publisher_key
+from atoll.server.placement import state_of_rank
+from atoll.server.statedir import StateDirectory
+
+ALIVE_S = 1.0
+"""Since a coordinator last said that it lives, it may have lived for so long."""
+
+AUTHORITY, MINE, OWNERS = "authority", "coordinator", "owner"
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """What a coordinator has that knows its members."""
+
+    enrolments: Enrolments
+    keeper: Keeper
+    """Of the coordinator's own credential."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """See the module docstring."""
+
+    dialer: Dialer
+    listener: Listener
+    is_revoked: Callable[[Identity, int], bool] = lambda identity, serial: False
+    members: Members | None = None
+    """None: nobody proves anything (`--insecure`)."""
+
+
+@asynccontextmanager
+async def gate_of(config: CoordinatorConfig, state: StateDirectory) -> AsyncIterator[Gate]:
+    """The gate of a coordinator; its certificates are made at its first start, and renewed while the block lasts.
+
+    Raises:
+        ConfigError: a certificate or the authority is damaged.
+        AuthorityAway, NotSigned: a certificate has to be made, and the authority does not.
+    """
+    if config.insecure:
+        yield Gate(InsecureDialer(), InsecureListener())
+        return
+    folder = identity_folder(state.path)
+    register, signer = Register(state.database), _signer(folder)
+    household = Household(register, signer)
+    try:
+        own = await household.keeper(folder / MINE, COORDINATOR)
+        household.keep(own)
+        household.keep(await household.keeper(folder / OWNERS, OWNER))
+        if config.start_aggregators:
+            for rank in range(config.aggregators):
+                place = identity_folder(state_of_rank(state.path, rank, config.aggregators))
+                await household.keeper(place, aggregator(rank))  # each renews its own
+        members = Members(Enrolments(register, signer), own)
+        yield Gate(MutualDialer(own), MutualListener(own), register.revocations.is_revoked, members)
+    finally:
+        await household.close()
+
+
+def publisher(gate: Gate, state: StateDirectory, clock: Clock) -> Publisher | None:
+    """Who signs what is pushed to clients; None when nobody proves anything.
+
+    Raises:
+        StoreCorrupted: its key is damaged, or may be read by others.
+    """
+    if gate.members is None:
+        return None
+    keeper, last = gate.members.keeper, (state.last_alive() or 0.0) + ALIVE_S
+    return Publisher(publisher_key(identity_folder(state.path)), lambda: keeper.current, clock.now, not_before=last)
+
+
+def identity_folder(state: Path) -> Path:
+    """Where a process with this state directory keeps who it is."""
+    return state / "identity"
+
+
+def owner_folder(state: Path) -> Path:
+    """The credential of whoever may read a coordinator's state directory."""
+    return identity_folder(state) / OWNERS
+
+
+def _signer(folder: Path) -> Signer:
+    return Authority.open_or_create(folder / AUTHORITY, f"Atoll, begun {time.strftime('%Y-%m-%d')}")

@@ -1,0 +1,177 @@
+"""Over mutual TLS: every kind of stream, who is not heard, who is not believed, and certificates that are renewed."""
+
+import asyncio
+import ssl
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.channel import client_options
+from atoll.protocol.identity.certificates import Issuer, server_name
+from atoll.protocol.identity.dialer import InsecureDialer, MutualDialer
+from atoll.protocol.identity.keeper import Keeper
+from atoll.protocol.identity.names import COORDINATOR, Identity, Role, aggregator
+from atoll.server.identity.authority import Authority
+from atoll.server.identity.gate import owner_folder
+from atoll.server.identity.listener import MutualListener
+from tests.wire.live import running
+from tests.wire.test_round import live, report
+
+SECURE = {"coordinator__insecure": False}
+NORTH = Identity(Role.CLIENT, "north")
+
+
+async def code_of(channel, request=None):
+    """What somebody on this channel is told who asks for a health check, or something else."""
+    try:
+        await (request or _check)(channel)
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
+
+
+async def _check(channel):
+    await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+
+
+async def _list_ranks(channel):
+    await rpc.AdminStub(channel).ListRanks(pb.ListRanksRequest(), timeout=10)
+
+
+def keeper_of(folder, identity, authority):
+    authority.credential(identity).store(folder)
+    return Keeper(folder)
+
+
+@live
+async def test_a_run_is_finished_by_members_and_an_owner_looks_on(tmp_path):
+    """Sessions, downloads and uploads of two clients; the operators' port."""
+    async with running(tmp_path / "state", rounds=2, **SECURE) as it, it.client("a") as a, it.client("b") as b:
+        for _ in range(2):
+            (_, one), (_, two) = await asyncio.gather(report(a), report(b))
+            assert one.accepted
+            assert two.accepted
+        assert (await a.next("run_ended")).state == "finished"
+        async with it.admin() as admin:
+            assert not (await admin.ListRanks(pb.ListRanksRequest())).ranks
+            with pytest.raises(grpc.aio.AioRpcError, match="no run 'other-1'"):
+                await admin.StopRun(pb.StopRunRequest(run_id="other-1"))
+
+
+@live
+async def test_a_client_goes_by_the_name_of_its_certificate(tmp_path):
+    async with running(tmp_path / "state", **SECURE) as it, it.client("north", as_name="south") as posing:
+        assert await posing.control.code() is grpc.StatusCode.PERMISSION_DENIED
+        assert "client south" in await posing.control.details()
+
+
+@live
+async def test_who_proves_nothing_or_by_another_authority_is_not_heard_but_by_the_port_for_enrolment(tmp_path):
+    foreign = Authority(Issuer.create("another", now=0.0 + 1e9, lifetime_s=1e10))
+    async with running(tmp_path / "state", **SECURE) as it:
+        ca_pem = it.dialer(NORTH)._keeper.current.ca_pem
+        strangers = {"plain": InsecureDialer().channel(it.address, COORDINATOR)}
+        options = [*client_options(), ("grpc.ssl_target_name_override", server_name(COORDINATOR))]
+        strangers["bare"] = grpc.aio.secure_channel(it.address, grpc.ssl_channel_credentials(ca_pem), options=options)
+        mine = foreign.credential(NORTH)
+        pair = mine.key_pem, mine.certificate_pem
+        strangers["foreign"] = grpc.aio.secure_channel(
+            it.address, grpc.ssl_channel_credentials(ca_pem, *pair), options=options
+        )
+        for name, channel in strangers.items():
+            assert await code_of(channel) is grpc.StatusCode.UNAVAILABLE, name
+            await channel.close()
+        async with grpc.aio.secure_channel(
+            it.ports.enrolment.address, grpc.ssl_channel_credentials(ca_pem), options=options
+        ) as channel:
+            assert await code_of(channel) is grpc.StatusCode.OK
+            assert await code_of(channel, _list_ranks) is grpc.StatusCode.UNIMPLEMENTED
+
+
+@live
+async def test_nobody_but_the_coordinator_is_believed_to_be_it(tmp_path):
+    """Neither a client who listens, nor a rank, nor a coordinator of another authority."""
+    authority, other = Authority.create(tmp_path / "ca", "one"), Authority.create(tmp_path / "other", "two")
+    dialer = MutualDialer(keeper_of(tmp_path / "north", NORTH, authority))
+    for name, identity, issuer, expected in (
+        ("coordinator", COORDINATOR, authority, grpc.StatusCode.UNIMPLEMENTED),
+        ("client", Identity(Role.CLIENT, "main"), authority, grpc.StatusCode.UNAVAILABLE),
+        ("rank", aggregator(0), authority, grpc.StatusCode.UNAVAILABLE),
+        ("foreign", COORDINATOR, other, grpc.StatusCode.UNAVAILABLE),
+    ):
+        server = grpc.aio.server()
+        keeper = keeper_of(tmp_path / name, identity, issuer)
+        address = MutualListener(keeper).bind(server, "127.0.0.1:0")
+        await server.start()
+        async with dialer.channel(address, COORDINATOR) as channel:
+            assert await code_of(channel) is expected, name
+        await server.stop(0)
+
+
+@live
+async def test_a_renewed_certificate_is_shown_and_used_without_a_restart(tmp_path):
+    authority = Authority.create(tmp_path / "ca", "one")
+    server, serials = grpc.aio.server(), []
+
+    class Looking(rpc.AdminServicer):
+        async def ListRanks(self, request, context):
+            serials.append(bytes(context.auth_context()["x509_pem_cert"][0]))
+            return pb.ListRanksReply()
+
+    rpc.add_AdminServicer_to_server(Looking(), server)
+    ours = keeper_of(tmp_path / "coordinator", COORDINATOR, authority)
+    mine = keeper_of(tmp_path / "owner", Identity(Role.OWNER, "me"), authority)
+    address = MutualListener(ours).bind(server, "127.0.0.1:0")
+    await server.start()
+    dialer, shown = MutualDialer(mine), []
+    for _ in range(2):
+        async with dialer.channel(address, COORDINATOR) as channel:
+            assert await code_of(channel, _list_ranks) is grpc.StatusCode.OK
+        port = int(address.rpartition(":")[2])
+        shown.append(await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port)))
+        assert shown[-1].encode().split() == ours.current.certificate_pem.split()
+        assert serials[-1].split() == mine.current.certificate_pem.split()
+        ours.replace(authority.credential(COORDINATOR))
+        mine.replace(authority.credential(mine.identity))
+    assert shown[0] != shown[1]
+    assert serials[0] != serials[1]
+    await server.stop(0)
+
+
+@live
+async def test_who_is_revoked_loses_its_stream_and_comes_back_with_a_new_certificate_only(tmp_path):
+    async with running(tmp_path / "state", **SECURE) as it, it.client("north") as north:
+        await north.next("welcome")
+        async with it.admin() as admin:
+            await admin.Revoke(pb.RevokeRequest(role="client", name="north"))
+            async with asyncio.timeout(5):
+                assert await north.control.code() is grpc.StatusCode.UNAUTHENTICATED
+            async with it.client("north") as again:
+                assert await again.control.code() is grpc.StatusCode.UNAUTHENTICATED
+            members = (await admin.ListMembers(pb.ListMembersRequest())).members
+            assert ("north", "revoked") in {(row.name, row.standing) for row in members}
+
+
+@live
+async def test_the_owner_of_the_state_directory_needs_no_enrolment_and_reflection_answers_admins_only(tmp_path):
+    async with running(tmp_path / "state", **SECURE) as it:
+        owner = MutualDialer(Keeper(owner_folder(tmp_path / "state")))
+
+        async def reflect(channel):
+            request = reflection_pb2.ServerReflectionRequest(list_services="")
+            call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([request]), timeout=10)
+            async for reply in call:
+                assert "atoll.v1.Admin" in {service.name for service in reply.list_services_response.service}
+
+        async with owner.channel(it.admin_address, COORDINATOR) as channel:
+            assert await code_of(channel, _list_ranks) is grpc.StatusCode.OK
+            assert await code_of(channel, reflect) is grpc.StatusCode.OK
+        async with it.dialer(NORTH).channel(it.admin_address, COORDINATOR) as channel:
+            assert await code_of(channel, _list_ranks) is grpc.StatusCode.PERMISSION_DENIED
+            assert await code_of(channel, reflect) is grpc.StatusCode.PERMISSION_DENIED
+        async with owner.channel(it.address, COORDINATOR) as channel:
+            assert await code_of(channel, reflect) is grpc.StatusCode.UNIMPLEMENTED
