@@ -51,6 +51,7 @@ _BOTH: Options = [
     ("grpc.absolute_max_metadata_size", 2 * METADATA_BYTES_MAX),
     ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
+    ("grpc.compression_enabled_algorithms_bitset", 1),  # none: 64 KiB of a compressed message inflate to 64 MiB
     ("grpc.http2.max_pings_without_data", 0),  # 0: no limit; a client that trains sends little else
 ]
 

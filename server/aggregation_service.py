@@ -18,7 +18,7 @@ from atoll.server.codec import decode_meta, encode_meta, lies_at
 from atoll.server.coordinator import Coordinator
 from atoll.server.judge import Judge, refused
 from atoll.server.ranks import RankConnection, Ranks
-from atoll.server.silence import Silent, next_of
+from atoll.server.silence import Silent, first_of
 from atoll.server.store import KeptUpdate
 from atoll.server.threads import off_loop, on_thread
 
@@ -40,7 +40,7 @@ class AggregationService(rpc.AggregationServicer):
     async def Serve(self, requests: AsyncIterator[pb.RankMessage], context: Context) -> AsyncIterator[pb.RankOrder]:
         """The stream of one rank, from RankHello to its end."""
         try:
-            first = await next_of(requests)
+            first = await first_of(requests)
         except Silent as error:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
         fault = self._fault_of(first)

@@ -19,12 +19,14 @@ from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.membership import Membership
 from atoll.protocol.identity.names import COORDINATOR, aggregator
 from atoll.protocol.settings import ConfigError
+from atoll.server.call_limits import CallLimits, Connections
 from atoll.server.config import AggregatorConfig
 from atoll.server.coordinator import OperatorError
 from atoll.server.durable import write_atomically
 from atoll.server.identity.gate import identity_folder
 from atoll.server.identity.guard import Guard
 from atoll.server.identity.listener import InsecureListener, Listener, MutualListener, cannot_listen
+from atoll.server.limits import Callers
 from atoll.server.placement import take_place
 from atoll.server.rank import Rank, RankPlace
 from atoll.server.rank_service import AggregatorService
@@ -35,7 +37,7 @@ logger = logging.getLogger(__name__)
 DIAL_S = 0.5
 """Seconds between two attempts to reach the coordinator."""
 
-CALLS_MAX = 10_000
+CALLS_MAX, CALLS_PER_CLIENT = 10_000, 16
 EXIT_OK = 0
 
 
@@ -118,7 +120,9 @@ async def _listen(rank: Rank, config: AggregatorConfig, listener: Listener) -> t
         listens.insert(0, f"{config.listen[:-2]}:{memory.read_text().rpartition(':')[2]}")
     for listen in listens:
         server = grpc.aio.server(
-            options=server_options(), maximum_concurrent_rpcs=CALLS_MAX, interceptors=[Guard(register)]
+            interceptors=[CallLimits(Callers(CALLS_PER_CLIENT), Connections().end), Guard(register)],
+            options=server_options(),
+            maximum_concurrent_rpcs=CALLS_MAX,
         )
         rpc.add_AggregatorServicer_to_server(AggregatorService(rank), server)
         try:

@@ -268,6 +268,13 @@ class CoordinatorConfig(BaseModel):
     """Where the journal and the records lie: empty for a file in the state directory (SQLite), or of PostgreSQL
     `postgresql://USER@HOST/DATABASE`, the password better in PGPASSFILE; versions and updates stay in the directory."""
 
+    authority: str = ""
+    """The directory of the authority that signs all certificates; empty: `identity/authority` in the state directory.
+    "elsewhere": its key is on another machine, where `atoll authority serve` signs."""
+
+    certificate_lifetime: Annotated[float, Field(ge=2, le=10 * 366 * 86400, allow_inf_nan=False)] = 30 * 86400.0
+    """Seconds that a certificate holds; it is renewed at two thirds of that."""
+
     lease: Seconds = 30.0
     """Seconds of silence after which a client counts as lost; it may come back."""
 
@@ -282,6 +289,19 @@ class CoordinatorConfig(BaseModel):
 
     max_connections: int = Field(default=1000, ge=1, le=100_000)
     """Clients that may be connected at once; a further one is turned away and tries again."""
+
+    calls_per_client: int = Field(default=16, ge=4, le=1000)
+    """Calls that one client may have open at once, by the name in its certificate; a further one is refused."""
+
+    upload_floor: int = Field(default=16 * 1024, ge=0, le=2**30)
+    """Bytes a second: an upload that is slower for more than half a minute is ended, and goes on where it was when the
+    client comes again: see limits.md. 0: there is no floor."""
+
+    incoming_max: int = Field(default=0, ge=0, le=2**60)
+    """Bytes of uploads that are not accepted yet, for each run; further ones are put off. 0: no limit but the disk."""
+
+    disk_free_min: int = Field(default=64 * 2**20, ge=2**20, le=2**60)
+    """Bytes of the disk that no upload may use up: the journal needs some to go on."""
 
     aggregators: int = Field(default=0, ge=0, le=64)
     """Ranks of the aggregation, each with a port of its own for updates and versions; 0: this process does it alone.

@@ -37,6 +37,7 @@ from atoll.server.identity.admission import Admission, joined
 from atoll.server.identity.signing import Signer
 from atoll.server.journal import Journal, RunRow
 from atoll.server.judge import Judge, refused
+from atoll.server.limits import DiskLimits
 from atoll.server.oort import Oort
 from atoll.server.open_round import Effects
 from atoll.server.placement import num_ranks_of, write_num_ranks
@@ -94,7 +95,9 @@ class Coordinator:
         self._tasks: set[asyncio.Task[Any]] = set()
         self.ranks = Ranks(config.aggregators, self._tell_ranks) if config.aggregators else None
         self.attendance = Attendance(config, self.runs, self.clock, self.ranks, self.spawn, self.audit)
-        self.uploads = Uploads(self.judge, lambda run_id: self.runs[run_id].reducer.store, self.compute)
+        self.uploads = Uploads(
+            self.judge, lambda run_id: self.runs[run_id].reducer.store, self.compute, floor=config.upload_floor
+        )
         self.admission = Admission(is_revoked, joined(self.runs))
         self.signer: Signer | None = None
         """Of what is pushed to clients; None: the coordinator is `--insecure`, and nothing is signed."""
@@ -323,6 +326,7 @@ class Coordinator:
             settings=(config.aggregation, config.optimizer),
             is_over=is_over,
             keep_versions=self.config.keep_versions,
+            disk=DiskLimits(self.config.disk_free_min, self.config.incoming_max),
             sums_here=self.ranks is None or self.config.start_aggregators,  # on this machine at least
         )
 

@@ -12,7 +12,7 @@ from atoll.aggregation.layout import ITEM_BYTES, Piece
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
 from atoll.protocol.channel import CHUNK_BYTES
-from atoll.server.silence import in_time
+from atoll.server.silence import SILENCE_S, in_time
 from atoll.server.threads import off_loop, on_thread
 from atoll.server.versions import VersionFile
 
@@ -50,6 +50,9 @@ async def send_version(
     credit = _Credit(opened.credit)
     granting = asyncio.ensure_future(credit.follow(requests)) if opened.credit < total else None
     digest = hashlib.sha256()
+    loop, handler = asyncio.get_running_loop(), asyncio.current_task()
+    assert handler is not None
+    stalled: asyncio.TimerHandle | None = None
     try:
         with BoxReader(version.path, version.manifest.layout, version.data_start, boxes) as reader:
             position = opened.position
@@ -65,7 +68,9 @@ async def send_version(
                     digest.update(data)
                 else:
                     data = reader.read(position, position + size)  # one read, mostly of what the fold has just written
+                stalled = loop.call_later(SILENCE_S, handler.cancel)  # nobody takes it: the call ends where it waits
                 yield pb.DownloadReply(data=data)
+                stalled.cancel()
                 position += size
                 steps.reached("download.mid")
         if opened.boxes:
@@ -73,6 +78,8 @@ async def send_version(
     finally:
         if granting is not None:
             granting.cancel()
+        if stalled is not None:
+            stalled.cancel()
 
 
 class _Credit:

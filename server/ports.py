@@ -10,19 +10,23 @@ from grpc_reflection.v1alpha import reflection
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.channel import reached_as, server_options
-from atoll.protocol.identity.names import Identity
+from atoll.protocol.identity.names import Identity, Role
+from atoll.protocol.vocabulary import ClientId
 from atoll.server.aggregation_service import AggregationService
 from atoll.server.audit.calls import CallAudit
+from atoll.server.call_limits import CallLimits, Connections
 from atoll.server.config import CoordinatorConfig
 from atoll.server.coordinator import Coordinator
 from atoll.server.identity.enrolment_port import EnrolmentPort
 from atoll.server.identity.gate import Gate, Members
 from atoll.server.identity.guard import Guard
+from atoll.server.identity.remote_signer import RemoteSigner, SigningService
 from atoll.server.identity.services import MembershipService
+from atoll.server.limits import Callers
 from atoll.server.service import AdminService, CoordinatorService
 
-CALLS_PER_CLIENT, CALLS_SPARE = 8, 100
-"""Calls that may be open at once, also of those who never say Hello."""
+CALLS_SPARE = 100
+"""Calls that may be open at once of those who never say Hello."""
 
 ADMIN_CALLS_MAX = 100
 
@@ -47,9 +51,11 @@ class Ports:
             OperatorError: a port is in use, or not allowed.
         """
         config, members = coordinator.config, gate.members
+        calls = config.calls_per_client * config.max_connections + CALLS_SPARE
+        limits = CallLimits(Callers(config.calls_per_client), Connections().end)
         guard = Guard(coordinator.admission if gate.listener.proves_callers else None)
-        calls = CALLS_PER_CLIENT * config.max_connections + CALLS_SPARE
-        clients, admins = _server(coordinator, guard, calls), _server(coordinator, guard, ADMIN_CALLS_MAX)
+        clients = _server(coordinator, limits, guard, calls)
+        admins = _server(coordinator, limits, guard, ADMIN_CALLS_MAX)
         rpc.add_CoordinatorServicer_to_server(CoordinatorService(coordinator), clients)
         if coordinator.ranks is not None:
             rpc.add_AggregationServicer_to_server(AggregationService(coordinator, coordinator.ranks), clients)
@@ -57,10 +63,14 @@ class Ports:
         rpc.add_AdminServicer_to_server(AdminService(coordinator, enrolments), admins)
         if enrolments is not None:
 
-            def look_again(_: Identity) -> None:
+            def revoked(identity: Identity) -> None:
                 coordinator.spawn(guard.look_again())
+                if identity.role is Role.CLIENT:
+                    coordinator.attendance.revoked(ClientId(identity.name))
 
-            enrolments.on_revoked(look_again)
+            enrolments.on_revoked(revoked)
+            if isinstance(gate.signer, RemoteSigner):
+                rpc.add_SigningServicer_to_server(SigningService(gate.signer), clients)
             for server in (clients, admins):
                 rpc.add_MembershipServicer_to_server(MembershipService(enrolments), server)
         await _add_health(clients, "Coordinator")
@@ -87,9 +97,9 @@ class Ports:
         await asyncio.gather(*ends, *([self.enrolment.stop()] if self.enrolment is not None else []))
 
 
-def _server(coordinator: Coordinator, guard: Guard, calls: int) -> grpc.aio.Server:
+def _server(coordinator: Coordinator, limits: CallLimits, guard: Guard, calls: int) -> grpc.aio.Server:
     audit = CallAudit(coordinator.audit)  # one for each: it remembers the handlers of its server
-    interceptors = [audit, guard]  # the first sees what those after it refuse
+    interceptors = [audit, limits, guard]  # the first sees what those after it refuse
     return grpc.aio.server(options=server_options(), interceptors=interceptors, maximum_concurrent_rpcs=calls)
 
 

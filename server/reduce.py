@@ -27,6 +27,7 @@ from atoll.server.durable import naming_full_disk
 from atoll.server.evaluator import Evaluator
 from atoll.server.events import Aggregate
 from atoll.server.journal import UpdateRow
+from atoll.server.limits import DiskLimits
 from atoll.server.method import AggregationConfig, Method, OptimizerConfig
 from atoll.server.plan import FoldPlan, plan_of
 from atoll.server.store import INCOMING_AGE_MAX_S, RunStore
@@ -47,8 +48,9 @@ class Reducer(Versions):
         is_over: bool,
         keep_versions: int,
         sums_here: bool = True,
+        disk: DiskLimits = DiskLimits(),  # noqa: B008 - frozen
     ) -> None:
-        super().__init__(RunStore(folder))
+        super().__init__(RunStore(folder, disk=disk))
         self._accepted = accepted  # asked on a thread
         self._folding, self._is_stopping = folding, False
         self.method, self._settings = Method.of(*settings, is_over=is_over, sums_here=sums_here), settings

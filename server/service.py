@@ -20,9 +20,10 @@ from atoll.server.events import ClientEvaluated, ClientFailed, Profile
 from atoll.server.hub import Connection
 from atoll.server.identity.enrolments import Enrolments
 from atoll.server.identity.services import MembersAdmin
+from atoll.server.limits import MESSAGES_BURST, MESSAGES_PER_S, Bucket
 from atoll.server.messages import NAME_MAX, sums_of
 from atoll.server.news import is_asked, is_failure_news
-from atoll.server.silence import Silent, next_of
+from atoll.server.silence import Silent, first_of
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
     ) -> AsyncIterator[pb.ServerMessage]:
         """The control stream of one client, from Hello to its end."""
         try:
-            first = await next_of(requests)
+            first = await first_of(requests)
         except Silent as error:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
         if first is None:
@@ -73,8 +74,12 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     async def _read(self, requests: AsyncIterator[pb.ClientMessage], connection: Connection) -> None:
         attendance, client_id = self._coordinator.attendance, connection.client_id
+        messages, clock = Bucket(MESSAGES_PER_S, MESSAGES_BURST), asyncio.get_running_loop().time
         try:
             async for message in requests:
+                if not messages.take(clock()):
+                    connection.close(f"more than {MESSAGES_PER_S:g} messages a second ({MESSAGES_BURST} at once)")
+                    return
                 if connection.is_closing:
                     return  # a newer stream of this client has taken over
                 attendance.heard(client_id)
@@ -211,7 +216,7 @@ class AdminService(MembersAdmin, rpc.AdminServicer):
 async def opening(requests: AsyncIterator[Any], context: Context, kind: str) -> Any:
     """The first message of the data plane's streams, or the end of the call."""
     try:
-        first = await next_of(requests)
+        first = await first_of(requests)
     except Silent as error:
         await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
     if first is None or first.WhichOneof("request") != "open":

@@ -27,9 +27,7 @@ from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.codec import StoreCorrupted, StoredUpdateMeta, encode_meta
 from atoll.server.durable import DiskFull, naming_full_disk, write_atomically
 from atoll.server.incoming import Incoming
-
-MARGIN_BYTES = 64 << 20
-"""What an upload must leave free: the journal has to be able to say that the disk is full."""
+from atoll.server.limits import DiskLimits
 
 INCOMING_AGE_MAX_S = 86400.0
 """A partial upload that nobody has continued for so long is dropped."""
@@ -57,12 +55,17 @@ class RunStore:
     """The files of one run; may be used by several threads. A simulation needs no versions that survive a power cut."""
 
     def __init__(
-        self, folder: Path, *, margin_bytes: int = MARGIN_BYTES, has_files_only: bool = False, is_durable: bool = True
+        self,
+        folder: Path,
+        *,
+        disk: DiskLimits = DiskLimits(),  # noqa: B008 - frozen
+        has_files_only: bool = False,
+        is_durable: bool = True,
     ) -> None:
         self.is_durable = is_durable
         self._versions, self._updates = folder / "versions", folder / "updates"
         self._incoming = folder / "incoming"
-        self._margin_bytes, self._has_files_only = margin_bytes, has_files_only
+        self._disk, self._has_files_only = disk, has_files_only
         self._open: set[Incoming] = set()
         self._lock = threading.Lock()  # of the set, and between opening an upload and dropping it as garbage
         for path in (self._versions, self._updates, self._incoming):
@@ -124,22 +127,33 @@ class RunStore:
         is then to be discarded and sent again.
 
         Raises:
-            DiskFull: what is missing does not fit beside the other open uploads and the margin.
+            DiskFull: what is missing does not fit beside the other open uploads, what must stay free, or what all
+                uploads of the run may take until they are accepted.
         """
         path = self.incoming_path(digest)
         with self._lock:
             already = path.stat().st_size if path.exists() else 0
             promised = sum(upload.total_bytes - upload.position for upload in self._open)
             missing, free = max(0, total_bytes - already), shutil.disk_usage(self._incoming).free
-            if missing and missing + promised + self._margin_bytes > free:
+            if missing and missing + promised + self._disk.free_min > free:
                 raise DiskFull(
                     f"{self._incoming}: an update of {total_bytes} bytes does not fit: {free} bytes are free, "
-                    f"{promised} are promised to other uploads, {self._margin_bytes} stay free"
+                    f"{promised} are promised to other uploads, {self._disk.free_min} stay free"
                 )
+            if missing and self._disk.incoming_max:
+                self._check_quota(missing + promised, total_bytes)
             with naming_full_disk(path):
                 upload = Incoming(path, total_bytes, self._closed, has_file=self._has_files_only)
             self._open.add(upload)
         return upload
+
+    def _check_quota(self, wanted: int, total_bytes: int) -> None:
+        taken, most = _size_of(self._incoming), self._disk.incoming_max
+        if taken + wanted > most:
+            raise DiskFull(
+                f"{self._incoming}: an update of {total_bytes} bytes does not fit: uploads that are not accepted yet "
+                f"take {taken} bytes, with what is promised {taken + wanted}; allowed are {most} (incoming_max)"
+            )
 
     def _closed(self, upload: Incoming) -> None:
         with self._lock:
@@ -243,11 +257,7 @@ class RunStore:
 
     def disk_usage(self) -> dict[str, int]:
         """Bytes of the files in each of the three folders."""
-        usage = {}
-        for folder in (self._versions, self._updates, self._incoming):
-            with os.scandir(folder) as entries:
-                usage[folder.name] = sum(stat.st_size for stat in map(_stat, entries) if stat is not None)
-        return usage
+        return {folder.name: _size_of(folder) for folder in (self._versions, self._updates, self._incoming)}
 
 
 def _meta(manifest: UpdateManifest, inspection: Inspection) -> str:
@@ -286,6 +296,11 @@ def _sweep(folder: Path, names: re.Pattern[str], is_garbage: Callable[[str, floa
         path.unlink(missing_ok=True)
         freed += stat.st_size
     return freed
+
+
+def _size_of(folder: Path) -> int:
+    with os.scandir(folder) as entries:
+        return sum(stat.st_size for stat in map(_stat, entries) if stat is not None)
 
 
 def _stat(entry: "os.DirEntry[str]") -> os.stat_result | None:

@@ -21,7 +21,8 @@ from atoll.protocol.vocabulary import ClientId, Digest, RejectReason, RoundId, R
 from atoll.server.downloads import BadRequest
 from atoll.server.incoming import SMALL_BYTES, Incoming
 from atoll.server.judge import refused
-from atoll.server.silence import next_of
+from atoll.server.limits import FLOOR_BYTES_PER_S, PARTIALS_MAX
+from atoll.server.silence import next_bytes, patience_of
 from atoll.server.store import KeptUpdate, RunStore
 from atoll.server.threads import off_loop, on_thread
 
@@ -61,13 +62,22 @@ class Uploads:
         judge_of: see there.
         store_of: where a run's updates lie.
         compute: for what takes the processor.
+        floor: bytes a second below which an upload is ended; 0: none (`limits.Patience`).
     """
 
-    def __init__(self, judge_of: JudgeOf, store_of: Callable[[RunId], RunStore], compute: Executor) -> None:
-        self._judge_of, self._store_of, self._compute = judge_of, store_of, compute
+    def __init__(
+        self,
+        judge_of: JudgeOf,
+        store_of: Callable[[RunId], RunStore],
+        compute: Executor,
+        *,
+        floor: float = FLOOR_BYTES_PER_S,
+    ) -> None:
+        self._judge_of, self._store_of, self._compute, self._floor = judge_of, store_of, compute, floor
         self._receiving: dict[tuple[RunId, RoundId, ClientId], asyncio.Task[object]] = {}
         self._in_flight: dict[RunId, list[Digest]] = {}
         self._noting: list[tuple[RunId, set[Digest]]] = []
+        self._partial: dict[tuple[RunId, ClientId], list[Digest]] = {}  # begun and not whole, the newest last
         self.received_bytes = 0
         """Of updates, since this process began."""
 
@@ -113,12 +123,13 @@ class Uploads:
             upload = _Upload(self._store_of(manifest.run_id), manifest, digest, judge, self._compute)
             kept = await upload.kept_before()
             if kept is None:
+                await self._forget_older(manifest, upload.store)
                 with upload.store.open_incoming(digest, manifest.num_bytes) as file:
                     if opened.data:
                         self._count(upload.take_at_once(file, opened.data))
                     else:
                         yield pb.UploadReply(position=file.position)
-                    async for position, num_bytes in upload.take(file, requests):
+                    async for position, num_bytes in upload.take(file, requests, self._floor):
                         self._count(num_bytes)
                         if position < manifest.num_bytes:  # of the end the verdict tells
                             yield pb.UploadReply(position=position)
@@ -127,7 +138,25 @@ class Uploads:
                     yield _reply(judged)
                     return
                 kept = judged
+            self._is_whole(manifest)
             yield _reply(await judge.decide(kept))
+
+    async def _forget_older(self, manifest: UpdateManifest, store: RunStore) -> None:
+        """A client finishes one upload after the other; whoever begins many and ends none shall not fill the disk."""
+        partial = self._partial.setdefault((manifest.run_id, manifest.client_id), [])
+        if manifest.digest in partial:
+            partial.remove(manifest.digest)
+        partial.append(manifest.digest)
+        for old in partial[:-PARTIALS_MAX]:
+            partial.remove(old)
+            if not self.is_in_flight(manifest.run_id, old):
+                await on_thread(None, store.discard_incoming, old)
+
+    def _is_whole(self, manifest: UpdateManifest) -> None:
+        key = manifest.run_id, manifest.client_id
+        partial = [digest for digest in self._partial.pop(key, []) if digest != manifest.digest]
+        if partial:
+            self._partial[key] = partial
 
     def _count(self, num_bytes: int) -> None:
         self.received_bytes += num_bytes
@@ -189,11 +218,13 @@ class _Upload:
         steps.reached("upload.mid_chunk")
         return len(fresh)
 
-    async def take(self, file: Incoming, requests: AsyncIterator[pb.UploadRequest]) -> AsyncIterator[tuple[int, int]]:
+    async def take(
+        self, file: Incoming, requests: AsyncIterator[pb.UploadRequest], floor: float
+    ) -> AsyncIterator[tuple[int, int]]:
         """Append the chunks; each must begin where the last one ended. Gives the position, and what was appended."""
-        total = self._manifest.num_bytes
+        total, patience = self._manifest.num_bytes, patience_of(floor)
         while file.position < total:
-            request = await next_of(requests)
+            request, waited = await next_bytes(requests, patience)
             if request is None:
                 raise BadRequest(f"the upload ended at byte {file.position} of {total}")
             if request.WhichOneof("request") != "chunk":
@@ -202,6 +233,7 @@ class _Upload:
             if chunk.position != file.position or not 1 <= len(chunk.data) <= min(CHUNK_BYTES, total - file.position):
                 got = f"a chunk of {len(chunk.data)} bytes at {chunk.position}"
                 raise BadRequest(f"{got} does not continue {file.position} of {total}")
+            patience.received(len(chunk.data), waited)
             await off_loop(len(chunk.data), file.append, chunk.data)
             steps.reached("upload.mid_chunk")
             self._look_on(file)

@@ -3,18 +3,16 @@
 It stands before all other interceptors, so that it sees what those refuse.
 """
 
-import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
 
+from atoll.server.around import Context, Interceptor, code_of
 from atoll.server.audit.actions import Action
 from atoll.server.audit.log import AuditLog, Caller, acting
 from atoll.server.identity.peer import peer_of
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 ADMIN = "/atoll.v1.Admin/"
 
@@ -31,74 +29,32 @@ REFUSALS = frozenset(
 """What is said to somebody who asks for what he must not have; the others happen to honest clients, too."""
 
 
-class CallAudit(grpc.aio.ServerInterceptor):
-    """Wraps the handlers of all methods; nothing is changed but who is `acting`."""
+class CallAudit(Interceptor):
+    """Nothing is changed but who is `acting`."""
 
     def __init__(self, audit: AuditLog) -> None:
+        super().__init__(self._audited)
         self._audit = audit
-        self._wrapped: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any] | None"]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
-        """The method's handler, wrapped."""
-        method: str = handler_call_details.method
-        if (known := self._wrapped.get(method)) is not None:
-            return known
-        handler: Any = await continuation(handler_call_details)
-        if handler is None:
-            return None  # UNIMPLEMENTED: any name may come, and none is remembered
-        wrapped: grpc.RpcMethodHandler[Any, Any] = self._wrap(method, handler)
-        self._wrapped[method] = wrapped
-        return wrapped
-
-    def _wrap(self, method: str, handler: Any) -> Any:
-        codecs = {"request_deserializer": handler.request_deserializer}
-        codecs["response_serializer"] = handler.response_serializer
-        if handler.response_streaming:
-            if handler.request_streaming:
-                return grpc.stream_stream_rpc_method_handler(self._replying(method, handler.stream_stream), **codecs)
-            return grpc.unary_stream_rpc_method_handler(self._replying(method, handler.unary_stream), **codecs)
-        if handler.request_streaming:
-            return grpc.stream_unary_rpc_method_handler(self._unary(method, handler.stream_unary), **codecs)
-        return grpc.unary_unary_rpc_method_handler(self._unary(method, handler.unary_unary), **codecs)
-
-    def _replying(self, method: str, behaviour: Any) -> Any:
-        """A handler of many replies may also write them to its context, as that of health's Watch does."""
-        wrap = self._stream if inspect.isasyncgenfunction(behaviour) else self._unary
-        return wrap(method, behaviour)
-
-    def _unary(self, method: str, behaviour: Any) -> Callable[[Any, Context], Awaitable[Any]]:
-        async def unary(request: Any, context: Context) -> Any:
-            caller = caller_of(context)
-            try:
+    @asynccontextmanager
+    async def _audited(self, method: str, request: Any, context: Context) -> AsyncIterator[None]:
+        caller = caller_of(context)
+        try:
+            if method.startswith(ADMIN):
                 with acting(caller):
-                    return await behaviour(request, context)
-            finally:
-                self._said(method, _object_of(request), context, caller)
+                    yield
+            else:
+                yield
+        finally:
+            self._said(method, _object_of(request), context, caller)
 
-        return unary
-
-    def _stream(self, method: str, behaviour: Any) -> Callable[[Any, Context], AsyncIterator[Any]]:
-        async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
-            try:
-                async with aclosing(behaviour(request, context)) as replies:
-                    async for reply in replies:
-                        yield reply
-            finally:
-                self._said(method, "", context, None)
-
-        return stream
-
-    def _said(self, method: str, about: str, context: Context, caller: Caller | None) -> None:
-        code, object_ = _code_of(context), f"{method} {about}".rstrip()
+    def _said(self, method: str, about: str, context: Context, caller: Caller) -> None:
+        code, object_ = code_of(context), f"{method} {about}".rstrip()
         outcome = code.name if code is grpc.StatusCode.OK else f"{code.name}: {context.details() or ''}"
         if method.startswith(ADMIN):
-            self._audit.say(Action.CALL, object_, outcome, caller=caller or caller_of(context))
+            self._audit.say(Action.CALL, object_, outcome, caller=caller)
         elif code in REFUSALS:
-            self._audit.say_seldom(Action.CALL_REFUSE, method, outcome, caller=caller or caller_of(context))
+            self._audit.say_seldom(Action.CALL_REFUSE, method, outcome, caller=caller)
 
 
 def caller_of(context: Context) -> Caller:
@@ -107,13 +63,6 @@ def caller_of(context: Context) -> Caller:
     if peer is not None:
         return Caller(peer.identity.name, peer.identity.role)
     return Caller(context.peer().rpartition(":")[0], "anonymous")
-
-
-def _code_of(context: Context) -> grpc.StatusCode:
-    code: Any = context.code()
-    if isinstance(code, grpc.StatusCode):
-        return code
-    return next((known for known in grpc.StatusCode if known.value[0] == code), grpc.StatusCode.OK)
 
 
 def _object_of(request: Any) -> str:

@@ -16,6 +16,7 @@ from atoll.server import store as store_module
 from atoll.server.codec import StoreCorrupted, decode_meta
 from atoll.server.durable import DiskFull, naming_full_disk, write_atomically
 from atoll.server.incoming import SMALL_BYTES
+from atoll.server.limits import DiskLimits
 from atoll.server.store import RunStore
 
 VALUES = np.array([1.0, -2.0, 2.0], np.float32)
@@ -177,7 +178,7 @@ def with_free(monkeypatch, free):
 
 
 def test_an_upload_that_does_not_fit_beside_the_margin_is_refused_before_its_first_byte(tmp_path, monkeypatch):
-    store = RunStore(tmp_path / "run", margin_bytes=100)
+    store = RunStore(tmp_path / "run", disk=DiskLimits(free_min=100))
     with_free(monkeypatch, 1000)
     with pytest.raises(DiskFull, match="an update of 901 bytes does not fit: 1000 bytes are free"):
         store.open_incoming(DIGESTS[1], 901)
@@ -187,7 +188,7 @@ def test_an_upload_that_does_not_fit_beside_the_margin_is_refused_before_its_fir
 
 
 def test_what_was_promised_to_open_uploads_is_not_promised_again(tmp_path, monkeypatch):
-    store = RunStore(tmp_path / "run", margin_bytes=100)
+    store = RunStore(tmp_path / "run", disk=DiskLimits(free_min=100))
     with_free(monkeypatch, 1000)
     with store.open_incoming(DIGESTS[1], 600) as first:
         with pytest.raises(DiskFull, match="600 are promised to other uploads"):

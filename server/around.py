@@ -1,0 +1,78 @@
+"""Something that is done around every call of a server: before its handler begins, and after it has ended."""
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing
+from typing import Any, TypeAlias
+
+import grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+Around = Callable[[str, Any, Context], AbstractAsyncContextManager[None]]
+"""(method, request, context) -> what the call runs within; the request is None when it is a stream."""
+
+
+class Interceptor(grpc.aio.ServerInterceptor):
+    """Lets all calls of a server run within `around`.
+
+    An interceptor of gRPC sees no caller, so it wraps the handler of each method. Methods that nobody handles are left
+    to gRPC: any name may come, and none is remembered.
+    """
+
+    def __init__(self, around: Around) -> None:
+        self._around = around
+        self._wrapped: dict[str, Handler] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable["Handler | None"]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> "Handler | None":
+        """The method's handler, wrapped."""
+        method = handler_call_details.method
+        if (known := self._wrapped.get(method)) is not None:
+            return known
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        wrapped = self._wrapped[method] = self._wrap(method, handler)
+        return wrapped
+
+    def _wrap(self, method: str, handler: Any) -> Handler:
+        kind = "_".join("stream" if is_stream else "unary" for is_stream in _streams(handler))
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        behaviour = getattr(
+            handler, kind
+        )  # one of many replies may also write them to its context: health's Watch does
+        wrap = self._stream if inspect.isasyncgenfunction(behaviour) else self._unary
+        wrapped: Handler = make(wrap(method, behaviour), handler.request_deserializer, handler.response_serializer)
+        return wrapped
+
+    def _unary(self, method: str, behaviour: Any) -> Callable[[Any, Context], Awaitable[Any]]:
+        async def unary(request: Any, context: Context) -> Any:
+            async with self._around(method, request, context):
+                return await behaviour(request, context)
+
+        return unary
+
+    def _stream(self, method: str, behaviour: Any) -> Callable[[Any, Context], AsyncIterator[Any]]:
+        async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
+            async with self._around(method, None, context), aclosing(behaviour(request, context)) as replies:
+                async for reply in replies:
+                    yield reply
+
+        return stream
+
+
+def _streams(handler: Any) -> tuple[bool, bool]:
+    return handler.request_streaming, handler.response_streaming
+
+
+def code_of(context: Context) -> grpc.StatusCode:
+    """How a call that has ended on this side ended."""
+    code: Any = context.code()
+    if isinstance(code, grpc.StatusCode):
+        return code
+    return next((known for known in grpc.StatusCode if known.value[0] == code), grpc.StatusCode.OK)

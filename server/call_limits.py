@@ -1,0 +1,116 @@
+"""Ends calls that are too many, and connections that bring little else: the shell around `limits.Callers`."""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+
+from atoll.server.around import Context, Interceptor, code_of
+from atoll.server.identity.peer import peer_of
+from atoll.server.limits import Callers
+
+logger = logging.getLogger(__name__)
+
+STRIKES = frozenset(
+    {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
+)
+"""How a call ends that no honest client makes often."""
+
+
+class CallLimits(Interceptor):
+    """Counts the calls of each caller; too many are refused with RESOURCE_EXHAUSTED.
+
+    Args:
+        callers: what they may.
+        end_connection: called with the peer of a connection that has brought too many refused calls.
+    """
+
+    def __init__(self, callers: Callers, end_connection: Callable[[str], None]) -> None:
+        super().__init__(self._limited)
+        self._callers, self._end_connection = callers, end_connection
+
+    @asynccontextmanager
+    async def _limited(self, method: str, request: Any, context: Context) -> AsyncIterator[None]:
+        name = name_of(context)
+        if fault := self._callers.begin(name, time.monotonic()):
+            self._strike(name, context)
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, fault)
+        try:
+            yield
+        finally:
+            self._callers.end(name)
+            if code_of(context) in STRIKES:
+                self._strike(name, context)
+
+    def _strike(self, name: str, context: Context) -> None:
+        if self._callers.strike(name, time.monotonic()):
+            self._end_connection(context.peer())
+
+
+def name_of(context: Context) -> str:
+    """The name in the certificate; without one the address, or the connection when nobody proves anything."""
+    peer = peer_of(context)
+    if peer is not None:
+        return str(peer.identity)
+    return _address_of(context.peer()) if "transport_security_type" in context.auth_context() else context.peer()
+
+
+def _address_of(peer: str) -> str:
+    return peer.rpartition(":")[0]
+
+
+class Connections:
+    """Ends connections of this process. gRPC has no call for it, so it is done to the socket: gRPC sees it closed."""
+
+    def __init__(self) -> None:
+        self._doomed: set[str] = set()
+        self._work: asyncio.Task[None] | None = None
+
+    def end(self, peer: str) -> None:
+        """End the connection of a peer, as gRPC names it, soon."""
+        self._doomed.add(peer)
+        if self._work is None or self._work.done():
+            self._work = asyncio.get_running_loop().create_task(self._end_doomed())
+
+    async def _end_doomed(self) -> None:
+        while self._doomed:
+            doomed, self._doomed = self._doomed, set()
+            count = await asyncio.to_thread(shut_down, doomed)
+            logger.warning("ended %d connections that brought little but refused calls", count)
+
+
+def shut_down(peers: set[str]) -> int:
+    """Shut down this process's sockets to these peers; returns how many there were."""
+    wanted = {where for peer in peers if (where := _where(peer)) is not None}
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # no socket, not connected, or closed meanwhile
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as copy:
+                if copy.family in (socket.AF_INET, socket.AF_INET6) and _peer_of(copy) in wanted:
+                    copy.shutdown(socket.SHUT_RDWR)
+                    count += 1
+    return count
+
+
+def _peer_of(connection: socket.socket) -> tuple[str, int]:
+    """Address and port; gRPC hears IPv4 on sockets of both families, and names it as IPv4."""
+    host, port = connection.getpeername()[:2]
+    return str(host).removeprefix("::ffff:"), int(port)
+
+
+def _where(peer: str) -> tuple[str, int] | None:
+    """Address and port of `ipv4:127.0.0.1:4711` or `ipv6:%5B::1%5D:4711`."""
+    scheme, _, rest = peer.partition(":")
+    host, _, port = unquote(rest).rpartition(":")
+    if scheme not in ("ipv4", "ipv6") or not port.isdecimal():
+        return None
+    return host.removeprefix("[").removesuffix("]"), int(port)

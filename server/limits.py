@@ -1,0 +1,136 @@
+"""What one caller may take of the coordinator: open calls, calls a second, patience with its bytes. Pure.
+
+Nothing here waits or reads a clock. A caller is the name in a certificate; without one, its connection when both
+ends are on this machine, and otherwise its address.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from atoll.protocol.channel import CHUNK_BYTES
+
+CALLS_PER_S, CALLS_BURST = 200.0, 600
+"""New calls of one caller in the long run, and at once. An empty round of 25 ms costs a client two."""
+
+STRIKES_MAX = 20
+"""Refused calls of one caller, until its connections are ended: to refuse costs, too."""
+STRIKES_FORGIVEN_PER_S = 0.5
+
+MESSAGES_PER_S, MESSAGES_BURST = 50.0, 500
+"""Of one client on its control stream."""
+
+CALLERS_MAX = 20_000
+"""Callers that are told apart, besides those with open calls: the oldest are forgotten."""
+
+PARTIALS_MAX = 2
+"""Unfinished uploads of one client in a run; its oldest is forgotten when it begins one more."""
+
+FLOOR_BYTES_PER_S = 16 * 1024
+FLOOR_S = 30.0
+"""An upload may be slower than the floor for so long; see `Patience`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskLimits:
+    """What uploads may take of a disk [bytes]."""
+
+    free_min: int = 64 << 20
+    """They must leave so much: the journal has to be able to say that the disk is full."""
+    incoming_max: int = 0
+    """Uploads of one run that are not accepted yet, with what is promised to open ones; 0: no limit."""
+
+
+@dataclass(slots=True)
+class Bucket:
+    """A token bucket: so many at once, and so many each second [1/s]."""
+
+    per_s: float
+    burst: float
+    left: float = -1.0
+    at: float = 0.0
+
+    def take(self, now: float) -> bool:
+        """Whether there is one more at `now` [s]; a clock that runs backward gives nothing."""
+        if self.left < 0:
+            self.left, self.at = self.burst, now
+        self.left, self.at = min(self.burst, self.left + max(0.0, now - self.at) * self.per_s), max(self.at, now)
+        if self.left < 1:
+            return False
+        self.left -= 1
+        return True
+
+
+@dataclass(slots=True)
+class _Caller:
+    open: int = 0
+    calls: Bucket = field(default_factory=lambda: Bucket(CALLS_PER_S, CALLS_BURST))
+    strikes: Bucket = field(default_factory=lambda: Bucket(STRIKES_FORGIVEN_PER_S, STRIKES_MAX))
+
+
+class Callers:
+    """Counts the calls of everybody.
+
+    Args:
+        open_max: calls that one caller may have open at once.
+    """
+
+    def __init__(self, open_max: int) -> None:
+        self.open_max = open_max
+        self._known: OrderedDict[str, _Caller] = OrderedDict()
+
+    def begin(self, name: str, now: float) -> str:
+        """A call begins; it must `end`, unless it is refused: then this says why, with the value and the limit."""
+        caller = self._known.setdefault(name, _Caller())
+        self._known.move_to_end(name)
+        if caller.open >= self.open_max:
+            return f"{caller.open} calls of {name} are open, allowed are {self.open_max} at once: wait for one to end"
+        if not caller.calls.take(now):
+            return f"{name} begins more than {CALLS_PER_S:g} calls a second ({CALLS_BURST} at once): wait a while"
+        caller.open += 1
+        self._forget()
+        return ""
+
+    def end(self, name: str) -> None:
+        """A call has ended."""
+        self._known[name].open -= 1
+
+    def strike(self, name: str, now: float) -> bool:
+        """A call was refused; True: this happens so often that the caller's connections are better ended."""
+        return not self._known.setdefault(name, _Caller()).strikes.take(now)
+
+    def _forget(self) -> None:
+        """Those who were away the longest; whoever has a call open stays."""
+        while len(self._known) > CALLERS_MAX:
+            name, caller = self._known.popitem(last=False)
+            if caller.open:
+                self._known[name] = caller
+                return
+
+
+class Patience:
+    """How long to wait for the next bytes of an upload.
+
+    Every second of waiting is spent from `FLOOR_S` and a chunk's time at the floor, and every byte that comes earns
+    1 / floor seconds back, never beyond that: so whoever sends at the floor or faster may go on for ever, also in
+    single chunks of 1 MiB, and whoever is slower by any share is ended. Only waiting for the sender is spent: while
+    this side writes to its disk, and the sender has no credit, nothing is.
+
+    Args:
+        floor: bytes a second; 0: whoever sends at all within `silence` [s] may go on.
+        silence: the longest single wait.
+    """
+
+    def __init__(self, floor: float, silence: float) -> None:
+        self.floor, self._silence = floor, silence
+        self._most = FLOOR_S + CHUNK_BYTES / floor if floor else silence
+        self._left = self._most
+
+    @property
+    def left(self) -> float:
+        """Seconds that may be waited now."""
+        return min(max(0.0, self._left), self._silence)
+
+    def received(self, num_bytes: int, waited: float) -> None:
+        """Bytes came after a wait [s]."""
+        if self.floor:
+            self._left = min(self._most, self._left - waited + num_bytes / self.floor)
