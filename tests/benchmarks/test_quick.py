@@ -39,6 +39,11 @@ def test_a_few_thousand_events_are_written_down():
     assert document["bars"][1]["ok"], document["bars"]
 
 
+def test_a_few_certificates_are_renewed_and_the_wrong_ones_refused():
+    document = measure("rotation", "--quick")
+    assert document["ok"], document["bars"]
+
+
 @pytest.mark.slow
 def test_a_small_transfer_that_is_cut_resends_little():
     document = measure("resume_transfer", "--mib", "12", "--kinds", "cut")
