@@ -22,6 +22,8 @@ from atoll.aggregation.tiles import rounded_to_float32
 
 Arrays = dict[str, NDArray[Any]]
 Doubles = NDArray[np.float64]
+Block = NDArray[np.float32] | list[NDArray[np.float32]]
+"""One tensor of all updates, (K, n)."""
 
 TILE_VALUES = 1 << 17
 """Values of all updates that numpy works on at once: 1 MiB as doubles stays in the cache."""
@@ -31,8 +33,8 @@ TILE_VALUES = 1 << 17
 class Rows:
     """K updates and how each counts; see `means.Weighted`."""
 
-    values: NDArray[np.float32]
-    """(K, F)."""
+    values: Sequence[NDArray[np.float32]]
+    """(K, F): a matrix, or K rows wherever they lie. Of few values a matrix is faster."""
     weights: Sequence[int]
     factors: Sequence[float]
     trained_factors: Sequence[float]
@@ -64,14 +66,16 @@ def fold_rows(base: Mapping[str, NDArray[Any]], layout: Layout, rows: Rows, step
     new: Arrays = {}
     start = 0
     for tensor in layout:
-        block = rows.values[:, start : start + tensor.num_elements]
-        start += tensor.num_elements
+        stop = start + tensor.num_elements
+        matrix = rows.values if isinstance(rows.values, np.ndarray) else None
+        block = [row[start:stop] for row in rows.values] if matrix is None else matrix[:, start:stop]
+        start = stop
         mean = _mean(tensor, block, rows, step)
         new[tensor.name] = _moved(tensor, base[tensor.name].reshape(-1), mean, step, slots).reshape(tensor.shape)
     return new
 
 
-def _mean(tensor: Tensor, block: NDArray[np.float32], rows: Rows, step: Step) -> Doubles:
+def _mean(tensor: Tensor, block: Block, rows: Rows, step: Step) -> Doubles:
     """As `means.ExactMean` has it."""
     is_trained = step.is_trained(tensor)
     factors = np.array(rows.factors)
@@ -90,28 +94,34 @@ def _mean(tensor: Tensor, block: NDArray[np.float32], rows: Rows, step: Step) ->
     return mean if scale == 1.0 else np.multiply(mean, scale, out=mean)
 
 
-def _magnitudes(tensor: Tensor, block: NDArray[np.float32]) -> Doubles:
+def _magnitudes(tensor: Tensor, block: Block) -> Doubles:
     """(K) largest |element| of each update."""
-    if not block.shape[1]:
+    if not tensor.num_elements:
         return np.zeros(len(block))
-    found = np.maximum(block.max(axis=1), -block.min(axis=1)).astype(np.float64)
+    if isinstance(block, np.ndarray):
+        found = np.maximum(block.max(axis=1), -block.min(axis=1)).astype(np.float64)
+    else:
+        found = np.array([max(row.max(), -row.min()) for row in block], np.float64)
     if not np.isfinite(found).all():
         raise ValueError(f"tensor {tensor.name!r}: an update has values that are not finite")
     magnitudes: Doubles = np.abs(found)
     return magnitudes
 
 
-def _sum(block: NDArray[np.float32], scales: Doubles) -> Doubles:
+def _sum(block: Block, scales: Doubles) -> Doubles:
     """sum_k rint(scale_k u_k): integers below 2^53, so that no order matters."""
-    total = np.zeros(block.shape[1])
-    if block.size >= COMPILED_FROM and has_compiler():
+    num_values = len(block[0])
+    total = np.zeros(num_values)
+    if len(block) * num_values >= COMPILED_FROM and has_compiler():
         add = compiled()
         for row, scale in zip(block, scales, strict=True):
             add(total, row, scale, math.inf)
         return total
     width = max(1, TILE_VALUES // len(block))
-    for start in range(0, block.shape[1], width):
-        scaled = block[:, start : start + width].astype(np.float64)
+    for start in range(0, num_values, width):
+        stop = start + width
+        beside = block[:, start:stop] if isinstance(block, np.ndarray) else np.stack([row[start:stop] for row in block])
+        scaled = beside.astype(np.float64)
         np.multiply(scaled, scales[:, np.newaxis], out=scaled)
         np.rint(scaled, out=scaled)
         scaled.sum(axis=0, out=total[start : start + width])

@@ -25,14 +25,20 @@ LR, BATCH_SIZE = 0.1, 10
 TESTED = 1000
 """Examples that nobody trains on."""
 
+LEARNED = 0.3
+"""The accuracy after `ROUNDS_MIN` rounds that nobody stays below who learns; chance is 0.1."""
+
+ROUNDS_MIN = 10
+"""That every side runs at least, timed or not."""
+
 
 def examples(features: int, count: int, seed: int) -> Client:
     """Ten pictures under noise, so that even a few rounds show whether a side learns."""
-    pictures = torch.rand(10, features, generator=torch.Generator().manual_seed(7))
+    pictures = torch.randn(10, features, generator=torch.Generator().manual_seed(7))
     generator = torch.Generator().manual_seed(seed)
     targets = torch.randint(10, (count,), generator=generator)
-    noise = torch.rand(count, features, generator=generator)
-    return 0.3 * pictures[targets] + 0.7 * noise, targets
+    noise = torch.randn(count, features, generator=generator)
+    return 0.5 * (pictures[targets] + noise), targets
 
 
 def clients_of(name: str) -> list[Client]:
@@ -59,20 +65,18 @@ def accuracy(name: str, weights: Sequence[torch.Tensor]) -> float:
 
 
 class Told:
-    """One side's end of the talk: asked before each round whether to go on.
+    """One side's end of the talk: asked before each round whether to go on."""
 
-    Args:
-        is_first: whether this process talks; other ranks of a side only follow.
-    """
-
-    def __init__(self, *, is_first: bool = True) -> None:
-        self._is_first = is_first
-        self._until, self._began, self._rounds = 0.0, 0.0, -1
+    def __init__(self) -> None:
+        self._until, self._began, self._rounds, self._every = 0.0, 0.0, -1, -1
+        self._is_ending = False
 
     def another(self, clock: Callable[[], float] = time.perf_counter) -> bool:
         """Whether to run another round, called before the first one and after each; waits for the word."""
         now = clock()
-        self._rounds += 1
+        self._rounds, self._every = self._rounds + 1, self._every + 1
+        if self._is_ending:
+            return self._every < ROUNDS_MIN
         if now < self._until:
             return True
         if self._until:
@@ -81,7 +85,8 @@ class Told:
             say(ready=True)
         word, *rest = (sys.stdin.readline() or "end").split()
         if word == "end":
-            return False
+            self._is_ending = True
+            return self._every < ROUNDS_MIN
         self._rounds, self._began = 0, clock()
         self._until = self._began + float(rest[0])
         return True

@@ -4,6 +4,7 @@
 """
 
 import logging
+import os
 import sys
 
 import torch
@@ -82,7 +83,10 @@ def main() -> None:
         server_app(name),
         client_app(name, threads),
         num_supernodes=SETTINGS[name][2],
-        backend_config={"client_resources": {"num_cpus": cpus, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}},
+        backend_config={
+            "client_resources": {"num_cpus": cpus, "num_gpus": 0.0},
+            "init_args": {"num_cpus": len(os.sched_getaffinity(0))},
+        },
     )
 
 

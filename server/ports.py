@@ -51,11 +51,10 @@ class Ports:
             OperatorError: a port is in use, or not allowed.
         """
         config, members = coordinator.config, gate.members
+        register = coordinator.admission if gate.listener.proves_callers else None
+        guards = Guard(register), Guard(register)
         calls = config.calls_per_client * config.max_connections + CALLS_SPARE
-        limits = CallLimits(Callers(config.calls_per_client), Connections().end)
-        guard = Guard(coordinator.admission if gate.listener.proves_callers else None)
-        clients = _server(coordinator, limits, guard, calls)
-        admins = _server(coordinator, limits, guard, ADMIN_CALLS_MAX)
+        clients, admins = (_server(coordinator, *of) for of in zip(guards, (calls, ADMIN_CALLS_MAX), strict=True))
         rpc.add_CoordinatorServicer_to_server(CoordinatorService(coordinator), clients)
         if coordinator.ranks is not None:
             rpc.add_AggregationServicer_to_server(AggregationService(coordinator, coordinator.ranks), clients)
@@ -64,7 +63,8 @@ class Ports:
         if enrolments is not None:
 
             def revoked(identity: Identity) -> None:
-                coordinator.spawn(guard.look_again())
+                for guard in guards:
+                    coordinator.spawn(guard.look_again())
                 if identity.role is Role.CLIENT:
                     coordinator.attendance.revoked(ClientId(identity.name))
 
@@ -97,9 +97,10 @@ class Ports:
         await asyncio.gather(*ends, *([self.enrolment.stop()] if self.enrolment is not None else []))
 
 
-def _server(coordinator: Coordinator, limits: CallLimits, guard: Guard, calls: int) -> grpc.aio.Server:
-    audit = CallAudit(coordinator.audit)  # one for each: it remembers the handlers of its server
-    interceptors = [audit, limits, guard]  # the first sees what those after it refuse
+def _server(coordinator: Coordinator, guard: Guard, calls: int) -> grpc.aio.Server:
+    limits = CallLimits(Callers(coordinator.config.calls_per_client), Connections().end)
+    audit = CallAudit(coordinator.audit)  # as the guard it remembers the handlers of its server: each has its own
+    interceptors = [audit, limits, guard]  # the first sees what the others refuse
     return grpc.aio.server(options=server_options(), interceptors=interceptors, maximum_concurrent_rpcs=calls)
 
 

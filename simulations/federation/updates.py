@@ -1,7 +1,8 @@
 """The updates that wait for a fold: their values, and what the fold's plan has to know of them.
 
-Plain updates of float tensors lie as rows of one matrix, which is folded as it is. All others (encoded, with integers,
-or for a rule that wants files) are held as the coordinator holds them, and go through its own fold.
+Plain updates of float tensors stay in the rows in which an engine has left them, and are folded from there. All others
+(encoded, with integers, or for a rule that wants files) are held as the coordinator holds them, and go through its own
+fold.
 """
 
 import hashlib
@@ -25,6 +26,9 @@ from atoll.server.plan import FoldPlan
 
 IN_MEMORY_MAX = 1 << 30
 """Bytes of updates that are held in memory; those that come beyond them lie in files until they are folded."""
+
+STACKED_MAX = 1 << 24
+"""Bytes of rows that are laid beside each other for a fold: of small ones, that costs less than each row by itself."""
 
 Report = Mapping[str, Any]
 
@@ -62,10 +66,7 @@ class Updates:
             path.unlink()
         self._held: dict[Digest, Held] = {}
         self._in_memory = 0
-        width = sum(tensor.num_elements for tensor in layout) if layout is not None else 0
-        self._matrix = np.empty((0, width), np.float32)
-        self._places: dict[Digest, tuple[int, tuple[float, float]]] = {}
-        self._free: list[int] = []
+        self._rows: dict[Digest, tuple[NDArray[Any], tuple[float, float]]] = {}
 
     @staticmethod
     def digest_of(client_id: ClientId, round_id: RoundId, steps: int | None) -> Digest:
@@ -78,11 +79,11 @@ class Updates:
     # ------------------------------------------------------------ in
 
     def add(self, digest: Digest, update: Arrays, report: Report, row: NDArray[Any] | None = None) -> int:
-        """Take a plain update; its size [bytes]. `row`: all its values, when they lie side by side."""
+        """Take a plain update; its size [bytes]. `row`: all its values, side by side, which nobody changes any more."""
         if self._layout is not None:
             if row is None:
                 row = np.concatenate([update[tensor.name].reshape(-1) for tensor in self._layout])
-            self._put(digest, row, _steps_of(report))
+            self._rows[digest] = row, _steps_of(report)
             return row.nbytes
         layout = layout_of(update)
         pieces = tuple(Piece(t.name, t.dtype, (0,) * len(t.shape), t.shape, "") for t in layout)
@@ -100,17 +101,6 @@ class Updates:
         self._hold(digest, pieces, data, report)
         return len(data)
 
-    def _put(self, digest: Digest, row: NDArray[Any], steps: tuple[float, float]) -> None:
-        if not self._free:
-            count = len(self._matrix)
-            grown = np.empty((max(16, 2 * count), self._matrix.shape[1]), np.float32)
-            grown[:count] = self._matrix
-            self._matrix = grown
-            self._free = list(range(len(grown) - 1, count - 1, -1))
-        place = self._free.pop()
-        self._matrix[place] = row
-        self._places[digest] = place, steps
-
     def _hold(self, digest: Digest, pieces: tuple[Piece, ...], data: bytes, report: Report) -> None:
         path = self.folder / digest
         found = inspect(path, pieces, data=data)
@@ -124,14 +114,13 @@ class Updates:
 
     # ------------------------------------------------------------ out
 
-    def rows(self, digests: Sequence[Digest]) -> tuple[NDArray[np.float32], list[tuple[float, float]]]:
-        """These updates as a matrix, in their order, and the steps that each claims."""
-        found = [self._places[digest] for digest in digests]
-        places = [place for place, _ in found]
-        first = places[0]
-        is_run = places == list(range(first, first + len(places)))
-        values = self._matrix[first : first + len(places)] if is_run else self._matrix[places]
-        return values, [steps for _, steps in found]
+    def rows(
+        self, digests: Sequence[Digest]
+    ) -> tuple[NDArray[np.float32] | list[NDArray[np.float32]], list[tuple[float, float]]]:
+        """These updates in their order, small ones as a matrix, and the steps that each claims."""
+        found = [self._rows[digest] for digest in digests]
+        rows, steps = [row for row, _ in found], [steps for _, steps in found]
+        return np.stack(rows) if sum(row.nbytes for row in rows) <= STACKED_MAX else rows, steps
 
     def metas(self, digests: Collection[Digest]) -> dict[Digest, Meta]:
         """What is known of these."""
@@ -146,8 +135,8 @@ class Updates:
 
     def arrays(self, digest: Digest) -> Arrays:
         """The values of an update, decoded."""
-        if digest in self._places:
-            return self._views(self._matrix[self._places[digest][0]].copy())
+        if digest in self._rows:
+            return self._views(self._rows[digest][0].copy())
         stored = self._held[digest].stored
         with UpdateReader(stored) as reader:
             return {
@@ -167,19 +156,17 @@ class Updates:
 
     def replace(self, digest: Digest, update: Arrays) -> None:
         """Let an update be another one, plain."""
-        steps = self._places[digest][1] if digest in self._places else self._held[digest].meta.steps
+        steps = self._rows[digest][1] if digest in self._rows else self._held[digest].meta.steps
         self._forget(digest)
         self.add(digest, update, dict(zip(("normalizer", "effective_steps"), steps, strict=True)))
 
     def keep_only(self, digests: Collection[Digest]) -> None:
         """Forget all others."""
-        for digest in (self._held.keys() | self._places.keys()) - set(digests):
+        for digest in (self._held.keys() | self._rows.keys()) - set(digests):
             self._forget(digest)
-        self._free.sort(reverse=True)  # a round's rows lie together, from the first on
 
     def _forget(self, digest: Digest) -> None:
-        if digest in self._places:
-            self._free.append(self._places.pop(digest)[0])
+        if self._rows.pop(digest, None) is not None:
             return
         stored = self._held.pop(digest).stored
         if stored.data is not None:

@@ -66,3 +66,13 @@ def test_a_few_thousand_clients_are_killed_and_recovered_and_a_few_histories_jud
     assert bars["versions after the recovery"]
     assert bars["bad histories"]
     assert document["ours"]["million"]["recovered_entries"] < 10000, "a snapshot was there"
+
+
+@pytest.mark.slow
+def test_a_few_rounds_of_atoll_simulate_are_measured_beside_the_tight_loop_and_both_learn():
+    """With the peers: `make peers && make bench NAME=simulation`."""
+    document = measure("simulation", "--quick")
+    found = document["ours"]["digits-mlp"]
+    assert found["clients_per_s"]["atoll"]["median"] > 0
+    assert min(found["accuracy"].values()) >= 0.3
+    assert "left out" in document["theirs"]
