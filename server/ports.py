@@ -9,7 +9,7 @@ from grpc_reflection.v1alpha import reflection
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import reached_as, server_options
+from atoll.protocol.channel import is_wildcard, reached_as, server_options
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.aggregation_service import AggregationService
@@ -107,7 +107,11 @@ def _server(coordinator: Coordinator, guard: Guard, calls: int) -> grpc.aio.Serv
 def _enrolment_port(config: CoordinatorConfig, members: Members, address: str, admin_address: str) -> EnrolmentPort:
     place = reached_as(address, config.public)
     port = EnrolmentPort(
-        members.enrolments, members.keeper, config.enrol_address, address=place, admin_address=admin_address
+        members.enrolments,
+        members.keeper,
+        config.enrol_address,
+        address=place,
+        admin_address=reached_as(admin_address, config.public) if is_wildcard(admin_address) else admin_address,
     )
     members.enrolments.addresses = (reached_as(port.address, config.public),)
     return port
