@@ -267,6 +267,8 @@ class CoordinatorConfig(BaseModel):
     database: DatabaseUrl = ""
     """Where the journal and the records lie: empty for a file in the state directory (SQLite), or of PostgreSQL
     `postgresql://USER@HOST/DATABASE`, the password better in PGPASSFILE; versions and updates stay in the directory."""
+    max_runs: int = Field(default=4, ge=1, le=100)
+    """Runs whose rounds may be under way at the same time; further ones are queued, and paused ones do not count."""
 
     authority: str = ""
     """The directory of the authority that signs all certificates; empty: `identity/authority` in the state directory.

@@ -9,6 +9,7 @@ from grpc_reflection.v1alpha import reflection
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.bulk import add_coordinator
 from atoll.protocol.channel import is_wildcard, reached_as, server_options
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import ClientId
@@ -55,7 +56,7 @@ class Ports:
         guards = Guard(register), Guard(register)
         calls = config.calls_per_client * config.max_connections + CALLS_SPARE
         clients, admins = (_server(coordinator, *of) for of in zip(guards, (calls, ADMIN_CALLS_MAX), strict=True))
-        rpc.add_CoordinatorServicer_to_server(CoordinatorService(coordinator), clients)
+        add_coordinator(CoordinatorService(coordinator), clients)
         if coordinator.ranks is not None:
             rpc.add_AggregationServicer_to_server(AggregationService(coordinator, coordinator.ranks), clients)
         enrolments = members.enrolments if members is not None else None

@@ -44,6 +44,15 @@ def test_a_few_certificates_are_renewed_and_the_wrong_ones_refused():
     assert document["ok"], document["bars"]
 
 
+def test_a_small_transfer_is_measured_beside_a_loop_by_hand():
+    """What is fast enough is for an idle machine: `make bench NAME=data_plane`."""
+    document = measure("data_plane", "--quick")
+    assert [bar["bar"] for bar in document["bars"]] == [">= 0.85", ">= 0.8", "< 1000", "<= 1.1"]
+    for side in (document["ours"]["8 MB"], document["theirs"]["8 MB"]):
+        assert all(side[way]["mb_per_s"]["median"] > 0 and side[way]["count"] == 1 for way in ("down", "up"))
+    assert document["ours"]["crowds"]["2"]["vm_hwm_mb"] > 20
+
+
 @pytest.mark.slow
 def test_a_small_transfer_that_is_cut_resends_little():
     document = measure("resume_transfer", "--mib", "12", "--kinds", "cut")

@@ -32,8 +32,9 @@ MEMBERS = {
     for role in Role
 }
 
+ON_RUNS = ("StartRun", "StopRun", "PauseRun", "ResumeRun")
 MAY = {
-    Role.OWNER: {"GetManifest", "Download", "StartRun", "StopRun", "ResumeRun", "ListRanks", "ServerReflectionInfo"}
+    Role.OPERATOR: {"GetManifest", "Download", *ON_RUNS, "ListRanks", "ServerReflectionInfo"}
     | {"Invite", "Revoke", "ListMembers"},
     Role.AUDITOR: {"GetManifest", "ListRanks", "ListMembers"},
     Role.CLIENT: {"Session", "GetManifest", "Download", "Upload"},
@@ -41,7 +42,7 @@ MAY = {
     Role.COORDINATOR: set(),
     Role.AUTHORITY: set(),
 }
-MAY[Role.OPERATOR] = MAY[Role.OWNER]
+MAY[Role.OWNER] = MAY[Role.OPERATOR] | {"DeleteRun"}
 BETWEEN_SERVERS = {
     (Role.AGGREGATOR, "/atoll.v1.Aggregation/Serve"),
     (Role.AGGREGATOR, "/atoll.v1.Coordinator/GetManifest"),
