@@ -31,6 +31,9 @@ CALLS_SPARE = 100
 
 ADMIN_CALLS_MAX = 100
 
+CONNECTIONS_PER_CLIENT = 2
+"""An old one that ends and its successor; so many more nobody gets that has not shown its certificate yet."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ports:
@@ -102,7 +105,8 @@ def _server(coordinator: Coordinator, guard: Guard, calls: int) -> grpc.aio.Serv
     limits = CallLimits(Callers(coordinator.config.calls_per_client), Connections().end)
     audit = CallAudit(coordinator.audit)  # as the guard it remembers the handlers of its server: each has its own
     interceptors = [audit, limits, guard]  # the first sees what the others refuse
-    return grpc.aio.server(options=server_options(), interceptors=interceptors, maximum_concurrent_rpcs=calls)
+    options = server_options(connections_max=CONNECTIONS_PER_CLIENT * coordinator.config.max_connections + CALLS_SPARE)
+    return grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=calls)
 
 
 def _enrolment_port(config: CoordinatorConfig, members: Members, address: str, admin_address: str) -> EnrolmentPort:

@@ -172,6 +172,8 @@ class AdminService(MembersAdmin, rpc.AdminServicer):
 
     def __init__(self, coordinator: Coordinator, enrolments: Enrolments | None = None) -> None:
         super().__init__(enrolments)
+        if enrolments is not None:
+            enrolments.audit = coordinator.audit
         self._coordinator = coordinator
 
     async def StartRun(self, request: pb.StartRunRequest, context: Context) -> pb.RunReply:

@@ -54,6 +54,17 @@ def test_a_small_transfer_is_measured_beside_a_loop_by_hand():
 
 
 @pytest.mark.slow
+def test_a_few_attacks_cost_little_memory_and_lose_nothing():
+    """What they cost in time is for an idle machine: `make bench NAME=hostile`."""
+    document = measure("hostile", "--quick", "--kinds", "slow_upload", "huge_manifest", "half_open")
+    assert all(bar["ok"] for bar in document["bars"][:3]), document["bars"]
+    attacks = document["ours"]["attacks"]
+    assert attacks["half_open"]["attacker"]["open"] >= 1000
+    assert attacks["huge_manifest"]["attacker"]["refused"] >= 1
+    assert attacks["slow_upload"]["attacker"]["streams"] >= 32
+
+
+@pytest.mark.slow
 def test_a_small_transfer_that_is_cut_resends_little():
     document = measure("resume_transfer", "--mib", "12", "--kinds", "cut")
     assert document["ok"], document["bars"]
