@@ -13,6 +13,7 @@ import grpc
 
 from atoll.client.transport import StreamBroken
 from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.bulk import aggregator_stub
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import aggregator
 from atoll.protocol.settings import ConfigError
@@ -63,7 +64,7 @@ class Ranks:
             raise StreamBroken(grpc.StatusCode.UNAVAILABLE, f"aggregation rank {rank} is away")
         if rank not in self._channels:
             channel = self._dialer.channel(address, aggregator(rank))
-            self._channels[rank] = address, channel, rpc.AggregatorStub(channel)
+            self._channels[rank] = address, channel, aggregator_stub(channel)
         return self._channels[rank][2]
 
     def stub_for_update(self, rank: int, waited_s: float) -> rpc.AggregatorStub:

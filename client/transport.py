@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import grpc
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.bulk import coordinator_stub
 from atoll.protocol.channel import HANDSHAKE_S
 
 logger = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class Link:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channels = [channel]
-        self.stub = rpc.CoordinatorStub(channel)
+        self.stub = coordinator_stub(channel)
         self._outbox: asyncio.Queue[pb.ClientMessage | None] = asyncio.Queue(OUTBOX_MAX)
         self._stream: Stream[pb.ClientMessage, pb.ServerMessage] | None = None
         self._writer: asyncio.Task[None] | None = None
@@ -182,7 +182,7 @@ class Link:
     def renew(self, channel: grpc.aio.Channel) -> None:
         """Begin calls on this channel from now on; what is under way goes on as it is."""
         self._channels.append(channel)
-        self.stub = rpc.CoordinatorStub(channel)
+        self.stub = coordinator_stub(channel)
 
     async def _write(self, stream: Stream[pb.ClientMessage, pb.ServerMessage]) -> None:
         """Send what is in the outbox, and a heartbeat whenever that is empty for too long."""

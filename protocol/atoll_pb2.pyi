@@ -232,14 +232,16 @@ class Evaluate(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., task: _Optional[str] = ..., version: _Optional[int] = ..., model_digest: _Optional[str] = ..., time_left_s: _Optional[float] = ..., manifest: _Optional[bytes] = ..., local: _Optional[str] = ..., counted_round: _Optional[int] = ..., model_seed: _Optional[int] = ...) -> None: ...
 
 class RunEnded(_message.Message):
-    __slots__ = ("run_id", "state", "cause")
+    __slots__ = ("run_id", "state", "cause", "num_open")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
+    NUM_OPEN_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     state: str
     cause: str
-    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[str] = ..., cause: _Optional[str] = ...) -> None: ...
+    num_open: int
+    def __init__(self, run_id: _Optional[str] = ..., state: _Optional[str] = ..., cause: _Optional[str] = ..., num_open: _Optional[int] = ...) -> None: ...
 
 class ManifestRequest(_message.Message):
     __slots__ = ("run_id", "digest")
@@ -563,6 +565,20 @@ class StopRunRequest(_message.Message):
     run_id: str
     reason: str
     def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class PauseRunRequest(_message.Message):
+    __slots__ = ("run_id", "reason")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    reason: str
+    def __init__(self, run_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class DeleteRunRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class ResumeRunRequest(_message.Message):
     __slots__ = ("run_id",)

@@ -78,7 +78,7 @@ def load_text(model_type: type[Model], text: str, overrides: Sequence[str] = (),
     document: dict[str, Any] = {}
     try:
         document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, or an integer of thousands of digits
         faults.append(_line(name, f"not TOML: {error}"))
     overridden = []
     for override in overrides:
@@ -128,7 +128,7 @@ def _value(key: str, text: str) -> Any:
         table = tomllib.loads(f"value = {text}")
         if table.keys() == {"value"}:
             return table["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         if text and text[0] not in "\"'[{" and text.isprintable():
             return text
     raise ValueError(f"{key}: got {without_password(text)!r}; allowed: a TOML value or a bare word")

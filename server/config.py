@@ -267,6 +267,8 @@ class CoordinatorConfig(BaseModel):
     database: DatabaseUrl = ""
     """Where the journal and the records lie: empty for a file in the state directory (SQLite), or of PostgreSQL
     `postgresql://USER@HOST/DATABASE`, the password better in PGPASSFILE; versions and updates stay in the directory."""
+    max_runs: int = Field(default=4, ge=1, le=100)
+    """Runs whose rounds may be under way at the same time; further ones are queued, and paused ones do not count."""
 
     lease: Seconds = 30.0
     """Seconds of silence after which a client counts as lost; it may come back."""

@@ -9,6 +9,7 @@ from grpc_reflection.v1alpha import reflection
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.bulk import add_coordinator
 from atoll.protocol.channel import reached_as, server_options
 from atoll.protocol.identity.names import Identity
 from atoll.server.aggregation_service import AggregationService
@@ -27,6 +28,9 @@ CALLS_SPARE = 100
 """Calls that may be open at once of those who never say Hello."""
 
 ADMIN_CALLS_MAX = 100
+
+CONNECTIONS_PER_CLIENT = 2
+"""An old one that ends and its successor; so many more nobody gets that has not shown its certificate yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class Ports:
         guards = Guard(register), Guard(register)
         calls = config.calls_per_client * config.max_connections + CALLS_SPARE
         clients, admins = (_server(coordinator, *of) for of in zip(guards, (calls, ADMIN_CALLS_MAX), strict=True))
-        rpc.add_CoordinatorServicer_to_server(CoordinatorService(coordinator), clients)
+        add_coordinator(CoordinatorService(coordinator), clients)
         if coordinator.ranks is not None:
             rpc.add_AggregationServicer_to_server(AggregationService(coordinator, coordinator.ranks), clients)
         enrolments = members.enrolments if members is not None else None
@@ -95,7 +99,8 @@ def _server(coordinator: Coordinator, guard: Guard, calls: int) -> grpc.aio.Serv
     limits = CallLimits(Callers(coordinator.config.calls_per_client), Connections().end)
     audit = CallAudit(coordinator.audit)  # as the guard it remembers the handlers of its server: each has its own
     interceptors = [audit, limits, guard]  # the first sees what the others refuse
-    return grpc.aio.server(options=server_options(), interceptors=interceptors, maximum_concurrent_rpcs=calls)
+    options = server_options(connections_max=CONNECTIONS_PER_CLIENT * coordinator.config.max_connections + CALLS_SPARE)
+    return grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=calls)
 
 
 def _enrolment_port(config: CoordinatorConfig, members: Members, address: str, admin_address: str) -> EnrolmentPort:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from atoll.protocol.vocabulary import RunId, RunState
+from atoll.protocol.vocabulary import TERMINAL, RunId, RunState
 from atoll.server.config import CoordinatorConfig, RunConfig
 from atoll.server.coordinator import Coordinator
 from atoll.server.identity.gate import gate_of, publisher
@@ -26,8 +26,6 @@ M_ARENA_MAX = -8
 
 FAREWELL_S = 2.0
 """Seconds that clients have to hear that the run has ended before the server closes."""
-
-_OPEN = (RunState.RUNNING, RunState.QUEUED)
 
 EXIT_OK, EXIT_RUN_FAILED, EXIT_OPERATOR, EXIT_BUG = 0, 1, 2, 70
 
@@ -96,7 +94,7 @@ async def _find_or_add(coordinator: Coordinator, config: RunConfig, *, again: bo
     """The run that was asked for: one that is open, one that has ended already, or a new one."""
     namesakes = [run for run in coordinator.runs.values() if run.config.name == config.name]
     for run in namesakes:
-        if coordinator.state_of(run.run_id) in _OPEN:
+        if coordinator.state_of(run.run_id) not in TERMINAL:
             if run.config != config:
                 logger.warning("run %s goes on with the settings that it was started with", run.run_id)
             return run.run_id
@@ -143,7 +141,7 @@ async def _all_ended(coordinator: Coordinator) -> None:
 
 
 def _next_open(coordinator: Coordinator) -> RunId | None:
-    return next((run_id for run_id in coordinator.runs if coordinator.state_of(run_id) in _OPEN), None)
+    return next((run_id for run_id in coordinator.runs if coordinator.state_of(run_id) not in TERMINAL), None)
 
 
 async def _farewell(coordinator: Coordinator) -> None:

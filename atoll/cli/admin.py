@@ -85,6 +85,20 @@ def stop(state: Path, run_id: str, reason: str) -> pb.RunReply:
     return reply
 
 
+def pause(state: Path, run_id: str, reason: str) -> pb.RunReply:
+    """Let no new round of a run begin."""
+    request = pb.PauseRunRequest(run_id=run_id, reason=reason)
+    reply: pb.RunReply = ask(state, lambda admin: admin.PauseRun(request, timeout=TIMEOUT_S))
+    return reply
+
+
+def delete(state: Path, run_id: str) -> pb.RunReply:
+    """Forget a run."""
+    request = pb.DeleteRunRequest(run_id=run_id)
+    reply: pb.RunReply = ask(state, lambda admin: admin.DeleteRun(request, timeout=TIMEOUT_S))
+    return reply
+
+
 def resume(state: Path, run_id: str) -> pb.RunReply:
     """Reopen a run."""
     request = pb.ResumeRunRequest(run_id=run_id)

@@ -48,7 +48,7 @@ class Live:
 
     @property
     def run(self):
-        return self.coordinator.active or next(iter(self.coordinator.runs.values()))
+        return next(iter([*self.coordinator.running, *self.coordinator.runs.values()]))
 
     @asynccontextmanager
     async def admin(self) -> AsyncIterator[rpc.AdminStub]:
