@@ -21,10 +21,10 @@ from atoll.protocol.identity.names import COORDINATOR, Role
 from atoll.protocol.identity.renewal import NotRenewed, over, renew_once
 from atoll.protocol.proxy import through_proxy
 from atoll.server.identity.gate import owner_folder
-from atoll.server.statedir import running_coordinator
+from atoll.server.statedir import is_held, running_coordinator
 
-STARTING_S = 20.0
-"""In which a coordinator that is being started is there."""
+STARTING_S = 30.0
+"""In which a coordinator that is being started has its state directory."""
 
 TIMEOUT_S = 660.0
 """A run starts when its task is loaded and its version 0 is made: the coordinator gives that ten minutes."""
@@ -56,7 +56,9 @@ def ask(state: Path, request: "Callable[[rpc.AdminStub], Any]", *, patience_s: f
     if not state.exists() and (folder := identity_of_person()).exists():
         return _ask_elsewhere(folder, request)
     until = time.monotonic() + patience_s
-    while (running := running_coordinator(state)) is None and time.monotonic() < until:
+    while (running := running_coordinator(state)) is None and patience_s and time.monotonic() < until:
+        if is_held(state):  # it recovers its runs before it listens
+            until = time.monotonic() + patience_s
         time.sleep(0.05)
     if running is not None:
         return _ask(dialer(state), running.admin_address, request)
