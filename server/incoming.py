@@ -8,6 +8,7 @@ from typing import Self
 
 from atoll.aggregation.inspection import Inspection, Inspector
 from atoll.aggregation.layout import Piece
+from atoll.protocol.bulk import Buffer
 from atoll.protocol.channel import INLINE_BYTES_MAX
 from atoll.server.durable import naming_full_disk
 
@@ -47,7 +48,7 @@ class Incoming:
             os.ftruncate(self._file, self.total_bytes)
             self.position = self.total_bytes
 
-    def append(self, data: bytes) -> None:
+    def append(self, data: Buffer) -> None:
         """Take the next bytes.
 
         Raises:
@@ -62,7 +63,7 @@ class Incoming:
         else:
             self._write(data)
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: Buffer) -> None:
         view = memoryview(data)
         with naming_full_disk(self.path):
             while view:  # at its own position: two uploads of one digest write the same bytes to the same places

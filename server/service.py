@@ -10,6 +10,7 @@ import grpc
 from atoll.aggregation.codecs import FAMILIES
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.bulk import DownloadMessage, UploadMessage
 from atoll.protocol.channel import METRICS_MAX, PROTOCOL, STATISTICS_MAX
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.protocol.vocabulary import ClientId, FailureReason, LossReason, RoundId, RunId, Version
@@ -131,7 +132,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     async def Download(
         self, requests: AsyncIterator[pb.DownloadRequest], context: Context
-    ) -> AsyncIterator[pb.DownloadReply]:
+    ) -> AsyncIterator[DownloadMessage]:
         """Pieces of a version, as fast as the client grants credit."""
         first = await opening(requests, context, "DownloadOpen")
         run = self._coordinator.runs.get(RunId(first.open.run_id))
@@ -149,9 +150,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         except Silent as error:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
 
-    async def Upload(
-        self, requests: AsyncIterator[pb.UploadRequest], context: Context
-    ) -> AsyncIterator[pb.UploadReply]:
+    async def Upload(self, requests: AsyncIterator[UploadMessage], context: Context) -> AsyncIterator[pb.UploadReply]:
         """An update, from its manifest to the verdict."""
         first = await opening(requests, context, "UploadOpen")
         if self._coordinator.ranks is not None:
@@ -173,6 +172,8 @@ class AdminService(MembersAdmin, rpc.AdminServicer):
 
     def __init__(self, coordinator: Coordinator, enrolments: Enrolments | None = None) -> None:
         super().__init__(enrolments)
+        if enrolments is not None:
+            enrolments.audit = coordinator.audit
         self._coordinator = coordinator
 
     async def StartRun(self, request: pb.StartRunRequest, context: Context) -> pb.RunReply:

@@ -23,6 +23,7 @@ from atoll.protocol.channel import HANDSHAKE_S, client_options
 from atoll.protocol.identity.certificates import (
     CertificateError,
     PrivateKey,
+    certified_key,
     check_issued,
     fingerprint,
     key_to_pem,
@@ -195,7 +196,7 @@ def _trusted(ca_pem: bytes, wanted: bytes, shown: bytes, address: str) -> bytes:
         if not found:
             raise CertificateError("its authority has another fingerprint than the join code")
         leaf, trusted = read_leaf(shown), to_pem(found[0])
-        check_issued(shown, trusted, read_certificates(shown)[0].public_key())  # type: ignore[arg-type]
+        check_issued(shown, trusted, certified_key(shown))
         if leaf.identity.role is not Role.COORDINATOR or leaf.expires_at <= time.time():
             raise CertificateError(f"its certificate is for {leaf.identity}, until {time.ctime(leaf.expires_at)}")
     except CertificateError as error:

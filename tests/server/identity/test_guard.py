@@ -8,11 +8,13 @@ import pytest
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atoll.aggregation.layout import Piece
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol.identity.names import Role
-from atoll.protocol.manifest import UpdateManifest
+from atoll.protocol.identity.names import Role, is_name
+from atoll.protocol.manifest import ManifestError, UpdateManifest, parse_update
 from atoll.server.identity import guard as guard_module
 from atoll.server.identity.claims import client_of
 from atoll.server.identity.guard import Denied, Guard
@@ -335,3 +337,21 @@ def test_what_does_not_begin_as_a_manifest_names_nobody(spoilt):
 def test_a_manifest_names_its_client_at_its_head():
     assert client_of(manifest("north")) == "north"
     assert client_of(manifest("north").replace(b'"effective_steps":2.0,', b"")) == "north"
+
+
+@given(st.integers(0, 400), st.binary(max_size=3), st.integers(0, 4))
+def test_what_is_parsed_later_names_whom_the_guard_has_seen_and_no_other(start, put, left_out):
+    spoilt = bytearray(manifest("north"))
+    spoilt[start : start + left_out] = put
+    try:
+        parsed = parse_update(bytes(spoilt))
+    except ManifestError:
+        return
+    assert client_of(bytes(spoilt)) in ("", parsed.client_id)
+
+
+@given(st.text(min_size=1, max_size=20).filter(str.isprintable))
+def test_a_name_that_no_certificate_has_is_read_rightly_or_not_at_all(name):
+    encoded = manifest(name)
+    assert client_of(encoded) in ("", parse_update(encoded).client_id)
+    assert client_of(encoded) == name or not is_name(name)
