@@ -313,9 +313,10 @@ class Agent:
         """What is under way is asked about again; what was declined may be offered again."""
         job = self.session.job
         requests = [waiting.request for waiting in self.session.waiting.values()]
-        for request in requests if job is None else [*requests, job.request]:
+        for request in requests if job is None or job.is_released else [*requests, job.request]:
             if not (decision := self._gate.ask(request)).is_allowed:
                 self._receive(self._forbidden(request, decision))
+        self._uploads.ask_again()
         if self._has_declined:
             self._has_declined = False
             self._line.send(messages.ready())

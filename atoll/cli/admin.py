@@ -14,10 +14,10 @@ from atoll.protocol.identity.dialer import Dialer, InsecureDialer, MutualDialer
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR, Role
 from atoll.server.identity.gate import owner_folder
-from atoll.server.statedir import running_coordinator
+from atoll.server.statedir import is_held, running_coordinator
 
-STARTING_S = 20.0
-"""In which a coordinator that is being started is there."""
+STARTING_S = 30.0
+"""In which a coordinator that is being started has its state directory."""
 
 TIMEOUT_S = 660.0
 """A run starts when its task is loaded and its version 0 is made: the coordinator gives that ten minutes."""
@@ -47,7 +47,9 @@ def ask(state: Path, request: "Callable[[rpc.AdminStub], Any]", *, patience_s: f
         CommandError: none does, or it refuses; the message is the coordinator's own.
     """
     until = time.monotonic() + patience_s
-    while (running := running_coordinator(state)) is None and time.monotonic() < until:
+    while (running := running_coordinator(state)) is None and patience_s and time.monotonic() < until:
+        if is_held(state):  # it recovers its runs before it listens
+            until = time.monotonic() + patience_s
         time.sleep(0.05)
     if running is None:
         raise CommandError(
