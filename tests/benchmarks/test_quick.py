@@ -39,6 +39,11 @@ def test_a_few_thousand_events_are_written_down():
     assert document["bars"][1]["ok"], document["bars"]
 
 
+def test_a_few_certificates_are_renewed_and_the_wrong_ones_refused():
+    document = measure("rotation", "--quick")
+    assert document["ok"], document["bars"]
+
+
 def test_a_small_transfer_is_measured_beside_a_loop_by_hand():
     """What is fast enough is for an idle machine: `make bench NAME=data_plane`."""
     document = measure("data_plane", "--quick")
