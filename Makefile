@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 PEERS := .venv-peers/.installed
-BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu scale simulation audit_log data_plane round_vs_flower
+BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu scale simulation audit_log data_plane round_vs_flower hostile rotation
 
 .PHONY: setup peers demo test test-parallel test-cuda check format proto docs bench soak fuzz papers mutants clean
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import grpc
 
-from atoll.client.transport import StreamBroken
+from atoll.client.transport import OLDER_CHANNELS_MAX, StreamBroken
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.bulk import aggregator_stub
 from atoll.protocol.identity.dialer import Dialer
@@ -83,6 +83,9 @@ class Ranks:
         """Dial anew for whatever is begun from now on; what is under way goes on as it is."""
         self._older += [channel for _, channel, _ in self._channels.values()]
         self._channels.clear()
+        for channel in self._older[: max(0, len(self._older) - OLDER_CHANNELS_MAX)]:
+            self._older.remove(channel)
+            self._end(channel)
 
     async def close(self) -> None:
         """End all connections."""

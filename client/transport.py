@@ -24,6 +24,9 @@ SEND_TIMEOUT_S = 30.0
 CLOSE_TIMEOUT_S = 1.0
 OUTBOX_MAX = 1000
 
+OLDER_CHANNELS_MAX = 16
+"""Channels that stay open after the certificate was renewed, for what is under way over them."""
+
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
 
@@ -39,6 +42,11 @@ class StreamBroken(ConnectionError):
     def is_replaced(self) -> bool:
         """Whether a newer stream of the same client has taken this one's place."""
         return self.code is grpc.StatusCode.ABORTED and "replaced" in self.detail
+
+    @property
+    def is_revoked(self) -> bool:
+        """Whether this agent is no member any more."""
+        return self.code is grpc.StatusCode.UNAUTHENTICATED and "revoked" in self.detail
 
 
 @contextmanager
@@ -121,6 +129,7 @@ class Link:
         self._writer: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
         self._heartbeat_s = 0.0
+        self._closing: asyncio.Task[None] | None = None
 
     async def open(self, hello: pb.Hello) -> pb.ServerMessage:
         """Say Hello and wait for Welcome, which is returned as it came: signed, or not.
@@ -183,6 +192,8 @@ class Link:
         """Begin calls on this channel from now on; what is under way goes on as it is."""
         self._channels.append(channel)
         self.stub = coordinator_stub(channel)
+        if len(self._channels) > 1 + OLDER_CHANNELS_MAX:  # the first has the control stream
+            self._closing = asyncio.create_task(self._channels.pop(1).close())
 
     async def _write(self, stream: Stream[pb.ClientMessage, pb.ServerMessage]) -> None:
         """Send what is in the outbox, and a heartbeat whenever that is empty for too long."""

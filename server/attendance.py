@@ -144,7 +144,7 @@ class Attendance:
                 run.post(ClientDisconnected(connection.client_id, connection.session))
 
     def lost(self, clients: Iterable[ClientId], reason: LossReason) -> None:
-        """Leases ran out, or clients said goodbye."""
+        """Leases ran out, clients said goodbye, or are no longer members."""
         for client_id in clients:
             self._leases.forget(client_id)
             logger.info("%s is lost: %s", client_id, reason)

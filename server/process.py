@@ -13,7 +13,7 @@ from typing import Any
 from atoll.protocol.vocabulary import TERMINAL, RunId, RunState
 from atoll.server.config import CoordinatorConfig, RunConfig
 from atoll.server.coordinator import Coordinator
-from atoll.server.identity.gate import gate_of, publisher
+from atoll.server.identity.gate import equip_ranks, gate_of, publisher
 from atoll.server.memory import collect_seldom
 from atoll.server.ports import Ports
 from atoll.server.spawned import SpawnedRanks
@@ -65,6 +65,7 @@ async def host(
                 asked = await _find_or_add(coordinator, run, again=again) if run is not None else None
                 await ports.start()  # last: whoever joins is told which tasks are run here
                 if coordinator.ranks is not None and config.start_aggregators:
+                    await equip_ranks(gate, config)
                     ranks = SpawnedRanks(config.aggregators, config.state, ports.address, insecure=config.insecure)
                     ranks.start()
                 state.announce(ports.address, ports.admin_address, os.getpid(), insecure=config.insecure)

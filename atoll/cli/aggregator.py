@@ -8,6 +8,7 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import CommandError
+from atoll.cli.log import quiet_grpc
 from atoll.cli.printing import note, say
 
 Coordinator = Annotated[
@@ -47,6 +48,7 @@ def aggregator(
     you supervise yourself; the coordinator then needs `coordinator.start_aggregators=false`. Start a rank again as
     often as you like: what it has acknowledged lies in its directory.
     """
+    quiet_grpc()
     from atoll.cli.files import overriding
     from atoll.protocol.settings import effective, load
     from atoll.server.config import AggregatorConfig

@@ -11,6 +11,7 @@ from atoll.cli.aggregator import aggregator
 from atoll.cli.compare import compare
 from atoll.cli.coordinator import coordinator
 from atoll.cli.faults import EXIT_BUG, Commands
+from atoll.cli.join import join
 from atoll.cli.new import new
 from atoll.cli.plan import plan
 from atoll.cli.population import population
@@ -45,6 +46,7 @@ app.command()(new)
 app.command()(coordinator)
 app.command()(aggregator)
 app.command()(agent)
+app.command()(join)
 app.command()(simulate)
 app.command()(train)
 app.command()(compare)

@@ -165,3 +165,8 @@ def test_an_integer_of_thousands_of_digits_is_a_fault_as_any_other() -> None:
     for text, overrides in ((f"a = {'9' * 5000}", []), ("", [f"round.quorum={'9' * 5000}"])):
         with pytest.raises(ConfigError):
             load_text(Lagoon, text, overrides, name="f.toml")
+    huge = f"0x1{'9' * 5000}"
+    with pytest.raises(ConfigError, match="got an integer of 20001 bits"):
+        load_text(Lagoon, "", [f"tides.low={huge}"], name="")
+    with pytest.raises(ConfigError, match=r"got \[an integer of 20001 bits\]"):
+        load_text(Lagoon, "", [f"tides.low=[{huge}]"], name="")

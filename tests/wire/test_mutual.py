@@ -5,11 +5,12 @@ import ssl
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import channel as channel_module
 from atoll.protocol.channel import client_options
 from atoll.protocol.identity.certificates import Issuer, server_name
 from atoll.protocol.identity.dialer import InsecureDialer, MutualDialer
@@ -139,6 +140,34 @@ async def test_a_renewed_certificate_is_shown_and_used_without_a_restart(tmp_pat
         mine.replace(authority.credential(mine.identity))
     assert shown[0] != shown[1]
     assert serials[0] != serials[1]
+    await server.stop(0)
+
+
+@live
+async def test_an_old_connection_takes_no_new_call_and_ends_none_that_is_open(tmp_path, monkeypatch):
+    """So whoever calls proves anew who it is, with the newest certificate, and no long transfer is cut."""
+    monkeypatch.setattr(channel_module, "CONNECTION_AGE_S", 1)
+    authority, peers = Authority.create(tmp_path / "ca", "one"), set()
+
+    class Looking(rpc.AdminServicer):
+        async def ListRanks(self, request, context):
+            peers.add(context.peer())
+            return pb.ListRanksReply()
+
+    server = grpc.aio.server(options=channel_module.server_options())
+    rpc.add_AdminServicer_to_server(Looking(), server)
+    checks = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    address = MutualListener(keeper_of(tmp_path / "main", COORDINATOR, authority)).bind(server, "127.0.0.1:0")
+    await server.start()
+    async with MutualDialer(keeper_of(tmp_path / "north", NORTH, authority)).channel(address, COORDINATOR) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        while len(peers) < 3:
+            assert await code_of(channel, _list_ranks) is grpc.StatusCode.OK
+            await asyncio.sleep(0.02)
+        await checks.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
     await server.stop(0)
 
 
