@@ -257,6 +257,7 @@ class Agent:
             hosted, allowed = ", ".join(welcome.tasks), ", ".join(sorted(self._tasks))
             logger.warning("the coordinator hosts %s; this agent allows %s", hosted, allowed)
         self._has_declined = False
+        self._gate.told(welcome.audit_checkpoint)
         self._receive(Connected())
 
     def _on_message(self, message: pb.ServerMessage) -> None:
@@ -268,6 +269,8 @@ class Agent:
         if self._verifier is not None and (refused := self._verifier.check(message, event)) is not None:
             self._refuse(event, refused)
             return
+        if message.HasField("invite"):
+            self._gate.told(message.invite.audit_checkpoint)
         match event:
             case None:
                 return

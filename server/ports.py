@@ -84,7 +84,7 @@ class Ports:
         address, admin_address = gate.listener.bind(clients, config.listen), gate.listener.bind(admins, config.admin)
         enrolment = None
         if members is not None:
-            enrolment = _enrolment_port(config, members, address, admin_address)
+            enrolment = _enrolment_port(config, members, Guard(register), address, admin_address)
             await _add_health(enrolment.server, "Enrolment")  # a probe has no certificate
         return cls(clients, admins, address, admin_address, enrolment)
 
@@ -109,11 +109,14 @@ def _server(coordinator: Coordinator, guard: Guard, calls: int) -> grpc.aio.Serv
     return grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=calls)
 
 
-def _enrolment_port(config: CoordinatorConfig, members: Members, address: str, admin_address: str) -> EnrolmentPort:
+def _enrolment_port(
+    config: CoordinatorConfig, members: Members, guard: Guard, address: str, admin_address: str
+) -> EnrolmentPort:
     place = reached_as(address, config.public)
     port = EnrolmentPort(
         members.enrolments,
         members.keeper,
+        guard,
         config.enrol_address,
         address=place,
         admin_address=reached_as(admin_address, config.public) if is_wildcard(admin_address) else admin_address,

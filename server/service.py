@@ -70,7 +70,10 @@ class CoordinatorService(rpc.CoordinatorServicer):
             self._coordinator.attendance.leave(connection)
 
     def _signed(self, message: pb.ServerMessage, client_id: ClientId) -> pb.ServerMessage:
-        signer = self._coordinator.signer
+        checkpoint, signer = self._coordinator.audit.checkpoint, self._coordinator.signer
+        kind = message.WhichOneof("message")
+        if checkpoint is not None and kind in ("welcome", "invite"):  # the sites remember what no log can deny then
+            getattr(message, kind).audit_checkpoint = str(checkpoint)
         return message if signer is None else signer.sign(message, client_id)
 
     async def _read(self, requests: AsyncIterator[pb.ClientMessage], connection: Connection) -> None:

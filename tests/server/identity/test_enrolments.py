@@ -62,8 +62,8 @@ async def house(path: Path, lifetime_s: float = 1000.0) -> AsyncIterator[House]:
         register = Register(state.database)
         enrolments, household = Enrolments(register, authority), Household(register, authority)
         keeper = await household.keeper(path / "identity", COORDINATOR)
-        guard = Guard(Admission(register.revocations.is_revoked, lambda client, run: True))
-        members = grpc.aio.server(interceptors=[guard])
+        admission = Admission(register.revocations.is_revoked, lambda client, run: True)
+        members = grpc.aio.server(interceptors=[Guard(admission)])
         rpc.add_MembershipServicer_to_server(MembershipService(enrolments), members)
 
         def shown() -> grpc.ServerCertificateConfiguration:
@@ -72,7 +72,9 @@ async def house(path: Path, lifetime_s: float = 1000.0) -> AsyncIterator[House]:
 
         secret = grpc.dynamic_ssl_server_credentials(shown(), shown, require_client_authentication=True)
         address = f"127.0.0.1:{members.add_secure_port('127.0.0.1:0', secret)}"
-        port = EnrolmentPort(enrolments, keeper, "127.0.0.1:0", address=address, admin_address="127.0.0.1:1")
+        port = EnrolmentPort(
+            enrolments, keeper, Guard(admission), "127.0.0.1:0", address=address, admin_address="127.0.0.1:1"
+        )
         enrolments.addresses = (port.address,)
         await members.start()
         await port.start()

@@ -141,10 +141,10 @@ def calling(channel, path):
     return make(path, lambda message: message.SerializeToString(), GetMessageClass(method.output_type).FromString)
 
 
-async def outcome(channel, path, *, own=True):
+async def outcome(channel, path, *, own=True, sent=None):
     """The status code of one call, and what it says."""
     method = METHODS[path]
-    call, sent = calling(channel, path), messages(METHODS[path], own=own)
+    call, sent = calling(channel, path), sent or messages(METHODS[path], own=own)
 
     async def requests():
         yield sent
@@ -198,6 +198,22 @@ async def test_nobody_touches_what_is_somebody_elses():
                 assert code is grpc.StatusCode.PERMISSION_DENIED, (role, path)
                 assert str(MEMBERS[role].identity) in detail
                 assert any(name in detail for name in ("'south'", "'2'", "theirs", "'operator'", "'owner'")), detail
+
+
+@live
+async def test_a_call_that_does_not_begin_by_saying_what_it_touches_is_refused():
+    async with listening(add_all, Guard(Members())) as address:
+        for role, path, begun in (
+            (Role.CLIENT, "/atoll.v1.Coordinator/Session", pb.ClientMessage(heartbeat=pb.Heartbeat())),
+            (Role.CLIENT, "/atoll.v1.Coordinator/Upload", pb.UploadRequest(chunk=pb.Chunk(data=b"x"))),
+            (Role.CLIENT, "/atoll.v1.Aggregator/Download", pb.DownloadRequest(credit=1)),
+            (Role.AGGREGATOR, "/atoll.v1.Aggregation/Serve", pb.RankMessage(status=pb.RankStatus())),
+            (Role.AGGREGATOR, "/atoll.v1.Aggregation/SubmitUpdate", pb.SubmittedUpdate(rank=1)),
+        ):
+            async with MEMBERS[role].channel(address) as channel:
+                code, detail = await outcome(channel, path, sent=begun)
+                assert code is grpc.StatusCode.PERMISSION_DENIED, path
+                assert detail.endswith(" alone, and named nothing")
 
 
 @live
