@@ -45,7 +45,8 @@ class Receiver:
 
     def __init__(self, path: Path, *, has_duties: bool, is_durable: bool) -> None:
         self._sha256, self._has_duties, self._is_durable = hashlib.sha256(), has_duties, is_durable
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if has_duties else -1
+        path.unlink(missing_ok=True)  # a new file for each transfer, as it is on the other side
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) if has_duties else -1
 
     def receive(self, chunks: Iterable[bytes]) -> str:
         """All of them; the SHA-256."""

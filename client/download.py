@@ -9,7 +9,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.behind import Behind
 from atoll.protocol.bulk import Data, DownloadMessage
-from atoll.protocol.channel import CHUNK_BYTES, WINDOW_BYTES
+from atoll.protocol.channel import GRANT_BYTES, WINDOW_BYTES
 from atoll.protocol.vocabulary import Digest, RunId
 
 BOXES_MAX = 1000
@@ -64,7 +64,7 @@ async def _receive(
             if position > total:
                 raise _protocol_error(f"more than the {total} bytes came that were asked for")
             await behind.put(reply.data)
-            if granted < total and position + WINDOW_BYTES >= granted + CHUNK_BYTES:
+            if granted < total and position + WINDOW_BYTES >= granted + GRANT_BYTES:
                 granted = position + WINDOW_BYTES
                 await stream.write(pb.DownloadRequest(credit=granted))
         elif reply.WhichOneof("reply") == "total_bytes" and reply.total_bytes != total:

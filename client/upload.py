@@ -10,7 +10,6 @@ import grpc
 
 from atoll.client.messages import statistics, too_many
 from atoll.client.spool import Entry
-from atoll.client.threads import off_loop
 from atoll.client.transport import Stream, StreamBroken
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
@@ -135,7 +134,7 @@ class _Sending:
 
     async def _send(self, num_bytes: int) -> None:
         await self._pace.take(num_bytes)
-        data = await off_loop(num_bytes, self._read, num_bytes)
+        data = self._read(num_bytes)  # of what has just been written: a thread would cost more than the copy
         await self._stream.write(Chunk(self._sent, data))
         self._note_sent(num_bytes)
 

@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 
 from atoll.protocol.bulk import Buffer
 
-WAITING_BYTES_MAX = 2 << 20
+WAITING_BYTES_MAX = 1 << 20
 """What may wait for the thread; whoever brings more waits."""
 
 
