@@ -1,9 +1,12 @@
 """Members by the command line alone: a coordinator, an agent and an operator elsewhere, as real processes."""
 
+import io
 from pathlib import Path
 
 import pytest
 
+from atoll.cli.join import given_code
+from atoll.protocol.identity.join_code import JoinCode
 from atoll.server.statedir import running_coordinator
 from tests.cli.federation import Federation, wait_for
 from tests.cli.invoking import TINY, invoke, refused, shown
@@ -40,3 +43,11 @@ def test_a_site_joins_with_a_code_and_ends_when_an_operator_elsewhere_revokes_it
 
 def standing(where: tuple[object, ...]) -> dict[str, str]:
     return {member["name"]: member["standing"] for member in shown("client", "members", *where)}
+
+
+def test_a_code_may_come_over_standard_input_on_several_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = str(JoinCode(("atoll.example.org:7071",), bytes(32), bytes(8), bytes(16)))
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{code[:40]}\n{code[40:]}\n"))
+    assert JoinCode.parse(given_code("-") or "") == JoinCode.parse(code)
+    assert given_code(code) == code
+    assert given_code(None) is None
