@@ -35,7 +35,7 @@ class Need:
     version: Version
     next_round: RoundId
     digests: dict[Version, Digest]
-    """Of the versions that must be there."""
+    """Of the versions that must be there; empty: unknown yet."""
     updates: dict[Digest, StoredUpdateMeta]
     """Accepted updates whose bytes are in files."""
 
@@ -57,7 +57,8 @@ def _need(connection: Connection, row: RunRow) -> Need:
     keep = Keep.after(0, machine, row.config.round)
     rows = connection.execute(select(VERSIONS).where(VERSIONS.c.run_id == row.run_id))
     wanted = {Version(0), keep.version, *keep.versions}
-    digests = {Version(v.version): Digest(v.digest) for v in rows if v.version in wanted}
+    digests = {Version(0): Digest("")}  # of a run that has not begun the journal does not say it yet
+    digests |= {Version(v.version): Digest(v.digest) for v in rows if v.version in wanted}
     of_run = select(UPDATES.c.digest, UPDATES.c.meta).where(UPDATES.c.run_id == row.run_id, UPDATES.c.data.is_(None))
     where = f"run {row.run_id}, update"
     updates = {
@@ -121,7 +122,7 @@ def damaged(path: Path, needs: list[Need]) -> Iterator[str]:
 
 def _damage_of_version(files: RunFiles, version: Version, digest: Digest) -> Iterator[str]:
     encoded = files.manifest(version).read_bytes()
-    if digest_of(encoded) != digest:
+    if digest and digest_of(encoded) != digest:
         yield f"{files.manifest(version)} is not that of version {version}"
         return
     [whole, *parts] = files.tensors(version) or [files.manifest(version)]

@@ -62,7 +62,7 @@ async def test_a_paused_run_lets_its_round_end_and_begins_no_other_until_it_is_r
             reply = await admin.PauseRun(pb.PauseRunRequest(run_id="tiny-1", reason="lunch"))
             assert (reply.state, reply.message) == ("running", "it pauses when round 1 is over")
             await asyncio.gather(*map(report, (a, b), invites))
-            while it.coordinator.state_of("tiny-1") is not RunState.PAUSED:
+            while History(state).run("tiny-1").state is not RunState.PAUSED:  # on disk
                 await asyncio.sleep(0.01)
             assert it.run.machine.ledger.version == 1
             with pytest.raises(grpc.aio.AioRpcError, match="only a running one can be paused"):
