@@ -60,9 +60,16 @@ def parsed_code(text: str) -> "JoinCode":
     Raises:
         CommandError: it is none.
     """
-    from atoll.protocol.identity.join_code import TEXT_MAX, JoinCode, JoinCodeError
+    from atoll.protocol.identity.join_code import JoinCode, JoinCodeError
 
     try:
-        return JoinCode.parse(sys.stdin.read(TEXT_MAX + 1) if text == "-" else text)
+        return JoinCode.parse(given_code(text) or "")
     except JoinCodeError as error:
         raise CommandError(str(error)) from error
+
+
+def given_code(text: str | None) -> str | None:
+    """What was given, or what standard input has in place of "-": so that a code is in no list of processes."""
+    from atoll.protocol.identity.join_code import TEXT_MAX
+
+    return sys.stdin.read(TEXT_MAX + 1).strip() if text == "-" else text

@@ -185,7 +185,9 @@ async def _certificate_at(address: str, proxy: HttpProxy | None) -> bytes:
     try:
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     finally:
-        writer.close()
+        writer.transport.abort()  # nothing is to be said to whoever it is
+        with suppress(OSError):
+            await writer.wait_closed()
     return ssl.DER_cert_to_PEM_cert(shown).encode()
 
 

@@ -8,6 +8,7 @@ revoked loses them.
 import asyncio
 import inspect
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -150,6 +151,9 @@ class Guard(grpc.aio.ServerInterceptor):
         peer = peer_of(context)
         if rule is None or peer is None or peer.identity.role not in rule.roles:
             await _deny(context, _fault_of_caller(rule, method, peer), method)
+        if peer.expires_at <= time.time():  # its connection is older; what is open already goes on
+            what = f"the certificate of {peer.identity} has expired: connect again, with a newer one"
+            await _deny(context, Denied(grpc.StatusCode.UNAUTHENTICATED, what), method)
         task = asyncio.current_task()
         assert task is not None
         call = _Call(rule, method, peer, task)

@@ -89,6 +89,7 @@ def test_a_few_thousand_clients_are_killed_and_recovered_and_a_few_histories_jud
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_few_rounds_of_atoll_simulate_are_measured_beside_the_tight_loop_and_both_learn():
     """With the peers: `make peers && make bench NAME=simulation`."""
     document = measure("simulation", "--quick")

@@ -4,9 +4,7 @@ import shutil
 import subprocess
 import sys
 
-import pytest
-
-from atoll.server.backup import BackupFailed, back_up, restore
+from atoll.server.backup import back_up
 from atoll.server.completeness import damaged, needs_of
 from tests.federation.processes import ATOLL, TASK, federation
 
@@ -88,23 +86,3 @@ def test_a_backup_of_a_run_under_way_is_whole_and_the_run_goes_on_from_it_elsewh
         assert it.show("model", "export", "--out", model)["version"] == 12
         plain = subprocess.run([sys.executable, "-c", PLAIN, model], capture_output=True, text=True, cwd=tmp_path)
         assert plain.stdout.strip() == "{'w': [12.0]}", plain.stderr
-
-
-def test_a_backup_that_is_damaged_or_would_overwrite_something_is_refused(tmp_path):
-    with federation(tmp_path) as it:
-        it.coordinator(rounds=1)
-        it.wait_for(lambda: bool(it.rounds()))
-        back_up(it.state, tmp_path / "backup", keys=False)
-    assert not list((tmp_path / "backup").rglob("key.pem"))
-    with pytest.raises(BackupFailed, match="exists"):
-        back_up(it.state, tmp_path / "backup")
-    with pytest.raises(BackupFailed, match="is not empty"):
-        restore(tmp_path / "backup", it.state)
-    [version] = (tmp_path / "backup").glob("runs/*/versions/*.safetensors")
-    version.write_bytes(version.read_bytes()[:-1] + b"x")
-    with pytest.raises(BackupFailed, match=r"000000\.safetensors is damaged"):
-        restore(tmp_path / "backup", tmp_path / "new")
-    assert not (tmp_path / "new").exists()
-    (tmp_path / "backup" / "backup.json").unlink()
-    with pytest.raises(BackupFailed, match="no whole backup"):
-        restore(tmp_path / "backup", tmp_path / "new")

@@ -261,6 +261,18 @@ async def test_who_is_revoked_loses_its_open_streams_and_begins_none():
 
 
 @live
+async def test_a_certificate_that_has_run_out_begins_no_call_on_an_older_connection(monkeypatch):
+    async with talking(Guard(Members())) as (call, channel):
+        later = MEMBERS[Role.CLIENT].certificate.not_valid_after_utc.timestamp()
+        monkeypatch.setattr(guard_module.time, "time", lambda: later)
+        code, detail = await outcome(channel, "/atoll.v1.Coordinator/GetManifest")
+        assert code is grpc.StatusCode.UNAUTHENTICATED
+        assert "client north has expired" in detail
+        await call.write(messages(METHODS["/atoll.v1.Coordinator/Session"], own=True))
+        assert await call.read() == pb.ServerMessage()  # what is open goes on
+
+
+@live
 async def test_who_leaves_a_run_loses_its_downloads_of_it():
     members, guard = Members(), None
     guard = Guard(members)
