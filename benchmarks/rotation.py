@@ -322,7 +322,7 @@ def main() -> int:
     parser.add_argument("--lifetime", type=float, default=6.0, metavar="S", help="seconds that a certificate holds")
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.rotations, arguments.clients, arguments.lifetime = 6, 3, 2.0
+        arguments.rotations, arguments.clients, arguments.lifetime = 3, 3, 4.0
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder, Processes(Path(folder)) as processes:
         try:
             ours = asyncio.run(measure(processes, arguments))

@@ -50,6 +50,7 @@ from atoll.server.journal import (
     EvaluationRow,
     Journal,
 )
+from atoll.server.memory import MUCH_BYTES, give_back
 from atoll.server.narration import narrate
 from atoll.server.oort import Oort
 from atoll.server.open_round import Effects
@@ -59,7 +60,7 @@ from atoll.server.rows import Decided, add_rows
 from atoll.server.run import RunMachine
 from atoll.server.sampling import Sampler, draw
 from atoll.server.store import KeptUpdate
-from atoll.server.threads import on_thread_of_its_own
+from atoll.server.threads import on_thread, on_thread_of_its_own
 
 logger = logging.getLogger(__name__)
 
@@ -379,7 +380,9 @@ class RunDriver:
 
     async def _aggregate(self, effect: Aggregate) -> None:
         """Fold on a thread; while the disk is full the round waits, and keeps every update."""
-        begun = time.perf_counter()
+        begun, open_round = time.perf_counter(), self.machine.round
+        if open_round is not None and sum(update.num_bytes for update in open_round.held) >= MUCH_BYTES:
+            await on_thread(None, give_back)
         while True:
             try:
                 digest = await self.reducer.fold(effect)

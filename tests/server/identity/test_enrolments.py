@@ -216,7 +216,7 @@ async def test_who_is_revoked_renews_nothing_and_is_told_to_stop(tmp_path: Path)
 
 @live
 async def test_short_lives_are_renewed_again_and_again_on_both_sides(tmp_path: Path) -> None:
-    async with house(tmp_path / "state", lifetime_s=2.0) as at:
+    async with house(tmp_path / "state", lifetime_s=3.0) as at:
         household = Household(at.register, at.enrolments._signer)
         household.keep(at.keeper)
         await enrol(await at.invite(), tmp_path / "me")
