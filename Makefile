@@ -4,9 +4,9 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 PEERS := .venv-peers/.installed
-BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu scale simulation audit_log
+BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu scale simulation audit_log data_plane round_vs_flower hostile rotation
 
-.PHONY: setup peers demo test test-parallel test-cuda check format proto docs bench soak papers mutants clean
+.PHONY: setup peers demo test test-parallel test-cuda check format proto docs bench soak fuzz papers mutants clean
 
 setup: $(STAMP)
 
@@ -61,6 +61,9 @@ soak: setup
 
 papers: setup # the papers' tables in docs/papers.md; hours, of which MNIST (ATOLL_DATA) takes most
 	$(BIN)/python -m atoll.simulations.experiments.papers
+
+fuzz: setup # ten million mutated inputs for each parser: about three hours on two cores; FUZZ="--seed 7 --inputs 100000"
+	$(BIN)/python -m tests.fuzz $(FUZZ)
 
 mutants: setup
 	$(BIN)/python -m tests.mutants

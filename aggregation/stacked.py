@@ -7,7 +7,9 @@ makes of it is said in `fold`; a test holds the two together. It takes whole upd
 """
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +31,15 @@ TILE_VALUES = 1 << 17
 """Values of all updates that numpy works on at once: 1 MiB as doubles stays in the cache."""
 
 
+COMPILED_TILE = 1 << 15
+"""Values that the compiled loop adds up of one update after the other: their sums, 256 KiB, stay in the cache."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """K updates and how each counts; see `means.Weighted`."""
 
-    values: Sequence[NDArray[np.float32]]
+    values: NDArray[np.float32] | Sequence[NDArray[np.float32]]
     """(K, F): a matrix, or K rows wherever they lie. Of few values a matrix is faster."""
     weights: Sequence[int]
     factors: Sequence[float]
@@ -101,7 +107,7 @@ def _magnitudes(tensor: Tensor, block: Block) -> Doubles:
     if isinstance(block, np.ndarray):
         found = np.maximum(block.max(axis=1), -block.min(axis=1)).astype(np.float64)
     else:
-        found = np.array([max(row.max(), -row.min()) for row in block], np.float64)
+        found = np.array(_by_threads(lambda row: max(row.max(), -row.min()), block), np.float64)
     if not np.isfinite(found).all():
         raise ValueError(f"tensor {tensor.name!r}: an update has values that are not finite")
     magnitudes: Doubles = np.abs(found)
@@ -114,8 +120,13 @@ def _sum(block: Block, scales: Doubles) -> Doubles:
     total = np.zeros(num_values)
     if len(block) * num_values >= COMPILED_FROM and has_compiler():
         add = compiled()
-        for row, scale in zip(block, scales, strict=True):
-            add(total, row, scale, math.inf)
+
+        def add_up(start: int) -> None:
+            tile = total[start : start + COMPILED_TILE]
+            for row, scale in zip(block, scales, strict=True):
+                add(tile, row[start : start + COMPILED_TILE], scale, math.inf)
+
+        _by_threads(add_up, range(0, num_values, COMPILED_TILE))
         return total
     width = max(1, TILE_VALUES // len(block))
     for start in range(0, num_values, width):
@@ -126,6 +137,12 @@ def _sum(block: Block, scales: Doubles) -> Doubles:
         np.rint(scaled, out=scaled)
         scaled.sum(axis=0, out=total[start : start + width])
     return total
+
+
+def _by_threads(work: Callable[[Any], Any], parts: Iterable[Any]) -> list[Any]:
+    """Of large arrays, on all cores: what is computed of a part depends on no other."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return list(pool.map(work, parts))
 
 
 def _moved(tensor: Tensor, master: NDArray[Any], mean: Doubles, step: Step, slots: Arrays) -> NDArray[np.float32]:

@@ -107,7 +107,7 @@ def crowds_cpu_s(processes: Processes) -> float:
     return sum(processes.usage(name).cpu_s for name in processes.running if name != "coordinator")
 
 
-def start_run(state: Path, cohort_size: int, num_rounds: int) -> str:
+def start_run(state: Path, cohort_size: int, num_rounds: int, *, pause: float = 0.0) -> str:
     """As `atoll run start` does."""
     settings = {
         "task": "benchmarks.tasks:empty",
@@ -115,6 +115,7 @@ def start_run(state: Path, cohort_size: int, num_rounds: int) -> str:
         "rounds": num_rounds,
         "evaluation.server_every": 0,
         "round.cohort_size": cohort_size,
+        "pause": pause,
     }
     text = "\n".join(f"{key} = {toml(value)}" for key, value in settings.items())
     return str(admin.start(state, text).run_id)

@@ -18,6 +18,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -29,6 +30,9 @@ from benchmarks.report import Bar, conclude, say, spread
 from benchmarks.tight_loops import SETTINGS
 
 ROOT = Path(__file__).resolve().parents[1]
+TURN_MAX_S = 240.0
+"""A side that does not answer for so long, its start included, is ended."""
+
 PEERS = ROOT / ".venv-peers" / "bin"
 
 BARS = {
@@ -104,10 +108,15 @@ class Side:
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith(MARK):
-                found: dict[str, Any] = json.loads(line.removeprefix(MARK))
-                return found
+        patience = threading.Timer(TURN_MAX_S, self._process.kill)
+        patience.start()
+        try:
+            for line in self._process.stdout:
+                if line.startswith(MARK):
+                    found: dict[str, Any] = json.loads(line.removeprefix(MARK))
+                    return found
+        finally:
+            patience.cancel()
         raise RuntimeError(f"{self.name} ended with exit code {self._process.wait()}")
 
     def __exit__(
@@ -125,10 +134,17 @@ def best_of(setting: str, peer: str, commands: dict[str, list[str]], seconds: fl
     """The fastest way to start a peer, and what each made [clients/s]."""
     found = {}
     for how, command in commands.items():
-        with Side(f"{peer}, {how}", command) as side:
-            found[how] = side.run(seconds, SETTINGS[setting][4])
-            side.end()
+        try:
+            with Side(f"{peer}, {how}", command) as side:
+                rate = side.run(seconds, SETTINGS[setting][4])
+                side.end()
+        except (RuntimeError, OSError) as error:
+            say(f"  sweep {setting}: not measured: {error}")
+            continue
+        found[how] = rate
         say(f"  sweep {setting}: {peer}, {how}: {found[how]:.1f} clients/s")
+    if not found:
+        raise SystemExit(f"{setting}: {peer} ran with none of its settings")
     return max(found, key=lambda how: found[how]), found
 
 

@@ -56,5 +56,30 @@ class Noise:
         }
 
 
+class Plus:
+    """The exchange of `flower_app`: ten tensors of noise, to which each client adds a number of its own.
+
+    `ATOLL_BENCH_ELEMENTS` float32 in all. The update is random, and different on every client and in every round.
+    """
+
+    NUM_TENSORS = 10
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._num_elements = int(environment.get("ATOLL_BENCH_ELEMENTS", "100000"))
+
+    def initial(self, seed: int) -> Arrays:
+        """Noise that the seed decides."""
+        generator, count = np.random.default_rng(seed), self._num_elements // self.NUM_TENSORS
+        return {f"w{number}": generator.standard_normal(count, np.float32) for number in range(self.NUM_TENSORS)}
+
+    def train(self, parameters: Arrays, instructions: Instructions) -> Trained:
+        """One pass over the model."""
+        offset = np.float32(1e-3 * (1 + instructions.seed % 1009))
+        scale = np.float32(1 / 1024)
+        update: Arrays = {name: scale * values + offset for name, values in parameters.items()}
+        return Trained(update, num_examples=10)
+
+
 empty = Empty()
+plus = Plus(os.environ)
 noise = Noise(os.environ)

@@ -37,8 +37,8 @@ class AgentConfig(BaseModel):
     """The directory of the spool: finished updates that the coordinator has not acknowledged. One for each agent."""
 
     policy: Folder | None = None
-    """The site's own policy, a TOML file that is read again whenever it changes. None: what the agent was started for
-    is allowed. See docs/policy.md."""
+    """The site's own policy, a TOML file that is read again whenever it changes (docs/policy.md); absent: everything is
+    allowed that the agent was started for."""
 
     label: str = Field(default="", max_length=64)
     """The stratum of this client, for stratified sampling."""

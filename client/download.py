@@ -4,12 +4,12 @@ import grpc
 
 from atoll.aggregation.layout import Piece
 from atoll.client.models import PartialVersion
-from atoll.client.threads import off_loop
 from atoll.client.transport import Stream, StreamBroken
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol import steps
-from atoll.protocol.channel import CHUNK_BYTES, WINDOW_BYTES
+from atoll.protocol.behind import Behind
+from atoll.protocol.bulk import Data, DownloadMessage
+from atoll.protocol.channel import GRANT_BYTES, WINDOW_BYTES
 from atoll.protocol.vocabulary import Digest, RunId
 
 BOXES_MAX = 1000
@@ -39,12 +39,14 @@ async def download(
     opened = pb.DownloadOpen(
         run_id=run_id, digest=digest, boxes=map(_box, boxes), position=position, credit=position + WINDOW_BYTES
     )
-    stream: Stream[pb.DownloadRequest, pb.DownloadReply] = Stream(stub.Download)
+    stream: Stream[pb.DownloadRequest, DownloadMessage] = Stream(stub.Download)
+    behind = Behind(partial.append_all)
     try:
         await stream.write(pb.DownloadRequest(open=opened))
-        await _receive(stream, partial, position=position, total=total)
+        await _receive(stream, behind, position=position, total=total)
     finally:
         stream.cancel()
+        await behind.finish()
     return total - position
 
 
@@ -53,25 +55,20 @@ def _box(piece: Piece) -> pb.Box:
 
 
 async def _receive(
-    stream: Stream[pb.DownloadRequest, pb.DownloadReply], partial: PartialVersion, *, position: int, total: int
+    stream: Stream[pb.DownloadRequest, DownloadMessage], behind: Behind, *, position: int, total: int
 ) -> None:
     granted = position + WINDOW_BYTES
     while (reply := await stream.read()) is not None:
-        match reply.WhichOneof("reply"):
-            case "total_bytes":
-                if reply.total_bytes != total:
-                    raise _protocol_error(f"{reply.total_bytes} bytes were announced, {total} were asked for")
-            case "data":
-                if position + len(reply.data) > total:
-                    raise _protocol_error(f"more than the {total} bytes came that were asked for")
-                await off_loop(partial.num_bytes, partial.append, reply.data)  # it may copy much from older versions
-                position += len(reply.data)
-                steps.reached("agent.downloading")
-                if granted < total and position + WINDOW_BYTES >= granted + CHUNK_BYTES:
-                    granted = position + WINDOW_BYTES
-                    await stream.write(pb.DownloadRequest(credit=granted))
-            case _:
-                pass  # the digest of everything: each piece has been checked by itself
+        if isinstance(reply, Data):
+            position += len(reply.data)
+            if position > total:
+                raise _protocol_error(f"more than the {total} bytes came that were asked for")
+            await behind.put(reply.data)
+            if granted < total and position + WINDOW_BYTES >= granted + GRANT_BYTES:
+                granted = position + WINDOW_BYTES
+                await stream.write(pb.DownloadRequest(credit=granted))
+        elif reply.WhichOneof("reply") == "total_bytes" and reply.total_bytes != total:
+            raise _protocol_error(f"{reply.total_bytes} bytes were announced, {total} were asked for")
     if position < total:
         raise StreamBroken(grpc.StatusCode.UNAVAILABLE, f"the download ended at byte {position} of {total}")
 

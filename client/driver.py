@@ -221,12 +221,12 @@ class Agent:
             self._carry_out(effect)
         self._arm_timer()
         if self._config.exit_when_done and self._has_run_ended and not self.session.outgoing and self._is_idle:
-            logger.info("the run has ended and nothing waits to be sent: done")
+            logger.info("no run is left and nothing waits to be sent: done")
             self.stop()
 
     @property
     def _is_idle(self) -> bool:
-        return self.session.next is None and (self.session.job is None or self.session.job.is_released)
+        return not self.session.waiting and (self.session.job is None or self.session.job.is_released)
 
     def _arm_timer(self) -> None:
         deadline = self.session.deadline
@@ -257,6 +257,7 @@ class Agent:
             hosted, allowed = ", ".join(welcome.tasks), ", ".join(sorted(self._tasks))
             logger.warning("the coordinator hosts %s; this agent allows %s", hosted, allowed)
         self._has_declined = False
+        self._gate.told(welcome.audit_checkpoint)
         self._receive(Connected())
 
     def _on_message(self, message: pb.ServerMessage) -> None:
@@ -268,6 +269,8 @@ class Agent:
         if self._verifier is not None and (refused := self._verifier.check(message, event)) is not None:
             self._refuse(event, refused)
             return
+        if message.HasField("invite"):
+            self._gate.told(message.invite.audit_checkpoint)
         match event:
             case None:
                 return
@@ -277,7 +280,7 @@ class Agent:
                 self._tell_of(invitation)
                 steps.reached("agent.invited")
             case RunEnded(run_id):
-                self._has_run_ended = True
+                self._has_run_ended = message.run_ended.num_open == 0
                 logger.info("run %s is %s: %s", run_id, message.run_ended.state, message.run_ended.cause)
         self._receive(event)
         if isinstance(event, RunEnded) and message.run_ended.state == RunState.FINISHED:
@@ -311,9 +314,12 @@ class Agent:
 
     def _policy_changed(self) -> None:
         """What is under way is asked about again; what was declined may be offered again."""
-        for waiting in (self.session.next, self.session.job):
-            if waiting is not None and not (decision := self._gate.ask(waiting.request)).is_allowed:
-                self._receive(self._forbidden(waiting.request, decision))
+        job = self.session.job
+        requests = [waiting.request for waiting in self.session.waiting.values()]
+        for request in requests if job is None or job.is_released else [*requests, job.request]:
+            if not (decision := self._gate.ask(request)).is_allowed:
+                self._receive(self._forbidden(request, decision))
+        self._uploads.ask_again()
         if self._has_declined:
             self._has_declined = False
             self._line.send(messages.ready())

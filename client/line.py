@@ -14,6 +14,7 @@ from atoll.client.verifier import Verifier
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import COORDINATOR
+from atoll.protocol.identity.renewal import MembershipEnded
 from atoll.protocol.identity.statement import NotTrusted
 
 logger = logging.getLogger(__name__)
@@ -135,6 +136,8 @@ class Line:
             self._is_up.clear()
             await link.close()
         if not self._is_hanging_up:
+            if end.is_revoked:
+                raise MembershipEnded([f"{end.detail}: this agent ends; it takes a new join code"])
             self._explain(end)
             self._on_lost()
 

@@ -23,6 +23,8 @@ from atoll.aggregation.layout import Layout, Piece
 from atoll.aggregation.segments import owned_pieces
 from atoll.aggregation.tensorfile import TensorFileCorrupted, parse_header
 from atoll.aggregation.tensorheader import header_bytes
+from atoll.protocol import steps
+from atoll.protocol.bulk import Buffer
 from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.vocabulary import Digest
 
@@ -108,7 +110,13 @@ class PartialVersion:
             pass
         self._file.flush()
 
-    def append(self, data: bytes) -> None:
+    def append_all(self, blocks: Sequence[Buffer]) -> None:
+        """Take one block after the other; raises as `append`."""
+        for block in blocks:
+            self.append(block)
+            steps.reached("agent.downloading")
+
+    def append(self, data: Buffer) -> None:
         """Take the next bytes of the wanted pieces; afterwards they are with the operating system.
 
         Raises:

@@ -11,8 +11,9 @@ from contextlib import suppress
 
 import grpc
 
-from atoll.client.transport import StreamBroken
+from atoll.client.transport import OLDER_CHANNELS_MAX, StreamBroken
 from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.bulk import aggregator_stub
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import aggregator
 from atoll.protocol.settings import ConfigError
@@ -63,7 +64,7 @@ class Ranks:
             raise StreamBroken(grpc.StatusCode.UNAVAILABLE, f"aggregation rank {rank} is away")
         if rank not in self._channels:
             channel = self._dialer.channel(address, aggregator(rank))
-            self._channels[rank] = address, channel, rpc.AggregatorStub(channel)
+            self._channels[rank] = address, channel, aggregator_stub(channel)
         return self._channels[rank][2]
 
     def stub_for_update(self, rank: int, waited_s: float) -> rpc.AggregatorStub:
@@ -82,6 +83,9 @@ class Ranks:
         """Dial anew for whatever is begun from now on; what is under way goes on as it is."""
         self._older += [channel for _, channel, _ in self._channels.values()]
         self._channels.clear()
+        for channel in self._older[: max(0, len(self._older) - OLDER_CHANNELS_MAX)]:
+            self._older.remove(channel)
+            self._end(channel)
 
     async def close(self) -> None:
         """End all connections."""

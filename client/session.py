@@ -1,6 +1,8 @@
 """The agent's side of the conversation as a pure state machine: events in, effects out; the clock is an argument.
 
-One job at a time (train for a round, or evaluate a version), any number of finished updates on their way. A job goes
+One job at a time (train for a round, or evaluate a version), any number of finished updates on their way. What several
+runs ask for meanwhile waits, one request of each, and is begun in the order in which it came: every run has its turn,
+and no run takes the worker from another. Of one run the newest request counts. A job goes
 
     DOWNLOADING --ModelReady--> WORKING --Trained, Evaluated--> done (an update goes to the spool and is uploaded)
          any  --Released--> STOPPING --the worker answers, or is killed after its lease--> done
@@ -82,6 +84,14 @@ class Job:
     news_by: float = 0.0  # while DOWNLOADING: until then a newer deadline may come, after a reconnect
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What is begun when the worker is free, if that is before its deadline."""
+
+    request: Request
+    deadline: float
+
+
 @dataclass(slots=True)
 class Outgoing:
     """A finished update until the coordinator has answered for it."""
@@ -100,8 +110,7 @@ class Session:
     def __init__(self, rules: SessionRules, rng: random.Random, spooled: Mapping[Key, Digest] | None = None) -> None:
         self.rules = rules
         self.job: Job | None = None
-        self.next: Asked | None = None  # waits until the worker is free
-        self.next_deadline = 0.0
+        self.waiting: dict[RunId, Waiting] = {}  # until the worker is free; the first one is the next
         self.outgoing = {key: Outgoing(digest) for key, digest in (spooled or {}).items()}
         self.is_connected = False
         self.upload_seconds = 0.0  # moving average of what an upload takes
@@ -122,6 +131,7 @@ class Session:
         instants = [o.retry_at for o in self.outgoing.values() if not o.is_active and self.is_connected]
         if (due := self._job_due()) is not None:
             instants.append(due)
+        instants += (waiting.deadline for waiting in self.waiting.values())
         return min(instants, default=None)
 
     def _job_due(self) -> float | None:
@@ -139,9 +149,10 @@ class Session:
         effects: list[Effect] = []
         if (due := self._job_due()) is not None and now >= due:
             effects += self._job_overdue(now)
+        effects += self._give_up_waiting(now)
         effects += self._on(event, now)
-        if self.job is None and self.next is not None:
-            effects += self._start_next(now)
+        if self.job is None and self.waiting:
+            effects += self._start_next()
         if self.is_connected:
             effects += self._due_uploads(now)
         return tuple(effects)
@@ -155,10 +166,11 @@ class Session:
                 if self.job is not None:
                     self.job.news_by = now + self.rules.lease
             case Disconnected():
-                self.is_connected, self.next = False, None  # what is still wanted is asked for again
+                self.is_connected = False
+                self.waiting.clear()  # what is still wanted is asked for again
                 return (Connect(self._back_off()),)
             case Asked() | Forbidden():
-                return self._asked(event, now) if isinstance(event, Asked) else self._forbidden(event, now)
+                return self._asked(event.request, now) if isinstance(event, Asked) else self._forbidden(event, now)
             case Released(run_id, round_id, _, submit):
                 return self._released(("round", run_id, round_id), submit, now)
             case RunEnded(run_id):
@@ -177,8 +189,7 @@ class Session:
 
     # ------------------------------------------------------------ jobs
 
-    def _asked(self, event: Asked, now: float) -> Effects:
-        request = event.request
+    def _asked(self, request: Request, now: float) -> Effects:
         deadline = now + request.time_left
         if request.task not in self.rules.tasks:
             allowed = ", ".join(sorted(self.rules.tasks))
@@ -188,9 +199,10 @@ class Session:
             return ()  # the work is done; its upload is on the way or follows
         if self.job is not None and self.job.request.key == request.key and not self.job.is_released:
             return self._deadline_moved(self.job, deadline, now)
-        self.next, self.next_deadline = event, deadline
-        if self.job is not None and self.job.stage is not Stage.STOPPING:
-            return self._stop(self.job, submit=False, now=now)  # the coordinator has moved on
+        self.waiting[request.run_id] = Waiting(request, deadline)
+        job = self.job
+        if job is not None and job.request.run_id == request.run_id and job.stage is not Stage.STOPPING:
+            return self._stop(job, submit=False, now=now)  # the coordinator has moved on
         return ()
 
     def _forbidden(self, event: Forbidden, now: float) -> Effects:
@@ -199,19 +211,30 @@ class Session:
         if request.key in self.outgoing:
             return ()
         effects: list[Effect] = [*self._report(request, event.reason, event.detail)]
-        if self.next is not None and self.next.request.key == request.key:
-            self.next = None
+        self._withdraw(request.key)
         if self.job is not None and self.job.request.key == request.key:
             effects += self._stop(self.job, submit=False, now=now)
         return tuple(effects)
 
-    def _start_next(self, now: float) -> Effects:
-        assert self.next is not None
-        request, self.next = self.next.request, None
-        if request.key in self.outgoing:
-            return ()  # asked for again while it was wound up, and there it is
-        self.job = Job(request, self.next_deadline)
-        return (Download(request),)
+    def _give_up_waiting(self, now: float) -> Effects:
+        """What another run's job has left no time for: its run is told at once, and not only by silence."""
+        late = [run_id for run_id, waiting in self.waiting.items() if now >= waiting.deadline]
+        busy_with = "its model" if self.job is None else f"run {self.job.request.run_id}"
+        detail = f"the client was busy with {busy_with} until the deadline"
+        return tuple(
+            effect
+            for run_id in late
+            for effect in self._report(self.waiting.pop(run_id).request, FailureReason.OUT_OF_TIME, detail)
+        )
+
+    def _start_next(self) -> Effects:
+        while self.waiting:
+            waiting = self.waiting.pop(next(iter(self.waiting)))
+            if waiting.request.key in self.outgoing:
+                continue  # asked for again while it was wound up, and there it is
+            self.job = Job(waiting.request, waiting.deadline)
+            return (Download(waiting.request),)
+        return ()
 
     def _deadline_moved(self, job: Job, deadline: float, now: float) -> Effects:
         moved, job.deadline, job.news_by = abs(deadline - job.deadline) > 0.05, deadline, now
@@ -283,17 +306,22 @@ class Session:
 
     def _released(self, key: Key, submit: bool, now: float) -> Effects:
         effects: list[Effect] = []
-        if self.next is not None and self.next.request.key == key:
-            self.next = None
+        self._withdraw(key)
         if self.job is not None and self.job.request.key == key:
             effects += self._stop(self.job, submit=submit, now=now)
         if key in self.outgoing and not submit:
             effects.append(Discard(key, self.outgoing.pop(key).digest))
         return tuple(effects)
 
+    def _withdraw(self, key: Key) -> None:
+        """It is not to be begun any more, if it waits."""
+        if (waiting := self.waiting.get(RunId(key[1]))) is not None and waiting.request.key == key:
+            del self.waiting[RunId(key[1])]
+
     def _run_ended(self, run_id: RunId, now: float) -> Effects:
         keys = {*self.outgoing}
-        keys |= {job.request.key for job in (self.job, self.next) if job is not None}
+        keys |= {waiting.request.key for waiting in self.waiting.values()}
+        keys |= {self.job.request.key} if self.job is not None else set()
         return tuple(e for key in sorted(keys) if key[1] == run_id for e in self._released(key, False, now))
 
     def _report(self, request: Request, reason: FailureReason, detail: str) -> Effects:

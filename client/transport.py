@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import grpc
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.bulk import coordinator_stub
 from atoll.protocol.channel import HANDSHAKE_S
 
 logger = logging.getLogger(__name__)
@@ -23,6 +23,9 @@ SEND_TIMEOUT_S = 30.0
 
 CLOSE_TIMEOUT_S = 1.0
 OUTBOX_MAX = 1000
+
+OLDER_CHANNELS_MAX = 16
+"""Channels that stay open after the certificate was renewed, for what is under way over them."""
 
 Request = TypeVar("Request")
 Reply = TypeVar("Reply")
@@ -39,6 +42,11 @@ class StreamBroken(ConnectionError):
     def is_replaced(self) -> bool:
         """Whether a newer stream of the same client has taken this one's place."""
         return self.code is grpc.StatusCode.ABORTED and "replaced" in self.detail
+
+    @property
+    def is_revoked(self) -> bool:
+        """Whether this agent is no member any more."""
+        return self.code is grpc.StatusCode.UNAUTHENTICATED and "revoked" in self.detail
 
 
 @contextmanager
@@ -115,12 +123,13 @@ class Link:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._channels = [channel]
-        self.stub = rpc.CoordinatorStub(channel)
+        self.stub = coordinator_stub(channel)
         self._outbox: asyncio.Queue[pb.ClientMessage | None] = asyncio.Queue(OUTBOX_MAX)
         self._stream: Stream[pb.ClientMessage, pb.ServerMessage] | None = None
         self._writer: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
         self._heartbeat_s = 0.0
+        self._closing: asyncio.Task[None] | None = None
 
     async def open(self, hello: pb.Hello) -> pb.ServerMessage:
         """Say Hello and wait for Welcome, which is returned as it came: signed, or not.
@@ -182,7 +191,9 @@ class Link:
     def renew(self, channel: grpc.aio.Channel) -> None:
         """Begin calls on this channel from now on; what is under way goes on as it is."""
         self._channels.append(channel)
-        self.stub = rpc.CoordinatorStub(channel)
+        self.stub = coordinator_stub(channel)
+        if len(self._channels) > 1 + OLDER_CHANNELS_MAX:  # the first has the control stream
+            self._closing = asyncio.create_task(self._channels.pop(1).close())
 
     async def _write(self, stream: Stream[pb.ClientMessage, pb.ServerMessage]) -> None:
         """Send what is in the outbox, and a heartbeat whenever that is empty for too long."""

@@ -10,11 +10,11 @@ import grpc
 
 from atoll.client.messages import statistics, too_many
 from atoll.client.spool import Entry
-from atoll.client.threads import off_loop
 from atoll.client.transport import Stream, StreamBroken
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import steps
+from atoll.protocol.bulk import Chunk, UploadMessage
 from atoll.protocol.channel import CHUNK_BYTES, INLINE_BYTES_MAX, WINDOW_BYTES
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 SMOOTH_S = 0.05
 CHUNK_BYTES_MIN = 4096
 
-UploadStream = Stream[pb.UploadRequest, pb.UploadReply]
+UploadStream = Stream[UploadMessage, pb.UploadReply]
 
 
 class Pace:
@@ -134,8 +134,8 @@ class _Sending:
 
     async def _send(self, num_bytes: int) -> None:
         await self._pace.take(num_bytes)
-        data = await off_loop(num_bytes, self._read, num_bytes)
-        await self._stream.write(pb.UploadRequest(chunk=pb.Chunk(position=self._sent, data=data)))
+        data = self._read(num_bytes)  # of what has just been written: a thread would cost more than the copy
+        await self._stream.write(Chunk(self._sent, data))
         self._note_sent(num_bytes)
 
     def _read(self, num_bytes: int) -> bytes:

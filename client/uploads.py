@@ -62,6 +62,14 @@ class Uploads:
         task = self._running[key] = self._spawn(self._send(key, digest))
         task.add_done_callback(lambda task: self._finished(key, task))
 
+    def ask_again(self) -> None:
+        """The policy has changed: an upload that it no longer allows ends where it is."""
+        for key, task in list(self._running.items()):
+            if not (decision := self._ask(self._spool[key])).is_allowed:
+                del self._running[key]
+                task.cancel()
+                self._on_event(self._held_back(key, decision))
+
     def discard(self, key: Key, digest: Digest) -> None:
         """Delete an update from the spool, and end its upload."""
         if (task := self._running.pop(key, None)) is not None:

@@ -668,9 +668,19 @@ class AdminStub(object):
                 request_serializer=atoll_dot_protocol_dot_atoll__pb2.StopRunRequest.SerializeToString,
                 response_deserializer=atoll_dot_protocol_dot_atoll__pb2.RunReply.FromString,
                 _registered_method=True)
+        self.PauseRun = channel.unary_unary(
+                '/atoll.v1.Admin/PauseRun',
+                request_serializer=atoll_dot_protocol_dot_atoll__pb2.PauseRunRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_atoll__pb2.RunReply.FromString,
+                _registered_method=True)
         self.ResumeRun = channel.unary_unary(
                 '/atoll.v1.Admin/ResumeRun',
                 request_serializer=atoll_dot_protocol_dot_atoll__pb2.ResumeRunRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_atoll__pb2.RunReply.FromString,
+                _registered_method=True)
+        self.DeleteRun = channel.unary_unary(
+                '/atoll.v1.Admin/DeleteRun',
+                request_serializer=atoll_dot_protocol_dot_atoll__pb2.DeleteRunRequest.SerializeToString,
                 response_deserializer=atoll_dot_protocol_dot_atoll__pb2.RunReply.FromString,
                 _registered_method=True)
         self.Invite = channel.unary_unary(
@@ -711,7 +721,19 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PauseRun(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ResumeRun(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteRun(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -755,9 +777,19 @@ def add_AdminServicer_to_server(servicer, server):
                     request_deserializer=atoll_dot_protocol_dot_atoll__pb2.StopRunRequest.FromString,
                     response_serializer=atoll_dot_protocol_dot_atoll__pb2.RunReply.SerializeToString,
             ),
+            'PauseRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseRun,
+                    request_deserializer=atoll_dot_protocol_dot_atoll__pb2.PauseRunRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_atoll__pb2.RunReply.SerializeToString,
+            ),
             'ResumeRun': grpc.unary_unary_rpc_method_handler(
                     servicer.ResumeRun,
                     request_deserializer=atoll_dot_protocol_dot_atoll__pb2.ResumeRunRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_atoll__pb2.RunReply.SerializeToString,
+            ),
+            'DeleteRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteRun,
+                    request_deserializer=atoll_dot_protocol_dot_atoll__pb2.DeleteRunRequest.FromString,
                     response_serializer=atoll_dot_protocol_dot_atoll__pb2.RunReply.SerializeToString,
             ),
             'Invite': grpc.unary_unary_rpc_method_handler(
@@ -847,6 +879,33 @@ class Admin(object):
             _registered_method=True)
 
     @staticmethod
+    def PauseRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.v1.Admin/PauseRun',
+            atoll_dot_protocol_dot_atoll__pb2.PauseRunRequest.SerializeToString,
+            atoll_dot_protocol_dot_atoll__pb2.RunReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ResumeRun(request,
             target,
             options=(),
@@ -862,6 +921,33 @@ class Admin(object):
             target,
             '/atoll.v1.Admin/ResumeRun',
             atoll_dot_protocol_dot_atoll__pb2.ResumeRunRequest.SerializeToString,
+            atoll_dot_protocol_dot_atoll__pb2.RunReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.v1.Admin/DeleteRun',
+            atoll_dot_protocol_dot_atoll__pb2.DeleteRunRequest.SerializeToString,
             atoll_dot_protocol_dot_atoll__pb2.RunReply.FromString,
             options,
             channel_credentials,

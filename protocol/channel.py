@@ -21,9 +21,13 @@ CHUNK_BYTES = 1 * MIB
 WINDOW_BYTES = 4 * MIB
 """Bytes of one transfer that may be sent and not yet confirmed."""
 
+GRANT_BYTES = 2 * MIB
+"""A download is granted so much at once: a message for each chunk would cost nearly as much as the chunk."""
+
 INLINE_BYTES_MAX = 16 * 1024
 """A model of so many bytes rides in the invitation, an update in its UploadOpen: a transfer would cost more."""
 
+CONNECTIONS_MAX = 2100
 METADATA_BYTES_MAX = 8 * 1024
 STREAMS_MAX = 32
 """RPCs that one connection may have open at once."""
@@ -56,10 +60,16 @@ _BOTH: Options = [
 ]
 
 
-def server_options() -> Options:
-    """The options of a server."""
+def server_options(*, connections_max: int = CONNECTIONS_MAX) -> Options:
+    """The options of a server.
+
+    Args:
+        connections_max: connections of a port, those included that have not proven anything yet: each of them costs
+            50 kB until its handshake has failed. Further ones are closed as they come.
+    """
     return [
         *_BOTH,
+        ("grpc.max_allowed_incoming_connections", connections_max),
         ("grpc.so_reuseport", 0),  # a second server on the same port must fail to bind, not share it
         ("grpc.max_concurrent_streams", STREAMS_MAX),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_S * 1000),

@@ -45,6 +45,16 @@ _BOUNDS = (
 )
 
 
+class _Short(reprlib.Repr):
+    def repr_int(self, value: int, level: int) -> str:
+        """Python refuses to write more than 4,300 digits; in hexadecimal, TOML has them read."""
+        many = value.bit_length() > 10_000
+        return f"an integer of {value.bit_length()} bits" if many else super().repr_int(value, level)
+
+
+_SHORT = _Short()
+
+
 class ConfigError(ValueError):
     """The operator's mistakes: all of them, one line each."""
 
@@ -78,7 +88,7 @@ def load_text(model_type: type[Model], text: str, overrides: Sequence[str] = (),
     document: dict[str, Any] = {}
     try:
         document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, or an integer of thousands of digits
         faults.append(_line(name, f"not TOML: {error}"))
     overridden = []
     for override in overrides:
@@ -128,7 +138,7 @@ def _value(key: str, text: str) -> Any:
         table = tomllib.loads(f"value = {text}")
         if table.keys() == {"value"}:
             return table["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         if text and text[0] not in "\"'[{" and text.isprintable():
             return text
     raise ValueError(f"{key}: got {without_password(text)!r}; allowed: a TOML value or a bare word")
@@ -161,7 +171,7 @@ def _faults(model_type: type[BaseModel], key: tuple[str, ...], details: list[Err
     messages = [detail["msg"].removeprefix("Value error, ") for detail in details if detail["type"] == "value_error"]
     if messages and isinstance(document, dict):  # the table's fields contradict each other
         return [_line(dotted, fault) for message in messages for fault in message.split("; ")]
-    got = f"{dotted}: got {reprlib.repr(without_password(document) if isinstance(document, str) else document)}"
+    got = f"{dotted}: got {_SHORT.repr(without_password(document) if isinstance(document, str) else document)}"
     return [f"{got}: {message}" for message in messages] or [f"{got}; allowed: {allowed}"]
 
 

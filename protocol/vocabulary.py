@@ -29,6 +29,7 @@ class RunState(StrEnum):
 
     QUEUED = "queued"
     RUNNING = "running"
+    PAUSED = "paused"
     FINISHED = "finished"
     STOPPED = "stopped"
     FAILED = "failed"
@@ -129,6 +130,7 @@ class AbandonReason(StrEnum):
     AGGREGATION_FAILED = "aggregation_failed"
     SAMPLER_FAILED = "sampler_failed"
     STOP_REQUESTED = "stop_requested"
+    PAUSE_REQUESTED = "pause_requested"
 
 
 class ReleaseReason(StrEnum):

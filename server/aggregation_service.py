@@ -14,7 +14,7 @@ from atoll.protocol.channel import CHUNK_BYTES, PROTOCOL
 from atoll.protocol.manifest import ManifestError, parse_update
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import Digest, RejectReason, RunId
-from atoll.server.codec import decode_meta, encode_meta, lies_at
+from atoll.server.codec import StoreCorrupted, decode_meta, encode_meta, lies_at
 from atoll.server.coordinator import Coordinator
 from atoll.server.judge import Judge, refused
 from atoll.server.ranks import RankConnection, Ranks
@@ -131,7 +131,10 @@ class AggregationService(rpc.AggregationServicer):
     async def GetUpdates(self, request: pb.UpdatesRequest, context: Context) -> AsyncIterator[pb.AcceptedUpdate]:
         """What the journal has of accepted updates that lie at the rank."""
         digests = [Digest(digest.hex()) for digest in request.digests]
-        rows = await on_thread(None, self._coordinator.journal.updates, RunId(request.run_id), digests)
+        try:
+            rows = await on_thread(None, self._coordinator.journal.updates, RunId(request.run_id), digests)
+        except StoreCorrupted as error:  # or a rank that asks for what was never accepted, or counts no more
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error)[:DETAIL_MAX])
         if elsewhere := [digest for digest, row in rows.items() if not lies_at(row.meta, request.rank)]:
             what = f"update {elsewhere[0]} does not lie at rank {request.rank}, which asks"
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, what)

@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import steps
+from atoll.protocol.bulk import add_aggregator
 from atoll.protocol.channel import PROTOCOL, reached_as, server_options
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.membership import Membership
@@ -124,7 +124,7 @@ async def _listen(rank: Rank, config: AggregatorConfig, listener: Listener) -> t
             options=server_options(),
             maximum_concurrent_rpcs=CALLS_MAX,
         )
-        rpc.add_AggregatorServicer_to_server(AggregatorService(rank), server)
+        add_aggregator(AggregatorService(rank), server)
         try:
             address = listener.bind(server, listen)
         except (OperatorError, ConfigError):

@@ -70,7 +70,7 @@ class Attendance:
         for work in hello.working_on:
             working_on.setdefault(RunId(work.run_id), []).append(RoundId(work.round_id))
         for run_id, run in self._runs.items():
-            if run.machine.ledger.state is RunState.RUNNING and run.task in connection.tasks:
+            if run.machine.ledger.is_open and run.task in connection.tasks:
                 rounds = tuple(working_on.get(run_id, ()))
                 run.post(ClientJoined(client_id, connection.session, connection.profile, rounds))
         for run_id in self._ended_for(connection, working_on):
@@ -88,7 +88,20 @@ class Attendance:
         await run.on_disk()
         ledger = run.machine.ledger
         if ledger.state in TERMINAL:
-            connection.send(messages.run_ended(run.run_id, ledger.state, ledger.cause))
+            self._send_end(connection, run, ledger.state, ledger.cause)
+
+    def _send_end(self, connection: Connection, run: RunDriver, state: RunState, cause: str) -> None:
+        num_open = sum(
+            other.task in connection.tasks and other.machine.ledger.state not in TERMINAL
+            for other in self._runs.values()
+        )
+        connection.send(messages.run_ended(run.run_id, state, cause, num_open))
+
+    def tell_everyone(self, run: RunDriver, state: RunState, cause: str) -> None:
+        """A run has ended: whoever took part in it hears of it."""
+        for connection in self.hub:
+            if connection.client_id in run.machine.ledger.membership.members:
+                self._send_end(connection, run, state, cause)
 
     def _ended_for(self, connection: Connection, working_on: Collection[RunId]) -> list[RunId]:
         """The ended runs that a client must hear of: those it works for; the last one when none of its own is open."""
@@ -106,7 +119,7 @@ class Attendance:
     def introduce_again(self, connection: Connection) -> None:
         """A client may be invited again where it had declined; that it says so elsewhere is no news."""
         client_id = connection.client_id
-        for run in self._running_with(client_id):
+        for run in self._open_with(client_id):
             if run.machine.ledger.membership.has_declined(client_id):
                 run.post(ClientJoined(client_id, connection.session, connection.profile))
 
@@ -127,16 +140,16 @@ class Attendance:
         if self.hub.remove(connection):
             logger.info("%s disconnected (%d connected)", connection.client_id, len(self.hub))
             self._say(Action.CLIENT_LEAVE, connection.client_id)
-            for run in self._running_with(connection.client_id):
+            for run in self._open_with(connection.client_id):
                 run.post(ClientDisconnected(connection.client_id, connection.session))
 
     def lost(self, clients: Iterable[ClientId], reason: LossReason) -> None:
-        """Leases ran out, or clients said goodbye."""
+        """Leases ran out, clients said goodbye, or are no longer members."""
         for client_id in clients:
             self._leases.forget(client_id)
             logger.info("%s is lost: %s", client_id, reason)
             self._say(Action.CLIENT_LOST, client_id, reason)
-            for run in self._running_with(client_id):
+            for run in self._open_with(client_id):
                 run.post(ClientLost(client_id, reason))
             if reason is LossReason.LEASE_EXPIRED:  # it may live, and would wait for an invitation that never comes
                 self.hub.dismiss(client_id, f"silent for {self._config.lease:g} s: connect again")
@@ -149,11 +162,11 @@ class Attendance:
         self.lost([client_id], LossReason.REVOKED)
         self.hub.dismiss(client_id, f"client {client_id} is revoked")
 
-    def _running_with(self, client_id: ClientId) -> list[RunDriver]:
+    def _open_with(self, client_id: ClientId) -> list[RunDriver]:
         return [
             run
             for run in self._runs.values()
-            if run.machine.ledger.state is RunState.RUNNING and client_id in run.machine.ledger.membership.members
+            if run.machine.ledger.is_open and client_id in run.machine.ledger.membership.members
         ]
 
     async def watch_leases(self) -> None:

@@ -123,6 +123,11 @@ class Buffer(OpenRound):
 
     # ------------------------------------------------------------ the end
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether anybody was invited to it, or anything is in."""
+        return bool(self.updates or self.record.clients)
+
     def stop(self, reason: str, now: float) -> Effects:
         """The operator ends the run: what is in becomes its last version, if it makes the quorum."""
         assert self.is_open, self.phase

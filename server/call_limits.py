@@ -18,6 +18,13 @@ from atoll.server.limits import Callers
 
 logger = logging.getLogger(__name__)
 
+RANKS = "/atoll.v1.Aggregation/"
+"""What aggregation ranks call, for all of their clients at once; others are denied it, and that is a strike."""
+
+PAUSE_S = 1.0
+"""Between two looks at all open sockets: there may be thousands."""
+TELL_S = 60.0
+
 STRIKES = frozenset(
     {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
 )
@@ -38,14 +45,15 @@ class CallLimits(Interceptor):
 
     @asynccontextmanager
     async def _limited(self, method: str, request: Any, context: Context) -> AsyncIterator[None]:
-        name = name_of(context)
-        if fault := self._callers.begin(name, time.monotonic()):
+        name, is_counted = name_of(context), not method.startswith(RANKS)
+        if is_counted and (fault := self._callers.begin(name, time.monotonic())):
             self._strike(name, context)
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, fault)
         try:
             yield
         finally:
-            self._callers.end(name)
+            if is_counted:
+                self._callers.end(name)
             if code_of(context) in STRIKES:
                 self._strike(name, context)
 
@@ -71,6 +79,7 @@ class Connections:
 
     def __init__(self) -> None:
         self._doomed: set[str] = set()
+        self._count, self._tell_at = 0, 0.0
         self._work: asyncio.Task[None] | None = None
 
     def end(self, peer: str) -> None:
@@ -82,8 +91,11 @@ class Connections:
     async def _end_doomed(self) -> None:
         while self._doomed:
             doomed, self._doomed = self._doomed, set()
-            count = await asyncio.to_thread(shut_down, doomed)
-            logger.warning("ended %d connections that brought little but refused calls", count)
+            self._count += await asyncio.to_thread(shut_down, doomed)
+            if self._count and time.monotonic() >= self._tell_at:
+                logger.warning("ended %d connections that brought little but refused calls", self._count)
+                self._count, self._tell_at = 0, time.monotonic() + TELL_S
+            await asyncio.sleep(PAUSE_S)
 
 
 def shut_down(peers: set[str]) -> int:

@@ -267,6 +267,15 @@ class CoordinatorConfig(BaseModel):
     database: DatabaseUrl = ""
     """Where the journal and the records lie: empty for a file in the state directory (SQLite), or of PostgreSQL
     `postgresql://USER@HOST/DATABASE`, the password better in PGPASSFILE; versions and updates stay in the directory."""
+    max_runs: int = Field(default=4, ge=1, le=100)
+    """Runs whose rounds may be under way at the same time; further ones are queued, and paused ones do not count."""
+
+    authority: str = ""
+    """The directory of the authority that signs all certificates; empty: `identity/authority` in the state directory.
+    "elsewhere": its key is on another machine, where `atoll authority serve` signs."""
+
+    certificate_lifetime: Annotated[float, Field(ge=2, le=10 * 366 * 86400, allow_inf_nan=False)] = 30 * 86400.0
+    """Seconds that a certificate holds; it is renewed at two thirds of that."""
 
     lease: Seconds = 30.0
     """Seconds of silence after which a client counts as lost; it may come back."""

@@ -1,4 +1,4 @@
-"""The coordinator: it hosts runs, one after the other, knows who is on the line, and comes back after a crash.
+"""The coordinator: it hosts runs, `max_runs` at the same time and the others queued, and comes back after a crash.
 
 It owns what the runs share (the state directory, the threads; who is on the line is in `attendance`) and hands each
 event to the run that it concerns. What a run decides is its machine's business; how it is carried out, its driver's.
@@ -6,6 +6,7 @@ event to the run that it concerns. What a run decides is its machine's business;
 
 import asyncio
 import logging
+import shutil
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -29,6 +30,9 @@ from atoll.server.driver import RunDriver
 from atoll.server.evaluator import EvaluationFailed, Evaluator, Reference
 from atoll.server.events import (
     CoordinatorStarted,
+    EndRun,
+    PauseRequested,
+    PauseRun,
     ResumeRequested,
     RunStarted,
     StopRequested,
@@ -40,15 +44,16 @@ from atoll.server.judge import Judge, refused
 from atoll.server.limits import DiskLimits
 from atoll.server.oort import Oort
 from atoll.server.open_round import Effects
-from atoll.server.placement import num_ranks_of, write_num_ranks
+from atoll.server.placement import num_ranks_of, state_of_rank, write_num_ranks
 from atoll.server.ranks import Ranks
 from atoll.server.reduce import Reducer
 from atoll.server.retention import Keep
-from atoll.server.run import RunMachine
+from atoll.server.run import RunMachine, what_a_pause_waits_for
 from atoll.server.sampling import Sampler
 from atoll.server.sharded_reduce import ShardedReducer
-from atoll.server.statedir import StateDirectory
+from atoll.server.statedir import StateDirectory, run_folder
 from atoll.server.threads import on_thread
+from atoll.server.turns import Turns
 from atoll.server.uploads import Uploads
 
 logger = logging.getLogger(__name__)
@@ -89,14 +94,14 @@ class Coordinator:
         self.queue: list[RunId] = []
         self.clock = Clock(self.journal.last_instant())
         self.audit = AuditLog(audit_folder(state.path), self.clock.now)
-        self.compute = ThreadPoolExecutor(2, thread_name_prefix="compute")
-        self._folding = ThreadPoolExecutor(1, thread_name_prefix="fold")  # no inspection of a late update delays it
+        self.compute = Turns(2, "compute")
+        self._folding = Turns(1, "fold")  # no inspection of a late update delays it; one at a time needs least memory
         self._journal_thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._tasks: set[asyncio.Task[Any]] = set()
         self.ranks = Ranks(config.aggregators, self._tell_ranks) if config.aggregators else None
         self.attendance = Attendance(config, self.runs, self.clock, self.ranks, self.spawn, self.audit)
         self.uploads = Uploads(
-            self.judge, lambda run_id: self.runs[run_id].reducer.store, self.compute, floor=config.upload_floor
+            self.judge, lambda run_id: self.runs[run_id].reducer.store, self.compute.of, floor=config.upload_floor
         )
         self.admission = Admission(is_revoked, joined(self.runs))
         self.signer: Signer | None = None
@@ -110,6 +115,8 @@ class Coordinator:
         """Recover every run from the journal, then go on where the last process stopped."""
         down_since = self.state.last_alive() or self.clock.now()
         self.audit.say(Action.COORDINATOR_START, str(self.state.path))
+        for run_id in self.journal.deleted_runs():  # the last process may not have come to it
+            await on_thread(None, self._remove_files, run_id)
         for row in self.journal.runs():
             await self._recover(row, min(down_since, self.clock.now()))
         self._start_next()
@@ -127,8 +134,9 @@ class Coordinator:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for executor in (self._journal_thread, self.compute, self._folding):  # the next process must find nobody here
-            await on_thread(None, partial(executor.shutdown, cancel_futures=True))
+        await on_thread(None, partial(self._journal_thread.shutdown, cancel_futures=True))
+        for turns in (self.compute, self._folding):  # the next process must find nobody here
+            await on_thread(None, turns.shutdown)
         self.state.mark_alive(self.clock.now())
         self.journal.close()
         has_crashed = self.crashed.done() and not self.crashed.cancelled()
@@ -152,10 +160,6 @@ class Coordinator:
 
         self.spawn(work).add_done_callback(ended)
 
-    async def on_thread(self, function: Callable[..., T], *args: Any) -> T:
-        """Do what takes the disk or the processor on one of the compute threads; see `threads.on_thread`."""
-        return await on_thread(self.compute, function, *args)
-
     def _crash(self, error: BaseException) -> None:
         """A mistake of ours: end the process; the next one replays the journal."""
         if not self.crashed.done():
@@ -176,18 +180,21 @@ class Coordinator:
     # ------------------------------------------------------------ runs
 
     @property
-    def active(self) -> RunDriver | None:
-        """The run whose rounds are under way; the others are queued, or have ended."""
-        return next((run for run in self.runs.values() if run.machine.ledger.state is RunState.RUNNING), None)
+    def running(self) -> list[RunDriver]:
+        """The runs whose rounds are under way; the others are queued, are paused, or have ended."""
+        return [run for run in self.runs.values() if run.machine.ledger.state is RunState.RUNNING]
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more run may begin, or go on."""
+        return len(self.running) < self.config.max_runs
 
     def state_of(self, run_id: RunId) -> RunState:
         """Where a run stands."""
-        if run_id in self.queue:
-            return RunState.QUEUED
         return self.runs[run_id].machine.ledger.state
 
     async def add_run(self, config: RunConfig) -> RunId:
-        """Host one more run: its task is loaded, version 0 is made, and it begins when those before it have ended.
+        """Host one more run: its task is loaded, version 0 is made, and it begins when there is room.
 
         Raises:
             OperatorError: the task or the sampler does not load; the message says why.
@@ -204,8 +211,8 @@ class Coordinator:
 
     async def _make_run(self, config: RunConfig) -> RunId:
         rules = config.rules
-        rows = await on_thread(self._journal_thread, self.journal.runs)
-        run_id = RunId(f"{config.name}-{1 + sum(row.config.name == config.name for row in rows)}")
+        number = await on_thread(self._journal_thread, self.journal.next_number, config.name)
+        run_id = RunId(f"{config.name}-{number}")
         evaluator = self._evaluator(config, run_id)
         try:
             write_num_ranks(self.state.run(run_id), self.config.aggregators)
@@ -224,31 +231,73 @@ class Coordinator:
         self.audit.say(Action.RUN_ADD, run_id, digests={"config": digest_of(config.model_dump_json().encode())})
         return run_id
 
-    async def stop_run(self, run_id: RunId, reason: str) -> None:
-        """End a run for the operator's reason."""
+    async def stop_run(self, run_id: RunId, reason: str) -> str:
+        """End a run for the operator's reason; returns what is still waited for, or nothing."""
         run = self._run(run_id)
         if run_id in self.queue:
             self.queue.remove(run_id)
-            self._begin(run)  # and at once ended: what is not in the journal would come back
-        if run.machine.ledger.state is not RunState.RUNNING:
+            if not run.machine.ledger.is_open:
+                self._begin(run)  # and at once ended: what is not in the journal would come back
+        if run.machine.ledger.state in TERMINAL:
             raise OperatorError(f"run {run_id} is {run.machine.ledger.state}: {run.machine.ledger.cause}")
         self.audit.say(Action.RUN_STOP, run_id, reason)
         await run.post(StopRequested(reason))
+        return "" if run.machine.ledger.state in TERMINAL else "its round aggregates already, and is committed first"
 
-    async def resume_run(self, run_id: RunId) -> None:
-        """Reopen a stopped or failed run; it goes on from its last committed version."""
+    async def pause_run(self, run_id: RunId, reason: str) -> str:
+        """Let no new round of a run begin; returns what is still waited for, or nothing."""
         run = self._run(run_id)
-        if run.machine.ledger.state not in (RunState.STOPPED, RunState.FAILED):
-            raise OperatorError(f"run {run_id} is {self.state_of(run_id)}; only a stopped or failed one can be resumed")
-        if (active := self.active) is not None:
-            raise OperatorError(f"run {active.run_id} is running; stop it first, or wait for its end")
+        ledger = run.machine.ledger
+        if ledger.state is not RunState.RUNNING:
+            raise OperatorError(f"run {run_id} is {ledger.state}; only a running one can be paused")
+        self.audit.say(Action.RUN_PAUSE, run_id, reason)
+        await run.post(PauseRequested(reason))
+        if ledger.state is RunState.RUNNING and ledger.pause_reason is None:
+            raise OperatorError(f"run {run_id} is about to end; there is nothing to pause")
+        return what_a_pause_waits_for(run.machine)
+
+    async def resume_run(self, run_id: RunId) -> str:
+        """Let a paused run go on, or reopen a stopped or failed one; when there is no room, it is queued, and the
+        answer says so.
+        """
+        run = self._run(run_id)
+        ledger = run.machine.ledger
+        was_open, is_to_pause = ledger.is_open, ledger.pause_reason is not None
+        if ledger.state not in (RunState.PAUSED, RunState.STOPPED, RunState.FAILED) and not is_to_pause:
+            raise OperatorError(f"run {run_id} is {ledger.state}; only a paused, stopped or failed one can be resumed")
         self._check_ranks(run_id)
         self.audit.say(Action.RUN_RESUME, run_id)
         run.ended.clear()
-        resumed = run.post(ResumeRequested())
-        self.attendance.introduce_everyone(run)
-        self._rely_on(self._after(run))
+        wait = not (is_to_pause or self.has_room)
+        resumed = run.post(ResumeRequested(wait))
+        if not was_open:
+            self.attendance.introduce_everyone(run)
+        if wait:
+            self.queue.append(run_id)
         await resumed
+        return f"{len(self.running)} runs are under way (max_runs): it goes on when there is room" if wait else ""
+
+    async def delete_run(self, run_id: RunId) -> str:
+        """Forget a run that has ended: its journal, records and versions. What the clients keep of it is theirs."""
+        run = self._run(run_id)
+        if run.machine.ledger.state not in TERMINAL:
+            raise OperatorError(f"run {run_id} is {run.machine.ledger.state}; only one that has ended can be deleted")
+        self.audit.say(Action.RUN_DELETE, run_id)
+        del self.runs[run_id]
+        await asyncio.shield(self.spawn(self._delete(run)))  # whoever asks may go away
+        return ""
+
+    async def _delete(self, run: RunDriver) -> None:
+        await run.stop()
+        await on_thread(self._journal_thread, self.journal.delete_run, run.run_id)
+        await on_thread(None, self._remove_files, run.run_id)
+
+    def _remove_files(self, run_id: RunId) -> None:
+        folder = self.state.run(run_id)
+        num_ranks = num_ranks_of(folder)
+        of_ranks = (state_of_rank(self.state.path, k, num_ranks) for k in range(num_ranks))
+        for path in (*(run_folder(state, run_id) for state in of_ranks), folder):  # last what tells of the others
+            shutil.rmtree(path, ignore_errors=True)
 
     def _check_ranks(self, run_id: RunId) -> None:
         had, has = num_ranks_of(self.state.run(run_id)), self.config.aggregators
@@ -271,19 +320,19 @@ class Coordinator:
         reducer = self._reducer(row.config, row.run_id, is_over=machine.ledger.state in TERMINAL)
         if machine.ledger.state not in TERMINAL:
             self._check_ranks(row.run_id)
-            await self.on_thread(reducer.recover, machine.ledger.version)
+            await on_thread(self.compute.of(row.run_id), reducer.recover, machine.ledger.version)
         evaluator = self._evaluator(row.config, row.run_id)
         run = self._host(row, machine, recovered.seq, evaluator, reducer)
         if machine.ledger.state in TERMINAL:  # the last process may not have come to it
             run.retention.round_ended(Keep.after(recovered.seq, machine, row.config.round))
-        elif machine.ledger.state is RunState.QUEUED:
+            return
+        if machine.ledger.state is RunState.QUEUED:
             self.queue.append(row.run_id)
-        elif machine.ledger.state is RunState.RUNNING:
+        if machine.ledger.is_open:
             run.post(CoordinatorStarted(down_since))
-            self._rely_on(self._after(run))
             for client_id in machine.ledger.membership.members:
                 self.attendance.heard(client_id)  # it has a fresh lease to come back
-            logger.info("run %s goes on in %s", row.run_id, _where(machine))
+            logger.info("run %s is %s: %s", row.run_id, machine.ledger.state, _where(machine))
             self.audit.say(
                 Action.RUN_RECOVER, row.run_id, _where(machine), digests={"model": machine.ledger.model_digest}
             )
@@ -306,10 +355,16 @@ class Coordinator:
             keep_rounds=self.config.keep_rounds,
             is_in_flight=partial(self.uploads.is_in_flight, row.run_id),
             assign=self.ranks.assign if self.ranks is not None else lambda: 0,
+            tell_end=self.attendance.tell_everyone,
         )
-        run.listeners.append(partial(self._say_effects, row.run_id))
+        run.listeners += [partial(self._say_effects, row.run_id), self._see_who_rests]
         run.start()
         return run
+
+    def _see_who_rests(self, effects: Effects) -> None:
+        """A run that has ended, or is paused, makes room for another one."""
+        if any(isinstance(effect, PauseRun | EndRun) for effect in effects):
+            self._start_next()
 
     def _say_effects(self, run_id: RunId, effects: Effects) -> None:
         for said in said_of(run_id, effects):
@@ -321,7 +376,7 @@ class Coordinator:
             make = partial(ShardedReducer, self.ranks, run_id, self.config.aggregator_patience, self.dialer)
         return make(
             self.state.run(run_id),
-            self._folding,
+            self._folding.of(run_id),
             partial(self.journal.updates, run_id),
             settings=(config.aggregation, config.optimizer),
             is_over=is_over,
@@ -343,22 +398,19 @@ class Coordinator:
         return Evaluator(reference, log, timeout_s=TASK_TIMEOUT_S)
 
     def _start_next(self) -> None:
-        """Begin the first of the queue when no run is under way."""
-        if self.active is not None or not self.queue:
-            return
-        run = self.runs[self.queue.pop(0)]
-        self._begin(run)
-        self.attendance.introduce_everyone(run)
-        self._rely_on(self._after(run))
+        """Begin the first ones of the queue as far as there is room."""
+        while self.queue and self.has_room:
+            run = self.runs[self.queue.pop(0)]
+            if run.machine.ledger.is_open:  # it waited for its turn to go on
+                run.post(ResumeRequested())
+            else:
+                self._begin(run)
+                self.attendance.introduce_everyone(run)
 
     def _begin(self, run: RunDriver) -> None:
         model = run.reducer.version(run.machine.ledger.version).digest
         self.audit.say(Action.RUN_START, run.run_id, digests={"model": model}, caller=COORDINATOR)
         run.post(RunStarted(model))
-
-    async def _after(self, run: RunDriver) -> None:
-        await run.ended.wait()
-        self._start_next()
 
 
 def _sampler(config: RunConfig, *, is_over: bool) -> Sampler | Oort:

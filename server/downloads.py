@@ -11,6 +11,7 @@ from atoll.aggregation.cuts import first_element
 from atoll.aggregation.layout import ITEM_BYTES, Piece
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
+from atoll.protocol.bulk import Data, DownloadMessage
 from atoll.protocol.channel import CHUNK_BYTES
 from atoll.server.silence import SILENCE_S, in_time
 from atoll.server.threads import off_loop, on_thread
@@ -32,7 +33,7 @@ async def send_version(
     version: VersionFile,
     opened: pb.DownloadOpen,
     requests: AsyncIterator[pb.DownloadRequest],
-) -> AsyncIterator[pb.DownloadReply]:
+) -> AsyncIterator[DownloadMessage]:
     """The replies to one download: its size, its bytes from `position` on, and a digest when boxes were asked for.
 
     Raises:
@@ -69,7 +70,7 @@ async def send_version(
                 else:
                     data = reader.read(position, position + size)  # one read, mostly of what the fold has just written
                 stalled = loop.call_later(SILENCE_S, handler.cancel)  # nobody takes it: the call ends where it waits
-                yield pb.DownloadReply(data=data)
+                yield Data(data)
                 stalled.cancel()
                 position += size
                 steps.reached("download.mid")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from atoll.aggregation.codecs import family_of
 from atoll.protocol import steps
 from atoll.protocol.atoll_pb2 import ServerMessage
-from atoll.protocol.vocabulary import ClientId, Digest, RunId, RunState, Version
+from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RunId, RunState, Version
 from atoll.server import messages
 from atoll.server.clock import Clock
 from atoll.server.config import RunConfig
@@ -50,6 +50,7 @@ from atoll.server.journal import (
     EvaluationRow,
     Journal,
 )
+from atoll.server.memory import MUCH_BYTES, give_back
 from atoll.server.narration import narrate
 from atoll.server.oort import Oort
 from atoll.server.open_round import Effects
@@ -59,7 +60,7 @@ from atoll.server.rows import Decided, add_rows
 from atoll.server.run import RunMachine
 from atoll.server.sampling import Sampler, draw
 from atoll.server.store import KeptUpdate
-from atoll.server.threads import on_thread_of_its_own
+from atoll.server.threads import on_thread, on_thread_of_its_own
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +105,7 @@ class RunDriver:
         keep_rounds: int,
         is_in_flight: Callable[[Digest], bool],
         assign: Callable[[], int],
+        tell_end: "Callable[[RunDriver, RunState, str], None]",
     ) -> None:
         self.run_id, self.config, self.task, self.machine = run_id, config, task, machine
         self.reducer = reducer
@@ -117,11 +119,11 @@ class RunDriver:
             is_in_flight=is_in_flight,
             spawn=self._spawn,
         )
-        self.listeners: list[Callable[[Effects], None]] = []  # called after effects were carried out: for a person
+        self.listeners: list[Callable[[Effects], None]] = []  # called after effects were carried out
         self._seq = seq
         self._journal, self._journal_thread = journal, journal_thread
         self._evaluator, self._sampler, self._hub, self._clock = evaluator, sampler, hub, clock
-        self._crash, self._assign = crash, assign
+        self._crash, self._assign, self._tell_end = crash, assign, tell_end
         self._posted: list[_Posted] = []
         self._rows = Batch()  # of all that was posted
         self._wake = asyncio.Event()
@@ -266,7 +268,7 @@ class RunDriver:
             case EvaluateModel(version):
                 self._evaluations.put_nowait(version)
             case OpenNextRound():
-                self._pause()
+                self._wait_for_the_next_round()
             case Commit(version=version):
                 steps.reached("publish.before")
                 self.reducer.publish(version)
@@ -274,7 +276,7 @@ class RunDriver:
             case EndRun(state, cause):
                 self._end(state, cause)
 
-    def _pause(self) -> None:
+    def _wait_for_the_next_round(self) -> None:
         """Open the next round in a while; a pause of before a stop and a resume no longer counts."""
         if self._next_round is not None:
             self._next_round.cancel()
@@ -323,9 +325,7 @@ class RunDriver:
         )
 
     def _end(self, state: RunState, cause: str) -> None:
-        for connection in self._hub:
-            if connection.client_id in self.machine.ledger.membership.members:
-                connection.send(messages.run_ended(self.run_id, state, cause))
+        self._tell_end(self, state, cause)
         self._spawn(self._say_ended())
 
     async def _say_ended(self) -> None:
@@ -333,7 +333,7 @@ class RunDriver:
         if self._valuing:
             await asyncio.wait(self._valuing)
         await self.retention.finish()
-        if self.machine.ledger.state is not RunState.RUNNING:  # it may have been resumed meanwhile
+        if self.machine.ledger.state in TERMINAL:  # it may have been resumed meanwhile
             self.ended.set()
             await self._evaluator.rest()
 
@@ -380,7 +380,9 @@ class RunDriver:
 
     async def _aggregate(self, effect: Aggregate) -> None:
         """Fold on a thread; while the disk is full the round waits, and keeps every update."""
-        begun = time.perf_counter()
+        begun, open_round = time.perf_counter(), self.machine.round
+        if open_round is not None and sum(update.num_bytes for update in open_round.held) >= MUCH_BYTES:
+            await on_thread(None, give_back)
         while True:
             try:
                 digest = await self.reducer.fold(effect)

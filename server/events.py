@@ -199,8 +199,20 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseRequested:
+    """The operator wants no new round to begin."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ResumeRequested:
-    """The operator reopens a stopped or failed run."""
+    """The operator lets a paused run go on, or reopens a stopped or failed one; or its turn has come again.
+
+    `wait`: there is no room for it now; this event comes once more when there is.
+    """
+
+    wait: bool = False
 
 
 Event = (
@@ -222,6 +234,7 @@ Event = (
     | ClientEvaluated
     | TimePassed
     | StopRequested
+    | PauseRequested
     | ResumeRequested
 )
 
@@ -378,6 +391,13 @@ class OpenNextRound:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseRun:
+    """No round is open and none will be until the run is resumed. Delivered once for each pause."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
 class EndRun:
     """The run is over, with this cause. Delivered once for each end."""
 
@@ -399,5 +419,6 @@ Effect = (
     | AskEvaluation
     | CloseEvaluation
     | OpenNextRound
+    | PauseRun
     | EndRun
 )

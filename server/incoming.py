@@ -8,11 +8,16 @@ from typing import Self
 
 from atoll.aggregation.inspection import Inspection, Inspector
 from atoll.aggregation.layout import Piece
+from atoll.protocol.bulk import Buffer
 from atoll.protocol.channel import INLINE_BYTES_MAX
 from atoll.server.durable import naming_full_disk
+from atoll.server.writeback import begin_writeback
 
 SMALL_BYTES = INLINE_BYTES_MAX
 """An update up to this size has no file of its own: making and syncing one costs more than all of its bytes."""
+
+WRITEBACK_BYTES = 8 << 20
+"""So much is sent on its way to the disk at once, while more comes in."""
 
 
 class Incoming:
@@ -27,6 +32,7 @@ class Incoming:
         self.path, self.total_bytes = path, total_bytes
         self._on_close, self._has_file = on_close, has_file
         self._data, self._file, self.position = bytearray(), -1, 0
+        self._on_its_way = 0  # bytes that the kernel was told to write to the disk
         if not self.is_small:
             self._open()
 
@@ -46,8 +52,9 @@ class Incoming:
         if self.position > self.total_bytes:
             os.ftruncate(self._file, self.total_bytes)
             self.position = self.total_bytes
+        self._on_its_way = self.position
 
-    def append(self, data: bytes) -> None:
+    def append(self, data: Buffer) -> None:
         """Take the next bytes.
 
         Raises:
@@ -62,13 +69,16 @@ class Incoming:
         else:
             self._write(data)
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: Buffer) -> None:
         view = memoryview(data)
         with naming_full_disk(self.path):
             while view:  # at its own position: two uploads of one digest write the same bytes to the same places
                 count = os.pwrite(self._file, view, self.position)
                 self.position += count
                 view = view[count:]
+        if self.position - self._on_its_way >= WRITEBACK_BYTES:
+            begin_writeback(self._file, self._on_its_way, self.position - self._on_its_way)
+            self._on_its_way = self.position
 
     def inspector(self, pieces: Iterable[Piece]) -> Inspector:
         """Looks at what is in a file, while more of it comes."""

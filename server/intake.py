@@ -7,7 +7,7 @@ with a reason that stands in the record. Half of the run's machine; `run` is the
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from atoll.protocol.vocabulary import Fate, Phase, RejectReason, RoundId, RunState, Version
+from atoll.protocol.vocabulary import Fate, Phase, RejectReason, RoundId, Version
 from atoll.server.admission import fault_of, learn, measure, note_accepted, reject
 from atoll.server.buffer import Buffer
 from atoll.server.events import Accept, AmendRecord, Effect, Reject, Update
@@ -100,7 +100,7 @@ class Intake:
         self, update: Update, record: RoundRecord | None, client: ClientRecord | None
     ) -> tuple[RejectReason, str] | None:
         ledger, round_id = self.ledger, update.round_id
-        if ledger.state is not RunState.RUNNING:
+        if not ledger.is_open:
             return RejectReason.RUN_ENDED, f"the run is {ledger.state}: {ledger.cause}"
         if not 1 <= round_id < ledger.next_round:
             return RejectReason.WRONG_ROUND, f"round {round_id} is not in 1..{ledger.next_round - 1}"

@@ -8,7 +8,7 @@ there are none, and nothing here does anything.
 from collections.abc import Iterator
 from typing import Protocol
 
-from atoll.protocol.vocabulary import ClientId, Fate, ReleaseReason, RoundId, RunState, Version
+from atoll.protocol.vocabulary import ClientId, Fate, ReleaseReason, RoundId, Version
 from atoll.server.events import AmendRecord, Candidate, Effect, Invite, Release, Update
 from atoll.server.ledger import Ledger
 from atoll.server.open_round import Effects
@@ -91,7 +91,7 @@ class Invitations:
 
     def joined(self, client_id: ClientId, now: float) -> Effects:
         """A client that trains is (back) on the line: tell it again. One that was lost goes on while it is in time."""
-        if not self._policy.is_asynchronous or self._ledger.state is not RunState.RUNNING:
+        if not (self._policy.is_asynchronous and self._ledger.is_open):
             return ()  # a deadline that passed before may have ended the run
         record = next((r for r in self._records.newest_first() if client_id in r.clients), None)
         row = record.clients[client_id] if record is not None else None

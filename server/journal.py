@@ -24,11 +24,24 @@ from atoll.server.ledger import Ledger
 from atoll.server.membership import Member
 from atoll.server.record import RoundRecord
 from atoll.server.run import RunMachine, RunRules
-from atoll.server.schema import JOURNAL, MEMBERS, ROUNDS, RUNS, SNAPSHOTS, UPDATES
+from atoll.server.schema import (
+    EVALUATIONS,
+    JOURNAL,
+    MEMBERS,
+    META,
+    ROUNDS,
+    RUNS,
+    SNAPSHOTS,
+    UPDATES,
+    VERSIONS,
+)
 from atoll.server.statedir import StateDirectory
 from atoll.server.statements import DELETE_UPDATE, SELECT_UPDATES, statements
 
 UPDATES_AT_ONCE = 500
+
+_DELETED = "deleted run "
+"""Before the id of a run, in the table of what else is known."""
 
 # ---------------------------------------------------------------- what is written
 
@@ -58,13 +71,13 @@ class RunRow:
 
 
 @dataclass(frozen=True, slots=True)
-class RunEnd:
-    """A run came to its end."""
+class RunChange:
+    """A run has left the queue, rests, goes on, or has ended."""
 
     run_id: RunId
     state: RunState
-    cause: str
-    ended_at: float
+    cause: str = ""
+    ended_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +179,7 @@ class Batch:
     versions: list[VersionRow] = field(default_factory=list)
     evaluations: list[EvaluationRow] = field(default_factory=list)
     runs: list[RunRow] = field(default_factory=list)  # new, or with other settings
-    running: list[RunId] = field(default_factory=list)  # left the queue, or were resumed
-    ends: list[RunEnd] = field(default_factory=list)
+    changes: list[RunChange] = field(default_factory=list)  # in the order in which they happened
 
 
 # ---------------------------------------------------------------- what is read back
@@ -224,6 +236,28 @@ class Journal:
         """Every run, in the order of the queue."""
         return self._database.read(run_rows)
 
+    def next_number(self, name: str) -> int:
+        """Of the next run of this name: no run, also a deleted one, ever had the id that it makes."""
+        ids = self._database.read(
+            lambda connection: [*connection.scalars(select(RUNS.c.run_id)), *_deleted(connection)]
+        )
+        tails = (run_id.removeprefix(f"{name}-") for run_id in ids if run_id.startswith(f"{name}-"))
+        return 1 + max((int(tail) for tail in tails if tail.isdecimal()), default=0)
+
+    def delete_run(self, run_id: RunId) -> None:
+        """Forget everything of a run but that it was here; raises as `commit`."""
+
+        def drop(connection: Connection) -> None:
+            for table in (RUNS, JOURNAL, SNAPSHOTS, MEMBERS, ROUNDS, VERSIONS, UPDATES, EVALUATIONS):
+                connection.execute(delete(table).where(table.c.run_id == run_id))
+            connection.execute(META.insert().values(key=f"{_DELETED}{run_id}", value=""))
+
+        self._database.write(drop)
+
+    def deleted_runs(self) -> list[RunId]:
+        """Those whose files may still be there."""
+        return self._database.read(_deleted)
+
     def last_instant(self) -> float:
         """The latest time that any event or snapshot holds; 0 when there is none."""
         return self._database.read(
@@ -255,11 +289,8 @@ class Journal:
                 connection.execute(statement, rows)
         if batch.entries:
             connection.exec_driver_sql(say.insert_entry, [_entry_values(row) for row in batch.entries])
-        for run_id in batch.running:
-            reopened = {"state": RunState.RUNNING, "cause": "", "ended_at": None}
-            connection.execute(update(RUNS).where(RUNS.c.run_id == run_id).values(reopened))
-        for end in batch.ends:
-            connection.execute(update(RUNS).where(RUNS.c.run_id == end.run_id).values(_values(end)))
+        for change in batch.changes:
+            connection.execute(update(RUNS).where(RUNS.c.run_id == change.run_id).values(_values(change)))
 
     def load(self, run_id: RunId) -> Recovered:
         """The last good snapshot and what happened since.
@@ -319,6 +350,11 @@ class Journal:
                 connection.execute(delete(ROUNDS).where(ROUNDS.c.run_id == run_id, ROUNDS.c.round_id < first))
 
         self._database.write(drop)
+
+
+def _deleted(connection: Connection) -> list[RunId]:
+    keys = connection.scalars(select(META.c.key).where(META.c.key.startswith(_DELETED, autoescape=True)))
+    return [RunId(key.removeprefix(_DELETED)) for key in keys]
 
 
 def run_rows(connection: Connection) -> list[RunRow]:

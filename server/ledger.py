@@ -7,7 +7,7 @@ record of its round says why not.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from atoll.protocol.vocabulary import AbandonReason, ClientId, Digest, Phase, RoundId, RunState, Version
+from atoll.protocol.vocabulary import TERMINAL, AbandonReason, ClientId, Digest, Phase, RoundId, RunState, Version
 from atoll.server.evaluation import ClientEvaluation
 from atoll.server.events import AmendRecord, Effect, Update
 from atoll.server.membership import Membership
@@ -27,6 +27,7 @@ class Ledger:
     next_round: RoundId = RoundId(1)  # noqa: RUF009
     failures: int = 0  # rounds abandoned in a row
     stop_reason: str | None = None  # the operator's, while a round still aggregates
+    pause_reason: str | None = None  # the operator's, while a round is still open
     is_round_due: bool = False  # OpenNextRound was given out and not yet answered
     membership: Membership = field(default_factory=Membership)
     carried: dict[ClientId, Update] = field(default_factory=dict)  # accepted late, waiting for a commit
@@ -35,6 +36,11 @@ class Ledger:
     past: dict[RoundId, RoundRecord] = field(default_factory=dict)  # the last few rounds
     evaluation: ClientEvaluation | None = None
     unevaluated: list[Version] = field(default_factory=list)  # EvaluateModel was given out and not yet answered
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the run has begun and not ended: it hears of clients, and what they send may count."""
+        return self.state not in TERMINAL and self.model_digest != ""
 
     def forget_old_rounds(self, *, most: int, oldest_base: Version | None = None) -> None:
         """Keep the records of the last `most` rounds, of any whose updates still wait for a commit, and of those that

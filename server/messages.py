@@ -97,9 +97,9 @@ def release(effect: Release, *, run_id: RunId) -> pb.ServerMessage:
     )
 
 
-def run_ended(run_id: RunId, state: RunState, cause: str) -> pb.ServerMessage:
+def run_ended(run_id: RunId, state: RunState, cause: str, num_open: int) -> pb.ServerMessage:
     """Nothing more comes of this run."""
-    return pb.ServerMessage(run_ended=pb.RunEnded(run_id=run_id, state=state, cause=cause))
+    return pb.ServerMessage(run_ended=pb.RunEnded(run_id=run_id, state=state, cause=cause, num_open=num_open))
 
 
 def sums_of(statistics: Mapping[str, pb.Statistics]) -> Sums | None:

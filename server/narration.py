@@ -16,6 +16,7 @@ from atoll.server.events import (
     EndRun,
     Event,
     Invite,
+    PauseRun,
     Reject,
     Release,
     UpdateRefused,
@@ -68,6 +69,8 @@ def _of_effect(machine: RunMachine, effect: Effect) -> str | None:
         case Abandon(round_id, reason):
             record = machine.record_of(round_id)
             return f"round {round_id}: abandoned: {reason}{_after_colon(record.detail if record else '')}"
+        case PauseRun(cause):
+            return f"the run is paused: {cause}"
         case EndRun(state, cause):
             return f"the run is {state}: {cause}"
         case _:

@@ -134,6 +134,16 @@ class OpenRound(ABC):
         assert self.phase in (Phase.SELECTING, Phase.COLLECTING), self.phase
         return self._abandon(AbandonReason.STOP_REQUESTED, now, reason)
 
+    @property
+    @abstractmethod
+    def has_begun(self) -> bool:
+        """Whether anybody was invited to it, or anything is in."""
+
+    def pause(self, reason: str, now: float) -> Effects:
+        """The operator wants no new round, and this one has not begun."""
+        assert not self.has_begun
+        return self._abandon(AbandonReason.PAUSE_REQUESTED, now, reason)
+
     def _abandon(self, reason: AbandonReason, now: float, detail: str) -> Effects:
         record = self.record
         releases = self._released_by(reason, now)

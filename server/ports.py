@@ -9,8 +9,10 @@ from grpc_reflection.v1alpha import reflection
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import reached_as, server_options
-from atoll.protocol.identity.names import Identity
+from atoll.protocol.bulk import add_coordinator
+from atoll.protocol.channel import is_wildcard, reached_as, server_options
+from atoll.protocol.identity.names import Identity, Role
+from atoll.protocol.vocabulary import ClientId
 from atoll.server.aggregation_service import AggregationService
 from atoll.server.audit.calls import CallAudit
 from atoll.server.call_limits import CallLimits, Connections
@@ -19,6 +21,7 @@ from atoll.server.coordinator import Coordinator
 from atoll.server.identity.enrolment_port import EnrolmentPort
 from atoll.server.identity.gate import Gate, Members
 from atoll.server.identity.guard import Guard
+from atoll.server.identity.remote_signer import RemoteSigner, SigningService
 from atoll.server.identity.services import MembershipService
 from atoll.server.limits import Callers
 from atoll.server.service import AdminService, CoordinatorService
@@ -27,6 +30,9 @@ CALLS_SPARE = 100
 """Calls that may be open at once of those who never say Hello."""
 
 ADMIN_CALLS_MAX = 100
+
+CONNECTIONS_PER_CLIENT = 2
+"""An old one that ends and its successor; so many more nobody gets that has not shown its certificate yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +59,22 @@ class Ports:
         guards = Guard(register), Guard(register)
         calls = config.calls_per_client * config.max_connections + CALLS_SPARE
         clients, admins = (_server(coordinator, *of) for of in zip(guards, (calls, ADMIN_CALLS_MAX), strict=True))
-        rpc.add_CoordinatorServicer_to_server(CoordinatorService(coordinator), clients)
+        add_coordinator(CoordinatorService(coordinator), clients)
         if coordinator.ranks is not None:
             rpc.add_AggregationServicer_to_server(AggregationService(coordinator, coordinator.ranks), clients)
         enrolments = members.enrolments if members is not None else None
         rpc.add_AdminServicer_to_server(AdminService(coordinator, enrolments), admins)
         if enrolments is not None:
 
-            def look_again(_: Identity) -> None:
+            def revoked(identity: Identity) -> None:
                 for guard in guards:
                     coordinator.spawn(guard.look_again())
+                if identity.role is Role.CLIENT:
+                    coordinator.attendance.revoked(ClientId(identity.name))
 
-            enrolments.on_revoked(look_again)
+            enrolments.on_revoked(revoked)
+            if isinstance(gate.signer, RemoteSigner):
+                rpc.add_SigningServicer_to_server(SigningService(gate.signer), clients)
             for server in (clients, admins):
                 rpc.add_MembershipServicer_to_server(MembershipService(enrolments), server)
         await _add_health(clients, "Coordinator")
@@ -74,7 +84,7 @@ class Ports:
         address, admin_address = gate.listener.bind(clients, config.listen), gate.listener.bind(admins, config.admin)
         enrolment = None
         if members is not None:
-            enrolment = _enrolment_port(config, members, address, admin_address)
+            enrolment = _enrolment_port(config, members, Guard(register), address, admin_address)
             await _add_health(enrolment.server, "Enrolment")  # a probe has no certificate
         return cls(clients, admins, address, admin_address, enrolment)
 
@@ -95,13 +105,21 @@ def _server(coordinator: Coordinator, guard: Guard, calls: int) -> grpc.aio.Serv
     limits = CallLimits(Callers(coordinator.config.calls_per_client), Connections().end)
     audit = CallAudit(coordinator.audit)  # as the guard it remembers the handlers of its server: each has its own
     interceptors = [audit, limits, guard]  # the first sees what the others refuse
-    return grpc.aio.server(options=server_options(), interceptors=interceptors, maximum_concurrent_rpcs=calls)
+    options = server_options(connections_max=CONNECTIONS_PER_CLIENT * coordinator.config.max_connections + CALLS_SPARE)
+    return grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=calls)
 
 
-def _enrolment_port(config: CoordinatorConfig, members: Members, address: str, admin_address: str) -> EnrolmentPort:
+def _enrolment_port(
+    config: CoordinatorConfig, members: Members, guard: Guard, address: str, admin_address: str
+) -> EnrolmentPort:
     place = reached_as(address, config.public)
     port = EnrolmentPort(
-        members.enrolments, members.keeper, config.enrol_address, address=place, admin_address=admin_address
+        members.enrolments,
+        members.keeper,
+        guard,
+        config.enrol_address,
+        address=place,
+        admin_address=reached_as(admin_address, config.public) if is_wildcard(admin_address) else admin_address,
     )
     members.enrolments.addresses = (reached_as(port.address, config.public),)
     return port

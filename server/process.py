@@ -10,10 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from atoll.protocol.vocabulary import RunId, RunState
+from atoll.protocol.vocabulary import TERMINAL, RunId, RunState
 from atoll.server.config import CoordinatorConfig, RunConfig
 from atoll.server.coordinator import Coordinator
-from atoll.server.identity.gate import gate_of, publisher
+from atoll.server.identity.gate import equip_ranks, gate_of, publisher
 from atoll.server.memory import collect_seldom
 from atoll.server.ports import Ports
 from atoll.server.spawned import SpawnedRanks
@@ -26,8 +26,6 @@ M_ARENA_MAX = -8
 
 FAREWELL_S = 2.0
 """Seconds that clients have to hear that the run has ended before the server closes."""
-
-_OPEN = (RunState.RUNNING, RunState.QUEUED)
 
 EXIT_OK, EXIT_RUN_FAILED, EXIT_OPERATOR, EXIT_BUG = 0, 1, 2, 70
 
@@ -67,6 +65,7 @@ async def host(
                 asked = await _find_or_add(coordinator, run, again=again) if run is not None else None
                 await ports.start()  # last: whoever joins is told which tasks are run here
                 if coordinator.ranks is not None and config.start_aggregators:
+                    await equip_ranks(gate, config)
                     ranks = SpawnedRanks(config.aggregators, config.state, ports.address, insecure=config.insecure)
                     ranks.start()
                 state.announce(ports.address, ports.admin_address, os.getpid(), insecure=config.insecure)
@@ -96,7 +95,7 @@ async def _find_or_add(coordinator: Coordinator, config: RunConfig, *, again: bo
     """The run that was asked for: one that is open, one that has ended already, or a new one."""
     namesakes = [run for run in coordinator.runs.values() if run.config.name == config.name]
     for run in namesakes:
-        if coordinator.state_of(run.run_id) in _OPEN:
+        if coordinator.state_of(run.run_id) not in TERMINAL:
             if run.config != config:
                 logger.warning("run %s goes on with the settings that it was started with", run.run_id)
             return run.run_id
@@ -143,7 +142,7 @@ async def _all_ended(coordinator: Coordinator) -> None:
 
 
 def _next_open(coordinator: Coordinator) -> RunId | None:
-    return next((run_id for run_id in coordinator.runs if coordinator.state_of(run_id) in _OPEN), None)
+    return next((run_id for run_id in coordinator.runs if coordinator.state_of(run_id) not in TERMINAL), None)
 
 
 async def _farewell(coordinator: Coordinator) -> None:

@@ -131,7 +131,7 @@ class Rank:
         self._compute = ThreadPoolExecutor(2, thread_name_prefix="compute")
         self._folding = ThreadPoolExecutor(1, thread_name_prefix="fold")
         self._attempt, self._stop_fold = 0, threading.Event()
-        self.uploads = Uploads(self._judge, lambda run_id: self.run(run_id).store, self._compute)
+        self.uploads = Uploads(self._judge, lambda run_id: self.run(run_id).store, lambda _: self._compute)
         self.sent_bytes = self.exchanged_bytes = 0
 
     def connect(self, channel: grpc.aio.Channel) -> None:

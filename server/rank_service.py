@@ -8,6 +8,7 @@ import grpc
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.bulk import DownloadMessage, UploadMessage
 from atoll.protocol.vocabulary import Digest, RunId
 from atoll.server.codec import StoreCorrupted
 from atoll.server.downloads import BadRequest, NotHeld, send_version
@@ -29,7 +30,7 @@ class AggregatorService(rpc.AggregatorServicer):
 
     async def Download(
         self, requests: AsyncIterator[pb.DownloadRequest], context: Context
-    ) -> AsyncIterator[pb.DownloadReply]:
+    ) -> AsyncIterator[DownloadMessage]:
         """Pieces of a version that this rank owns."""
         opened = (await opening(requests, context, "DownloadOpen")).open
         try:
@@ -47,9 +48,7 @@ class AggregatorService(rpc.AggregatorServicer):
         except Silent as error:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
 
-    async def Upload(
-        self, requests: AsyncIterator[pb.UploadRequest], context: Context
-    ) -> AsyncIterator[pb.UploadReply]:
+    async def Upload(self, requests: AsyncIterator[UploadMessage], context: Context) -> AsyncIterator[pb.UploadReply]:
         """An update of one of this rank's clients, from its manifest to the verdict."""
         opened = (await opening(requests, context, "UploadOpen")).open
         try:

@@ -73,6 +73,7 @@ _ABANDONS = {
     AbandonReason.AGGREGATION_FAILED: "the aggregation failed",
     AbandonReason.SAMPLER_FAILED: "the sampler failed",
     AbandonReason.STOP_REQUESTED: "the operator stopped the run",
+    AbandonReason.PAUSE_REQUESTED: "the operator paused the run before anyone was invited",
 }
 _RELEASES = {
     ReleaseReason.ROUND_CLOSED: "the round had closed",

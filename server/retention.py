@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from atoll.protocol.vocabulary import Digest, RunId, RunState, Version
+from atoll.protocol.vocabulary import TERMINAL, Digest, RunId, Version
 from atoll.server.journal import Journal
 from atoll.server.policy import StragglerPolicy
 from atoll.server.reduce import Reducer
@@ -50,7 +50,7 @@ class Keep:
             frozenset(update.digest for update in updates),
             frozenset((*ledger.unevaluated, *map(Version, range(stalest, ledger.version)))),
             Version(stalest) if policy.takes_stale else ledger.version,
-            ledger.state not in (RunState.RUNNING, RunState.QUEUED),
+            ledger.state in TERMINAL,
         )
 
 

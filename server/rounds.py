@@ -266,6 +266,11 @@ class Round(OpenRound):
 
     # ------------------------------------------------------------ the end
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a cohort was invited."""
+        return self.phase is not Phase.SELECTING
+
     def _close_or_abandon(self, reason: CloseReason, now: float) -> Effects:
         if self._reachable() >= self.record.quorum:
             return self._close(reason, now)

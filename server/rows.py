@@ -16,10 +16,21 @@ from atoll.server.events import (
     EndRun,
     Event,
     ModelEvaluated,
+    PauseRun,
     ResumeRequested,
     RunStarted,
 )
-from atoll.server.journal import Batch, Entry, EvaluationRow, Page, RecordRow, RunEnd, Snapshot, UpdateRow, VersionRow
+from atoll.server.journal import (
+    Batch,
+    Entry,
+    EvaluationRow,
+    Page,
+    RecordRow,
+    RunChange,
+    Snapshot,
+    UpdateRow,
+    VersionRow,
+)
 from atoll.server.open_round import Effects
 from atoll.server.run import RunMachine
 from atoll.server.store import KeptUpdate
@@ -63,8 +74,11 @@ def add_rows(
                 rows.add_record(round_id)
             case CloseEvaluation():
                 rows.add_clients_evaluation(effect)
-            case EndRun(state, cause):
-                batch.ends.append(RunEnd(decided.run_id, state, cause, decided.at))
+            case PauseRun():
+                rows.add_state()
+                rows.add_snapshot()
+            case EndRun():
+                rows.add_state(decided.at)
                 rows.add_snapshot()
             case Accept(digest=digest) if kept is not None:
                 batch.updates.append(UpdateRow(decided.run_id, digest, kept.meta, kept.data))
@@ -87,14 +101,19 @@ class _Rows:
         self.batch.entries.append(Entry(run_id, self._decided.seq, at, *encode_event(event)))
         match event:
             case RunStarted(model_digest):
-                self.batch.running.append(run_id)
+                self.add_state()
                 self.add_version(self._machine.ledger.version, model_digest)
             case ResumeRequested():
-                self.batch.running.append(run_id)
+                self.add_state()
             case ModelEvaluated(version, statistics, detail):
                 self.batch.evaluations.append(EvaluationRow(run_id, version, "server", statistics, 1, detail, at))
             case _:
                 pass
+
+    def add_state(self, ended_at: float | None = None) -> None:
+        """Where the run stands now; of one that has ended, since when."""
+        ledger = self._machine.ledger
+        self.batch.changes.append(RunChange(self._decided.run_id, ledger.state, ledger.cause, ended_at))
 
     def add_version(self, version: Version, digest: Digest) -> None:
         row = VersionRow(self._decided.run_id, version, digest, self._num_bytes(version), self._decided.at)

@@ -6,11 +6,16 @@ replays: the same events at the same times give the same effects.
     QUEUED --RunStarted--> RUNNING --rounds committed, evaluations in--> FINISHED
                                    --abandoned once more than `retry`--> FAILED
                                    --StopRequested---------------------> STOPPED
-    FAILED, STOPPED --ResumeRequested--> RUNNING
+                                   --PauseRequested, the round over----> PAUSED --StopRequested--> STOPPED
+    FAILED, STOPPED, PAUSED --ResumeRequested--> RUNNING, or QUEUED until there is room, and ResumeRequested comes again
+
+A pause ends nothing that has begun: a round that has invited anyone ends as it would, an evaluation too, and late
+updates are taken as ever. A round that still looks for clients is abandoned; that is no failure.
 """
 
 from atoll.protocol.vocabulary import (
     DECLINES,
+    TERMINAL,
     AbandonReason,
     ClientId,
     Fate,
@@ -41,6 +46,8 @@ from atoll.server.events import (
     Event,
     ModelEvaluated,
     OpenNextRound,
+    PauseRequested,
+    PauseRun,
     Release,
     ResumeRequested,
     RoundDue,
@@ -68,7 +75,7 @@ class RunMachine(Intake):
     @property
     def deadline(self) -> float | None:
         """When the driver must deliver TimePassed; None when nothing is timed."""
-        if self.ledger.state is not RunState.RUNNING:
+        if not self.ledger.is_open:
             return None
         first, own = self._round_deadline, self.invitations.deadline
         if first is None or own is None:
@@ -164,10 +171,10 @@ class RunMachine(Intake):
                     return self._close_evaluation_when_complete()
             case StopRequested(reason):
                 return self._stop(reason, now)
-            case ResumeRequested() if self.ledger.state in (RunState.STOPPED, RunState.FAILED):
-                self.ledger.state, self.ledger.cause, self.ledger.failures = RunState.RUNNING, "", 0
-                self.ledger.membership.everyone_disconnected()  # who is there is told again now
-                return self._next_round_or_end()
+            case PauseRequested(reason):
+                return self._pause(reason, now)
+            case ResumeRequested(wait):
+                return self._resume(wait=wait)
         return ()  # an answer that nobody waits for any more
 
     def _time_passed(self, now: float) -> Effects:
@@ -183,7 +190,7 @@ class RunMachine(Intake):
         """Nobody is connected; deadlines move by the downtime; what was under way is given out again."""
         ledger = self.ledger
         ledger.membership.everyone_disconnected()
-        if ledger.state is not RunState.RUNNING:
+        if not ledger.is_open:
             return ()
         self.invitations.coordinator_started(event.down_since, now)
         effects: list[Effect] = [EvaluateModel(version) for version in ledger.unevaluated]
@@ -235,13 +242,13 @@ class RunMachine(Intake):
         if self._open(round_id) and record.phase is Phase.COLLECTING:
             return ()
         reason = ReleaseReason.ROUND_ABANDONED if record.phase is Phase.ABANDONED else ReleaseReason.ROUND_CLOSED
-        submit = self.rules.policy.late == "next_round" and self.ledger.state is RunState.RUNNING
+        submit = self.rules.policy.late == "next_round" and self.ledger.is_open
         return (Release(client_id, round_id, reason, submit),)
 
     def _release_from_a_buffer(self, client_id: ClientId, record: RoundRecord) -> Effects:
         if self.invitations.is_training(client_id, record.round_id):
             return ()
-        submit = self.invitations.may_still_count(record) and self.ledger.state is RunState.RUNNING
+        submit = self.invitations.may_still_count(record) and self.ledger.is_open
         reason = ReleaseReason.OUT_OF_TIME if submit else ReleaseReason.TOO_STALE
         return (Release(client_id, record.round_id, reason, submit),)
 
@@ -339,7 +346,7 @@ class RunMachine(Intake):
         ledger.past[record.round_id] = record
         if stopped:
             return (*effects, *self._end(RunState.STOPPED, record.detail))
-        ledger.failures += 1
+        ledger.failures += abandon.reason is not AbandonReason.PAUSE_REQUESTED
         if ledger.failures > self.rules.policy.retry and ledger.stop_reason is None:
             cause = f"{ledger.failures} rounds in a row were abandoned; the last, round {record.round_id}: "
             return (*effects, *self._end(RunState.FAILED, f"{cause}{abandon.reason} ({record.detail})"))
@@ -358,6 +365,10 @@ class RunMachine(Intake):
             return ()
         if ledger.version >= self.rules.rounds:
             return self._end_when_done()
+        if ledger.pause_reason is not None:
+            ledger.state, ledger.cause, ledger.pause_reason = RunState.PAUSED, ledger.pause_reason, None
+            ledger.is_round_due = False
+            return (PauseRun(ledger.cause),)
         ledger.is_round_due = True
         return (OpenNextRound(),)
 
@@ -369,9 +380,33 @@ class RunMachine(Intake):
             return ()
         return self._end(RunState.FINISHED, f"{self.rules.rounds} rounds are committed")
 
+    # ------------------------------------------------------------ the operator
+
+    def _pause(self, reason: str, now: float) -> Effects:
+        ledger = self.ledger
+        is_ending = ledger.stop_reason is not None or (self.round is None and ledger.version >= self.rules.rounds)
+        if ledger.state is not RunState.RUNNING or is_ending:
+            return ()
+        ledger.pause_reason = reason
+        if self.round is not None:
+            return () if self.round.has_begun else self.round.pause(reason, now)
+        return self._next_round_or_end()
+
+    def _resume(self, *, wait: bool) -> Effects:
+        ledger = self.ledger
+        if ledger.state is RunState.RUNNING:
+            ledger.pause_reason = None  # it was to pause, and goes on instead
+        if ledger.state in (RunState.RUNNING, RunState.FINISHED) or not ledger.model_digest:
+            return ()
+        if ledger.state in TERMINAL:
+            ledger.failures = 0
+            ledger.membership.everyone_disconnected()  # who is there is told again now
+        ledger.state, ledger.cause = RunState.QUEUED if wait else RunState.RUNNING, ""
+        return () if wait else self._next_round_or_end()
+
     def _stop(self, reason: str, now: float) -> Effects:
         ledger = self.ledger
-        if ledger.state is not RunState.RUNNING:
+        if not ledger.is_open:
             return ()
         if self.round is None:
             return self._end(RunState.STOPPED, reason)
@@ -383,7 +418,7 @@ class RunMachine(Intake):
     def _end(self, state: RunState, cause: str) -> Effects:
         ledger = self.ledger
         effects = [*self.invitations.release_all(ReleaseReason.RUN_ENDED, ledger.now), *ledger.settle_end(state)]
-        ledger.state, ledger.cause, ledger.stop_reason = state, cause, None
+        ledger.state, ledger.cause, ledger.stop_reason, ledger.pause_reason = state, cause, None, None
         ledger.evaluation, ledger.unevaluated, ledger.is_round_due = None, [], False
         ledger.membership.everyone_disconnected()  # from here on the run is not told who comes and goes
         return (*effects, EndRun(state, cause))
@@ -418,3 +453,12 @@ class RunMachine(Intake):
         evaluation, self.ledger.evaluation = self.ledger.evaluation, None
         assert evaluation is not None
         return (evaluation.close(), *self._next_round_or_end())
+
+
+def what_a_pause_waits_for(machine: RunMachine) -> str:
+    """Until when a run that is to pause goes on; empty when it rests, or is not to."""
+    if machine.ledger.pause_reason is None:
+        return ""
+    if machine.round is None:
+        return "it pauses when its clients' evaluation is over"
+    return f"it pauses when round {machine.round.record.round_id} is over"

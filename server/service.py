@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -10,6 +10,7 @@ import grpc
 from atoll.aggregation.codecs import FAMILIES
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.bulk import DownloadMessage, UploadMessage
 from atoll.protocol.channel import METRICS_MAX, PROTOCOL, STATISTICS_MAX
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.protocol.vocabulary import ClientId, FailureReason, LossReason, RoundId, RunId, Version
@@ -69,7 +70,10 @@ class CoordinatorService(rpc.CoordinatorServicer):
             self._coordinator.attendance.leave(connection)
 
     def _signed(self, message: pb.ServerMessage, client_id: ClientId) -> pb.ServerMessage:
-        signer = self._coordinator.signer
+        checkpoint, signer = self._coordinator.audit.checkpoint, self._coordinator.signer
+        kind = message.WhichOneof("message")
+        if checkpoint is not None and kind in ("welcome", "invite"):  # the sites remember what no log can deny then
+            getattr(message, kind).audit_checkpoint = str(checkpoint)
         return message if signer is None else signer.sign(message, client_id)
 
     async def _read(self, requests: AsyncIterator[pb.ClientMessage], connection: Connection) -> None:
@@ -131,7 +135,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
     async def Download(
         self, requests: AsyncIterator[pb.DownloadRequest], context: Context
-    ) -> AsyncIterator[pb.DownloadReply]:
+    ) -> AsyncIterator[DownloadMessage]:
         """Pieces of a version, as fast as the client grants credit."""
         first = await opening(requests, context, "DownloadOpen")
         run = self._coordinator.runs.get(RunId(first.open.run_id))
@@ -149,9 +153,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         except Silent as error:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
 
-    async def Upload(
-        self, requests: AsyncIterator[pb.UploadRequest], context: Context
-    ) -> AsyncIterator[pb.UploadReply]:
+    async def Upload(self, requests: AsyncIterator[UploadMessage], context: Context) -> AsyncIterator[pb.UploadReply]:
         """An update, from its manifest to the verdict."""
         first = await opening(requests, context, "UploadOpen")
         if self._coordinator.ranks is not None:
@@ -173,10 +175,12 @@ class AdminService(MembersAdmin, rpc.AdminServicer):
 
     def __init__(self, coordinator: Coordinator, enrolments: Enrolments | None = None) -> None:
         super().__init__(enrolments)
+        if enrolments is not None:
+            enrolments.audit = coordinator.audit
         self._coordinator = coordinator
 
     async def StartRun(self, request: pb.StartRunRequest, context: Context) -> pb.RunReply:
-        """Host one more run; it begins when those before it have ended."""
+        """Host one more run; it begins when there is room."""
         try:
             config = load_text(RunFile, request.config_toml, list(request.overrides), name="the run")
             run_id = await self._coordinator.add_run(config.run)
@@ -188,11 +192,21 @@ class AdminService(MembersAdmin, rpc.AdminServicer):
 
     async def StopRun(self, request: pb.StopRunRequest, context: Context) -> pb.RunReply:
         """End a run; a round that already aggregates is committed first."""
-        return await self._change(context, request.run_id, request.reason or "stopped by the operator")
+        reason = request.reason or "stopped by the operator"
+        return await self._change(context, request.run_id, lambda c, run: c.stop_run(run, reason[:DETAIL_MAX]))
+
+    async def PauseRun(self, request: pb.PauseRunRequest, context: Context) -> pb.RunReply:
+        """Let no new round of a run begin."""
+        reason = request.reason or "paused by the operator"
+        return await self._change(context, request.run_id, lambda c, run: c.pause_run(run, reason[:DETAIL_MAX]))
 
     async def ResumeRun(self, request: pb.ResumeRunRequest, context: Context) -> pb.RunReply:
-        """Reopen a stopped or failed run."""
-        return await self._change(context, request.run_id, None)
+        """Let a paused run go on, or reopen a stopped or failed one."""
+        return await self._change(context, request.run_id, lambda c, run: c.resume_run(run))
+
+    async def DeleteRun(self, request: pb.DeleteRunRequest, context: Context) -> pb.RunReply:
+        """Forget a run that has ended."""
+        return await self._change(context, request.run_id, lambda c, run: c.delete_run(run))
 
     async def ListRanks(self, request: pb.ListRanksRequest, context: Context) -> pb.ListRanksReply:
         """The aggregation ranks, and what each has received."""
@@ -200,17 +214,18 @@ class AdminService(MembersAdmin, rpc.AdminServicer):
         rows = coordinator.ranks.rows() if coordinator.ranks is not None else []
         return pb.ListRanksReply(ranks=rows, received_bytes=coordinator.uploads.received_bytes)
 
-    async def _change(self, context: Context, run_id: str, stop_reason: str | None) -> pb.RunReply:
+    async def _change(
+        self, context: Context, run_id: str, change: Callable[[Coordinator, RunId], Awaitable[str]]
+    ) -> pb.RunReply:
         try:
-            if stop_reason is None:
-                await self._coordinator.resume_run(RunId(run_id))
-            else:
-                await self._coordinator.stop_run(RunId(run_id), stop_reason[:DETAIL_MAX])
+            message = await change(self._coordinator, RunId(run_id))
         except UnknownRun as error:
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
         except OperatorError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        return pb.RunReply(run_id=run_id, state=self._coordinator.state_of(RunId(run_id)))
+        is_here = run_id in self._coordinator.runs
+        state = self._coordinator.state_of(RunId(run_id)) if is_here else "deleted"
+        return pb.RunReply(run_id=run_id, state=state, message=message)
 
 
 async def opening(requests: AsyncIterator[Any], context: Context, kind: str) -> Any:

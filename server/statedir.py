@@ -151,6 +151,15 @@ def running_coordinator(path: Path) -> RunningCoordinator | None:
     return RunningCoordinator(said["address"], said["admin_address"], int(pid), said["insecure"])
 
 
+def is_held(path: Path) -> bool:
+    """Whether a process has the directory that may not listen yet. Takes no lock."""
+    try:
+        pid, _, started = (path / "lock").read_text().partition(" ")
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return pid.isdecimal() and _start_time(int(pid)) == started
+
+
 def lock_directory(path: Path) -> int:
     """Make the directory, and hold it as long as the returned descriptor is open, or the process lives.
 

@@ -7,14 +7,17 @@ journal entry. The judge may be in this process or, for an aggregation rank, in 
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from functools import partial
 from typing import Protocol
 
 from atoll.aggregation.inspection import Inspection, Inspector
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
+from atoll.protocol.behind import Behind
+from atoll.protocol.bulk import Buffer, Chunk, UploadMessage
 from atoll.protocol.channel import CHUNK_BYTES, INLINE_BYTES_MAX
 from atoll.protocol.manifest import ManifestError, UpdateManifest, digest_of, parse_update
 from atoll.protocol.vocabulary import ClientId, Digest, RejectReason, RoundId, RunId
@@ -61,7 +64,7 @@ class Uploads:
     Args:
         judge_of: see there.
         store_of: where a run's updates lie.
-        compute: for what takes the processor.
+        compute_of: for what takes the processor.
         floor: bytes a second below which an upload is ended; 0: none (`limits.Patience`).
     """
 
@@ -69,11 +72,11 @@ class Uploads:
         self,
         judge_of: JudgeOf,
         store_of: Callable[[RunId], RunStore],
-        compute: Executor,
+        compute_of: Callable[[RunId], Executor],
         *,
         floor: float = FLOOR_BYTES_PER_S,
     ) -> None:
-        self._judge_of, self._store_of, self._compute, self._floor = judge_of, store_of, compute, floor
+        self._judge_of, self._store_of, self._compute_of, self._floor = judge_of, store_of, compute_of, floor
         self._receiving: dict[tuple[RunId, RoundId, ClientId], asyncio.Task[object]] = {}
         self._in_flight: dict[RunId, list[Digest]] = {}
         self._noting: list[tuple[RunId, set[Digest]]] = []
@@ -96,7 +99,7 @@ class Uploads:
             self._noting.remove(noted)
 
     async def receive(
-        self, opened: pb.UploadOpen, requests: AsyncIterator[pb.UploadRequest]
+        self, opened: pb.UploadOpen, requests: AsyncIterator[UploadMessage]
     ) -> AsyncIterator[pb.UploadReply]:
         """The replies to one upload: the position to go on from, the progress, the verdict.
 
@@ -120,7 +123,8 @@ class Uploads:
             if (verdict := await judge.old_verdict()) is not None:  # by the stream that this one has ended
                 yield _reply(verdict)
                 return
-            upload = _Upload(self._store_of(manifest.run_id), manifest, digest, judge, self._compute)
+            run_id = manifest.run_id
+            upload = _Upload(self._store_of(run_id), manifest, digest, judge, self._compute_of(run_id))
             kept = await upload.kept_before()
             if kept is None:
                 await self._forget_older(manifest, upload.store)
@@ -129,10 +133,11 @@ class Uploads:
                         self._count(upload.take_at_once(file, opened.data))
                     else:
                         yield pb.UploadReply(position=file.position)
-                    async for position, num_bytes in upload.take(file, requests, self._floor):
-                        self._count(num_bytes)
-                        if position < manifest.num_bytes:  # of the end the verdict tells
-                            yield pb.UploadReply(position=position)
+                    async with aclosing(upload.take(file, requests, self._floor)) as taken:
+                        async for position, num_bytes in taken:
+                            self._count(num_bytes)
+                            if position < manifest.num_bytes:  # of the end the verdict tells
+                                yield pb.UploadReply(position=position)
                     judged = await upload.judged(file)
                 if isinstance(judged, pb.Verdict):
                     yield _reply(judged)
@@ -199,7 +204,6 @@ class _Upload:
         self.store, self._manifest, self._digest = store, manifest, digest
         self._judge, self._compute = judge, compute
         self._inspector: Inspector | None = None
-        self._looking: asyncio.Future[None] | None = None
 
     async def kept_before(self) -> KeptUpdate | None:
         """Its bytes, when they were found sound before, and only the decision or its answer was lost."""
@@ -219,43 +223,50 @@ class _Upload:
         return len(fresh)
 
     async def take(
-        self, file: Incoming, requests: AsyncIterator[pb.UploadRequest], floor: float
-    ) -> AsyncIterator[tuple[int, int]]:
-        """Append the chunks; each must begin where the last one ended. Gives the position, and what was appended."""
-        total, patience = self._manifest.num_bytes, patience_of(floor)
-        while file.position < total:
-            request, waited = await next_bytes(requests, patience)
-            if request is None:
-                raise BadRequest(f"the upload ended at byte {file.position} of {total}")
-            if request.WhichOneof("request") != "chunk":
-                raise BadRequest("after UploadOpen come chunks")
-            chunk = request.chunk
-            if chunk.position != file.position or not 1 <= len(chunk.data) <= min(CHUNK_BYTES, total - file.position):
-                got = f"a chunk of {len(chunk.data)} bytes at {chunk.position}"
-                raise BadRequest(f"{got} does not continue {file.position} of {total}")
-            patience.received(len(chunk.data), waited)
-            await off_loop(len(chunk.data), file.append, chunk.data)
-            steps.reached("upload.mid_chunk")
-            self._look_on(file)
-            yield file.position, len(chunk.data)
+        self, file: Incoming, requests: AsyncIterator[UploadMessage], floor: float
+    ) -> AsyncGenerator[tuple[int, int], None]:
+        """Take the chunks; each must begin where the last one ended. Gives the position, and how much is new.
 
-    def _look_on(self, file: Incoming) -> None:
-        """Look at what has come while more comes: the verdict is to be soon after the last byte."""
-        if file.is_small or (self._looking is not None and not self._looking.done()):
+        They are written and looked at behind this loop; all of it is done when the last position has been given.
+        """
+        position, total, patience = file.position, self._manifest.num_bytes, patience_of(floor)
+        behind = Behind(partial(self._append, file), self._compute)
+        try:
+            while position < total:
+                request, waited = await next_bytes(requests, patience)
+                if request is None:
+                    raise BadRequest(f"the upload ended at byte {position} of {total}")
+                if not isinstance(request, Chunk):
+                    raise BadRequest("after UploadOpen come chunks")
+                size = len(request.data)
+                if request.position != position or not 1 <= size <= min(CHUNK_BYTES, total - position):
+                    got = f"a chunk of {size} bytes at {request.position}"
+                    raise BadRequest(f"{got} does not continue {position} of {total}")
+                patience.received(size, waited)
+                position += size
+                if file.is_small:
+                    self._append(file, [request.data])
+                else:
+                    await behind.put(request.data)
+                yield position, size
+        finally:
+            await behind.finish()
+
+    def _append(self, file: Incoming, chunks: Sequence[Buffer]) -> None:
+        """Write what has come, and look at it while more comes: the verdict is to be soon after the last byte."""
+        for data in chunks:
+            file.append(data)
+            steps.reached("upload.mid_chunk")
+        if file.is_small:
             return
         if self._inspector is None:
             self._inspector = file.inspector(self._manifest.pieces)
-        if self._inspector.next_end <= file.position:
-            looking = on_thread(self._compute, self._inspector.advance, file.position)
-            self._looking = asyncio.ensure_future(looking)
-            self._looking.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # `judged` tells
+        self._inspector.advance(file.position)
 
     async def judged(self, file: Incoming) -> KeptUpdate | pb.Verdict:
         """All bytes are there: check them and make them durable, or say what is wrong."""
         manifest = self._manifest
         steps.reached("upload.before_check")
-        if self._looking is not None:
-            await self._looking
         inspector = self._inspector or file.inspector(manifest.pieces)
         is_quick = manifest.plain_bytes <= SMALL_BYTES  # also when few bytes decode to many
         if file.is_small and is_quick and len(manifest.pieces) <= PIECES_AT_ONCE:

@@ -278,7 +278,7 @@ PLANTED = (
     Mutant(
         "ghosts after a resume",
         RUN,
-        "                self.ledger.membership.everyone_disconnected()  # who is there is told again now\n",
+        "            ledger.membership.everyone_disconnected()  # who is there is told again now\n",
         "",
         "a resumed run counts clients that went while it was stopped",
     ),
@@ -363,8 +363,8 @@ PLANTED = (
     Mutant(
         "contact loss kills the job",
         SESSION,
-        "                self.is_connected, self.next = False, None",
-        "                self.is_connected, self.next, self.job = False, None, None",
+        "                self.is_connected = False\n",
+        "                self.is_connected, self.job = False, None\n",
         "a client that loses contact drops what it trains",
     ),
     Mutant(
@@ -426,16 +426,15 @@ PLANTED = (
     Mutant(
         "the queue outlives the stream",
         SESSION,
-        "                self.is_connected, self.next = False, None",
-        "                self.is_connected = False",
+        "                self.waiting.clear()  # what is still",
+        "                pass  # what is still",
         "a client begins a job that was withdrawn while it was away",
     ),
     Mutant(
         "two jobs at once",
         SESSION,
-        "        if self.job is not None and self.job.stage is not Stage.STOPPING:\n            return self._stop(",
-        "        if self.job is not None and self.job.stage is not Stage.STOPPING:\n            self.job = None\n"
-        "            return () and self._stop(",
+        " and job.stage is not Stage.STOPPING:\n            return self._stop(",
+        " and job.stage is not Stage.STOPPING:\n            self.job = None\n            return () and self._stop(",
         "a new job begins while the worker of the last one still runs",
     ),
     Mutant(
@@ -595,22 +594,22 @@ PLANTED = (
     Mutant(
         "trained for twice",
         SESSION,
-        "        if request.key in self.outgoing:\n            return ()  # asked for again while",
-        "        if False:\n            return ()  # asked for again while",
+        "            if waiting.request.key in self.outgoing:\n                continue  # asked for again while",
+        "            if False:\n                continue  # asked for again while",
         "an invitation that comes a second time, while its job is wound up, makes a second update",
     ),
     Mutant(
         "a release does not reach the queue",
         SESSION,
-        "        if self.next is not None and self.next.request.key == key:\n            self.next = None",
-        "        if False:\n            self.next = None",
+        " is not None and waiting.request.key == key:\n            del self",
+        " is not None and False:\n            del self",
         "a client begins what was withdrawn while it was still busy",
     ),
     Mutant(
         "invited by a run that has ended",
         INVITATIONS,
-        " or self._ledger.state is not RunState.RUNNING:\n            return ()",
-        ":\n            return ()",
+        "if not (self._policy.is_asynchronous and self._ledger.is_open):",
+        "if not self._policy.is_asynchronous:",
         "who comes back at the instant that a deadline ends the run is asked to train for it",
     ),
     Mutant(

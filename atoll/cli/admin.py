@@ -1,23 +1,30 @@
 """Asks the coordinator that holds a state directory to do something."""
 
+import asyncio
+import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import grpc
 
 from atoll.cli.faults import CommandError, without_frames
+from atoll.cli.join import identity_of_person
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.dialer import Dialer, InsecureDialer, MutualDialer
+from atoll.protocol.identity.enrolling import Place
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR, Role
+from atoll.protocol.identity.renewal import NotRenewed, over, renew_once
+from atoll.protocol.proxy import through_proxy
 from atoll.server.identity.gate import owner_folder
-from atoll.server.statedir import running_coordinator
+from atoll.server.statedir import is_held, running_coordinator
 
-STARTING_S = 20.0
-"""In which a coordinator that is being started is there."""
+STARTING_S = 30.0
+"""In which a coordinator that is being started has its state directory."""
 
 TIMEOUT_S = 660.0
 """A run starts when its task is loaded and its version 0 is made: the coordinator gives that ten minutes."""
@@ -46,19 +53,43 @@ def ask(state: Path, request: "Callable[[rpc.AdminStub], Any]", *, patience_s: f
     Raises:
         CommandError: none does, or it refuses; the message is the coordinator's own.
     """
+    if not state.exists() and (folder := identity_of_person()).exists():
+        return _ask_elsewhere(folder, request)
     until = time.monotonic() + patience_s
-    while (running := running_coordinator(state)) is None and time.monotonic() < until:
+    while (running := running_coordinator(state)) is None and patience_s and time.monotonic() < until:
+        if is_held(state):  # it recovers its runs before it listens
+            until = time.monotonic() + patience_s
         time.sleep(0.05)
-    if running is None:
-        raise CommandError(
-            f"no coordinator holds {state}: name another directory with --state, or start one with "
-            f"`atoll coordinator --state {state}`"
-        )
-    with dialer(state).blocking_channel(running.admin_address, COORDINATOR) as channel:
+    if running is not None:
+        return _ask(dialer(state), running.admin_address, request)
+    raise CommandError(
+        f"no coordinator holds {state}: name another directory with --state, or start one with "
+        f"`atoll coordinator --state {state}`"
+    )
+
+
+def _ask_elsewhere(folder: Path, request: "Callable[[rpc.AdminStub], Any]") -> Any:
+    """The answer of the coordinator that `atoll join` has made somebody a member of.
+
+    Raises:
+        CredentialError: the certificate has run out.
+    """
+    keeper, address = Keeper(folder), Place.load(folder).admin_address
+    keeper.check()
+    dialer = through_proxy(MutualDialer(keeper), os.environ)
+    if time.time() > keeper.current.renew_at(0.0):
+        with suppress(NotRenewed):  # there is time
+            renewing = renew_once(keeper.current, over(lambda: dialer.channel(address, COORDINATOR)))
+            keeper.replace(asyncio.run(renewing))
+    return _ask(dialer, address, request)
+
+
+def _ask(dialer: Dialer, address: str, request: "Callable[[rpc.AdminStub], Any]") -> Any:
+    with dialer.blocking_channel(address, COORDINATOR) as channel:
         try:
             return request(rpc.AdminStub(channel))
         except grpc.RpcError as error:
-            raise _refusal(error, running.admin_address) from error
+            raise _refusal(error, address) from error
 
 
 def _refusal(error: Any, address: str) -> CommandError:
@@ -80,6 +111,20 @@ def stop(state: Path, run_id: str, reason: str) -> pb.RunReply:
     """End a run."""
     request = pb.StopRunRequest(run_id=run_id, reason=reason)
     reply: pb.RunReply = ask(state, lambda admin: admin.StopRun(request, timeout=TIMEOUT_S))
+    return reply
+
+
+def pause(state: Path, run_id: str, reason: str) -> pb.RunReply:
+    """Let no new round of a run begin."""
+    request = pb.PauseRunRequest(run_id=run_id, reason=reason)
+    reply: pb.RunReply = ask(state, lambda admin: admin.PauseRun(request, timeout=TIMEOUT_S))
+    return reply
+
+
+def delete(state: Path, run_id: str) -> pb.RunReply:
+    """Forget a run."""
+    request = pb.DeleteRunRequest(run_id=run_id)
+    reply: pb.RunReply = ask(state, lambda admin: admin.DeleteRun(request, timeout=TIMEOUT_S))
     return reply
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import options
+from atoll.cli.join import given_code
 from atoll.cli.printing import note, say
 
 if TYPE_CHECKING:
@@ -23,7 +24,11 @@ Tasks = Annotated[
 Site = Annotated[str | None, typer.Option("--site", metavar="NAME", help="The data owner; short for site.")]
 Join = Annotated[
     str | None,
-    typer.Option("--join", metavar="CODE", help="The join code, needed once: `atoll client invite NAME` prints it."),
+    typer.Option(
+        "--join",
+        metavar="CODE",
+        help="The join code, needed once: `atoll client invite NAME` prints it; - reads it from standard input.",
+    ),
 ]
 Coordinator = Annotated[
     str | None,
@@ -58,7 +63,7 @@ def agent(
     """
     from atoll.cli.files import overriding
 
-    place = {"join": join, "coordinator": coordinator, "insecure": insecure}
+    place = {"join": given_code(join), "coordinator": coordinator, "insecure": insecure}
     settings, named = _checked(config, overriding(overrides, site=site, state=state, policy=policy, **place), tasks)
     if check:
         _print_effective(settings, tasks)

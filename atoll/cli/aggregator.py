@@ -8,6 +8,8 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import CommandError
+from atoll.cli.join import given_code
+from atoll.cli.log import quiet_grpc
 from atoll.cli.printing import note, say
 
 Coordinator = Annotated[
@@ -15,7 +17,11 @@ Coordinator = Annotated[
 ]
 Join = Annotated[
     str | None,
-    typer.Option("--join", metavar="CODE", help="The join code, needed once; `atoll client invite N` prints it."),
+    typer.Option(
+        "--join",
+        metavar="CODE",
+        help="The join code, needed once; `atoll client invite N` prints it; - reads it from standard input.",
+    ),
 ]
 Rank = Annotated[int | None, typer.Option("--rank", metavar="N", help="Which rank it is, from 0; short for rank.")]
 Ranks = Annotated[int | None, typer.Option("--of", metavar="N", help="How many ranks there are; short for ranks.")]
@@ -47,12 +53,13 @@ def aggregator(
     you supervise yourself; the coordinator then needs `coordinator.start_aggregators=false`. Start a rank again as
     often as you like: what it has acknowledged lies in its directory.
     """
+    quiet_grpc()
     from atoll.cli.files import overriding
     from atoll.protocol.settings import effective, load
     from atoll.server.config import AggregatorConfig
 
     place = {"rank": rank, "ranks": ranks, "listen": listen, "state": state}
-    given = overriding(overrides, coordinator=coordinator, join=join, insecure=insecure, **place)
+    given = overriding(overrides, coordinator=coordinator, join=given_code(join), insecure=insecure, **place)
     settings = load(AggregatorConfig, config, given)
     if check:
         say(effective(settings).rstrip("\n"))

@@ -1,6 +1,7 @@
 """The log of a process, for the person who watches it: one line for each thing that happens, on standard error."""
 
 import logging
+import os
 
 
 class _ForAPerson(logging.Formatter):
@@ -19,3 +20,11 @@ def configure() -> None:
     handler.setFormatter(_ForAPerson("%(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("atoll").setLevel(logging.INFO)
+
+
+def quiet_grpc() -> None:
+    """Keep gRPC's core from writing a line for each call and handshake that it refuses: strangers could fill the disk.
+
+    It reads the variable GRPC_VERBOSITY when it is first imported; one that is set stays.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -8,9 +8,11 @@ import typer
 from atoll.cli import audit, authority, members, models, ranks, rounds, runs, site
 from atoll.cli.agent import agent
 from atoll.cli.aggregator import aggregator
+from atoll.cli.backups import backup, restore
 from atoll.cli.compare import compare
 from atoll.cli.coordinator import coordinator
 from atoll.cli.faults import EXIT_BUG, Commands
+from atoll.cli.join import join
 from atoll.cli.new import new
 from atoll.cli.plan import plan
 from atoll.cli.population import population
@@ -45,6 +47,7 @@ app.command()(new)
 app.command()(coordinator)
 app.command()(aggregator)
 app.command()(agent)
+app.command()(join)
 app.command()(simulate)
 app.command()(train)
 app.command()(compare)
@@ -57,6 +60,8 @@ app.add_typer(models.app, name="model")
 app.add_typer(ranks.app, name="rank")
 app.add_typer(site.app, name="site")
 app.add_typer(audit.app, name="audit")
+app.command()(backup)
+app.command()(restore)
 app.command()(plan)
 app.command()(population)
 app.command()(settings)

@@ -1,4 +1,4 @@
-"""`atoll run ...`: start, stop and resume runs; list and show them."""
+"""`atoll run ...`: start, stop, pause, resume and delete runs; list and show them."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from atoll.server.history import History
     from atoll.server.journal import RunRow
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, help="Start, stop and resume runs; list and show them.")
+app = typer.Typer(
+    cls=Commands, no_args_is_help=True, help="Start, stop, pause, resume and delete runs; list and show them."
+)
 
 What = Annotated[str, typer.Argument(metavar="TASK | RUN.toml", help="The run's TOML, or a task to run with defaults.")]
 State = Annotated[
@@ -26,12 +28,13 @@ State = Annotated[
         help="The state directory of the coordinator; by default what the TOML says, or atoll-state.",
     ),
 ]
-Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it becomes the cause of the run's end.")]
+Reason = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; `atoll run show` and `list` say it.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
 @app.command()
 def start(what: What, state: State = None, overrides: options.Set = [], json: options.Json = False) -> None:  # noqa: B006
-    """Start a run on the coordinator that holds the state directory; it begins when those before it have ended."""
+    """Start a run on the coordinator that holds the state directory; beyond `max_runs` at once it waits its turn."""
     from atoll.cli import admin
     from atoll.cli.files import load_run, state_of
     from atoll.protocol.settings import effective
@@ -52,10 +55,38 @@ def stop(
 
 @app.command()
 def resume(run: options.RunArgument, state: options.State = options.STATE, json: options.Json = False) -> None:
-    """Reopen a stopped or failed run: it goes on from its last committed version."""
+    """Let a paused run go on, or reopen a stopped or failed one: it goes on from its last committed version.
+
+    Beyond `max_runs` at once it is queued, and goes on when there is room.
+    """
     from atoll.cli import admin
 
     _report(admin.resume(state, run), json)
+
+
+@app.command()
+def pause(
+    run: options.RunArgument, state: options.State = options.STATE, reason: Reason = "", json: options.Json = False
+) -> None:
+    """Let no new round of a run begin; one that has invited clients ends as it would.
+
+    A paused run makes room for a queued one, keeps its clients, and still takes late updates.
+    """
+    from atoll.cli import admin
+
+    _report(admin.pause(state, run, reason), json)
+
+
+@app.command()
+def delete(
+    run: options.RunArgument, state: options.State = options.STATE, yes: Yes = False, json: options.Json = False
+) -> None:
+    """Delete a run that has ended, with its records and all versions of its model; its id is never used again."""
+    from atoll.cli import admin
+
+    if not yes:
+        typer.confirm(f"delete {run} with all versions of its model from {state}?", abort=True, err=True)
+    _report(admin.delete(state, run), json)
 
 
 @app.command("list")
@@ -95,17 +126,20 @@ def show(
 ) -> None:
     """Show one run: where it stands and why, what its model is worth, and its settings."""
     from atoll.protocol.settings import effective
+    from atoll.server.run import what_a_pause_waits_for
 
     with history_of(state, database) as history:
         row = history.run(run)
         found = _summary(history, row)
         evaluations = history.evaluations(row.run_id)
         found["metrics"], found["unmeasured"] = measures(evaluations), unmeasured(evaluations)
+        found["pausing"] = what_a_pause_waits_for(history.machine(row.run_id))
         found["settings"] = row.config.model_dump(mode="json")
     if json:
         as_json(found)
         return
-    say(f"{found['run']} is {found['state']}" + (f": {found['cause']}" if found["cause"] else ""))
+    why = found["cause"] or found["pausing"]
+    say(f"{found['run']} is {found['state']}" + (f": {why}" if why else ""))
     say(f"task {found['task']}, created {clock(found['created_at'])}, ended {clock(found['ended_at'])}")
     say(f"version {found['version']} of {found['rounds']}")
     for version, measured in sorted(found["metrics"].items())[-5:]:

@@ -7,6 +7,8 @@ A hash chain as the coordinator's audit log (`protocol/chain`), which `atoll aud
     object         the round, or the version of an evaluation
     outcome        the rule's name, and a sentence
     digests        the task, and the bytes of the update as far as they are known
+
+Between them stand the checkpoints of the coordinator's own audit log, as it has told them in signed messages.
 """
 
 from collections import OrderedDict
@@ -15,7 +17,7 @@ from pathlib import Path
 
 from atoll.client.policy.decide import Decision, Kind, PolicyRequest
 from atoll.protocol.audit_files import AuditFiles
-from atoll.protocol.chain import Event, instant
+from atoll.protocol.chain import Checkpoint, Event, instant
 
 NAME = "decisions"
 """The folder of the log in the agent's directory."""
@@ -37,20 +39,36 @@ class DecisionLog:
     def __init__(self, folder: Path, now: Callable[[], float]) -> None:
         self._files = AuditFiles(folder / NAME, now, writer="agent")
         self._now, self._sign_by = now, 0.0
+        self._told = ""
         self._answers: OrderedDict[PolicyRequest, Decision] = OrderedDict()
 
     def write(self, request: PolicyRequest, decision: Decision) -> None:
         """One decision; a repetition of the last one about the same request is no news."""
         if self._answers.get(request) == decision:
             return
-        now = self._now()
-        if not self._files.unsigned:
-            self._sign_by = now + SIGN_S
-        self._files.append([_event(now, request, decision)])
+        self._append(_event(self._now(), request, decision))
         self._answers[request] = decision
         self._answers.move_to_end(request)
         if len(self._answers) > REMEMBERED_MAX:
             self._answers.popitem(last=False)
+
+    def told(self, checkpoint: str) -> None:
+        """A checkpoint of the coordinator's audit log, `SEQ:DIGEST`; the same one again is no news, nor is none.
+
+        Raises:
+            ValueError: of another form.
+        """
+        if not checkpoint or checkpoint == self._told:
+            return
+        line = Checkpoint.parse(checkpoint).seq
+        at = instant(self._now())
+        self._append(Event(at, "coordinator", "coordinator", "audit.checkpoint", f"line {line}", checkpoint))
+        self._told = checkpoint
+
+    def _append(self, event: Event) -> None:
+        if not self._files.unsigned:
+            self._sign_by = self._now() + SIGN_S
+        self._files.append([event])
 
     def sign(self, *, at_once: bool = False) -> None:
         """Let a checkpoint follow what none signs, if that is for long enough; then it outlives the machine, too."""

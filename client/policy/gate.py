@@ -60,6 +60,13 @@ class Gate:
         except OSError as error:
             logger.error("the log of the decisions cannot be signed: %s", error)
 
+    def told(self, checkpoint: str) -> None:
+        """The coordinator has said how far its audit log goes: whoever keeps this notices when that log is cut off."""
+        try:
+            self._log.told(checkpoint)
+        except (OSError, ValueError) as error:
+            logger.error("a checkpoint of the coordinator's audit log is not written down: %s", error)
+
     def poll(self) -> bool:
         """Whether anything may be decided otherwise than before: another policy, an approval, an hour, a day."""
         try:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Self
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -51,6 +51,13 @@ USAGES = {
 _CONSENT = b"atoll renewal\0"
 
 _SERVER_NAME = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-")
+
+
+_UNREADABLE = (
+    *(ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion),
+    *(x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType),
+)
+"""What cryptography raises about bytes that are no certificate, no request, or of a kind that it does not know."""
 
 
 class CertificateError(ValueError):
@@ -103,7 +110,7 @@ def read_request(request: bytes) -> PublicKey:
         parsed = x509.load_der_x509_csr(request)
         key = parsed.public_key()
         is_signed = parsed.is_signature_valid
-    except Exception as error:  # cryptography raises ValueError, and others for algorithms that it does not know
+    except _UNREADABLE as error:
         raise CertificateError("no certificate request (PKCS #10, DER)") from error
     if not _is_p256(key):
         raise CertificateError("a request for a key of another kind; allowed: ECDSA on P-256")
@@ -126,9 +133,7 @@ def consent(key: PrivateKey, request: bytes) -> bytes:
 
 def check_consent(certificate_pem: bytes, request: bytes, signature: bytes) -> None:
     """Check `consent` against the older certificate. Raises CertificateError."""
-    key = read_certificates(certificate_pem)[0].public_key()
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise CertificateError("a certificate for a key of another kind; allowed: ECDSA on P-256")
+    key = certified_key(certificate_pem)
     try:
         key.verify(signature, _CONSENT + request, ec.ECDSA(hashes.SHA256()))
     except InvalidSignature:
@@ -231,7 +236,7 @@ def read_certificates(pem: bytes) -> Sequence[x509.Certificate]:
         raise CertificateError(f"{len(pem)} bytes of certificates; allowed: at most {PEM_BYTES_MAX}")
     try:
         return x509.load_pem_x509_certificates(pem)
-    except ValueError as error:
+    except _UNREADABLE as error:
         raise CertificateError("no certificates in PEM") from error
 
 
@@ -261,7 +266,7 @@ def read_leaf(pem: bytes) -> Leaf:
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-    except (x509.ExtensionNotFound, ValueError) as error:
+    except _UNREADABLE as error:
         raise CertificateError("the certificate has no readable subject alternative name") from error
     if len(uris) != 1:
         raise CertificateError(f"the certificate has {len(uris)} URIs; allowed: exactly one, atoll://ROLE/NAME")
@@ -271,6 +276,20 @@ def read_leaf(pem: bytes) -> Leaf:
         raise CertificateError(str(error)) from None
     begin, end = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
     return Leaf(identity, certificate.serial_number, begin + SKEW_S if begin + SKEW_S < end else begin, end)
+
+
+def certified_key(pem: bytes) -> PublicKey:
+    """The key that the first certificate of a PEM file is for. Raises CertificateError: none, or not on P-256."""
+    try:
+        key = read_certificates(pem)[0].public_key()
+    except CertificateError:
+        raise
+    except _UNREADABLE as error:
+        raise CertificateError("the certificate has no readable key") from error
+    if not _is_p256(key):
+        raise CertificateError("a certificate for a key of another kind; allowed: ECDSA on P-256")
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    return key
 
 
 def check_issued(leaf_pem: bytes, ca_pem: bytes, key: PublicKey) -> None:
@@ -283,11 +302,11 @@ def check_issued(leaf_pem: bytes, ca_pem: bytes, key: PublicKey) -> None:
     """
     certificate = read_certificates(leaf_pem)[0]
     role = read_leaf(leaf_pem).identity.role
-    if certificate.public_key() != key:
+    if certified_key(leaf_pem) != key:
         raise CertificateError("the certificate is for another key")
     try:
         usages = set(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
-    except (x509.ExtensionNotFound, ValueError):
+    except _UNREADABLE:
         usages = set()
     if usages != set(USAGES[role]):
         raise CertificateError(f"the certificate is not for what {role}s do")
@@ -298,7 +317,7 @@ def check_issued(leaf_pem: bytes, ca_pem: bytes, key: PublicKey) -> None:
 def _is_issued_by(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
     try:
         certificate.verify_directly_issued_by(authority)
-    except (ValueError, TypeError, InvalidSignature):
+    except (*_UNREADABLE, InvalidSignature):
         return False
     return True
 

@@ -23,6 +23,7 @@ from atoll.protocol.channel import HANDSHAKE_S, client_options
 from atoll.protocol.identity.certificates import (
     CertificateError,
     PrivateKey,
+    certified_key,
     check_issued,
     fingerprint,
     key_to_pem,
@@ -184,7 +185,9 @@ async def _certificate_at(address: str, proxy: HttpProxy | None) -> bytes:
     try:
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     finally:
-        writer.close()
+        writer.transport.abort()  # nothing is to be said to whoever it is
+        with suppress(OSError):
+            await writer.wait_closed()
     return ssl.DER_cert_to_PEM_cert(shown).encode()
 
 
@@ -195,7 +198,7 @@ def _trusted(ca_pem: bytes, wanted: bytes, shown: bytes, address: str) -> bytes:
         if not found:
             raise CertificateError("its authority has another fingerprint than the join code")
         leaf, trusted = read_leaf(shown), to_pem(found[0])
-        check_issued(shown, trusted, read_certificates(shown)[0].public_key())  # type: ignore[arg-type]
+        check_issued(shown, trusted, certified_key(shown))
         if leaf.identity.role is not Role.COORDINATOR or leaf.expires_at <= time.time():
             raise CertificateError(f"its certificate is for {leaf.identity}, until {time.ctime(leaf.expires_at)}")
     except CertificateError as error:

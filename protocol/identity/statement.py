@@ -26,7 +26,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol.identity.certificates import CertificateError, check_issued, read_certificates, read_leaf
+from atoll.protocol.identity.certificates import CertificateError, certified_key, check_issued, read_leaf
 from atoll.protocol.identity.names import Role
 
 LEFT_OUT = frozenset({"ServerMessage.signature", "Invite.manifest", "Invite.data", "Evaluate.manifest"})
@@ -84,10 +84,9 @@ def check_publisher(publisher: pb.Publisher, ca_pem: bytes, now: float) -> Ed255
     """
     try:
         leaf = read_leaf(publisher.certificate)
-        key = read_certificates(publisher.certificate)[0].public_key()
-        assert isinstance(key, ec.EllipticCurvePublicKey)
+        key = certified_key(publisher.certificate)
         check_issued(publisher.certificate, ca_pem, key)
-    except (CertificateError, AssertionError) as error:
+    except CertificateError as error:
         raise NotTrusted(f"the publisher key's certificate: {error}") from None
     if leaf.identity.role is not Role.COORDINATOR:
         raise NotTrusted(f"the publisher key is certified by {leaf.identity}; allowed: a coordinator")

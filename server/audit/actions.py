@@ -14,6 +14,7 @@ class Action(StrEnum):
     RUN_PAUSE = "run.pause"
     RUN_STOP = "run.stop"
     RUN_RESUME = "run.resume"
+    RUN_DELETE = "run.delete"
     RUN_END = "run.end"
     ROUND_COMMIT = "round.commit"
     ROUND_ABANDON = "round.abandon"

@@ -11,6 +11,7 @@ from atoll.protocol.channel import server_options
 from atoll.protocol.identity.keeper import Keeper
 from atoll.server.coordinator import OperatorError
 from atoll.server.identity.enrolments import Enrolments
+from atoll.server.identity.guard import Guard
 from atoll.server.identity.services import EnrolmentService
 
 CALLS_MAX = 32
@@ -24,6 +25,7 @@ class EnrolmentPort:
     Args:
         enrolments: of the coordinator.
         keeper: of the coordinator's certificate.
+        guard: which lets strangers call what is for everybody, and nothing else that may ever be added here.
         listen: host:port; port 0: the system chooses.
         address: where members dial.
         admin_address: where owners, operators and auditors dial.
@@ -33,7 +35,14 @@ class EnrolmentPort:
     """
 
     def __init__(
-        self, enrolments: Enrolments, keeper: Keeper, listen: str, *, address: str, admin_address: str
+        self,
+        enrolments: Enrolments,
+        keeper: Keeper,
+        guard: Guard,
+        listen: str,
+        *,
+        address: str,
+        admin_address: str,
     ) -> None:
         options = [
             *server_options(),
@@ -42,7 +51,7 @@ class EnrolmentPort:
             ("grpc.max_connection_age_ms", AGE_S * 1000),
             ("grpc.max_concurrent_streams", 2),
         ]
-        self.server = grpc.aio.server(options=options, maximum_concurrent_rpcs=CALLS_MAX)
+        self.server = grpc.aio.server(options=options, interceptors=[guard], maximum_concurrent_rpcs=CALLS_MAX)
         rpc.add_EnrolmentServicer_to_server(EnrolmentService(enrolments, address, admin_address), self.server)
 
         def shown() -> grpc.ServerCertificateConfiguration:

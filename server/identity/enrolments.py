@@ -17,6 +17,8 @@ from atoll.protocol.identity.certificates import (
 )
 from atoll.protocol.identity.join_code import JoinCode
 from atoll.protocol.identity.names import Identity
+from atoll.server.audit.actions import Action
+from atoll.server.audit.log import AuditLog, Caller
 from atoll.server.identity.authority import Renewal, Signer
 from atoll.server.identity.buckets import Buckets
 from atoll.server.identity.register import Member, Refused, Register
@@ -44,6 +46,8 @@ class Enrolments:
         self._register, self._signer = register, signer
         self.addresses: tuple[str, ...] = ()
         """Where to enrol, host:port, as join codes have it."""
+        self.audit: AuditLog | None = None
+        """Where it is written down."""
         self._listeners: list[Callable[[Identity], None]] = []
         self._enrolling: dict[bytes, asyncio.Lock] = {}  # one at a time of each invitation
         self._renewals = Buckets(RENEWALS_BURST, RENEWALS_PER_S)
@@ -67,6 +71,7 @@ class Enrolments:
         invite = self._register.invite
         invitation = await on_thread(None, lambda: invite(identity, now=time.time(), lifetime_s=lifetime_s))
         logger.info("%s is invited", identity)
+        self._say(Action.CLIENT_INVITE, identity, f"good for {lifetime_s:g} s")
         code = JoinCode(self.addresses, self.fingerprint, invitation.id, invitation.secret)
         return code, invitation.expires_at
 
@@ -101,6 +106,7 @@ class Enrolments:
         leaf = read_leaf(pem)
         given = await on_thread(None, lambda: enrolled(id, leaf, key_sha256, pem, now=time.time()))
         logger.info("%s has enrolled, until %s", identity, _date(leaf))
+        self._say(Action.CLIENT_ENROL, identity, _certificate(leaf), by=identity)
         return given
 
     async def renew(self, certificate_pem: bytes, request: bytes, signature: bytes) -> bytes:
@@ -126,18 +132,32 @@ class Enrolments:
         now = time.time()
         await on_thread(None, lambda: renewed(older.serial, leaf, key_sha256, pem, now=now))
         logger.info("%s has renewed its certificate, until %s", older.identity, _date(leaf))
+        self._say(Action.CLIENT_RENEW, older.identity, _certificate(leaf), by=older.identity)
         return pem
 
     async def revoke(self, identity: Identity) -> None:
         """None of its certificates counts from now on, nor an invitation; its open calls end."""
         await on_thread(None, lambda: self._register.revoke(identity, now=time.time()))
         logger.warning("%s is revoked", identity)
+        self._say(Action.CLIENT_REVOKE, identity, "ok")
         for listener in self._listeners:
             listener(identity)
 
     async def members(self) -> Sequence[Member]:
         """Everybody who was ever invited or has a certificate."""
         return await on_thread(None, lambda: self._register.members(now=time.time()))
+
+    def _say(self, action: Action, about: Identity, outcome: str, *, by: Identity | None = None) -> None:
+        if self.audit is None:
+            return
+        if by is None:  # an admin: whoever is acting
+            self.audit.say(action, str(about), outcome)
+        else:
+            self.audit.say_seldom(action, str(about), outcome, caller=Caller(by.name, by.role))
+
+
+def _certificate(leaf: Leaf) -> str:
+    return f"serial {leaf.serial:x}, until {_date(leaf)}"
 
 
 def _date(leaf: Leaf) -> str:

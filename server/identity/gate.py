@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.protocol.identity.credential import AUTHORITIES, CredentialError
 from atoll.protocol.identity.dialer import Dialer, InsecureDialer, MutualDialer
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR, Identity, aggregator
@@ -16,6 +17,7 @@ from atoll.server.identity.enrolments import Enrolments
 from atoll.server.identity.household import OWNER, Household
 from atoll.server.identity.listener import InsecureListener, Listener, MutualListener
 from atoll.server.identity.register import Register
+from atoll.server.identity.remote_signer import RemoteSigner
 from atoll.server.identity.signing import Signer as Publisher
 from atoll.server.identity.signing import publisher_key
 from atoll.server.placement import state_of_rank
@@ -25,6 +27,13 @@ ALIVE_S = 1.0
 """Since a coordinator last said that it lives, it may have lived for so long."""
 
 AUTHORITY, MINE, OWNERS = "authority", "coordinator", "owner"
+ELSEWHERE = "elsewhere"
+
+_NO_CREDENTIAL = (
+    "the authority is elsewhere, and {0} holds no certificate of this coordinator: make a request with `atoll "
+    "authority request {0}`, let the authority sign it (`atoll authority issue`), and put the answer there with `atoll "
+    "authority install {0} ANSWER`"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,8 @@ class Gate:
     is_revoked: Callable[[Identity, int], bool] = lambda identity, serial: False
     members: Members | None = None
     """None: nobody proves anything (`--insecure`)."""
+    signer: Signer | None = None
+    household: Household | None = None
 
 
 @asynccontextmanager
@@ -59,20 +70,29 @@ async def gate_of(config: CoordinatorConfig, state: StateDirectory) -> AsyncIter
         yield Gate(InsecureDialer(), InsecureListener())
         return
     folder = identity_folder(state.path)
-    register, signer = Register(state.database), _signer(folder)
+    register, signer = Register(state.database), _signer(config, folder)
     household = Household(register, signer)
     try:
         own = await household.keeper(folder / MINE, COORDINATOR)
         household.keep(own)
-        household.keep(await household.keeper(folder / OWNERS, OWNER))
-        if config.start_aggregators:
-            for rank in range(config.aggregators):
-                place = identity_folder(state_of_rank(state.path, rank, config.aggregators))
-                await household.keeper(place, aggregator(rank))  # each renews its own
-        members = Members(Enrolments(register, signer), own)
-        yield Gate(MutualDialer(own), MutualListener(own), register.revocations.is_revoked, members)
+        if isinstance(signer, Authority):  # one elsewhere gives owners theirs by hand
+            household.keep(await household.keeper(folder / OWNERS, OWNER))
+        members, is_revoked = Members(Enrolments(register, signer), own), register.revocations.is_revoked
+        yield Gate(MutualDialer(own), MutualListener(own), is_revoked, members, signer, household)
     finally:
         await household.close()
+
+
+async def equip_ranks(gate: Gate, config: CoordinatorConfig) -> None:
+    """Give each rank that this machine starts its first certificate; then it renews its own.
+
+    Raises:
+        ConfigError, AuthorityAway, NotSigned: one cannot be had.
+    """
+    if gate.household is not None:
+        for rank in range(config.aggregators):
+            place = identity_folder(state_of_rank(config.state, rank, config.aggregators))
+            await gate.household.keeper(place, aggregator(rank))
 
 
 def publisher(gate: Gate, state: StateDirectory, clock: Clock) -> Publisher | None:
@@ -97,5 +117,11 @@ def owner_folder(state: Path) -> Path:
     return identity_folder(state) / OWNERS
 
 
-def _signer(folder: Path) -> Signer:
-    return Authority.open_or_create(folder / AUTHORITY, f"Atoll, begun {time.strftime('%Y-%m-%d')}")
+def _signer(config: CoordinatorConfig, folder: Path) -> Signer:
+    if config.authority == ELSEWHERE:
+        try:
+            return RemoteSigner((folder / MINE / AUTHORITIES).read_bytes())
+        except FileNotFoundError:
+            raise CredentialError([_NO_CREDENTIAL.format(folder / MINE)]) from None
+    place = Path(config.authority) if config.authority else folder / AUTHORITY
+    return Authority.open_or_create(place, f"Atoll, begun {time.strftime('%Y-%m-%d')}", config.certificate_lifetime)

@@ -8,6 +8,7 @@ revoked loses them.
 import asyncio
 import inspect
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ class _Call:
     peer: Peer
     task: "asyncio.Task[Any]"
     run_id: RunId | None = None
+    has_claimed: bool = False  # a first message that names nothing is none that this method begins with
     denied: Denied | None = None  # since it began
 
 
@@ -149,6 +151,9 @@ class Guard(grpc.aio.ServerInterceptor):
         peer = peer_of(context)
         if rule is None or peer is None or peer.identity.role not in rule.roles:
             await _deny(context, _fault_of_caller(rule, method, peer), method)
+        if peer.expires_at <= time.time():  # its connection is older; what is open already goes on
+            what = f"the certificate of {peer.identity} has expired: connect again, with a newer one"
+            await _deny(context, Denied(grpc.StatusCode.UNAUTHENTICATED, what), method)
         task = asyncio.current_task()
         assert task is not None
         call = _Call(rule, method, peer, task)
@@ -168,13 +173,14 @@ class Guard(grpc.aio.ServerInterceptor):
     async def _check(self, message: Any, call: _Call, context: Context) -> None:
         """End the call when the message is about something that is not the caller's own."""
         claim, touches = claim_of(message), call.rule.roles[call.peer.identity.role]
-        if touches is Touches.NOTHING or claim is None:
+        if touches is Touches.NOTHING or (claim is None and call.has_claimed):
             return
+        call.has_claimed = True
         if (denied := await self._fault_of(claim, touches, call)) is not None:
             await self._end(call, denied, context)
 
-    async def _fault_of(self, claim: Claim, touches: Touches, call: _Call) -> Denied | None:
-        if claim.touches is not touches:
+    async def _fault_of(self, claim: Claim | None, touches: Touches, call: _Call) -> Denied | None:
+        if claim is None or claim.touches is not touches:
             return _not_its_own(call, claim)
         if touches is Touches.OWN_RUNS:
             call.run_id = RunId(claim.name)
@@ -205,7 +211,10 @@ class Guard(grpc.aio.ServerInterceptor):
     async def _sweep(self) -> None:
         while self._open:
             await asyncio.sleep(SWEEP_S)
-            await self.look_again()
+            try:
+                await self.look_again()
+            except Exception:
+                logger.exception("open calls could not be looked at again")
 
     async def look_again(self) -> None:
         """End the open calls of those who are no longer admitted."""
@@ -234,9 +243,9 @@ def _fault_of_caller(rule: Rule | None, method: str, peer: Peer | None) -> Denie
     return Denied(grpc.StatusCode.PERMISSION_DENIED, f"{peer.identity} may not call {method[1:]}: {needed(rule)}")
 
 
-def _not_its_own(call: _Call, claim: Claim) -> Denied:
+def _not_its_own(call: _Call, claim: Claim | None) -> Denied:
     own = call.rule.roles[call.peer.identity.role]
-    what = f"{call.peer.identity} may call {call.method[1:]} for {own} alone, and named {claim}"
+    what = f"{call.peer.identity} may call {call.method[1:]} for {own} alone, and named {claim or 'nothing'}"
     return Denied(grpc.StatusCode.PERMISSION_DENIED, what)
 
 

@@ -1,5 +1,6 @@
 """Who is calling: the identity in the certificate that the caller's TLS handshake has proven."""
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,6 +20,8 @@ class Peer:
     identity: Identity
     serial: int
     """Of its certificate, for revocation."""
+    expires_at: float = math.inf
+    """Of its certificate [s since the epoch]: TLS looks at that when a connection is opened, and never again."""
 
 
 def peer_of(context: Context) -> Peer | None:
@@ -33,6 +36,9 @@ def _peer_of_pem(pem: bytes) -> Peer | None:
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-        return Peer(Identity.parse(uris[0]), certificate.serial_number) if len(uris) == 1 else None
+        if len(uris) != 1:
+            return None
+        expires_at = certificate.not_valid_after_utc.timestamp()
+        return Peer(Identity.parse(uris[0]), certificate.serial_number, expires_at)
     except (x509.ExtensionNotFound, ValueError):
         return None

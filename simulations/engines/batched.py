@@ -125,13 +125,14 @@ class BatchTrainer:
         corrections = self._corrections([control for _, control in owns])
         self._net.stack.begin(torch.from_numpy(start).to(self._training.device), corrections)
         statistics = self._run(schedule, tensors, len(chosen))
-        trained = self._net.stack.matrix[: len(chosen)].cpu().numpy()
+        blocks = self._net.stack.blocks
+        trained = [blocks[name][: len(chosen)].cpu().numpy() for name, _, _ in self._places]
         results: dict[int, Trained | Failed] = {}
         with np.errstate(over="ignore", invalid="ignore"):
             for row, (at, index) in enumerate(zip(schedule.order, members, strict=True)):
                 begun, done = start[min(row, len(start) - 1)], schedule.steps[at]
                 try:
-                    update, own = self._write(rows, index, trained[row], begun, *owns[row], done)
+                    update, own = self._write(rows, index, [block[row] for block in trained], begun, *owns[row], done)
                 except NotFinite as error:
                     results[index] = Failed(jobs[index].client_id, "not_finite", str(error))
                     continue
@@ -164,7 +165,7 @@ class BatchTrainer:
         self,
         rows: Rows,
         index: int,
-        trained: Array,
+        trained: Sequence[Array],
         start: Array,
         kept: Arrays,
         control: ControlVariates | None,
@@ -173,15 +174,17 @@ class BatchTrainer:
         """A client's row: what its weights have moved, and what it keeps; gives both as views."""
         update, own = rows.update_of(index), rows.own_of(index)
         if self._is_whole:
-            np.subtract(trained, start, out=rows.update[index])
+            whole = rows.update[index]
+            for (_, columns, _), values in zip(self._places, trained, strict=True):
+                np.subtract(values, start[columns], out=whole[columns])
         else:
             for name in self._resting:
                 update[name][...] = 0
-            for name, columns, shape in self._places:
+            for (name, columns, shape), values in zip(self._places, trained, strict=True):
                 if name in update:
-                    np.subtract(trained[columns], start[columns], out=update[name].reshape(-1))
+                    np.subtract(values, start[columns], out=update[name].reshape(-1))
                 else:
-                    own[name][...] = trained[columns].reshape(shape)
+                    own[name][...] = values.reshape(shape)
         self._loop.exchange.finish(rows, index, update, control, num_steps)
         return update, own
 

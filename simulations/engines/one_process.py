@@ -56,6 +56,9 @@ class OneProcess:
             results = self._trainer.train(window, rows)
             del rows  # from here on, whoever holds results holds them
             for _ in window:
+                if self._threads in (None, torch.get_num_threads()):
+                    yield next(results)
+                    continue
                 with threads_of_torch(self._threads):
                     result = next(results)
                 yield result

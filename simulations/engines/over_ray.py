@@ -6,9 +6,10 @@ Without an address a Ray of this machine is started, and ended with the engine.
 
 import logging
 import os
+import pickle
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,12 @@ from atoll.simulations.engines.engine import ClientFailed, Failed, Job, Trained,
 from atoll.simulations.engines.one_process import on_device
 from atoll.simulations.engines.processes import WorkerDied
 from atoll.simulations.engines.rows import Form, Rows
+from atoll.simulations.engines.user_files import TASK_FILE, Source, let_import, sources
 
 START_TIMEOUT_S = 120.0
 
 AHEAD = 2
 """Windows that an actor has been given at one time."""
-
-USER_MODULE = "_atoll_user_"
-"""What `parallel.reference` calls a task's file: no other process could import it by this name."""
 
 
 class RayMissing(RuntimeError):
@@ -37,7 +36,7 @@ class OverRay:
     """Actors of Ray with one processor each.
 
     Args:
-        training: of all clients; the task travels by pickle.
+        training: of all clients; the task travels by pickle, and with it the files of its own that it imports.
         workers: actors; None: one for each processor of the cluster.
         address: of a running cluster; None: start one on this machine.
         batched: whether each actor trains many clients in one product.
@@ -66,8 +65,8 @@ class OverRay:
         count = workers or max(1, int(self._ray.cluster_resources().get("CPU", 1)))
         gpus = {"num_gpus": 1} if training.device != "cpu" else {}
         actor = self._ray.remote(num_cpus=1, **gpus)(_Actor)
-        with_task = self._ray.put(plan)
-        self._actors = [actor.remote(with_task, self._form) for _ in range(count)]
+        files, with_task = sources(), self._ray.put(self._ray.cloudpickle.dumps(plan))
+        self._actors = [actor.remote(files, with_task, self._form) for _ in range(count)]
         kind = f"batched (k={plan.at_once}), " if plan.at_once else ""
         self.name = on_device(f"{kind}ray with {count} workers", training)
 
@@ -129,10 +128,12 @@ class OverRay:
 
 
 class _Actor:
-    """One trainer, in a process of Ray."""
+    """One trainer, in a process of Ray. The plan is read when what its task imports is to be had."""
 
-    def __init__(self, plan: Plan, form: Form) -> None:
-        self._trainer, self._form = plan.trainer(), form
+    def __init__(self, files: Mapping[str, Source], plan: bytes, form: Form) -> None:
+        let_import(files)
+        with_task: Plan = pickle.loads(plan)
+        self._trainer, self._form = with_task.trainer(), form
 
     def begin(self, version: Arrays) -> None:
         self._trainer.begin({name: array.copy() for name, array in version.items()})
@@ -165,5 +166,5 @@ def _begin(ray: Any, address: str | None, workers: int | None) -> None:
     local = {} if address else {"num_cpus": workers or len(os.sched_getaffinity(0)), "include_dashboard": False}
     ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, configure_logging=False, **local)
     for name, module in list(sys.modules.items()):
-        if name.startswith(USER_MODULE):
+        if name.startswith(TASK_FILE):
             ray.cloudpickle.register_pickle_by_value(module)

@@ -1,12 +1,13 @@
 """The weights of many clients side by side, and the local optimizer that moves all of them at once.
 
-    W   (k, T) float32    row i: all trained parameters of client i
+    W   (k, T) float32    row i: all trained parameters of client i, kept as a block (k, n) for each parameter
     G   (k, T) float32    their gradients; without momentum and clipping there is no G, as products add to W at once:
 
         W_i <- (1 - η (λ + μ)) W_i - η δ_i^T x_i,    then  W_i <- W_i + η μ W_i(0) - η (c - c_i)
 
 Legend: η rate, λ weight decay, μ FedProx, δ_i the gradient behind a linear layer and x_i what went into it, c - c_i
-SCAFFOLD's correction. A gradient of 200,000 numbers is then never written: that is half of such a step's time.
+SCAFFOLD's correction. A gradient of 200,000 numbers is then never written: that is half of such a step's time. In
+blocks, for a product of many matrices into columns of wider rows is done one by one, at a third of the speed.
 
 Clients are sorted by their number of steps: those that still train are always the first ones.
 """
@@ -23,6 +24,8 @@ EPSILON = 1e-8
 
 Place = tuple[str, slice, tuple[int, ...]]
 """A parameter's name, its columns and its shape."""
+
+Blocks = Mapping[str, torch.Tensor]
 
 
 class CannotBatch(Exception):
@@ -41,16 +44,19 @@ class Stack:
 
     def __init__(self, local: Local, places: Sequence[Place], count: int, device: str) -> None:
         self._local, self._places = local, places
-        self.width = max(columns.stop for _, columns, _ in places)
-        self.matrix = torch.empty(count, self.width, device=device)
+        self.blocks = {name: torch.empty(count, c.stop - c.start, device=device) for name, c, _ in places}
+        """(k, n) by name."""
         self._is_direct = local.optimizer == "sgd" and not local.momentum and local.clip_norm is None
-        self._target = self.matrix if self._is_direct else torch.zeros_like(self.matrix)
+        self._targets_of_all = self.blocks if self._is_direct else self._zeros()
         keep = 1 - local.lr * (local.weight_decay + local.prox_mu)
         self._scales = {"beta": keep, "alpha": -local.lr} if self._is_direct else {"beta": 0.0, "alpha": 1.0}
         moments = {"sgd": 1 if local.momentum else 0}.get(local.optimizer, 2)
-        self._moments = [torch.zeros_like(self.matrix) for _ in range(moments)]
+        self._moments = [self._zeros() for _ in range(moments)]
         self._steps = 0
         self._seen: set[str] = set()
+
+    def _zeros(self) -> Blocks:
+        return {name: torch.zeros_like(block) for name, block in self.blocks.items()}
 
     def begin(self, start: torch.Tensor, corrections: torch.Tensor | None) -> None:
         """New clients.
@@ -61,17 +67,18 @@ class Stack:
         """
         self._start, self._corrections, self._steps = start, corrections, 0
         for moment in self._moments:
-            moment.zero_()
-        self.matrix.copy_(
-            start if len(start) == 1 else torch.nn.functional.pad(start, (0, 0, 0, len(self.matrix) - len(start)))
-        )
+            for block in moment.values():
+                block.zero_()
+        for name, columns, _ in self._places:
+            block = self.blocks[name]
+            (block if len(start) == 1 else block[: len(start)]).copy_(start[:, columns])
 
     def take(self, clients: int) -> None:
         """So many of them train from now on."""
         self.clients = clients
-        self.weights = self._views(self.matrix)
+        self.weights = self._views(self.blocks)
         """(clients, ...) by name."""
-        self._targets = self._views(self._target)
+        self._targets = self._views(self._targets_of_all)
 
     def linear(self, weight: str, bias: str | None, delta: torch.Tensor, x: torch.Tensor) -> None:
         """Take the gradient of a linear layer, from δ (clients, n, out) and x (clients, n, in)."""
@@ -101,23 +108,24 @@ class Stack:
         self._seen.clear()
         self._steps += 1
         local, m = self._local, self.clients
-        start = self._start if len(self._start) == 1 else self._start[:m]
-        corrections = None if self._corrections is None else self._corrections[:m]
+        starts = self._start if len(self._start) == 1 else self._start[:m]
+        gradients = {name: block[:m] for name, block in self._targets_of_all.items()}
+        for name, columns, _ in self._places:
+            weights, gradient = self.blocks[name][:m], gradients[name]
+            if local.prox_mu and self._is_direct:
+                weights.add_(starts[:, columns], alpha=local.lr * local.prox_mu)
+            elif local.prox_mu:
+                gradient.add_(weights - starts[:, columns], alpha=local.prox_mu)
+            if self._corrections is not None:
+                gradient.add_(self._corrections[:m, columns], alpha=-local.lr if self._is_direct else 1.0)
         if self._is_direct:
-            if local.prox_mu:
-                self.matrix[:m].add_(start, alpha=local.lr * local.prox_mu)
-            if corrections is not None:
-                self.matrix[:m].add_(corrections, alpha=-local.lr)
             return
-        gradients = self._target[:m]
-        if local.prox_mu:
-            gradients.add_(self.matrix[:m] - start, alpha=local.prox_mu)
-        if corrections is not None:
-            gradients.add_(corrections)
         if local.clip_norm is not None:
-            norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
-            gradients.mul_((local.clip_norm / (norms + 1e-6)).clamp(max=1.0))
-        self._descend(self.matrix[:m], gradients, [moment[:m] for moment in self._moments])
+            norms = sum(block.square().sum(1, keepdim=True) for block in gradients.values()) ** 0.5
+            for gradient in gradients.values():
+                gradient.mul_((local.clip_norm / (norms + 1e-6)).clamp(max=1.0))
+        for name, gradient in gradients.items():
+            self._descend(self.blocks[name][:m], gradient, [moment[name][:m] for moment in self._moments])
 
     def _descend(self, weights: torch.Tensor, gradients: torch.Tensor, moments: list[torch.Tensor]) -> None:
         """As torch.optim's SGD, Adam and AdamW, of one client in each row."""
@@ -137,10 +145,8 @@ class Stack:
         corrected = (second.sqrt() / (1 - BETAS[1] ** self._steps) ** 0.5).add_(EPSILON)
         weights.addcdiv_(first, corrected, value=-local.lr / (1 - BETAS[0] ** self._steps))
 
-    def _views(self, matrix: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        return {
-            name: matrix[: self.clients, columns].view(self.clients, *shape) for name, columns, shape in self._places
-        }
+    def _views(self, blocks: Blocks) -> Mapping[str, torch.Tensor]:
+        return {name: blocks[name][: self.clients].view(self.clients, *shape) for name, _, shape in self._places}
 
     def _see(self, name: str) -> None:
         if name in self._seen:

@@ -28,7 +28,7 @@ class Shared:
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
-        self.anchor = torch.zeros((), device=stack.matrix.device, requires_grad=True)
+        self.anchor = torch.zeros((), device=next(iter(stack.blocks.values())).device, requires_grad=True)
         """Lets autograd come back to a layer whose inputs and weights need no gradient of autograd's own."""
         self.leaves: dict[str, torch.Tensor] = {}
 

@@ -38,6 +38,7 @@ from atoll.simulations.engines.engine import Failed, Trained
 from atoll.simulations.engines.engine import Training as TrainingOfAll
 from atoll.simulations.federation.config import SimulationConfig
 from atoll.simulations.federation.evaluations import Evaluations, bench_of
+from atoll.simulations.federation.garbage import few_collections
 from atoll.simulations.federation.keeping import Keeper, Snapshot
 from atoll.simulations.federation.models import Models
 from atoll.simulations.federation.own import OwnStates
@@ -134,9 +135,10 @@ class Federation:
 
     def run(self) -> Json:
         """Until the run has ended; its result, which is also in the folder."""
-        self._begin()
-        while not (self._is_over or self._is_interrupted) and self.timeline.step():
-            pass
+        with few_collections():
+            self._begin()
+            while not (self._is_over or self._is_interrupted) and self.timeline.step():
+                pass
         if not (self._is_over or self._is_interrupted):
             raise RuntimeError("the federation hangs: nothing is planned, and the run has not ended")
         if self._is_over:

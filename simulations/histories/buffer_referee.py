@@ -7,7 +7,7 @@ follows from the fates of all invitations.
 import math
 from collections.abc import Callable
 
-from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Fate, RejectReason, RoundId, RunState
+from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Fate, RejectReason, RoundId
 from atoll.server import events as e
 from atoll.server.policy import StragglerPolicy
 from atoll.simulations.histories.facts import Books, BufferFacts, RoundFacts
@@ -160,7 +160,7 @@ class BufferReferee:
         """It is told again what it trains for, and to stop what no longer counts."""
         books = self.books
         known = [r for r in books.rounds.values() if client_id in r.fates and not r.is_forgotten]
-        if known and books.state is RunState.RUNNING:  # what was overdue may just have ended it
+        if known and books.is_open:  # what was overdue may just have ended it
             last = self._facts(max(known, key=lambda r: r.round_id))
             in_time = now < last.due[client_id] and self._is_young(last)
             if last.fates[client_id] is Fate.LOST and in_time:
@@ -172,8 +172,7 @@ class BufferReferee:
             is_known = round_ is not None and client_id in round_.fates and not round_.is_forgotten
             if is_known and ((client_id, round_id) in books.accepted or self.training().get(client_id) is round_):
                 continue
-            is_running = books.state is RunState.RUNNING
-            may_submit = is_known and is_running and round_ is not None and self._is_young(round_)
+            may_submit = is_known and books.is_open and round_ is not None and self._is_young(round_)
             self._decide("release", client_id, round_id, may_submit)
 
     def gave_up(self, client_id: ClientId, round_id: RoundId | None, fate: Fate) -> None:

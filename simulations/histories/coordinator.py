@@ -25,6 +25,8 @@ from atoll.server.events import (
     Invite,
     ModelEvaluated,
     OpenNextRound,
+    PauseRequested,
+    PauseRun,
     Release,
     ResumeRequested,
     RoundDue,
@@ -117,7 +119,7 @@ class SimulatedCoordinator:
         forgotten = tuple(a for a in told if not self._knows(a))
         world.history.restarts.append(Restart(world.now, len(disk.entries), forgotten))
         world.remark("coordinator", f"is up again with {len(disk.entries)} entries, {from_snapshot} in the snapshot")
-        if self.machine.ledger.state is RunState.RUNNING:
+        if self.machine.ledger.is_open:
             self.post(CoordinatorStarted(self._alive_at))
             for client_id in self.machine.ledger.membership.members:
                 self.lines.heard_from(client_id)
@@ -168,7 +170,7 @@ class SimulatedCoordinator:
         """Let the machine decide; write; then act."""
         machine, now = self.running, self.now
         effects = machine.receive(event, now)
-        ends = any(isinstance(e, Commit | Abandon | EndRun) for e in effects)
+        ends = any(isinstance(e, Commit | Abandon | PauseRun | EndRun) for e in effects)
         self._seq += 1
         snapshot = Snapshot.of(machine, self._seq) if ends and machine.may_snapshot else None
         self._posted.append(
@@ -341,10 +343,27 @@ class SimulatedCoordinator:
 
     def stop_run(self) -> bool:
         """The operator's command; False when nothing runs."""
-        if self.running.ledger.state is not RunState.RUNNING:
+        if not self.running.ledger.is_open:
             return False
         self.post(StopRequested("the operator wants it"))
         return True
+
+    def pause_run(self) -> bool:
+        """The operator's command; False when nothing runs."""
+        if self.running.ledger.state is not RunState.RUNNING:
+            return False
+        self.post(PauseRequested("the operator wants it"))
+        return True
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the run rests, or is to, or waits for its turn to go on."""
+        ledger = self.running.ledger
+        return ledger.is_open and (ledger.state is not RunState.RUNNING or ledger.pause_reason is not None)
+
+    def unpause_run(self, *, wait: bool) -> None:
+        """The operator's command, or the run's turn has come; nobody is introduced, for nobody was forgotten."""
+        self.post(ResumeRequested(wait))
 
     def resume_run(self) -> None:
         """The operator's command: who is on the line is introduced."""

@@ -42,6 +42,8 @@ def _progress(effect: e.Effect) -> Decision | None:
             return ("evaluated", version, tuple(sorted((*answers, *failures))))
         case e.OpenNextRound():
             return ("next round",)
+        case e.PauseRun():
+            return ("pause",)
         case e.EndRun(state):
             return ("end", state)
         case _:

@@ -3,7 +3,16 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Fate, RejectReason, RoundId, RunState
+from atoll.protocol.vocabulary import (
+    TERMINAL,
+    AbandonReason,
+    ClientId,
+    CloseReason,
+    Fate,
+    RejectReason,
+    RoundId,
+    RunState,
+)
 from atoll.server.events import Update
 from atoll.server.policy import StragglerPolicy
 
@@ -55,6 +64,11 @@ class RoundFacts:
         return self.close_reason is not None and self.abandon_reason is None and not self.is_committed
 
     @property
+    def is_untouched(self) -> bool:
+        """Whether nobody was invited to it."""
+        return self.is_selecting
+
+    @property
     def is_awaiting_draw(self) -> bool:
         """Whether the sampler's answer matters."""
         return self.is_drawing and (self.is_selecting or self.is_collecting)
@@ -93,6 +107,11 @@ class BufferFacts(RoundFacts):
     moved: dict[ClientId, float] = field(default_factory=dict)  # by outages
     num_draws: int = 0
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nobody was invited to it, and nothing is in."""
+        return not self.filled and not self.fates
+
     def contributions(self) -> list[Update]:
         """What is in."""
         return self.filled
@@ -104,7 +123,9 @@ class Books:
 
     state: RunState = RunState.QUEUED
     version: int = 0
+    has_begun: bool = False
     is_stop_wanted: bool = False
+    is_pause_wanted: bool = False
     connected: dict[ClientId, str] = field(default_factory=dict)
     lost: set[ClientId] = field(default_factory=set)
     round: RoundFacts | None = None
@@ -113,6 +134,11 @@ class Books:
     carried: dict[ClientId, Update] = field(default_factory=dict)
     waiting: list[Update] = field(default_factory=list)  # for the next buffers of an asynchronous run
     seconds: dict[ClientId, list[float]] = field(default_factory=dict)  # download, train and upload, averaged
+
+    @property
+    def is_open(self) -> bool:
+        """Whether clients matter to it: it has begun, and not ended."""
+        return self.has_begun and self.state not in TERMINAL
 
     def open(self, round_id: RoundId) -> RoundFacts | None:
         """The round, if it is the open one."""

@@ -99,6 +99,7 @@ class Faults:
     """Of an update: it makes a claim that no policy admits, or its bytes are bad."""
     strangers: int = 0
     """Messages that nobody asked for."""
+    pauses: int = 0
     stops: int = 0
     resumes: int = 0
     operator_gap: Seconds = 60.0
@@ -186,4 +187,5 @@ def _random_faults(rng: random.Random) -> Faults:
         stops=int(maybe(0.12, 1, 2)),
         resumes=int(maybe(0.4, 1, 2)),
         operator_gap=rng.choice([20.0, 100.0]),
+        pauses=int(maybe(0.25, 1, 2, 4)),  # last, so that what else is drawn of a seed stays as it was
     )

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from atoll.client import events as client
-from atoll.protocol.vocabulary import ClientId, Fate, LossReason, RunId, RunState
+from atoll.protocol.vocabulary import ClientId, Fate, LossReason, RunId
 from atoll.server.events import ClientDisconnected, ClientEvaluated, ClientFailed, ClientJoined, ClientLost
 from atoll.server.membership import Leases
 from atoll.server.record import RoundRecord
@@ -32,7 +32,7 @@ class Lines:
 
     @property
     def _is_running(self) -> bool:
-        return self._coordinator.running.ledger.state is RunState.RUNNING
+        return self._coordinator.running.ledger.is_open
 
     # ------------------------------------------------------------ out
 

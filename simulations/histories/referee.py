@@ -127,9 +127,8 @@ class Referee:
 
     def _progressed(self, event: e.Event) -> None:
         match event:
-            case e.RunStarted() | e.ResumeRequested() if self.books.state is not RunState.RUNNING:
-                self.books.state, self.failures = RunState.RUNNING, 0
-                self.books.connected.clear()
+            case e.RunStarted():
+                self.books.state, self.books.has_begun = RunState.RUNNING, True
                 self._go_on()
             case e.RoundDue() if self.is_round_due and self.books.state is RunState.RUNNING:
                 self._open_round()
@@ -141,10 +140,18 @@ class Referee:
                 self._commit()
             case e.AggregationFailed(round_id):
                 self._failed(round_id, AbandonReason.AGGREGATION_FAILED)
+            case _:
+                self._ordered(event)
+                self._evaluated(event)
+
+    def _ordered(self, event: e.Event) -> None:
+        match event:
             case e.StopRequested():
                 self._stop()
-            case _:
-                self._evaluated(event)
+            case e.PauseRequested():
+                self._pause()
+            case e.ResumeRequested(wait):
+                self._resume(wait=wait)
 
     def _joined(self, event: e.ClientJoined) -> None:
         books, client_id = self.books, event.client_id
@@ -219,7 +226,7 @@ class Referee:
                 books.carry(update)
             else:
                 books.leave(update)
-        self.failures += not is_stop
+        self.failures += round_.abandon_reason not in (AbandonReason.STOP_REQUESTED, AbandonReason.PAUSE_REQUESTED)
         if is_stop:
             self._end(RunState.STOPPED)
         elif self.failures > self.policy.retry and not books.is_stop_wanted:
@@ -239,6 +246,9 @@ class Referee:
             self._end(RunState.STOPPED)
         elif self.asked is None and self.books.version >= self.rules.rounds:
             self._end_when_done()
+        elif self.asked is None and self.books.is_pause_wanted:
+            self.books.state, self.books.is_pause_wanted, self.is_round_due = RunState.PAUSED, False, False
+            self._decide("pause")
         elif self.asked is None:
             self.is_round_due = True
             self._decide("next round")
@@ -251,7 +261,7 @@ class Referee:
 
     def _stop(self) -> None:
         books = self.books
-        if books.state is not RunState.RUNNING:
+        if not books.is_open:
             return
         if books.round is None:
             self._end(RunState.STOPPED)
@@ -261,6 +271,31 @@ class Referee:
             self._rounds.stop(books.round)
             self._hand_over()
 
+    def _pause(self) -> None:
+        """No round begins any more; one that has invited somebody goes on to its own end."""
+        books = self.books
+        nothing_follows = books.is_stop_wanted or (books.round is None and books.version >= self.rules.rounds)
+        if books.state is not RunState.RUNNING or nothing_follows:
+            return
+        books.is_pause_wanted = True
+        if books.round is None:
+            self._go_on()
+        elif books.round.is_untouched:
+            self._rounds.abandon(books.round, AbandonReason.PAUSE_REQUESTED)
+            self._hand_over()
+
+    def _resume(self, *, wait: bool) -> None:
+        books = self.books
+        if books.state is RunState.RUNNING:
+            books.is_pause_wanted = False
+        elif books.has_begun and books.state is not RunState.FINISHED:
+            if not books.is_open:
+                self.failures = 0
+                books.connected.clear()
+            books.state = RunState.QUEUED if wait else RunState.RUNNING
+            if not wait:
+                self._go_on()
+
     def _end(self, state: RunState) -> None:
         books = self.books
         for update in (*books.carried.values(), *books.waiting):
@@ -268,7 +303,7 @@ class Referee:
         books.carried, books.waiting = {}, []
         self._rounds.run_ended()
         books.connected.clear()
-        books.state, books.is_stop_wanted, self.is_round_due = state, False, False
+        books.state, books.is_stop_wanted, books.is_pause_wanted, self.is_round_due = state, False, False, False
         self.asked, self.unevaluated = None, set()
         self._decide("end", state)
 

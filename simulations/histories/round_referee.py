@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable
 
-from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Fate, RejectReason, RoundId, RunState
+from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Fate, RejectReason, RoundId
 from atoll.server import events as e
 from atoll.server.policy import StragglerPolicy
 from atoll.simulations.histories.facts import Books, RoundFacts
@@ -119,7 +119,7 @@ class RoundReferee:
         is_accepted = is_invited and (client_id, round_id) in books.accepted
         if is_accepted or (round_ is not None and is_invited and round_.is_collecting):
             return
-        may_submit = is_invited and self.policy.late == "next_round" and books.state is RunState.RUNNING
+        may_submit = is_invited and self.policy.late == "next_round" and books.is_open
         self._decide("release", client_id, round_id, may_submit)
 
     def gave_up(self, client_id: ClientId, round_id: RoundId | None, fate: Fate) -> None:

@@ -3,7 +3,7 @@
 import math
 from enum import Enum, auto
 
-from atoll.protocol.vocabulary import Fate, RejectReason, RunState
+from atoll.protocol.vocabulary import Fate, RejectReason
 from atoll.server.events import Update
 from atoll.server.policy import StragglerPolicy
 from atoll.server.run import RunRules
@@ -28,7 +28,7 @@ def verdict_on(update: Update, books: Books, rules: RunRules) -> tuple[Verdict, 
     is_forgotten = round_ is not None and round_.is_forgotten
     if not is_forgotten and before is not None and before.update.digest == update.digest:
         return Verdict.AGAIN, None
-    if books.state is not RunState.RUNNING:
+    if not books.is_open:
         return Verdict.NOT_HIS, RejectReason.RUN_ENDED
     if round_ is None:
         return Verdict.NOT_HIS, RejectReason.WRONG_ROUND

@@ -14,7 +14,7 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Protocol
 
-from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RoundId, RunState, Version
+from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, FailureReason, RoundId, Version
 from atoll.server.events import ClientEvaluated, ClientFailed, DrawCohort, Update, UpdateReceived, UploadBegun
 from atoll.server.sampling import SAMPLERS, draw
 from atoll.simulations.histories.agent import SimulatedAgent
@@ -101,7 +101,7 @@ class World:
     def _is_over(self) -> bool:
         if self._ended_at is None or not self.coordinator.is_at_rest:
             return False
-        if self.coordinator.running.ledger.state in (RunState.RUNNING, RunState.QUEUED):
+        if self.coordinator.running.ledger.state not in TERMINAL:
             return False
         return all(agent.is_idle for agent in self.agents.values()) or self.now > self._ended_at + DRAIN
 
@@ -170,6 +170,7 @@ class World:
         self._again_and_again("partition_gap", self._part, faults.partition_gap)
         self._again_and_again("full_disk_gap", self._fill_disk, faults.full_disk_gap)
         self._again_and_again("strangers", self._stranger, 15.0, faults.strangers)
+        self._again_and_again("pauses", self._pause_run, faults.operator_gap, faults.pauses)
         self._again_and_again("stops", self._stop_run, faults.operator_gap, faults.stops)
 
     def _again_and_again(self, fault: str, action: Callable[[], bool], gap: Seconds, times: int = 50) -> None:
@@ -234,6 +235,20 @@ class World:
     def _stop_run(self) -> bool:
         return self.coordinator.is_up and self.coordinator.stop_run()
 
+    def _pause_run(self) -> bool:
+        if not (self.coordinator.is_up and self.coordinator.pause_run()):
+            return False
+        self.after(self.rng.expovariate(1 / self.scenario.faults.operator_gap), self._unpause)
+        return True
+
+    def _unpause(self) -> None:
+        """The operator has seen enough, and asks until it is so: there may be no room at first, a crash may come."""
+        if self.coordinator.is_at_rest:
+            if not self.coordinator.is_paused:
+                return
+            self.coordinator.unpause_run(wait=self.rng.random() < 0.3)
+        self.after(self.rng.expovariate(1 / 10), self._unpause)
+
     def run_ended(self) -> None:
         """The coordinator has carried out the end of the run; perhaps the operator reopens it."""
         state = self.coordinator.running.ledger.state
@@ -244,7 +259,7 @@ class World:
             self.history.faults["resumes"] += 1
             self._is_resume_planned = True
             self.after(self.rng.expovariate(1 / self.scenario.faults.operator_gap), self._resume)
-        elif state is not RunState.RUNNING:
+        elif state in TERMINAL:
             self._ended_at = self.now
 
     def _resume(self) -> None:

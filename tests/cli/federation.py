@@ -37,11 +37,12 @@ class Federation:
 
 
 @contextmanager
-def federation(folder: Path) -> Iterator[Federation]:
+def federation(folder: Path, *settings: str) -> Iterator[Federation]:
     """Everybody is up, and no run is hosted yet."""
+    settings = ("listen=127.0.0.1:0", *settings)
     it = Federation(folder)
     try:
-        it.start("coordinator", "coordinator", "--state", it.state, "--set", "coordinator.listen=127.0.0.1:0")
+        it.start("coordinator", "coordinator", "--state", it.state, *(f"--set=coordinator.{key}" for key in settings))
         running: RunningCoordinator = wait_for(lambda: running_coordinator(it.state))
         for site in ("a", "b"):
             equip(it.state, it.folder / f"atoll-agent-{site}", Identity(Role.CLIENT, site))

@@ -20,7 +20,7 @@ from tests.cli.invoking import invoke, refused, said, shown
 @pytest.fixture(scope="module")
 def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """Two rounds of `done` are committed; `open` waits for clients that will never come; `queued` waits behind it."""
-    with federation(tmp_path_factory.mktemp("federation")) as it:
+    with federation(tmp_path_factory.mktemp("federation"), "max_runs=1") as it:
         assert start_run(it, "done", "rounds=2")["run"] == "done-1"
         wait_for(lambda: it.run_state("done") == "finished")
         assert start_run(it, "open", "round.cohort_size=9")["state"] == "running"
@@ -133,7 +133,7 @@ def test_a_damaged_version_is_not_exported(it: Federation, tmp_path: Path) -> No
 
 def test_the_coordinator_s_refusals_come_in_its_own_words(it: Federation) -> None:
     assert refused("run", "resume", "done-1", "--state", it.state) == [
-        "run done-1 is finished; only a stopped or failed one can be resumed"
+        "run done-1 is finished; only a paused, stopped or failed one can be resumed"
     ]
     (fault,) = refused("run", "stop", "nope", "--state", it.state)
     assert fault.startswith("there is no run 'nope'")
@@ -155,6 +155,11 @@ def test_a_run_is_stopped_and_resumed_and_everything_is_still_shown_after_a_kill
     assert (run["state"], run["cause"]) == ("stopped", "enough of it")
     wait_for(lambda: it.run_state("queued") == "finished")
     assert said("run", "resume", "open-1", "--state", it.state) == "open-1 is running\n"
+    assert shown("run", "pause", "open-1", "--reason", "lunch", "--state", it.state)["state"] == "paused"
+    assert said("run", "show", "open", "--state", it.state).startswith("open-1 is paused: lunch\n")
+    assert said("run", "resume", "open-1", "--state", it.state) == "open-1 is running\n"
+    assert said("run", "delete", "queued-1", "--yes", "--state", it.state) == "queued-1 is deleted\n"
+    assert [run["run"] for run in shown("run", "list", "--state", it.state)] == ["done-1", "open-1"]
     it.processes["coordinator"].kill()
     it.processes["coordinator"].wait()
     assert running_coordinator(it.state) is None

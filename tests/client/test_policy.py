@@ -7,7 +7,7 @@ import numpy as np
 from atoll.client.policy.decide import Standing
 from atoll.client.policy.history import PolicyHistory
 from atoll.protocol import atoll_pb2 as pb
-from tests.client.lagoon import Instant, Version, agent, lagoon, live, model, until
+from tests.client.lagoon import MIB, Instant, Version, agent, lagoon, live, model, until
 from tests.client.policy.test_gate import written
 
 POLICY = 'tasks = ["tiny:*"]\nruns = ["*"]\n'
@@ -126,3 +126,31 @@ async def test_while_the_policy_is_not_valid_nothing_goes_on(tmp_path):
         runner.go.set()
         await coordinator.invite(version, round_id=3)
         await coordinator.accepted.wait()
+
+
+@live
+async def test_an_upload_that_is_no_longer_allowed_ends_where_it_is(tmp_path):
+    large = Instant({"w": np.ones(MIB, np.float32)})
+    async with lagoon() as coordinator, agent(coordinator, tmp_path / "a", large, upload_limit=MIB // 2):
+        await coordinator.invite(coordinator.add(Version(model())))
+        await until(lambda: coordinator.received_bytes > 0)
+        PolicyHistory(tmp_path / "a").decided("run-1", Standing.REJECTED, 1.0)
+        assert (await coordinator.heard("failed")).detail == "rejected: run 'run-1' was rejected here"
+        await until(lambda: not list((tmp_path / "a" / "spool").iterdir()))
+        assert coordinator.received_bytes < 4 * MIB
+        assert coordinator.calls["Upload"] == 1
+
+
+@live
+async def test_an_update_that_has_to_wait_is_kept_and_goes_on_when_it_may(tmp_path):
+    large, path = Instant({"w": np.ones(MIB // 2, np.float32)}), policy(tmp_path)
+    async with lagoon() as coordinator, agent(coordinator, tmp_path / "a", large, policy=path, upload_limit=MIB):
+        await coordinator.invite(coordinator.add(Version(model())))
+        await until(lambda: coordinator.received_bytes > 0)
+        path.write_text("tasks = [")
+        await until(lambda: decisions(tmp_path)[-1]["action"] == "upload.waiting")
+        assert len(list((tmp_path / "a" / "spool").iterdir())) == 1
+        policy(tmp_path)
+        await coordinator.accepted.wait()
+        assert coordinator.calls["Upload"] >= 2
+        assert len(coordinator.received) == 1

@@ -114,6 +114,8 @@ async def test_connections_outlive_the_coordinators_absence_and_end_with_their_a
     ranks.update(["127.0.0.1:1", "127.0.0.1:3"])
     assert ranks.stub(0) is first
     assert ranks.stub(1) is not second
+    ranks.renew()
+    assert ranks.stub(0) is not first
     await ranks.close()
 
 

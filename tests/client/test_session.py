@@ -1,6 +1,7 @@
 """The agent's session, rule by rule: jobs, deadlines, releases, the spool, lost contact."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,6 +51,11 @@ def key(number: int = 1, kind: str = "round") -> Key:
 
 def invitation(number: int = 1, time_left: float = 60.0, **fields: Any) -> Invitation:
     return Invitation(RUN, RoundId(number), "task", Version(0), Digest("v0"), time_left, **fields)
+
+
+def elsewhere(run: str, number: int = 1, time_left: float = 60.0) -> Invitation:
+    """By another run."""
+    return replace(invitation(number, time_left), run_id=RunId(run))
 
 
 def question(number: int = 1, time_left: float = 20.0) -> EvaluationRequest:
@@ -209,7 +215,7 @@ def test_an_invitation_that_comes_again_after_its_update_leaves_the_next_job_alo
     assert drive.do(Asked(invitation(1)), at=7) == []
     assert drive.session.job is not None
     assert drive.session.job.request.key == key(2)
-    assert drive.session.next is None
+    assert not drive.session.waiting
     assert drive.trained(2, at=8) == [Upload(key(2), Digest("d2"))]
 
 
@@ -433,6 +439,73 @@ def test_damaged_bytes_are_sent_again_three_times_and_then_given_up() -> None:
     assert report.detail == "damaged on the way 4 times: digest_mismatch"
 
 
+# ---------------------------------------------------------------- several runs
+
+
+def test_what_several_runs_ask_for_is_begun_one_after_the_other_in_the_order_in_which_it_came() -> None:
+    drive = Drive()
+    drive.training()
+    second, third = elsewhere("second"), elsewhere("third")
+    assert drive.do(Asked(second), at=2) == []
+    assert drive.do(Asked(third), at=3) == []
+    assert drive.trained(at=20) == [Upload(key(), Digest("d1")), Download(second)][::-1]
+    assert drive.do(Asked(invitation(2)), at=21) == [], "the first run has its turn again behind the third"
+    drive.do(ModelReady(second.key), at=21)
+    assert Download(third) in drive.do(Trained(second.key, Digest("d2")), at=30)
+    drive.do(ModelReady(third.key), at=31)
+    assert Download(invitation(2)) in drive.do(Trained(third.key, Digest("d3")), at=40)
+
+
+def test_the_time_that_a_waiting_invitation_has_left_runs_on() -> None:
+    drive = Drive()
+    drive.training()
+    second = elsewhere("second", time_left=50.0)
+    drive.do(Asked(second), at=10)
+    drive.trained(at=20)
+    [work] = drive.do(ModelReady(second.key), at=22)
+    assert isinstance(work, Work)
+    assert work.budget < 60 - 22
+
+
+def test_an_invitation_that_still_waits_at_its_deadline_is_given_up_and_says_for_whom() -> None:
+    drive = Drive()
+    drive.training()
+    drive.do(Asked(elsewhere("second", 7, time_left=10.0)), at=2)
+    assert drive.session.deadline == 12
+    assert drive.do(TimePassed(), at=12) == [
+        ReportFailure(
+            RunId("second"),
+            RoundId(7),
+            FailureReason.OUT_OF_TIME,
+            "the client was busy with run run until the deadline",
+        )
+    ]
+    assert drive.session.job is not None, "the run that it works for does not notice"
+    assert Upload(key(), Digest("d1")) in drive.trained(at=20)
+    assert drive.session.job is None
+
+
+def test_of_one_run_the_newest_request_waits_in_the_first_ones_place() -> None:
+    drive = Drive()
+    drive.training()
+    drive.do(Asked(elsewhere("second", 1)))
+    drive.do(Asked(elsewhere("third", 1)))
+    newer = elsewhere("second", 2)
+    assert drive.do(Asked(newer)) == []
+    assert Download(newer) in drive.trained()
+
+
+def test_what_was_withdrawn_while_it_waited_is_not_begun() -> None:
+    drive = Drive()
+    drive.training()
+    second = elsewhere("second")
+    drive.do(Asked(second))
+    drive.do(Asked(elsewhere("third")))
+    drive.do(Released(second.run_id, second.round_id, ReleaseReason.ROUND_CLOSED, False))
+    drive.do(RunEnded(RunId("third")))
+    assert drive.trained() == [Upload(key(), Digest("d1"))]
+
+
 # ---------------------------------------------------------------- whatever happens
 
 EVENTS = st.sampled_from(
@@ -442,7 +515,9 @@ EVENTS = st.sampled_from(
         Trained(key(1), Digest("d1")), Trained(key(2), Digest("d2")), answered(1), answered(2, accepted=False),
         answered(1, accepted=False, resend=True), JobFailed(key(1), FailureReason.WORKER_CRASHED),
         Evaluated(key(1, "version"), {}), Released(RUN, RoundId(1), ReleaseReason.ROUND_CLOSED, True),
-        Released(RUN, RoundId(2), ReleaseReason.ROUND_ABANDONED, False),
+        Released(RUN, RoundId(2), ReleaseReason.ROUND_ABANDONED, False), Asked(elsewhere("second", 1, 8.0)),
+        ModelReady(elsewhere("second").key), Trained(elsewhere("second").key, Digest("d3")), RunEnded(RunId("second")),
+        JobFailed(elsewhere("second").key, FailureReason.WORKER_CRASHED),
     ]
 )  # fmt: skip
 

@@ -158,3 +158,15 @@ def test_every_key_is_described() -> None:
     assert described["name"].is_required
     assert described["tides.slack"].default == ""
     assert tomllib.loads(f"x = {described['state'].default}") == {"x": "here"}
+
+
+def test_an_integer_of_thousands_of_digits_is_a_fault_as_any_other() -> None:
+    """Found by fuzzing: Python refuses to convert it, and not as an error of TOML."""
+    for text, overrides in ((f"a = {'9' * 5000}", []), ("", [f"round.quorum={'9' * 5000}"])):
+        with pytest.raises(ConfigError):
+            load_text(Lagoon, text, overrides, name="f.toml")
+    huge = f"0x1{'9' * 5000}"
+    with pytest.raises(ConfigError, match="got an integer of 20001 bits"):
+        load_text(Lagoon, "", [f"tides.low={huge}"], name="")
+    with pytest.raises(ConfigError, match=r"got \[an integer of 20001 bits\]"):
+        load_text(Lagoon, "", [f"tides.low=[{huge}]"], name="")

@@ -9,7 +9,7 @@ from atoll.server import events as ev
 from atoll.server.codec import StoreCorrupted, encode_ledger, encode_record
 from atoll.server.database import StateUnusable
 from atoll.server.history import History
-from atoll.server.journal import Batch, EvaluationRow, Journal, RecordRow, RunEnd, Snapshot, VersionRow
+from atoll.server.journal import Batch, EvaluationRow, Journal, RecordRow, RunChange, Snapshot, VersionRow
 from atoll.server.run import RunMachine
 from atoll.server.schema import StateTooNew
 from atoll.server.statedir import StateDirectory
@@ -37,13 +37,13 @@ def write_history(state, count=None):
                     record = machine.record_of(round_id)
                     batch.records.append(RecordRow("r", encode_record(record), record))
                 case ev.EndRun(end, cause):
-                    batch.ends.append(RunEnd("r", end, cause, at))
+                    batch.changes.append(RunChange("r", end, cause, at))
                 case ev.CloseEvaluation(version, answers):
                     batch.evaluations.append(EvaluationRow("r", version, "clients", answers["c"], 1, "", at))
         if batch.records and machine.may_snapshot:
             batch.snapshots.append(Snapshot("r", seq, at, encode_ledger(machine.ledger)))
         if seq == 1:
-            batch.running.append("r")
+            batch.changes.append(RunChange("r", RunState.RUNNING))
         journal.commit(batch)
     return machine
 

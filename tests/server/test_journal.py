@@ -23,7 +23,7 @@ from atoll.server.journal import (
     EvaluationRow,
     Journal,
     RecordRow,
-    RunEnd,
+    RunChange,
     RunRow,
     Snapshot,
     UpdateRow,
@@ -144,12 +144,12 @@ def test_a_run_id_is_never_given_twice(journal):
 
 def test_a_run_ends_and_is_reopened(journal):
     journal.add_run(run_row())
-    journal.commit(Batch(running=["r"]))
+    journal.commit(Batch(changes=[RunChange("r", RunState.RUNNING)]))
     assert journal.runs()[0].state is RunState.RUNNING
-    journal.commit(Batch(ends=[RunEnd("r", RunState.FAILED, "too few clients", 200.5)]))
+    journal.commit(Batch(changes=[RunChange("r", RunState.FAILED, "too few clients", 200.5)]))
     row = journal.runs()[0]
     assert (row.state, row.cause, row.ended_at) == (RunState.FAILED, "too few clients", 200.5)
-    journal.commit(Batch(running=["r"]))
+    journal.commit(Batch(changes=[RunChange("r", RunState.RUNNING)]))
     row = journal.runs()[0]
     assert (row.state, row.cause, row.ended_at) == (RunState.RUNNING, "", None)
     other = RunRules(StragglerPolicy(), rounds=99)
@@ -204,7 +204,7 @@ def full_batch(seq):
         updates=[UpdateRow("r", "d", "{}", b"x")],
         versions=[VersionRow("r", 1, "d", 5, 1.0)],
         evaluations=[EvaluationRow("r", 1, "server", {"a": (1.0, float("nan"))}, 1, "", 1.0)],
-        ends=[RunEnd("r", RunState.FAILED, "x", 1.0)],
+        changes=[RunChange("r", RunState.FAILED, "x", 1.0)],
     )
 
 

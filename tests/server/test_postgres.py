@@ -16,7 +16,7 @@ from atoll.server.codec import StoreCorrupted
 from atoll.server.database import DatabaseAway, StateInUse, StateUnusable
 from atoll.server.durable import DiskFull
 from atoll.server.history import History
-from atoll.server.journal import Batch, EvaluationRow, Journal, RunEnd, VersionRow
+from atoll.server.journal import Batch, EvaluationRow, Journal, RunChange, VersionRow
 from atoll.server.schema import SCHEMA_VERSION, StateTooNew
 from atoll.server.statedir import StateDirectory
 from tests.server.test_journal import entry, run_row, snapshot
@@ -152,7 +152,7 @@ def test_numbers_and_text_come_back_that_only_a_file_would_take(state):
             entries=[entry(1, at=at)],
             versions=[VersionRow("r", big, "d", big, at)],
             evaluations=[evaluation],
-            ends=[RunEnd("r", RunState.FAILED, "ended\0", at)],
+            changes=[RunChange("r", RunState.FAILED, "ended\0", at)],
         )
     )
     history = History(state.path)

@@ -16,7 +16,7 @@ from atoll.server.events import Profile
 from atoll.server.journal import Journal
 from atoll.server.ledger import Ledger
 from atoll.server.schema import SCHEMA_VERSION, StateTooNew
-from atoll.server.statedir import StateDirectory, running_coordinator
+from atoll.server.statedir import StateDirectory, is_held, running_coordinator
 
 HOLDER = """
 import sys, time
@@ -117,6 +117,7 @@ def test_nobody_runs_where_there_is_nothing(tmp_path):
 def test_a_closed_directory_no_longer_names_an_address(tmp_path):
     with StateDirectory.open(tmp_path / "state") as state:
         state.announce("127.0.0.1:1", "127.0.0.1:2", os.getpid())
+        assert is_held(state.path)
         found = running_coordinator(state.path)
         assert (found.address, found.admin_address) == ("127.0.0.1:1", "127.0.0.1:2")
         assert json.loads((state.path / "coordinator.json").read_text()) == {
@@ -127,6 +128,7 @@ def test_a_closed_directory_no_longer_names_an_address(tmp_path):
         }
     assert running_coordinator(tmp_path / "state") is None
     assert not (tmp_path / "state" / "coordinator.json").exists()
+    assert not is_held(tmp_path / "nowhere")
 
 
 def test_the_last_sign_of_life_outlives_the_process(tmp_path):

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,7 +48,7 @@ class Live:
 
     @property
     def run(self):
-        return self.coordinator.active or next(iter(self.coordinator.runs.values()))
+        return next(iter([*self.coordinator.running, *self.coordinator.runs.values()]))
 
     @asynccontextmanager
     async def admin(self) -> AsyncIterator[rpc.AdminStub]:
@@ -106,7 +106,8 @@ class Client:
     async def hello(self, *, tasks=("tiny:task",), session="s1", protocol=PROTOCOL, **fields):
         self.control = self.stub.Session()
         hello = pb.Hello(protocol=protocol, client_id=self.name, session=session, tasks=tasks, **fields)
-        await self.control.write(pb.ClientMessage(hello=hello))
+        with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # refused before: `control` tells
+            await self.control.write(pb.ClientMessage(hello=hello))
 
     async def next(self, kind, timeout=10.0):
         """The next message of this kind."""

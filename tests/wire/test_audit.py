@@ -8,6 +8,7 @@ import pytest
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.chain import Checkpoint
 from atoll.protocol.channel import client_options
 from atoll.server.audit.budget import BURST
 from atoll.server.audit.reading import Source, events_of, verify
@@ -91,3 +92,17 @@ async def test_the_log_goes_on_in_the_next_process(tmp_path):
     assert recovered.object == run_id
     assert recovered.outcome.startswith(("version 0", "round 1")), "whichever the first process had come to"
     assert verify(Source.of_state(tmp_path)).faults == []
+
+
+@live
+async def test_every_invitation_tells_the_newest_checkpoint(tmp_path):
+    async with running(tmp_path, rounds=2) as it:
+        it.coordinator.audit.flush()
+        async with it.client("a") as a, it.client("b"):
+            welcome, invite = await a.next("welcome"), await a.next("invite")
+            known = [Checkpoint.parse(text) for text in (welcome.audit_checkpoint, invite.audit_checkpoint)]
+    assert verify(Source.of_state(tmp_path), known).faults == []
+    path = next((tmp_path / "audit").glob("audit-*.jsonl"))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[: known[0].seq]))
+    assert len(verify(Source.of_state(tmp_path), known).faults) == len(known), "the end was cut off"

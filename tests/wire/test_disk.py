@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import logging
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -74,12 +75,12 @@ async def test_update_that_does_not_fit_on_the_disk_is_to_be_tried_again(tmp_pat
     async with running(tmp_path / "state") as it, it.client("a") as a, it.client("b"):
         manifest, data = await a.train(await a.next("invite"))
         store = it.run.reducer.store
-        margin, store._margin_bytes = store._margin_bytes, 2**62
+        disk, store._disk = store._disk, replace(store._disk, free_min=2**62)
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await a.upload(manifest, data)
         assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "does not fit" in error.value.details() or "stored" in error.value.details()
-        store._margin_bytes = margin
+        store._disk = disk
         assert (await a.upload(manifest, data)).accepted
 
 

@@ -5,16 +5,20 @@ import ssl
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from atoll.client.transport import Link
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import channel as channel_module
 from atoll.protocol.channel import client_options
 from atoll.protocol.identity.certificates import Issuer, server_name
 from atoll.protocol.identity.dialer import InsecureDialer, MutualDialer
 from atoll.protocol.identity.keeper import Keeper
+from atoll.protocol.identity.membership import Membership
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role, aggregator
+from atoll.protocol.settings import ConfigError
 from atoll.server.identity.authority import Authority
 from atoll.server.identity.gate import owner_folder
 from atoll.server.identity.listener import MutualListener
@@ -140,6 +144,76 @@ async def test_a_renewed_certificate_is_shown_and_used_without_a_restart(tmp_pat
     assert shown[0] != shown[1]
     assert serials[0] != serials[1]
     await server.stop(0)
+
+
+@live
+async def test_an_old_connection_takes_no_new_call_and_ends_none_that_is_open(tmp_path, monkeypatch):
+    """So whoever calls proves anew who it is, with the newest certificate, and no long transfer is cut."""
+    monkeypatch.setattr(channel_module, "CONNECTION_AGE_S", 1)
+    authority, peers = Authority.create(tmp_path / "ca", "one"), set()
+
+    class Looking(rpc.AdminServicer):
+        async def ListRanks(self, request, context):
+            peers.add(context.peer())
+            return pb.ListRanksReply()
+
+    server = grpc.aio.server(options=channel_module.server_options())
+    rpc.add_AdminServicer_to_server(Looking(), server)
+    checks = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+    address = MutualListener(keeper_of(tmp_path / "main", COORDINATOR, authority)).bind(server, "127.0.0.1:0")
+    await server.start()
+    async with MutualDialer(keeper_of(tmp_path / "north", NORTH, authority)).channel(address, COORDINATOR) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+        while len(peers) < 3:
+            assert await code_of(channel, _list_ranks) is grpc.StatusCode.OK
+            await asyncio.sleep(0.02)
+        await checks.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+    await server.stop(0)
+
+
+@live
+async def test_a_join_code_is_needed_once_and_good_for_one_site(tmp_path):
+    async with running(tmp_path / "state", **SECURE) as it, it.admin() as admin:
+        code = (await admin.Invite(pb.InviteRequest(role="client", name="north", lifetime_s=60))).join_code
+        place = await Membership.take(tmp_path / "north", NORTH, join=code)
+        assert place.address == it.address
+        for join in (code, ""):
+            again = await Membership.take(tmp_path / "north", NORTH, join=join)
+            assert again.keeper.current == place.keeper.current
+        async with place.dialer.channel(place.address, COORDINATOR) as channel:
+            assert await code_of(channel) is grpc.StatusCode.OK
+        for folder, identity, join, fault in (
+            ("north", Identity(Role.CLIENT, "south"), "", "credential of client north, and this is client south"),
+            ("another", NORTH, code, "has been used, by another key"),
+            ("nobody", NORTH, "", "enrol first, with a join code"),
+            ("mistyped", NORTH, code[:-3], "join: the join code"),
+        ):
+            with pytest.raises(ConfigError, match=fault) as refusal:
+                await Membership.take(tmp_path / folder, identity, join=join)
+            assert code[20:60] not in str(refusal.value)
+
+
+@live
+async def test_calls_that_begin_after_a_renewal_use_the_new_certificate_and_the_open_stream_goes_on(tmp_path):
+    authority = Authority.open_or_create(tmp_path / "state" / "identity" / "authority", "one")
+    async with running(tmp_path / "state", **SECURE) as it:
+        keeper = keeper_of(tmp_path / "north", NORTH, authority)
+        dialer = MutualDialer(keeper)
+        link = Link(dialer.channel(it.address, COORDINATOR))
+        hello = pb.Hello(protocol=channel_module.PROTOCOL, client_id="north", session="1", tasks=["tiny:task"])
+        await link.open(hello)
+        older = link.stub
+        keeper.replace(authority.credential(NORTH))
+        link.renew(dialer.channel(it.address, COORDINATOR))
+        assert link.stub is not older
+        asked = pb.ManifestRequest(run_id="tiny-1", digest=it.run.reducer.version(0).digest)
+        for stub in (link.stub, older):
+            assert (await stub.GetManifest(asked)).manifest
+        assert [connection.client_id for connection in it.coordinator.attendance.hub] == ["north"]
+        await link.close()
 
 
 @live

@@ -107,9 +107,10 @@ async def _report_to(client, invite):
 @live
 async def test_queued_run_starts_when_a_run_that_an_earlier_process_began_ends(tmp_path):
     toml = f'name = "next"\ntask = "{TINY}"\nrounds = 1\n[round]\ncohort_size = 2\n[evaluation]\nserver_every = 0'
-    async with running(tmp_path / "state", rounds=1) as it, it.admin() as admin:
+    one = {"rounds": 1, "coordinator__max_runs": 1}
+    async with running(tmp_path / "state", **one) as it, it.admin() as admin:
         await admin.StartRun(pb.StartRunRequest(config_toml=toml))
-    async with running(tmp_path / "state", rounds=1) as it, it.client("a") as a, it.client("b") as b:
+    async with running(tmp_path / "state", **one) as it, it.client("a") as a, it.client("b") as b:
         await asyncio.gather(report(a), report(b))
         while (await a.next("invite")).run_id != "next-1":
             pass
@@ -190,12 +191,12 @@ async def test_boxes_together_larger_than_the_version_are_refused_before_anythin
 
 @live
 async def test_run_that_is_stopped_while_it_waits_is_stopped_for_good(tmp_path):
-    toml = f'name = "next"\ntask = "{TINY}"\nrounds = 1'
-    async with running(tmp_path / "state") as it, it.admin() as admin:
+    toml, one = f'name = "next"\ntask = "{TINY}"\nrounds = 1', {"coordinator__max_runs": 1}
+    async with running(tmp_path / "state", **one) as it, it.admin() as admin:
         await admin.StartRun(pb.StartRunRequest(config_toml=toml))
         reply = await admin.StopRun(pb.StopRunRequest(run_id="next-1", reason="a mistake"))
         assert reply.state == "stopped"
-        assert it.coordinator.active.run_id == "tiny-1"
+        assert [run.run_id for run in it.coordinator.running] == ["tiny-1"]
     async with running(tmp_path / "state") as it:
         assert it.coordinator.state_of("next-1") is RunState.STOPPED
         assert it.coordinator.queue == []
@@ -308,7 +309,7 @@ async def test_run_that_is_over_needs_its_sampler_no_more(tmp_path):
         await a.next("run_ended")
     sampler.unlink()
     async with running(state, name="next") as it:
-        assert it.coordinator.active.run_id == "next-1"
+        assert [run.run_id for run in it.coordinator.running] == ["next-1"]
 
 
 @live

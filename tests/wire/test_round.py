@@ -228,8 +228,9 @@ async def test_stopped_run_can_be_resumed_and_goes_on_from_its_last_version(tmp_
 
 
 @live
-async def test_run_that_is_started_by_the_operator_waits_for_the_one_before(tmp_path):
-    async with running(tmp_path / "state", rounds=1) as it, it.admin() as admin:
+async def test_run_that_is_started_by_the_operator_waits_for_room(tmp_path):
+    one = {"rounds": 1, "coordinator__max_runs": 1}
+    async with running(tmp_path / "state", **one) as it, it.admin() as admin:
         toml = f'name = "tiny"\ntask = "{TINY}"\nrounds = 1\n[round]\ncohort_size = 2'
         reply = await admin.StartRun(pb.StartRunRequest(config_toml=toml, overrides=["seed=3"]))
         assert (reply.run_id, reply.state) == ("tiny-2", "queued")

@@ -1,10 +1,13 @@
 """What is signed: nothing that is pushed to a client is left out, and whoever changes any of it is found out."""
 
 import time
+from contextlib import suppress
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.descriptor import FieldDescriptor
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.certificates import Issuer
@@ -180,3 +183,19 @@ def test_nothing_of_it_can_be_changed(field):
     setattr(publisher, field, b"" if isinstance(getattr(publisher, field), bytes) else 0)
     with pytest.raises(NotTrusted):
         check_publisher(publisher, own.ca_pem, NOW)
+
+
+OWN = credential()
+PUBLISHER = certify(KEY, OWN, NOW)
+
+
+@given(st.data())
+def test_whatever_comes_in_a_welcome_is_trusted_or_not(data):
+    publisher = pb.Publisher.FromString(PUBLISHER.SerializeToString())
+    field = data.draw(st.sampled_from(["key", "certificate", "signature"]))
+    spoilt = bytearray(getattr(publisher, field))
+    start = data.draw(st.integers(0, len(spoilt) - 1))
+    spoilt[start : start + data.draw(st.integers(0, 40))] = data.draw(st.binary(max_size=40))
+    setattr(publisher, field, bytes(spoilt))
+    with suppress(NotTrusted):
+        check_publisher(publisher, OWN.ca_pem, NOW)

@@ -16,11 +16,13 @@ from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity import enrolling
 from atoll.protocol.identity.certificates import consent, make_request, new_key, server_name
 from atoll.protocol.identity.credential import Credential
+from atoll.protocol.identity.dialer import MutualDialer
 from atoll.protocol.identity.enrolling import EnrolmentFailed, Place, Unreachable, enrol, is_enrolled
 from atoll.protocol.identity.join_code import JoinCode
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role
 from atoll.protocol.identity.renewal import MembershipEnded, NotRenewed, keep_renewed, over, renew_once
+from atoll.protocol.proxy import through_proxy
 from atoll.server.identity.admission import Admission
 from atoll.server.identity.authority import Authority
 from atoll.server.identity.enrolment_port import EnrolmentPort
@@ -62,8 +64,8 @@ async def house(path: Path, lifetime_s: float = 1000.0) -> AsyncIterator[House]:
         register = Register(state.database)
         enrolments, household = Enrolments(register, authority), Household(register, authority)
         keeper = await household.keeper(path / "identity", COORDINATOR)
-        guard = Guard(Admission(register.revocations.is_revoked, lambda client, run: True))
-        members = grpc.aio.server(interceptors=[guard])
+        admission = Admission(register.revocations.is_revoked, lambda client, run: True)
+        members = grpc.aio.server(interceptors=[Guard(admission)])
         rpc.add_MembershipServicer_to_server(MembershipService(enrolments), members)
 
         def shown() -> grpc.ServerCertificateConfiguration:
@@ -72,7 +74,9 @@ async def house(path: Path, lifetime_s: float = 1000.0) -> AsyncIterator[House]:
 
         secret = grpc.dynamic_ssl_server_credentials(shown(), shown, require_client_authentication=True)
         address = f"127.0.0.1:{members.add_secure_port('127.0.0.1:0', secret)}"
-        port = EnrolmentPort(enrolments, keeper, "127.0.0.1:0", address=address, admin_address="127.0.0.1:1")
+        port = EnrolmentPort(
+            enrolments, keeper, Guard(admission), "127.0.0.1:0", address=address, admin_address="127.0.0.1:1"
+        )
         enrolments.addresses = (port.address,)
         await members.start()
         await port.start()
@@ -100,7 +104,9 @@ async def test_whoever_has_a_code_becomes_who_it_is_for_and_knows_the_place(tmp_
 
 
 @live
-async def test_one_enrols_through_a_proxy_that_sees_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_enrols_and_renews_through_proxies_that_see_addresses_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with house(tmp_path / "state") as at:
         async with connect_proxy(int(at.port.address.rpartition(":")[2]), "north:s3cret") as proxy:
             monkeypatch.setenv("https_proxy", f"http://north:s3cret@{proxy.address}")
@@ -109,6 +115,12 @@ async def test_one_enrols_through_a_proxy_that_sees_no_secret(tmp_path: Path, mo
             code = replace(await at.invite(), addresses=("atoll.example:7070",))
             assert (await enrol(code, tmp_path / "me")).identity == NORTH
             assert [line for line in proxy.lines if "to" in line] == [{"to": "atoll.example:7070", "status": "200"}] * 2
+        async with connect_proxy(int(at.members_port.rpartition(":")[2])) as proxy:
+            mine = Keeper(tmp_path / "me")
+            dialer = through_proxy(MutualDialer(mine), {"HTTPS_PROXY": f"http://{proxy.address}"})
+            newer = await renew_once(mine.current, over(lambda: dialer.channel("atoll.example:7071", COORDINATOR)))
+            assert newer.identity == NORTH
+            assert proxy.lines[0] == {"to": "atoll.example:7071", "status": "200"}
 
 
 @live
@@ -204,7 +216,7 @@ async def test_who_is_revoked_renews_nothing_and_is_told_to_stop(tmp_path: Path)
 
 @live
 async def test_short_lives_are_renewed_again_and_again_on_both_sides(tmp_path: Path) -> None:
-    async with house(tmp_path / "state", lifetime_s=2.0) as at:
+    async with house(tmp_path / "state", lifetime_s=3.0) as at:
         household = Household(at.register, at.enrolments._signer)
         household.keep(at.keeper)
         await enrol(await at.invite(), tmp_path / "me")

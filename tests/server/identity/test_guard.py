@@ -8,11 +8,13 @@ import pytest
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
+from hypothesis import given
+from hypothesis import strategies as st
 
 from atoll.aggregation.layout import Piece
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol.identity.names import Role
-from atoll.protocol.manifest import UpdateManifest
+from atoll.protocol.identity.names import Role, is_name
+from atoll.protocol.manifest import ManifestError, UpdateManifest, parse_update
 from atoll.server.identity import guard as guard_module
 from atoll.server.identity.claims import client_of
 from atoll.server.identity.guard import Denied, Guard
@@ -32,8 +34,9 @@ MEMBERS = {
     for role in Role
 }
 
+ON_RUNS = ("StartRun", "StopRun", "PauseRun", "ResumeRun")
 MAY = {
-    Role.OWNER: {"GetManifest", "Download", "StartRun", "StopRun", "ResumeRun", "ListRanks", "ServerReflectionInfo"}
+    Role.OPERATOR: {"GetManifest", "Download", *ON_RUNS, "ListRanks", "ServerReflectionInfo"}
     | {"Invite", "Revoke", "ListMembers"},
     Role.AUDITOR: {"GetManifest", "ListRanks", "ListMembers"},
     Role.CLIENT: {"Session", "GetManifest", "Download", "Upload"},
@@ -41,7 +44,7 @@ MAY = {
     Role.COORDINATOR: set(),
     Role.AUTHORITY: set(),
 }
-MAY[Role.OPERATOR] = MAY[Role.OWNER]
+MAY[Role.OWNER] = MAY[Role.OPERATOR] | {"DeleteRun"}
 BETWEEN_SERVERS = {
     (Role.AGGREGATOR, "/atoll.v1.Aggregation/Serve"),
     (Role.AGGREGATOR, "/atoll.v1.Coordinator/GetManifest"),
@@ -138,10 +141,10 @@ def calling(channel, path):
     return make(path, lambda message: message.SerializeToString(), GetMessageClass(method.output_type).FromString)
 
 
-async def outcome(channel, path, *, own=True):
+async def outcome(channel, path, *, own=True, sent=None):
     """The status code of one call, and what it says."""
     method = METHODS[path]
-    call, sent = calling(channel, path), messages(METHODS[path], own=own)
+    call, sent = calling(channel, path), sent or messages(METHODS[path], own=own)
 
     async def requests():
         yield sent
@@ -198,6 +201,22 @@ async def test_nobody_touches_what_is_somebody_elses():
 
 
 @live
+async def test_a_call_that_does_not_begin_by_saying_what_it_touches_is_refused():
+    async with listening(add_all, Guard(Members())) as address:
+        for role, path, begun in (
+            (Role.CLIENT, "/atoll.v1.Coordinator/Session", pb.ClientMessage(heartbeat=pb.Heartbeat())),
+            (Role.CLIENT, "/atoll.v1.Coordinator/Upload", pb.UploadRequest(chunk=pb.Chunk(data=b"x"))),
+            (Role.CLIENT, "/atoll.v1.Aggregator/Download", pb.DownloadRequest(credit=1)),
+            (Role.AGGREGATOR, "/atoll.v1.Aggregation/Serve", pb.RankMessage(status=pb.RankStatus())),
+            (Role.AGGREGATOR, "/atoll.v1.Aggregation/SubmitUpdate", pb.SubmittedUpdate(rank=1)),
+        ):
+            async with MEMBERS[role].channel(address) as channel:
+                code, detail = await outcome(channel, path, sent=begun)
+                assert code is grpc.StatusCode.PERMISSION_DENIED, path
+                assert detail.endswith(" alone, and named nothing")
+
+
+@live
 async def test_without_a_members_certificate_only_health_answers():
     async with listening(add_all, Guard(Members()), asks_for_certificates=False) as address:
         async with nameless().channel(address) as channel:
@@ -239,6 +258,18 @@ async def test_who_is_revoked_loses_its_open_streams_and_begins_none():
         assert await end_of(call) == (grpc.StatusCode.UNAUTHENTICATED, "client north is revoked")
         code, _ = await outcome(channel, "/atoll.v1.Coordinator/GetManifest")
         assert code is grpc.StatusCode.UNAUTHENTICATED
+
+
+@live
+async def test_a_certificate_that_has_run_out_begins_no_call_on_an_older_connection(monkeypatch):
+    async with talking(Guard(Members())) as (call, channel):
+        later = MEMBERS[Role.CLIENT].certificate.not_valid_after_utc.timestamp()
+        monkeypatch.setattr(guard_module.time, "time", lambda: later)
+        code, detail = await outcome(channel, "/atoll.v1.Coordinator/GetManifest")
+        assert code is grpc.StatusCode.UNAUTHENTICATED
+        assert "client north has expired" in detail
+        await call.write(messages(METHODS["/atoll.v1.Coordinator/Session"], own=True))
+        assert await call.read() == pb.ServerMessage()  # what is open goes on
 
 
 @live
@@ -334,3 +365,21 @@ def test_what_does_not_begin_as_a_manifest_names_nobody(spoilt):
 def test_a_manifest_names_its_client_at_its_head():
     assert client_of(manifest("north")) == "north"
     assert client_of(manifest("north").replace(b'"effective_steps":2.0,', b"")) == "north"
+
+
+@given(st.integers(0, 400), st.binary(max_size=3), st.integers(0, 4))
+def test_what_is_parsed_later_names_whom_the_guard_has_seen_and_no_other(start, put, left_out):
+    spoilt = bytearray(manifest("north"))
+    spoilt[start : start + left_out] = put
+    try:
+        parsed = parse_update(bytes(spoilt))
+    except ManifestError:
+        return
+    assert client_of(bytes(spoilt)) in ("", parsed.client_id)
+
+
+@given(st.text(min_size=1, max_size=20).filter(str.isprintable))
+def test_a_name_that_no_certificate_has_is_read_rightly_or_not_at_all(name):
+    encoded = manifest(name)
+    assert client_of(encoded) in ("", parse_update(encoded).client_id)
+    assert client_of(encoded) == name or not is_name(name)

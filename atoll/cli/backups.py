@@ -1,0 +1,77 @@
+"""`atoll backup` and `atoll restore`: a copy of a coordinator's state directory, and the way back."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atoll.cli import options
+from atoll.cli.faults import CommandError
+from atoll.cli.printing import as_json, clock, note, say, size
+
+if TYPE_CHECKING:
+    from atoll.server.backup import Backup
+
+From = Annotated[Path, typer.Argument(metavar="STATE", help="The coordinator's state directory; it may be in use.")]
+Out = Annotated[Path, typer.Argument(metavar="FILE.tar | DIR", help="The backup: a new folder, or a .tar file.")]
+Source = Annotated[Path, typer.Argument(metavar="FILE.tar | DIR", help="The backup.")]
+To = Annotated[Path, typer.Argument(metavar="STATE", help="The state directory to make: it must be new or empty.")]
+WithoutKeys = Annotated[
+    bool, typer.Option("--without-keys", help="Leave out the authority, all certificates, and the audit log's key.")
+]
+
+
+def backup(state: From, out: Out, without_keys: WithoutKeys = False, json: options.Json = False) -> None:
+    """Back up a state directory, also while its coordinator runs: the journal as of one instant, and every file that
+    it refers to. The backup holds the coordinator's keys, unless told otherwise: keep it as you keep them.
+    """
+    from atoll.cli.writing_down import write_down
+    from atoll.server.audit.actions import Action
+    from atoll.server.backup import BackupFailed, back_up
+
+    try:
+        made = back_up(state, out, keys=not without_keys)
+    except BackupFailed as error:
+        raise CommandError(str(error)) from error
+    write_down(state, Action.STATE_BACKUP, str(out.absolute()))
+    if json:
+        as_json({"backup": out, **_said(made)})
+        return
+    say(f"{out} holds {state} as of {clock(made.made_at)} ({size(made.num_bytes)})")
+    _list_runs(made)
+
+
+def restore(source: Source, state: To, json: options.Json = False) -> None:
+    """Make a state directory of a backup. Every file is held against its digest, and the journal against the files.
+
+    What happened after the backup is forgotten: updates and rounds, and also invitations and revocations, which are to
+    be said again. Never let both the old directory and the restored one be used.
+    """
+    from atoll.cli.writing_down import write_down
+    from atoll.server.audit.actions import Action
+    from atoll.server.backup import BackupFailed
+    from atoll.server.backup import restore as restore_from
+
+    try:
+        made = restore_from(source, state)
+    except BackupFailed as error:
+        raise CommandError(str(error)) from error
+    write_down(state, Action.STATE_RESTORE, str(source.absolute()))
+    if json:
+        as_json({"state": state, **_said(made)})
+        return
+    say(f"{state} is as of {clock(made.made_at)}")
+    _list_runs(made)
+    note("what came later is forgotten, revocations too: say again `atoll client revoke` for whoever was revoked since")
+    if not made.has_keys:
+        note("the backup holds no keys: put identity/ in place, or every client must enrol again")
+
+
+def _said(made: "Backup") -> dict[str, Any]:
+    runs = [{"run": n.run_id, "state": n.state, "version": n.version, "next_round": n.next_round} for n in made.needs]
+    return {"made_at": made.made_at, "has_keys": made.has_keys, "num_bytes": made.num_bytes, "runs": runs}
+
+
+def _list_runs(made: "Backup") -> None:
+    for need in made.needs:
+        say(f"{need.run_id} is {need.state}, at version {need.version}, before round {need.next_round}")

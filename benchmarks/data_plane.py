@@ -1,0 +1,336 @@
+"""How fast versions come down and updates go up, against the tightest loop that does the same duties by hand.
+
+    python -m benchmarks.data_plane [--mb 100 1000] [--pairs N] [--crowds 4 16] [--folder DIR] [--quick]
+
+Ours is a real coordinator and the agent's own code in a process of its own (`transfers`): mutual TLS, resumable, with
+back-pressure; an upload ends with the verdict, when every piece has its SHA-256, every number has been looked at, and
+bytes and journal are on disk. Theirs is `tight_wire`: mutual TLS, SHA-256 by the receiver, write, and fdatasync of an
+upload. Both sides alternate in one run; the tight loop has the best chunk of a printed sweep. Beside them: the tight
+loop without duties. Then crowds of clients upload 1 GB each at once (from one file, each under its own name), for the
+greatest memory of the coordinator.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from mmap import PAGESIZE, mmap
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.processes import ROOT, NotMeasured, Processes, Usage, coordinator_command, wait_for_address
+from benchmarks.report import Bar, conclude, say, spread
+from benchmarks.tight_wire import make_credentials
+
+MB = 1_000_000
+BAR_DOWN, BAR_UP = 0.85, 0.80
+BAR_MEMORY_MB, BAR_GROWTH = 1000.0, 1.10
+CHUNKS_KIB = (256, 512, 1024, 2048)
+WAYS = ("down", "up")
+
+
+class Talker:
+    """A child process that is asked in lines and answers in lines."""
+
+    def __init__(self, processes: Processes, name: str, module: str, *arguments: object) -> None:
+        self._processes, self._name = processes, name
+        with processes.log(name).open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, *map(str, arguments)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=ROOT,
+            )
+        processes.running[name] = self._process  # type: ignore[assignment] - it ends like the others
+        self.said = self.line()
+
+    def line(self) -> str:
+        """What it says next."""
+        assert self._process.stdout is not None
+        if not (line := self._process.stdout.readline()):
+            raise NotMeasured(f"{self._name} has ended:\n{self._processes.last_words(self._name)}")
+        return line.strip()
+
+    def ask(self, what: str) -> str:
+        """Its answer."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{what}\n")
+        self._process.stdin.flush()
+        return self.line()
+
+    @property
+    def usage(self) -> Usage:
+        """So far."""
+        return Usage.of(self._process.pid)
+
+    def close(self) -> None:
+        """Let it end."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+
+
+@dataclass
+class Side:
+    """What one side took: seconds of each transfer, and processor seconds of sender and receiver together."""
+
+    seconds: dict[str, list[float]] = field(default_factory=lambda: {way: [] for way in WAYS})
+    cpu_s: dict[str, list[float]] = field(default_factory=lambda: {way: [] for way in WAYS})
+
+    def add(self, way: str, seconds: float, cpu_s: float) -> None:
+        """One more."""
+        self.seconds[way].append(seconds)
+        self.cpu_s[way].append(cpu_s)
+
+    def summary(self, size: int) -> dict[str, Any]:
+        """Rates, and the price of a gigabyte."""
+        return {
+            way: {
+                "mb_per_s": spread([size / 1e6 / taken for taken in self.seconds[way]], 1),
+                "cpu_s_per_gb": round(median(self.cpu_s[way]) / size * 1e9, 2),
+                "count": len(self.seconds[way]),
+            }
+            for way in WAYS
+            if self.seconds[way]
+        }
+
+
+class Tight:
+    """The loop by hand, both ends."""
+
+    def __init__(self, processes: Processes, name: str, source: Path, size: int, chunk_kib: int) -> None:
+        folder = processes.folder
+        place = (folder, folder, chunk_kib)
+        self._server = Talker(processes, f"{name}-serve", "benchmarks.tight_wire", "serve", *place)
+        self._client = Talker(
+            processes, f"{name}-drive", "benchmarks.tight_wire", "drive", *place, self._server.said, source, size
+        )
+
+    def transfer(self, side: Side, way: str, kind: str = "duties") -> None:
+        """One."""
+        before = self._server.usage.cpu_s + self._client.usage.cpu_s
+        seconds = float(self._client.ask(f"{way} {kind}"))
+        side.add(way, seconds, self._server.usage.cpu_s + self._client.usage.cpu_s - before)
+
+    def close(self) -> None:
+        """End both."""
+        self._client.close()
+        self._server.close()
+
+
+class Ours:
+    """A coordinator with one run, and so many clients in one process."""
+
+    def __init__(self, processes: Processes, name: str, size: int, num_clients: int, rounds: int) -> None:
+        self._processes, self._name = processes, name
+        folder = processes.folder / name
+        folder.mkdir()
+        state = folder / "state"
+        command = coordinator_command(
+            "benchmarks.tasks:noise",
+            name="transfer",
+            rounds=rounds,
+            evaluation__server_every=0,
+            round__cohort_size=num_clients,
+            round__min_available=num_clients,
+            round__deadline=3600.0,
+            coordinator__listen="127.0.0.1:0",
+            coordinator__admin="127.0.0.1:0",
+            coordinator__state=state,
+            coordinator__keep_versions=1,
+        )
+        processes.start(name, command, {"ATOLL_BENCH_ELEMENTS": str(size // 4)})
+        address = wait_for_address(processes, name, state)
+        self._clients = Talker(
+            processes, f"{name}-clients", "benchmarks.transfers", address, state, folder, num_clients
+        )
+
+    def invited(self) -> None:
+        """Wait for the next round."""
+        self._clients.ask("invited")
+
+    def transfer(self, side: Side, way: str) -> None:
+        """All clients at once."""
+        before = self.usage.cpu_s + self._clients.usage.cpu_s
+        seconds = json.loads(self._clients.ask(way))["all"]
+        side.add(way, seconds, self.usage.cpu_s + self._clients.usage.cpu_s - before)
+
+    @property
+    def usage(self) -> Usage:
+        """Of the coordinator."""
+        return self._processes.usage(self._name)
+
+    def close(self) -> None:
+        """End both."""
+        self._clients.close()
+        self._processes.running[self._name].terminate()
+        self._processes.running[self._name].wait(60)
+
+
+def sweep(processes: Processes, source: Path, size: int, chunks_kib: Sequence[int]) -> tuple[int, dict[int, float]]:
+    """The best chunk for the tight loop, up and down with duties, and what each took [s]."""
+    found = {}
+    for chunk_kib in chunks_kib:
+        side, tight = Side(), Tight(processes, f"sweep{chunk_kib}", source, size, chunk_kib)
+        for _ in range(3):
+            for way in WAYS:
+                tight.transfer(side, way)
+        tight.close()
+        found[chunk_kib] = sum(min(side.seconds[way]) for way in WAYS)
+        say(f"tight loop, chunks of {chunk_kib} KiB: {found[chunk_kib]:.2f} s for {size / 1e6:g} MB up and down")
+    return min(found, key=lambda kib: found[kib]), found
+
+
+def compare(processes: Processes, source: Path, size: int, pairs: int, chunk_kib: int) -> dict[str, Side]:
+    """Both sides, one after the other, and the loop without duties."""
+    sides = {name: Side() for name in ("ours", "tight", "raw")}
+    name = f"mb{size // MB}"
+    with ExitStack() as stack:
+        ours = Ours(processes, name, size, 1, rounds=pairs + 2)
+        stack.callback(ours.close)
+        tight = Tight(processes, f"{name}-tight", source, size, chunk_kib)
+        stack.callback(tight.close)
+        for pair in range(pairs + 1):
+            into = sides if pair else {key: Side() for key in sides}  # the first warms up
+            ours.invited()  # and the round before has been committed
+            time.sleep(0.2)
+            for way in WAYS:
+                for who in ("ours", "tight") if pair % 2 else ("tight", "ours"):
+                    if who == "ours":
+                        ours.transfer(into["ours"], way)
+                        settle(processes, name)
+                    else:
+                        tight.transfer(into["tight"], way)
+                tight.transfer(into["raw"], way, "raw")
+            if pair:
+                ratios = {way: into["tight"].seconds[way][-1] / into["ours"].seconds[way][-1] for way in WAYS}
+                say(f"{size / 1e6:g} MB, pair {pair}: of the tight loop's rate {_words(ratios)}")
+    return sides
+
+
+def settle(processes: Processes, name: str) -> None:
+    """Wait until the coordinator rests: what it does after a verdict must not slow the other side down."""
+    until, last = time.monotonic() + 120, -1.0
+    while time.monotonic() < until and (used := processes.usage(name).cpu_s) > last + 0.02:
+        last = used
+        time.sleep(0.25)
+
+
+def crowd(processes: Processes, num_clients: int, size: int) -> tuple[float, float]:
+    """The coordinator's greatest memory [MB] when so many upload at once, and their rate together [MB/s]."""
+    side, ours = Side(), Ours(processes, f"crowd{num_clients}", size, num_clients, rounds=2)
+    ours.invited()
+    ours.transfer(side, "up")
+    ours.invited()  # the round is committed: all updates have been folded
+    usage = ours.usage
+    ours.close()
+    rate = num_clients * size / 1e6 / side.seconds["up"][0]
+    say(
+        f"{num_clients} clients x {size / 1e6:g} MB: VmHWM {usage.rss_bytes_max / 1e6:.0f} MB, {rate:.0f} MB/s together"
+    )
+    return usage.rss_bytes_max / 1e6, rate
+
+
+def _words(ratios: dict[str, float]) -> str:
+    return ", ".join(f"{way} {ratio:.2f}" for way, ratio in ratios.items())
+
+
+def ratio(sides: dict[str, Side], way: str) -> float:
+    """The median of the pairs: the tight loop's seconds over ours."""
+    pairs = zip(sides["tight"].seconds[way], sides["ours"].seconds[way], strict=True)
+    return median(theirs / ours for theirs, ours in pairs)
+
+
+def main() -> int:
+    """Measure."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.data_plane", description=(__doc__ or "").split(".")[0])
+    parser.add_argument("--mb", type=int, nargs="+", default=[100, 1000], help="sizes of a transfer")
+    parser.add_argument("--pairs", type=int, default=0, help="default: 15 up to 100 MB, 7 above")
+    parser.add_argument("--crowds", type=int, nargs="*", default=[4, 16], help="clients that upload at once")
+    parser.add_argument("--crowd-mb", type=int, default=1000, help="of each of them")
+    parser.add_argument("--folder", type=Path, help="where the gigabytes lie; by default a temporary one")
+    parser.add_argument("--quick", action="store_true", help="8 MB, one pair, 2 clients: only that it works")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.mb, arguments.pairs, arguments.crowds, arguments.crowd_mb = [8], 1, [2], 8
+    results, memory = {}, {}
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-", dir=arguments.folder) as place:
+        with Processes(Path(place)) as processes:
+            source = _prepare(Path(place), max(arguments.mb))
+            touch(0 if arguments.quick else min(12 * max(arguments.mb) * MB, _free_bytes() // 2))
+            chunk_kib, swept = sweep(
+                processes, source, min(arguments.mb) * MB, CHUNKS_KIB[2:3] if arguments.quick else CHUNKS_KIB
+            )
+            for mb in arguments.mb:
+                pairs = arguments.pairs or (15 if mb <= 100 else 7)
+                results[mb] = compare(processes, source, mb * MB, pairs, chunk_kib)
+        for num_clients in arguments.crowds:
+            with tempfile.TemporaryDirectory(dir=place) as inner, Processes(Path(inner)) as processes:
+                memory[num_clients] = crowd(processes, num_clients, arguments.crowd_mb * MB)
+    tight = {"chunk_kib": chunk_kib, "sweep_s": swept, "how": "grpcio, blocking, mTLS, SHA-256, write, fdatasync"}
+    return conclude(
+        "data_plane",
+        [*_speed(results), *_memory(memory, arguments.crowd_mb)],
+        ours={
+            "how": "atoll coordinator and the agent's own code; SHA-256 of each piece, numbers looked at, journal",
+            **{f"{mb} MB": sides["ours"].summary(mb * MB) for mb, sides in results.items()},
+            "crowds": {n: {"vm_hwm_mb": round(mb), "mb_per_s": round(rate)} for n, (mb, rate) in memory.items()},
+        },
+        theirs={
+            **tight,
+            **{f"{mb} MB": sides["tight"].summary(mb * MB) for mb, sides in results.items()},
+            "without_duties": {f"{mb} MB": sides["raw"].summary(mb * MB) for mb, sides in results.items()},
+        },
+    )
+
+
+def touch(num_bytes: int) -> None:
+    """Use memory once: a hypervisor hands it out at the first touch, and whoever comes first would pay for it."""
+    with mmap(-1, max(num_bytes, PAGESIZE)) as memory:
+        for place in range(0, len(memory), PAGESIZE):
+            memory[place] = 1
+
+
+def _free_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
+def _prepare(folder: Path, mb: int) -> Path:
+    make_credentials(folder)
+    source = folder / "source.bin"
+    with source.open("wb") as file, open("/dev/urandom", "rb") as random:
+        for _ in range(mb):
+            file.write(random.read(MB))
+    return source
+
+
+def _speed(results: dict[int, dict[str, Side]]) -> Sequence[Bar]:
+    words, least = {"down": "download", "up": "durable upload"}, {"down": BAR_DOWN, "up": BAR_UP}
+    return [
+        Bar.at_least(f"{words[way]}, {mb} MB: rate over the tight loop's", ratio(sides, way), least[way])
+        for mb, sides in results.items()
+        for way in WAYS
+    ]
+
+
+def _memory(memory: dict[int, tuple[float, float]], mb: int) -> Sequence[Bar]:
+    if not memory:
+        return []
+    few, many = min(memory), max(memory)
+    return [
+        Bar.below(f"coordinator VmHWM, {many} clients x {mb} MB [MB]", memory[many][0], BAR_MEMORY_MB),
+        Bar.at_most(f"the same over that of {few} clients", memory[many][0] / memory[few][0], BAR_GROWTH),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""What attacks cost honest clients, and the coordinator: one after the other, beside ten clients at work.
+
+    python -m benchmarks.hostile [--quick] [--seconds N] [--windows N] [--kinds KIND ...]
+
+Ten whole agents take part in one round after the other, with a short pause between them. Windows without and with an
+attack alternate, so that both see the same machine; a window's figure is the p99 of its rounds, from the opening of
+each to its commit on the coordinator's own clock, and an attack's ratio that of the medians of its windows. Attackers
+(`attackers`) speak HTTP/2 by hand at the lowest priority: elsewhere they have processors of their own. All lines are
+mutual TLS; the attacker is a member that has gone bad, with a certificate of its own. Memory is the
+coordinator's largest resident set against that before the first attack. Lost is a round that was abandoned, or an
+accepted update that no model holds.
+"""
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from atoll.protocol.identity.names import Identity, Role
+from atoll.protocol.vocabulary import Fate, Phase, RunId
+from atoll.server.history import History
+from atoll.server.record import RoundRecord
+from benchmarks.attackers import KINDS
+from benchmarks.members import equip
+from benchmarks.processes import NotMeasured, Processes, coordinator_command, wait_for_address
+from benchmarks.report import Bar, conclude, percentile, say
+from benchmarks.round_latency import connect, start_run
+
+CLIENTS = 10
+PAUSE_S = 0.05
+WARM_UP_S = 3.0
+SETTLE_S = 1.0
+"""After an attack, until the next window: what it left behind is its own cost, not the baseline's."""
+MEMORY_BYTES = 256 * 2**20
+RATIO = 2.0
+ALL = (*KINDS, "half_open")
+
+
+@dataclass
+class Windows:
+    """From and until when, on the clock of the records; and what the attackers say."""
+
+    quiet: list[tuple[float, float]] = field(default_factory=list)
+    attacked: list[tuple[float, float]] = field(default_factory=list)
+    seen: dict[str, int] = field(default_factory=dict)
+    cpu_quiet: list[float] = field(default_factory=list)
+    """Of the coordinator: the share of one processor that it used."""
+    cpu_attacked: list[float] = field(default_factory=list)
+
+
+def attack(processes: Processes, kind: str, address: str, seconds: float, credential: Path) -> dict[str, int]:
+    """One window of an attack; returns what the attacker has seen."""
+    where = [kind, address, str(seconds), str(credential)]
+    command = [sys.executable, "-m", "benchmarks.attackers", *where]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 120, cwd=Path(__file__).parents[1])
+    if done.returncode:
+        raise NotMeasured(f"{kind}: {done.stderr[-2000:]}")
+    processes.usage("coordinator")  # it lives
+    seen: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return seen
+
+
+def measure(kinds: Sequence[str], seconds: float, num_windows: int, folder: Path) -> dict[str, Any]:
+    """All attacks on one coordinator."""
+    state = folder / "coordinator"
+    with Processes(folder) as processes:
+        settings = {"coordinator__state": state, "coordinator__listen": "127.0.0.1:0"}
+        processes.start("coordinator", coordinator_command(**settings, coordinator__keep_rounds=1_000_000))
+        address = wait_for_address(processes, "coordinator", state)
+        connect(processes, address, state, CLIENTS)
+        mallory = equip(state, folder / "mallory", Identity(Role.CLIENT, "mallory"))
+        run_id = start_run(state, CLIENTS, 10_000_000, pause=PAUSE_S)
+        time.sleep(WARM_UP_S)
+        before = processes.usage("coordinator")
+        windows = {kind: Windows() for kind in kinds}
+        for kind in kinds:
+            for _ in range(num_windows):
+                one_pair(processes, kind, windows[kind], address, seconds, mallory)
+        time.sleep(SETTLE_S)
+        after = processes.usage("coordinator")
+        for name in processes.running:
+            if processes.running[name].poll() is not None:
+                raise NotMeasured(f"{name} has ended:\n{processes.last_words(name)}")
+        processes.running["coordinator"].send_signal(signal.SIGTERM)
+        processes.running["coordinator"].wait(30)
+        records = History(state).rounds(RunId(run_id))
+        log_bytes = processes.log("coordinator").stat().st_size
+    return {
+        "attacks": {kind: summary(records, windows[kind]) for kind in kinds},
+        "rounds": len(records),
+        "lost": lost(records),
+        "memory_mb_before": round(before.rss_bytes / 1e6, 1),
+        "memory_mb_max": round(after.rss_bytes_max / 1e6, 1),
+        "grown_bytes": after.rss_bytes_max - before.rss_bytes,
+        "incoming_bytes": sum(path.stat().st_size for path in state.glob("runs/*/incoming/*")),
+        "log_bytes": log_bytes,
+    }
+
+
+def one_pair(processes: Processes, kind: str, windows: Windows, address: str, seconds: float, mallory: Path) -> None:
+    """A window without and one with the attack."""
+    begun, used = time.time(), processes.usage("coordinator").cpu_s
+    time.sleep(seconds)
+    ended, now_used = time.time(), processes.usage("coordinator").cpu_s
+    windows.quiet.append((begun, ended))
+    windows.cpu_quiet.append((now_used - used) / (ended - begun))
+    begun, used = ended, now_used
+    seen = attack(processes, kind, address, seconds, mallory)
+    ended, now_used = time.time(), processes.usage("coordinator").cpu_s
+    windows.attacked.append((begun, ended))
+    windows.cpu_attacked.append((now_used - used) / (ended - begun))
+    for name, count in seen.items():
+        windows.seen[name] = windows.seen.get(name, 0) + count
+    time.sleep(SETTLE_S)
+
+
+def summary(records: Sequence[RoundRecord], windows: Windows) -> dict[str, Any]:
+    """Of one attack."""
+    quiet, attacked = ([p99_ms(records, window) for window in w] for w in (windows.quiet, windows.attacked))
+    return {
+        "p99_ms_quiet": [round(value, 1) for value in quiet],
+        "p99_ms_attacked": [round(value, 1) for value in attacked],
+        "ratio": median(attacked) / median(quiet),
+        "coordinator_cpu_quiet": round(median(windows.cpu_quiet), 3),
+        "coordinator_cpu_attacked": round(median(windows.cpu_attacked), 3),
+        "attacker": windows.seen,
+    }
+
+
+def p99_ms(records: Sequence[RoundRecord], window: tuple[float, float]) -> float:
+    """Of the rounds that ended within it, or, when none did, of those that were open."""
+    begin, end = window
+    took = [(r.ended_at, 1e3 * (r.ended_at - r.opened_at)) for r in records if r.ended_at and r.ended_at >= begin]
+    within = [ms for ended_at, ms in took if ended_at < end] or [ms for _, ms in sorted(took)[:1]]
+    if not within:
+        raise NotMeasured(f"no round ended in {end - begin:.1f} s")
+    return percentile(within, 0.99)
+
+
+def lost(records: Sequence[RoundRecord]) -> int:
+    """Rounds that were abandoned, and accepted updates that no model holds; the open round does not count."""
+    ended = [record for record in records if record.ended_at is not None]
+    abandoned = sum(record.phase is not Phase.COMMITTED for record in ended)
+    reported = (client for record in ended for _, client in record.with_fate(Fate.REPORTED))
+    return abandoned + sum(client.used_in is None for client in reported)
+
+
+def main() -> int:
+    """Measure, and hold it against the bars."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.hostile", description=(__doc__ or "").split(":")[0])
+    parser.add_argument("--quick", action="store_true", help="one short window of each: does it work at all?")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each window")
+    parser.add_argument("--windows", type=int, default=5, help="with and without each attack")
+    parser.add_argument("--kinds", nargs="+", choices=ALL, default=list(ALL), help="attacks")
+    arguments = parser.parse_args()
+    seconds, num_windows = (1.5, 1) if arguments.quick else (arguments.seconds, arguments.windows)
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
+        ours = measure(arguments.kinds, seconds, num_windows, Path(folder))
+    for kind, found in ours["attacks"].items():
+        say(f"  {kind}: " + ", ".join(f"{name} {value}" for name, value in found.items()))
+    bars = [
+        Bar.below("coordinator memory grows by [MiB]", ours["grown_bytes"] / 2**20, MEMORY_BYTES / 2**20),
+        Bar.exactly("rounds and updates lost", ours["lost"], 0),
+        Bar.exactly("bytes stored of hostile uploads", ours["incoming_bytes"], 0),
+        *(
+            Bar.at_most(f"p99 of a round, {kind}: times without", a["ratio"], RATIO)
+            for kind, a in ours["attacks"].items()
+        ),
+    ]
+    return conclude("hostile", bars, ours=ours, theirs=None, why_not="no peer bounds what one client may take")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

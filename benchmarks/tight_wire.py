@@ -1,0 +1,137 @@
+"""A transfer as one would write it by hand with grpcio, for one purpose: what our data plane is measured against.
+
+    python -m benchmarks.tight_wire serve CREDENTIALS FOLDER CHUNK_KIB     the server, which prints its port
+    python -m benchmarks.tight_wire drive CREDENTIALS FOLDER CHUNK_KIB PORT SOURCE SIZE
+                                                                            the client; reads up|down duties|raw
+
+Mutual TLS, bytes as they are (no protobuf), blocking gRPC on both sides, one call for each transfer, nothing but the
+library's own flow control. With duties whoever receives does what must be done: hash with SHA-256, write to a file of
+its own, and after an upload fdatasync. No manifest, no position to go on from, no verdict on what the numbers are.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from atoll.protocol.identity.certificates import Issuer, key_to_pem, new_key, server_name, to_pem
+from atoll.protocol.identity.names import COORDINATOR, Identity, Role
+
+OPTIONS = [("grpc.max_receive_message_length", 1 << 26), ("grpc.max_send_message_length", 1 << 26)]
+DUTIES, RAW = b"duties", b"raw"
+SIDES = {"server": COORDINATOR, "client": Identity(Role.CLIENT, "tight")}
+
+
+def make_credentials(folder: Path) -> None:
+    """An authority, and a certificate for each side."""
+    now = time.time()
+    issuer = Issuer.create("tight loop", now=now)
+    (folder / "ca.pem").write_bytes(to_pem(issuer.certificate))
+    for side, identity in SIDES.items():
+        key = new_key()
+        (folder / f"{side}.key").write_bytes(key_to_pem(key))
+        (folder / f"{side}.pem").write_bytes(to_pem(issuer.issue(key.public_key(), identity, now=now)))
+
+
+class Receiver:
+    """Takes the chunks of one transfer."""
+
+    def __init__(self, path: Path, *, has_duties: bool, is_durable: bool) -> None:
+        self._sha256, self._has_duties, self._is_durable = hashlib.sha256(), has_duties, is_durable
+        path.unlink(missing_ok=True)  # a new file for each transfer, as it is on the other side
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) if has_duties else -1
+
+    def receive(self, chunks: Iterable[bytes]) -> str:
+        """All of them; the SHA-256."""
+        for chunk in chunks:
+            if self._has_duties:
+                self._sha256.update(chunk)
+                os.write(self._fd, chunk)
+        if self._has_duties:
+            if self._is_durable:
+                os.fdatasync(self._fd)
+            os.close(self._fd)
+        return self._sha256.hexdigest()
+
+
+def chunks_of(path: Path, size: int, chunk_bytes: int) -> Iterator[bytes]:
+    """The first `size` bytes of a file."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        for begin in range(0, size, chunk_bytes):
+            yield os.pread(fd, min(chunk_bytes, size - begin), begin)
+    finally:
+        os.close(fd)
+
+
+def serve(credentials: Path, folder: Path, chunk_bytes: int) -> None:
+    """Until standard input ends."""
+
+    def up(chunks: Iterator[bytes], context: Any) -> bytes:
+        has_duties = next(chunks) == DUTIES
+        return Receiver(folder / "tight-up.bin", has_duties=has_duties, is_durable=True).receive(chunks).encode()
+
+    def down(request: bytes, context: Any) -> Iterator[bytes]:
+        path, size = json.loads(request)
+        return chunks_of(Path(path), size, chunk_bytes)
+
+    handlers = {
+        "Up": grpc.stream_unary_rpc_method_handler(up),
+        "Down": grpc.unary_stream_rpc_method_handler(down),
+    }
+    server = grpc.server(ThreadPoolExecutor(4), options=OPTIONS)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Tight", handlers),))
+    own = [((credentials / "server.key").read_bytes(), (credentials / "server.pem").read_bytes())]
+    ssl = grpc.ssl_server_credentials(own, (credentials / "ca.pem").read_bytes(), require_client_auth=True)
+    print(server.add_secure_port("127.0.0.1:0", ssl), flush=True)
+    server.start()
+    sys.stdin.read()
+    server.stop(0)
+
+
+def drive(credentials: Path, folder: Path, chunk_bytes: int, port: str, source: Path, size: int) -> None:
+    """Transfers as standard input asks for them; a line with the seconds of each."""
+    own = [(credentials / f"client.{kind}").read_bytes() for kind in ("key", "pem")]
+    ssl = grpc.ssl_channel_credentials((credentials / "ca.pem").read_bytes(), *own)
+    name = ("grpc.ssl_target_name_override", server_name(SIDES["server"]))
+    with grpc.secure_channel(f"127.0.0.1:{port}", ssl, options=[*OPTIONS, name]) as channel:
+        up, down = channel.stream_unary("/Tight/Up"), channel.unary_stream("/Tight/Down")
+
+        def uploading(has_duties: bool) -> Iterator[bytes]:
+            yield DUTIES if has_duties else RAW
+            yield from chunks_of(source, size, chunk_bytes)
+
+        grpc.channel_ready_future(channel).result(30)
+        print("ready", flush=True)
+        for line in sys.stdin:
+            way, kind = line.split()
+            has_duties = kind == "duties"
+            begun = time.perf_counter()
+            if way == "up":
+                up(uploading(has_duties))
+            else:
+                receiver = Receiver(folder / "tight-down.bin", has_duties=has_duties, is_durable=False)
+                receiver.receive(down(json.dumps([str(source), size]).encode()))
+            print(time.perf_counter() - begun, flush=True)
+
+
+def main() -> None:
+    """One of the two sides."""
+    what, credentials, folder, chunk_kib, *rest = sys.argv[1:]
+    chunk_bytes = int(chunk_kib) << 10
+    if what == "serve":
+        serve(Path(credentials), Path(folder), chunk_bytes)
+    else:
+        port, source, size = rest
+        drive(Path(credentials), Path(folder), chunk_bytes, port, Path(source), int(size))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""Clients that do nothing but transfer, with the agent's own code: `python -m benchmarks.transfers`.
+
+    ADDRESS COORDINATOR_STATE FOLDER COUNT
+
+Each has a control stream and, once invited, downloads the version into its cache of models (each piece checked by its
+SHA-256) and uploads an update of the version's size from a file, which all of them share, until the verdict. It reads
+`invited`, `down` and `up` from standard input, does this for all clients at once, and says in a line of JSON how long
+it took.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from dataclasses import replace as with_changes
+from pathlib import Path
+
+import grpc
+import numpy as np
+
+from atoll.aggregation.layout import Piece
+from atoll.client.download import download
+from atoll.client.models import ModelCache
+from atoll.client.spool import Entry
+from atoll.client.transport import Link
+from atoll.client.upload import Pace, upload
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.channel import PROTOCOL
+from atoll.protocol.identity.dialer import Dialer
+from atoll.protocol.identity.names import COORDINATOR
+from atoll.protocol.manifest import UpdateManifest, VersionManifest, digest_of, parse_version
+from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
+from benchmarks.members import member
+
+TASK = "benchmarks.tasks:noise"
+BLOCK_ELEMENTS = 1 << 22
+
+
+@dataclass
+class Material:
+    """What is uploaded: one file of noise, of the shape of the version, made and hashed once."""
+
+    path: Path
+    pieces: tuple[Piece, ...] = ()
+
+    def make(self, version: VersionManifest) -> None:
+        """Write the file and note the digest of each piece."""
+        if self.pieces:
+            return
+        generator, pieces = np.random.default_rng(7), []
+        with self.path.open("wb") as file:
+            for piece in version.pieces:
+                digest = hashlib.sha256()
+                for begin in range(0, piece.num_elements, BLOCK_ELEMENTS):
+                    count = min(BLOCK_ELEMENTS, piece.num_elements - begin)
+                    is_float = piece.dtype == "F32"
+                    values = generator.standard_normal(count, np.float32) if is_float else np.ones(count, np.int64)
+                    digest.update(values.data)
+                    file.write(values.data)
+                pieces.append(with_changes(piece, sha256=digest.hexdigest()))
+            os.fsync(file.fileno())
+        self.pieces = tuple(pieces)
+
+
+@dataclass
+class Client:
+    """One client."""
+
+    name: str
+    folder: Path
+    dialer: Dialer
+    address: str
+    material: Material
+    invite: pb.Invite = field(default_factory=pb.Invite)
+
+    async def join(self) -> None:
+        """Say Hello, and listen from now on."""
+        self._cache = ModelCache(self.folder)
+        self._cache.scan()
+        self._link = Link(self.dialer.channel(self.address, COORDINATOR))
+        await self._link.open(pb.Hello(protocol=PROTOCOL, client_id=self.name, session="1", tasks=[TASK]))
+        self._invitations: asyncio.Queue[pb.Invite] = asyncio.Queue()
+        self._listening = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        while (message := await self._link.receive()) is not None:
+            if message.WhichOneof("message") == "invite":
+                self._invitations.put_nowait(message.invite)
+
+    async def invited(self) -> float:
+        """Wait for an invitation, and prepare; the seconds of it."""
+        begun = time.perf_counter()
+        getting = asyncio.create_task(self._invitations.get())
+        await asyncio.wait({getting, self._listening}, return_when=asyncio.FIRST_COMPLETED)
+        if not getting.done():
+            raise RuntimeError(f"{self.name}: the coordinator is gone")
+        self.invite = getting.result()
+        asked = pb.ManifestRequest(run_id=self.invite.run_id, digest=self.invite.model_digest)
+        self._version = parse_version((await self._link.stub.GetManifest(asked)).manifest)
+        self.material.make(self._version)
+        return time.perf_counter() - begun
+
+    async def down(self) -> float:
+        """Download what the invitation is about; the seconds."""
+        run_id, digest = RunId(self.invite.run_id), Digest(self.invite.model_digest)
+        partial = self._cache.begin(digest, self._version, reuse=False)
+        begun = time.perf_counter()
+        partial.resume()
+        while not partial.is_complete:
+            await download(self._link.stub, run_id, digest, partial)
+        self._cache.finish(digest, self._version, partial)
+        return time.perf_counter() - begun
+
+    async def up(self) -> float:
+        """Upload; the seconds until it was accepted."""
+        manifest = UpdateManifest(
+            run_id=RunId(self.invite.run_id),
+            round_id=RoundId(self.invite.round_id),
+            client_id=ClientId(self.name),
+            base_version=Version(self.invite.base_version),
+            base_digest=Digest(self.invite.model_digest),
+            num_examples=1,
+            work=1.0,
+            pieces=self.material.pieces,
+        )
+        encoded = manifest.encode()
+        entry = Entry(self.material.path, encoded, digest_of(encoded), 0, manifest.num_bytes, {}, 0.0, 0.0)
+        begun = time.perf_counter()
+        verdict = await upload(self._link.stub, entry, Pace(0), is_first_attempt=False)
+        if not verdict.accepted:
+            raise RuntimeError(f"{self.name}: {verdict.reason}: {verdict.detail}")
+        return time.perf_counter() - begun
+
+    async def leave(self) -> None:
+        """Hang up."""
+        self._listening.cancel()
+        await self._link.close()
+
+
+WAYS = {"invited": Client.invited, "down": Client.down, "up": Client.up}
+
+
+async def main() -> None:
+    """Transfer whenever told to, until standard input ends."""
+    address, coordinator_state, place, count = sys.argv[1:]
+    folder = Path(place)
+    material = Material(folder / "update.bin")
+    clients = []
+    for number in range(int(count)):
+        name, models = f"client-{number}", folder / f"client-{number}" / "models"
+        models.mkdir(parents=True, exist_ok=True)
+        place_of = await member(Path(coordinator_state), models.parent, name, address)
+        client = Client(name, models, place_of.dialer, address, material)
+        await client.join()
+        clients.append(client)
+    print("ready", flush=True)
+    loop = asyncio.get_running_loop()
+    while line := (await loop.run_in_executor(None, sys.stdin.readline)).strip():
+        begun = time.perf_counter()
+        seconds = await asyncio.gather(*(WAYS[line](client) for client in clients))
+        print(json.dumps({"each": seconds, "all": time.perf_counter() - begun}), flush=True)
+    await asyncio.gather(*(client.leave() for client in clients))
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(main())
+    except grpc.aio.AioRpcError as error:
+        raise SystemExit(f"{error.code()}: {error.details()}") from None

@@ -1,0 +1,187 @@
+"""The messages that carry bulk bytes, framed by hand: as protobuf, and without a copy that protobuf would make.
+
+Reading a chunk costs a view of the message that gRPC has given; writing one joins a few bytes before it with the bytes
+themselves. Everything else on these streams, and a chunk of any other form, goes the usual way through protobuf.
+
+    UploadRequest   { chunk = 2: Chunk { position = 1: varint, data = 2: bytes } }
+    DownloadReply   { data = 2: bytes }
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import grpc
+
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol import atoll_pb2_grpc as rpc
+
+Buffer = bytes | bytearray | memoryview
+
+_VARINT_1, _BYTES_2 = 0x08, 0x12
+"""Field 1 as a varint, field 2 as bytes: (number << 3) | wire type."""
+
+_VARINT_BYTES_MAX = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Bytes of an update; `data` is a view of the message, which lives as long as it does."""
+
+    position: int
+    data: Buffer
+
+    def WhichOneof(self, oneof: str) -> Literal["chunk"]:
+        """As the message that it stands for."""
+        return "chunk"
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Bytes of a version; as in `Chunk`."""
+
+    data: Buffer
+
+    def WhichOneof(self, oneof: str) -> Literal["data"]:
+        """As the message that it stands for."""
+        return "data"
+
+
+UploadMessage = pb.UploadRequest | Chunk
+DownloadMessage = pb.DownloadReply | Data
+
+
+# ---------------------------------------------------------------- writing
+
+
+def write_upload(message: UploadMessage) -> bytes:
+    """What goes on the wire."""
+    if isinstance(message, pb.UploadRequest):
+        encoded: bytes = message.SerializeToString()
+        return encoded
+    position = b"" if not message.position else bytes([_VARINT_1]) + varint(message.position)  # proto3 leaves out a 0
+    inner = position + bytes([_BYTES_2]) + varint(len(message.data))
+    return b"".join((bytes([_BYTES_2]), varint(len(inner) + len(message.data)), inner, message.data))
+
+
+def write_download(message: DownloadMessage) -> bytes:
+    """What goes on the wire."""
+    if isinstance(message, pb.DownloadReply):
+        encoded: bytes = message.SerializeToString()
+        return encoded
+    return b"".join((bytes([_BYTES_2]), varint(len(message.data)), message.data))
+
+
+def varint(value: int) -> bytes:
+    """Seven bits a byte, the least first; the highest bit says that more follow."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read_upload(encoded: bytes) -> UploadMessage:
+    """A message from the wire.
+
+    Raises:
+        google.protobuf.message.DecodeError: it is none.
+    """
+    if encoded[:1] == b"\x12" and (chunk := _chunk(encoded)) is not None:
+        return chunk
+    message = pb.UploadRequest.FromString(encoded)
+    return Chunk(message.chunk.position, message.chunk.data) if message.HasField("chunk") else message
+
+
+def read_download(encoded: bytes) -> DownloadMessage:
+    """A message from the wire; raises as `read_upload`."""
+    if encoded[:1] == b"\x12":
+        size, begin = _read_varint(encoded, 1)
+        if begin and begin + size == len(encoded):
+            return Data(memoryview(encoded)[begin:])
+    message = pb.DownloadReply.FromString(encoded)
+    return Data(message.data) if message.WhichOneof("reply") == "data" else message
+
+
+def _chunk(encoded: bytes) -> Chunk | None:
+    """A chunk in the form in which `write_upload` has it; None of any other."""
+    size, at = _read_varint(encoded, 1)
+    if not at or at + size != len(encoded):
+        return None
+    position = 0
+    if encoded[at : at + 1] == b"\x08":
+        position, at = _read_varint(encoded, at + 1)
+    if not at or encoded[at : at + 1] != b"\x12":
+        return None
+    size, at = _read_varint(encoded, at + 1)
+    if not at or at + size != len(encoded) or position >= 1 << 64:
+        return None
+    return Chunk(position, memoryview(encoded)[at:])
+
+
+def _read_varint(encoded: bytes, at: int) -> tuple[int, int]:
+    """The number, and where it ends; 0 where there is none."""
+    value = 0
+    for place, byte in enumerate(encoded[at : at + _VARINT_BYTES_MAX]):
+        value |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return value, at + place + 1
+    return 0, 0
+
+
+# ---------------------------------------------------------------- gRPC
+
+_PATH: Final = "/atoll.v1.{}/{}"
+
+
+def coordinator_stub(channel: grpc.aio.Channel) -> rpc.CoordinatorStub:
+    """The coordinator's stub, whose transfers take and give the messages of this module."""
+    stub: rpc.CoordinatorStub = _with_bulk(rpc.CoordinatorStub(channel), channel, "Coordinator")
+    return stub
+
+
+def aggregator_stub(channel: grpc.aio.Channel) -> rpc.AggregatorStub:
+    """The same of an aggregation rank."""
+    stub: rpc.AggregatorStub = _with_bulk(rpc.AggregatorStub(channel), channel, "Aggregator")
+    return stub
+
+
+def _with_bulk(stub: Any, channel: grpc.aio.Channel, service: str) -> Any:
+    stub.Upload = channel.stream_stream(
+        _PATH.format(service, "Upload"),
+        request_serializer=write_upload,
+        response_deserializer=pb.UploadReply.FromString,
+    )
+    stub.Download = channel.stream_stream(
+        _PATH.format(service, "Download"),
+        request_serializer=pb.DownloadRequest.SerializeToString,
+        response_deserializer=read_download,
+    )
+    return stub
+
+
+def add_coordinator(servicer: rpc.CoordinatorServicer, server: grpc.aio.Server) -> None:
+    """Let a server answer as the coordinator; its transfers take and give the messages of this module."""
+    _add(servicer, server, rpc.add_CoordinatorServicer_to_server, "Coordinator")
+
+
+def add_aggregator(servicer: rpc.AggregatorServicer, server: grpc.aio.Server) -> None:
+    """The same as an aggregation rank."""
+    _add(servicer, server, rpc.add_AggregatorServicer_to_server, "Aggregator")
+
+
+def _add(servicer: Any, server: grpc.aio.Server, add: Callable[..., None], service: str) -> None:
+    """gRPC takes the last handler that was registered for a method, or else the first generic one that knows it."""
+    make: Callable[..., Any] = grpc.stream_stream_rpc_method_handler
+    handlers = {
+        "Upload": make(servicer.Upload, read_upload, pb.UploadReply.SerializeToString),
+        "Download": make(servicer.Download, pb.DownloadRequest.FromString, write_download),
+    }
+    name = f"atoll.v1.{service}"
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+    add(servicer, server)
+    server.add_registered_method_handlers(name, handlers)

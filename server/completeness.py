@@ -1,0 +1,154 @@
+"""What the journal of a state directory refers to, and whether the files are there, and are what it says.
+
+An accepted update whose bytes are not in the journal itself has a file; the global model, and each version that a
+decision may still name, has one too.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection, select
+
+from atoll.aggregation.inspection import inspect
+from atoll.aggregation.tensorfile import TensorFileCorrupted, parse_header
+from atoll.protocol.manifest import ManifestError, digest_of, parse_update, parse_version
+from atoll.protocol.vocabulary import Digest, RoundId, RunId, RunState, Version
+from atoll.server.codec import StoredUpdateMeta, decode_meta
+from atoll.server.journal import RunRow, recovered, run_rows
+from atoll.server.placement import num_ranks_of, state_of_rank
+from atoll.server.retention import Keep
+from atoll.server.schema import UPDATES, VERSIONS
+from atoll.server.sqlite import SqliteDatabase
+from atoll.server.statedir import run_folder
+
+BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One run, as the last entry of its journal left it, and the files that it needs."""
+
+    run_id: RunId
+    state: RunState
+    version: Version
+    next_round: RoundId
+    digests: dict[Version, Digest]
+    """Of the versions that must be there; empty: unknown yet."""
+    updates: dict[Digest, StoredUpdateMeta]
+    """Accepted updates whose bytes are in files."""
+
+
+def needs_of(path: Path) -> list[Need]:
+    """What the journal in a state directory's own database refers to, at one instant.
+
+    Raises:
+        StoreCorrupted: it cannot be replayed.
+        StateUnusable: it cannot be opened.
+    """
+    database = SqliteDatabase(path / "state.db", read_only=True)
+    with database.transaction() as connection:
+        return [_need(connection, row) for row in run_rows(connection)]
+
+
+def _need(connection: Connection, row: RunRow) -> Need:
+    machine = recovered(connection, row.run_id).replay(row.rules)
+    keep = Keep.after(0, machine, row.config.round)
+    rows = connection.execute(select(VERSIONS).where(VERSIONS.c.run_id == row.run_id))
+    wanted = {Version(0), keep.version, *keep.versions}
+    digests = {Version(0): Digest("")}  # of a run that has not begun the journal does not say it yet
+    digests |= {Version(v.version): Digest(v.digest) for v in rows if v.version in wanted}
+    of_run = select(UPDATES.c.digest, UPDATES.c.meta).where(UPDATES.c.run_id == row.run_id, UPDATES.c.data.is_(None))
+    where = f"run {row.run_id}, update"
+    updates = {
+        Digest(digest): decode_meta(meta, where=f"{where} {digest}")
+        for digest, meta in connection.execute(of_run)
+        if digest in keep.updates
+    }
+    ledger = machine.ledger
+    return Need(row.run_id, ledger.state, ledger.version, ledger.next_round, digests, updates)
+
+
+class RunFiles:
+    """Where a run's files lie in a state directory: here, or at ranks of the aggregation that lie beside it."""
+
+    def __init__(self, path: Path, run_id: RunId) -> None:
+        self.folder = run_folder(path, run_id)
+        self.num_ranks = num_ranks_of(self.folder)
+        states = [state_of_rank(path, rank, self.num_ranks) for rank in range(self.num_ranks)]
+        self.ranks = [run_folder(state, run_id) if state.is_dir() else None for state in states]
+
+    def manifest(self, version: Version) -> Path:
+        """Of a version."""
+        return self.folder / "versions" / f"{version:06d}.manifest.json"
+
+    def tensors(self, version: Version) -> list[Path]:
+        """Of a version: one file, or one at each rank that is here."""
+        name = f"{version:06d}.safetensors"
+        folders = [self.folder] if not self.num_ranks or version == 0 else [rank for rank in self.ranks if rank]
+        return [folder / "versions" / name for folder in folders]
+
+    def update(self, digest: Digest, rank: int) -> Path | None:
+        """Of an accepted update; None when it lies at a rank elsewhere."""
+        folder = self.ranks[rank] if self.num_ranks else self.folder
+        return None if folder is None else folder / "updates" / f"{digest}.bin"
+
+
+def lacking(path: Path, needs: list[Need]) -> list[Path]:
+    """The files that the journal refers to and that are not there."""
+    wanted: list[Path | None] = []
+    for need in needs:
+        files = RunFiles(path, need.run_id)
+        for version in need.digests:
+            wanted += [files.manifest(version), *files.tensors(version)]
+        wanted += [files.update(digest, meta.rank) for digest, meta in need.updates.items()]
+    return sorted(file for file in wanted if file is not None and not file.is_file())
+
+
+def damaged(path: Path, needs: list[Need]) -> Iterator[str]:
+    """What is wrong with the files that the journal refers to: every byte is read, and held against its digest."""
+    yield from (f"{file} is missing" for file in lacking(path, needs))
+    for need in needs:
+        files = RunFiles(path, need.run_id)
+        for version, digest in need.digests.items():
+            if files.manifest(version).is_file():
+                yield from _damage_of_version(files, version, digest)
+        for digest, meta in need.updates.items():
+            file = files.update(digest, meta.rank)
+            if file is not None and file.is_file():
+                yield from _damage_of_update(file, meta)
+
+
+def _damage_of_version(files: RunFiles, version: Version, digest: Digest) -> Iterator[str]:
+    encoded = files.manifest(version).read_bytes()
+    if digest and digest_of(encoded) != digest:
+        yield f"{files.manifest(version)} is not that of version {version}"
+        return
+    [whole, *parts] = files.tensors(version) or [files.manifest(version)]
+    if parts or (files.num_ranks and version) or not whole.is_file():
+        return  # of parts each rank knows the digests
+    try:
+        _, position = parse_header(whole)
+        with whole.open("rb") as file:
+            file.seek(position)
+            for piece in parse_version(encoded).pieces:
+                sha256, left = hashlib.sha256(), piece.num_bytes
+                while left and (block := file.read(min(BLOCK_BYTES, left))):
+                    sha256.update(block)
+                    left -= len(block)
+                if sha256.hexdigest() != piece.sha256:
+                    yield f"{whole}: tensor {piece.tensor} has not the SHA-256 of its manifest"
+    except (TensorFileCorrupted, ManifestError) as error:
+        yield f"{whole}: {error}"
+
+
+def _damage_of_update(file: Path, meta: StoredUpdateMeta) -> Iterator[str]:
+    try:
+        manifest = parse_update(meta.manifest)
+    except ManifestError as error:
+        yield f"{file}: its manifest: {error}"
+        return
+    is_whole = file.stat().st_size == manifest.num_bytes
+    if not is_whole or inspect(file, manifest.pieces).wrong_digests:
+        yield f"{file}: its bytes are not those of its manifest"

@@ -1,0 +1,53 @@
+"""Members by the command line alone: a coordinator, an agent and an operator elsewhere, as real processes."""
+
+import io
+from pathlib import Path
+
+import pytest
+
+from atoll.cli.join import given_code
+from atoll.protocol.identity.join_code import JoinCode
+from atoll.server.statedir import running_coordinator
+from tests.cli.federation import Federation, wait_for
+from tests.cli.invoking import TINY, invoke, refused, shown
+
+
+def test_a_site_joins_with_a_code_and_ends_when_an_operator_elsewhere_revokes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it = Federation(tmp_path)
+    monkeypatch.setenv("ATOLL_IDENTITY", str(tmp_path / "olga"))
+    try:
+        it.start("coordinator", "coordinator", "--state", it.state, "--set=coordinator.listen=127.0.0.1:0")
+        wait_for(lambda: running_coordinator(it.state))
+        code = invoke("client", "invite", "a", "--state", it.state).stdout.strip()
+        it.start("a", "agent", f"{TINY}:task", "--site", "a", "--join", code)
+        invited = invoke("client", "invite", "olga", "--role", "operator", "--state", it.state).stdout.strip()
+        assert shown("join", invited)["role"] == "operator"
+        assert shown("join", invited)["name"] == "olga"  # once more: nothing is left to do
+
+        elsewhere = ("--state", tmp_path / "nowhere")
+        wait_for(lambda: standing(elsewhere).get("a") == "member")
+        assert "operator olga may call" in refused("client", "invite", "eve", "--role", "owner", *elsewhere)[0]
+        assert invoke("client", "revoke", "a", *elsewhere).exit_code == 0
+        assert it.processes["a"].wait(20) == 2
+        assert "client a is revoked: this agent ends; it takes a new join code" in it.log("a").splitlines()[-1]
+        assert standing(elsewhere)["a"] == "revoked"
+        invoke("client", "revoke", "olga", "--role", "operator", "--state", it.state)
+        assert refused("client", "members", *elsewhere) == ["the certificate of operator olga is revoked"]
+    finally:
+        for process in it.processes.values():
+            process.kill()
+            process.wait()
+
+
+def standing(where: tuple[object, ...]) -> dict[str, str]:
+    return {member["name"]: member["standing"] for member in shown("client", "members", *where)}
+
+
+def test_a_code_may_come_over_standard_input_on_several_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = str(JoinCode(("atoll.example.org:7071",), bytes(32), bytes(8), bytes(16)))
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{code[:40]}\n{code[40:]}\n"))
+    assert JoinCode.parse(given_code("-") or "") == JoinCode.parse(code)
+    assert given_code(code) == code
+    assert given_code(None) is None

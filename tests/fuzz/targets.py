@@ -1,0 +1,200 @@
+"""The parsers that meet what others wrote, with valid inputs to begin from, and the errors that they document."""
+
+import base64
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from google.protobuf.message import DecodeError
+from pydantic import BaseModel
+
+from atoll.aggregation.layout import Tensor
+from atoll.aggregation.tensorheader import decode_header, header_bytes
+from atoll.client.config import AgentConfig
+from atoll.client.messages import BadMessage, event_of
+from atoll.client.policy.config import SitePolicy
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol import chain
+from atoll.protocol.identity.certificates import CertificateError, certified_key, check_issued, read_leaf, read_request
+from atoll.protocol.identity.join_code import PREFIX, JoinCode, JoinCodeError
+from atoll.protocol.identity.names import Identity, Role
+from atoll.protocol.identity.statement import NotTrusted, check_publisher, check_signature
+from atoll.protocol.manifest import parse_update, parse_version
+from atoll.protocol.proxy import HttpProxy
+from atoll.protocol.settings import ConfigError, load_text
+from atoll.protocol.strict import ManifestError
+from atoll.server.config import AggregatorConfig, HostFile, RunFile
+from tests.fuzz.make_corpus import NOW, PATH
+from tests.protocol.test_manifest import UPDATE, VERSION
+
+_KEPT = {name: [base64.b64decode(text) for text in found] for name, found in json.loads(PATH.read_text()).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One parser. `inner` is what is mutated; `wrap` makes an input of it that comes past sums and encodings."""
+
+    parse: Callable[[bytes], object]
+    errors: tuple[type[Exception], ...]
+    corpus: Sequence[bytes]
+    tokens: Sequence[bytes] = ()
+    wrap: Callable[[bytes], bytes] = bytes
+    num: int = 100_000  # of inputs in the suite; fewer of a slow one, of which there are several
+
+
+def _text(parse: Callable[[str], object]) -> Callable[[bytes], object]:
+    """A parser of text, given bytes as they come: what is no UTF-8 reaches it with surrogates, as on a command line."""
+
+    def of_bytes(data: bytes) -> object:
+        return parse(data.decode("utf-8", "surrogateescape"))
+
+    return of_bytes
+
+
+# ---------------------------------------------------------------- settings
+
+_TOML = {
+    RunFile: [
+        b'name = "digits"\ntask = "t.py:task"\nrounds = 5\n[round]\nquorum = 2\ndeadline = "adaptive"\n',
+        b'task = "m:t"\n[cohort]\nsampler = "random"\n[local]\nlr = 0.1\na = [1, 2]\n',
+    ],
+    HostFile: [b'[coordinator]\nlisten = "127.0.0.1:7070"\nstate = "s"\nlease = 15.0\nkeep_versions = 3\n'],
+    AggregatorConfig: [b'coordinator = "127.0.0.1:7070"\nrank = 0\nranks = 2\nstate = "s"\n'],
+    AgentConfig: [b'site = "north"\njoin = "127.0.0.1:7070"\nthreads = 1\nlease = 3e1\nexit_when_done = true\n'],
+    SitePolicy: [
+        b'tasks = ["a:*"]\nruns = ["*"]\napproval = "each_run"\n[hours]\ndays = ["mon"]\nend = "06:00"\n',
+        b'tasks = []\nruns = []\ntime_zone = "Europe/Berlin"\nrounds_per_day = 3\nhours.begin = "20:00"\n',
+    ],
+}
+_TOML_TOKENS = [
+    b'"""',
+    b"'''",
+    b"[[",
+    b"]]",
+    b"1979-05-27T07:32:00Z",
+    b"0b1",
+    b"1_0",
+    b"\n[a]\n",
+    b"\\U0010ffff",
+    b" = ",
+]
+
+
+def _settings(model: type[BaseModel]) -> Target:
+    parse = _text(partial(load_text, model, name="f.toml"))
+    return Target(parse, (ConfigError,), _TOML[model], _TOML_TOKENS, num=20_000)
+
+
+# ---------------------------------------------------------------- identities
+
+_CODE = JoinCode(("atoll.example:7070", "[2001:db8::1]:1"), bytes(range(32)), bytes(8), bytes(range(16)))
+_CODE_BODY = bytes([1]) + _CODE.id + _CODE.secret + _CODE.fingerprint
+
+
+def _as_code(body: bytes) -> bytes:
+    """The join code of a body that may be anything, with the right sum."""
+    whole = body + zlib.crc32(body).to_bytes(4, "big")
+    return PREFIX.encode() + base64.b32encode(whole).rstrip(b"=")
+
+
+def _as_pem(der: bytes) -> bytes:
+    return b"-----BEGIN CERTIFICATE-----\n" + base64.encodebytes(der) + b"-----END CERTIFICATE-----\n"
+
+
+def _certificate(pem: bytes) -> None:
+    leaf = read_leaf.__wrapped__(pem)  # nothing is remembered of a hundred thousand certificates
+    assert leaf.identity.role in Role
+    read_leaf.cache_clear()
+    check_issued(pem, _KEPT["authority"][0], certified_key(pem))
+
+
+def _publisher(data: bytes) -> None:
+    read_leaf.cache_clear()
+    check_publisher(pb.Publisher.FromString(data), _KEPT["authority"][0], NOW)
+
+
+def _message(data: bytes) -> None:
+    message = pb.ServerMessage.FromString(data)
+    event_of(message)
+    check_signature(message, "north", Ed25519PublicKey.from_public_bytes(_KEPT["publisher_key"][0]))
+
+
+# ---------------------------------------------------------------- manifests, headers, the audit log
+
+_LAYOUT = (Tensor("bias", "F32", (3,)), Tensor("weight", "BF16", (2, 3)), Tensor("n", "I64", ()))
+_HEADERS = [header_bytes(_LAYOUT)[8:], header_bytes(_LAYOUT, {"by": "atoll"})[8:]]
+_EVENT = chain.Event("2026-05-04T12:00:00.000000Z", "ann", "operator", "run.start", "r-1", "ok", {"task": "ab"})
+_CHECKPOINT = {"key": "0" * 64, "prev": chain.GENESIS, "seq": 7, "signature": "0" * 128, "time": _EVENT.time}
+
+
+def _as_line(data: bytes) -> bytes:
+    """The line that says the same as some JSON in canonical form, if it is JSON."""
+    try:
+        said: Any = json.loads(data)
+        return json.dumps(said, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+    except (ValueError, RecursionError):
+        return data
+
+
+def _line(data: bytes) -> None:
+    line = chain.read_line(data)
+    if line.event is None:
+        chain.is_signed(line)
+
+
+_LINES = [chain.event_line(_EVENT, chain.Head())[0], _as_line(json.dumps(_CHECKPOINT).encode())]
+_JSON_TOKENS = [
+    b'"a":',
+    b'"seq":',
+    b'"dtype":"F32"',
+    b'"shape":[',
+    b'"codec":"topk:0.01","num_bytes":6',
+    b"1.0",
+    b"[0]",
+]
+_URIS = [b"atoll://client/north", b"atoll://coordinator/main", b"atoll://aggregator/3"]
+
+TARGETS = {
+    "manifest of a version": Target(parse_version, (ManifestError,), [VERSION.encode()], _JSON_TOKENS, num=50_000),
+    "manifest of an update": Target(parse_update, (ManifestError,), [UPDATE.encode()], _JSON_TOKENS, num=50_000),
+    "TOML of a run": _settings(RunFile),
+    "TOML of a coordinator": _settings(HostFile),
+    "TOML of a rank": _settings(AggregatorConfig),
+    "TOML of an agent": _settings(AgentConfig),
+    "TOML of a policy": _settings(SitePolicy),
+    "join code": Target(_text(JoinCode.parse), (JoinCodeError,), [str(_CODE).encode()], [b"atoll-"], num=85_000),
+    "join code with the right sum": Target(
+        _text(JoinCode.parse),
+        (JoinCodeError,),
+        [_CODE_BODY + ",".join(_CODE.addresses).encode()],
+        [b":7070", b"[::1]:1", b"127.0.0.1:1", b","],
+        _as_code,
+        num=15_000,
+    ),
+    "name in a certificate": Target(_text(Identity.parse), (ValueError,), _URIS, [b"atoll://", b"/"]),
+    "certificate": Target(
+        _certificate,
+        (CertificateError,),
+        _KEPT["certificates"],
+        [b"atoll://", b"\x06\x03\x55\x1d\x11"],
+        _as_pem,
+        50_000,
+    ),
+    "request for a certificate": Target(read_request, (CertificateError,), _KEPT["requests"]),
+    "publisher": Target(_publisher, (NotTrusted, DecodeError), _KEPT["publishers"], num=30_000),
+    "signed message": Target(_message, (NotTrusted, BadMessage, DecodeError), _KEPT["messages"], num=30_000),
+    "header of safetensors": Target(lambda data: decode_header(data, 32), (ValueError,), _HEADERS, _JSON_TOKENS),
+    "line of an audit log": Target(_line, (chain.LineFault,), _LINES, _JSON_TOKENS, _as_line, 50_000),
+    "checkpoint": Target(_text(chain.Checkpoint.parse), (ValueError,), [b"7:" + b"0" * 64]),
+    "HTTPS_PROXY": Target(
+        _text(lambda text: HttpProxy.of({"https_proxy": text, "no_proxy": text})),
+        (ConfigError,),
+        [b"http://u:p%40@proxy.example:3128", b"http://[2001:db8::1]:80/", b"10.0.0.1:8080"],
+        [b"://", b"@", b"[", b"]", b"%", b"https", b"#", b"?"],
+        num=30_000,
+    ),
+}

@@ -1,0 +1,50 @@
+"""The systemd units of docs/operations: what they start exists, and systemd takes them."""
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.invoking import said
+
+UNITS = sorted((Path(__file__).parents[1] / "docs" / "operations").glob("*.service"))
+ANALYZE = shutil.which("systemd-analyze")
+HARDENED = {
+    "NoNewPrivileges": "yes",
+    "ProtectSystem": "strict",
+    "KillSignal": "SIGTERM",
+    "KillMode": "mixed",
+    "Restart": "on-failure",
+    "StateDirectoryMode": "0700",
+}
+
+
+def settings(unit):
+    lines = (line.partition("=") for line in unit.read_text().splitlines() if "=" in line and not line.startswith("#"))
+    return {key: value for key, _, value in lines}
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_a_unit_is_hardened_and_its_command_knows_every_option(unit):
+    found = settings(unit)
+    assert {key: found.get(key) for key in HARDENED} == HARDENED
+    assert int(found["TimeoutStopSec"]) >= 30
+    _, command, *arguments = shlex.split(found["ExecStart"])
+    help_ = said(command, "--help")
+    options = [argument for argument in arguments if argument.startswith("--")]
+    assert options
+    assert all(option in help_ for option in options)
+    assert f"--state %S/{found['StateDirectory']}" in found["ExecStart"], "nothing else may be written to"
+
+
+@pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is not installed here; it is where the units are used")
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_systemd_takes_a_unit(unit, tmp_path):
+    assert ANALYZE is not None
+    copy = tmp_path / unit.name
+    copy.write_text(unit.read_text().replace("/opt/atoll/bin/atoll", "/bin/true").replace("WorkingDirectory=", "#"))
+    done = subprocess.run([ANALYZE, "verify", "--man=no", copy], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert unit.name not in done.stderr, done.stderr

@@ -1,0 +1,64 @@
+"""Backups of a coordinator that runs in this process: what is refused, and what is done again."""
+
+import pytest
+
+from atoll.server import backup
+from atoll.server.backup import BackupFailed, back_up, restore
+from tests.wire.live import running
+from tests.wire.test_round import live
+
+
+@live
+async def test_a_backup_that_is_damaged_or_would_overwrite_something_is_refused(tmp_path):
+    state, out = tmp_path / "state", tmp_path / "backup"
+    async with running(state):
+        (state / "identity").mkdir(exist_ok=True)
+        (state / "identity" / "key.pem").write_text("secret")
+        back_up(state, out, keys=False)
+        assert not list(out.rglob("key.pem"))
+        back_up(state, tmp_path / "backup.tar")
+        with pytest.raises(BackupFailed, match="exists"):
+            back_up(state, out)
+        with pytest.raises(BackupFailed, match="is not empty"):
+            restore(out, state)
+    restore(tmp_path / "backup.tar", tmp_path / "whole")
+    assert (tmp_path / "whole" / "identity" / "key.pem").read_text() == "secret"
+    assert not (state / backup.STAGING).exists()
+    [version] = out.glob("runs/*/versions/*.safetensors")
+    version.write_bytes(version.read_bytes()[:-1] + b"x")
+    with pytest.raises(BackupFailed, match=r"000000\.safetensors is damaged"):
+        restore(out, tmp_path / "new")
+    (out / "backup.json").unlink()
+    with pytest.raises(BackupFailed, match="no whole backup"):
+        restore(out, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@live
+async def test_a_backup_names_no_file_outside_of_the_new_directory(tmp_path):
+    state, out = tmp_path / "state", tmp_path / "backup"
+    async with running(state):
+        back_up(state, out)
+    contents = out / "backup.json"
+    contents.write_text(contents.read_text().replace('"state.db"', '"../state.db"'))
+    with pytest.raises(BackupFailed, match="lies outside"):
+        restore(out, tmp_path / "new")
+
+
+@live
+async def test_a_file_that_came_and_went_between_the_two_looks_makes_it_look_again(tmp_path, monkeypatch):
+    state, looks = tmp_path / "state", []
+    link = backup._link
+
+    def unlucky(state, staging):
+        link(state, staging)
+        looks.append(staging)
+        if len(looks) == 2:
+            [version] = staging.glob("runs/*/versions/000000.safetensors")
+            version.unlink()
+
+    monkeypatch.setattr(backup, "_link", unlucky)
+    async with running(state):
+        back_up(state, tmp_path / "backup")
+    assert len(looks) == 4
+    restore(tmp_path / "backup", tmp_path / "new")

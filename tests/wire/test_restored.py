@@ -1,0 +1,72 @@
+"""A coordinator whose state was put back from a backup, and an agent that remembers what came after it."""
+
+import asyncio
+import shutil
+from contextlib import asynccontextmanager
+
+import numpy as np
+
+from atoll.client.agent import run_agent
+from atoll.client.config import AgentConfig
+from atoll.client.memory import Memory
+from atoll.protocol.identity.names import Identity, Role
+from benchmarks.members import equip
+from tests.client.lagoon import Instant, until
+from tests.wire.live import running
+from tests.wire.test_round import committed, live
+
+SETTINGS = {"coordinator__insecure": False, "round__cohort_size": 1, "round__retry": 1000, "pause": 0.05, "rounds": 9}
+
+
+class Some(Instant):
+    """Trains for so many rounds, and then for ever."""
+
+    def __init__(self, count):
+        super().__init__({"w": np.ones(4, np.float32), "count": np.ones((), np.int64)})
+        self.count = count
+
+    async def train(self, order):
+        self.count -= 1
+        if self.count < 0:
+            await asyncio.get_running_loop().create_future()
+        return await super().train(order)
+
+
+@asynccontextmanager
+async def at_work(it, folder, runner):
+    """An agent of the site a, in this process."""
+    equip(it.coordinator.config.state, folder, Identity(Role.CLIENT, "a"))
+    config = AgentConfig(site="a", state=folder, coordinator=it.address, reconnect_min=0.01, reconnect_max=0.1)
+    task = asyncio.ensure_future(run_agent(config, {"tiny:task": "x:task"}, runner=runner, handle_signals=False))
+    try:
+        yield
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+def fates(it):
+    """What became of the site a's invitations: their reasons, by round."""
+    records = it.run.machine.newest_first()
+    return {record.round_id: record.clients["a"].reason for record in records if "a" in record.clients}
+
+
+@live
+async def test_it_is_refused_until_the_sites_operator_accepts_it(tmp_path):
+    state, folder, backup = tmp_path / "state", tmp_path / "agent", tmp_path / "backup"
+    async with running(state, **SETTINGS) as it, at_work(it, folder, Some(1)):
+        await committed(it, 1)
+    shutil.copytree(state, backup)
+    async with running(state, **SETTINGS) as it, at_work(it, folder, Some(2)):
+        await committed(it, 3)
+    shutil.rmtree(state)
+    shutil.copytree(backup, state)
+    async with running(state, **SETTINGS) as it:
+        async with at_work(it, folder, runner := Some(9)):
+            await until(lambda: "rollback" in fates(it).values())
+            assert it.run.machine.ledger.version == 1
+            assert runner.orders == []
+        assert Memory(folder / "seen").forget(it.run.run_id)
+        async with at_work(it, folder, Some(1)):
+            await committed(it, 2)
