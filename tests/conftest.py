@@ -1,3 +1,5 @@
+"""What all tests share."""
+
 import os
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
@@ -7,6 +9,10 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from tests import postgresql
+
+# Before torch is imported, and for whatever is started: tests run beside each other, and threads of several processes
+# that wait for each other on the same cores take four times as long as one thread of each.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # On a build machine a property is tried on the same examples each time; elsewhere every run looks further.
 settings.register_profile("build", derandomize=True)

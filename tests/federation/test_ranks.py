@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from atoll.cli import admin
+from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import RunState
 from atoll.server.statedir import running_coordinator
+from benchmarks.members import equip
 from tests.federation.processes import ATOLL, Federation, ended_after, federation
 
 TASK = str(Path(__file__).with_name("sharded.py")) + ":task"
@@ -163,6 +165,7 @@ class Ranked(Federation):
         self.num_ranks = num_ranks
 
     def rank(self, number, **environment):
+        equip(self.state, self.folder / f"rank{number}", Identity(Role.AGGREGATOR, str(number)))
         return self.start(
             f"rank{number}",
             *("aggregator", "--coordinator", self.address, "--rank", number, "--of", self.num_ranks),
@@ -301,6 +304,17 @@ def test_what_cannot_be_is_said_in_one_line(tmp_path):
     assert_refused(
         ("coordinator", TASK, "--state", tmp_path / "s", "--aggregators", 65), "got 65; allowed: integer >= 0, <= 64"
     )
-    rank = ("aggregator", "--coordinator", "127.0.0.1:1", "--rank", 0, "--of", 1, "--state", tmp_path / "r")
+    rank = (
+        "aggregator",
+        "--coordinator",
+        "127.0.0.1:1",
+        "--rank",
+        0,
+        "--of",
+        1,
+        "--insecure",
+        "--state",
+        tmp_path / "r",
+    )
     assert_refused((*rank, "--set", "interface=atoll0"), "interface 'atoll0': No such device (there are: lo")
     assert_refused(("aggregator", *rank[1:3], "--rank", 2, "--of", 2, "--state", tmp_path), "rank 2 is not in 0..1")

@@ -1,5 +1,7 @@
 import builtins
+import gc
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,13 @@ from atoll.simulations.engines.over_ray import OverRay, RayMissing
 from tests.simulations.engines.cases import SIZES, Case, all_trained, assert_same_bits, first_version, two_rounds
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # Ray's own, when it starts and ends
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """What Ray has left open is closed here, where it is known whose it is, and not in the middle of another test."""
+    yield
+    gc.collect()
 
 
 def picky(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
