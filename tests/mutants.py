@@ -201,8 +201,8 @@ PLANTED = (
     Mutant(
         "overdue only on a tick",
         RUN,
-        "        while self.deadline is not None and now >= self.deadline:",
-        "        while isinstance(event, TimePassed) and self.deadline is not None and now >= self.deadline:",
+        "        while (deadline := self.deadline) is not None and now >= deadline:",
+        "        while isinstance(event, TimePassed) and (deadline := self.deadline) is not None and now >= deadline:",
         "what arrives between the deadline and the driver's waking is still taken (the bug of the first sketch)",
     ),
     Mutant(
