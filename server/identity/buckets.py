@@ -27,3 +27,9 @@ class Buckets:
         while len(self._tokens) > NAMES_MAX:
             self._tokens.popitem(last=False)
         return is_allowed
+
+    def put_back(self, name: str) -> None:
+        """A try that was none after all, as of somebody who had every right to it."""
+        if name in self._tokens:
+            tokens, since = self._tokens[name]
+            self._tokens[name] = (min(self._burst, tokens + 1), since)

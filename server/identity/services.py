@@ -58,6 +58,7 @@ class EnrolmentService(rpc.EnrolmentServicer):
             pem = await self._enrolments.enrol(request.id, request.secret, request.request)
         except _REFUSALS as error:
             await _refuse(context, error)
+        self._tries.put_back(host)  # many sites may share an address; only those who guess are to wait
         address, admin_address = self._places
         return pb.Certificate(
             certificate_pem=pem, ca_pem=self._enrolments.ca_pem, address=address, admin_address=admin_address

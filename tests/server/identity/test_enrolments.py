@@ -17,7 +17,7 @@ from atoll.protocol.identity import enrolling
 from atoll.protocol.identity.certificates import consent, make_request, new_key, server_name
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.dialer import MutualDialer
-from atoll.protocol.identity.enrolling import EnrolmentFailed, Place, Unreachable, enrol, is_enrolled
+from atoll.protocol.identity.enrolling import ENROLLING, EnrolmentFailed, Place, Unreachable, enrol, is_enrolled
 from atoll.protocol.identity.join_code import JoinCode
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role
@@ -177,6 +177,15 @@ async def test_tries_from_one_address_are_limited(tmp_path: Path) -> None:
                 codes.append(refused.value.code())
         assert codes[:20] == [grpc.StatusCode.PERMISSION_DENIED] * 20
         assert codes[-1] is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@live
+async def test_many_sites_behind_one_address_enrol_one_after_the_other(tmp_path: Path) -> None:
+    async with house(tmp_path / "state") as at:
+        code = await at.invite()
+        for _ in range(25):  # the same code and key: an enrolment that is repeated after its answer was lost
+            assert (await enrol(code, tmp_path / "me")).identity == NORTH
+            (tmp_path / "me" / "key.pem").replace(tmp_path / "me" / ENROLLING)
 
 
 @live
