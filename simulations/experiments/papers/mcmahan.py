@@ -16,6 +16,7 @@ from typing import Any
 
 from atoll.simulations.experiments.goal import Goal
 from atoll.simulations.experiments.grid import Cell
+from atoll.simulations.experiments.here import is_over
 from atoll.simulations.experiments.papers.paper import EXAMPLES, Paper
 from atoll.simulations.experiments.report import read_run
 from atoll.simulations.experiments.table import markdown, number
@@ -110,8 +111,6 @@ def table(out: Path) -> str:
 
 
 def _line(entry: Entry, out: Path) -> list[object]:
-    report = read_run(out / entry.cell.folder)
-    rounds = goal_of(entry.cell).rounds_of(report)
     return [
         entry.model,
         TARGETS[entry.model],
@@ -122,10 +121,20 @@ def _line(entry: Entry, out: Path) -> list[object]:
         entry.split,
         RATES[entry.model, entry.batch],
         entry.rounds,
-        f"not in {len(report.rounds)}" if rounds is None else number(round(rounds, 1)),
-        "-" if rounds is None else f"{rounds / entry.rounds:.2f}",
-        f"{report.best(METRIC):.4f}",
+        *_ours(entry, out / entry.cell.folder),
     ]
+
+
+def _ours(entry: Entry, folder: Path) -> list[str]:
+    """Rounds, their share of the paper's and the best accuracy; of a run that is not over, that it is not."""
+    goal = goal_of(entry.cell)
+    if not is_over(folder, goal):
+        return ["not run yet", "-", "-"]
+    report = read_run(folder)
+    rounds, best = goal.rounds_of(report), f"{report.best(METRIC):.4f}"
+    if rounds is None:
+        return [f"not in {len(report.rounds)}", "-", best]
+    return [number(round(rounds, 1)), f"{rounds / entry.rounds:.2f}", best]
 
 
 PAPER = Paper("mcmahan", [entry.cell for entry in entries()], table, goal_of)

@@ -61,6 +61,10 @@ def test_the_rounds_of_the_paper_stand_beside_ours(tmp_path: Path) -> None:
     assert lines[2].startswith("| 2NN | 0.97 | 1 client | 1 | ∞ | 1 | IID | 0.5 | 1455 | 1.5 |")
 
 
+def test_what_was_not_run_is_said(tmp_path: Path) -> None:
+    assert mcmahan.table(tmp_path).count("| not run yet | - | - |") == len(mcmahan.PAPER.cells)
+
+
 def _as_if_run(folder: Path) -> Path:
     """Each run of the table crosses its target between its first two rounds."""
     for entry in mcmahan.entries():
@@ -79,6 +83,7 @@ def _as_if_run(folder: Path) -> Path:
             for number, value in ((1, target - 0.01), (2, target + 0.01))
         ]
         (one / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (one / "result.json").write_text(json.dumps({"state": "interrupted"}))
     return folder
 
 
