@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import logging
 import os
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
@@ -26,6 +27,20 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     report = yield
     report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
     return report
+
+
+@pytest.fixture(autouse=True)
+def no_log_to_a_closed_stream() -> Iterator[None]:
+    """A command that a test calls in this process logs to the stream of that test, which is closed when it ends."""
+    _forget_closed_streams()
+    yield
+    _forget_closed_streams()
+
+
+def _forget_closed_streams() -> None:
+    for handler in list(logging.root.handlers):
+        if getattr(getattr(handler, "stream", None), "closed", False):
+            logging.root.removeHandler(handler)
 
 
 @pytest.fixture(scope="session")
