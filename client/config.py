@@ -3,17 +3,15 @@
 The string under a field is its documentation; `docs/configuration.md` is held against these strings by a test.
 """
 
-import re
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from atoll.protocol.channel import Address, loopback_only
+from atoll.protocol.identity.names import is_name
 from atoll.protocol.settings import STRICT, Folder
 
 Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
-
-_SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class AgentConfig(BaseModel):
@@ -71,7 +69,7 @@ class AgentConfig(BaseModel):
     @field_validator("site")
     @classmethod
     def _site_is_a_name(cls, site: str) -> str:
-        if _SITE.fullmatch(site) is None:
+        if not is_name(site):
             raise ValueError(
                 "allowed: 1 to 64 of the characters A-Z, a-z, 0-9, ., _ and -, not beginning with . _ or -"
             )

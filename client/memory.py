@@ -13,7 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from atoll.aggregation.tensorfile import sync_folder
 from atoll.client.verification import Seen
+from atoll.protocol.identity.credential import write_private
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.strict import INT64_MAX, fields_of, integer, refuse, text
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
@@ -81,20 +83,9 @@ class Memory:
         return dict(self._seen)
 
     def _write_anew(self) -> None:
-        part = self._path.with_name(self._path.name + ".part")
         content = b"".join(_line(run_id, seen) for run_id, seen in self._seen.items())
-        file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(file, content)
-            os.fsync(file)
-        finally:
-            os.close(file)
-        os.replace(part, self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        write_private(self._path, content)
+        sync_folder(self._path.parent)
         self._end = len(content)
 
 
