@@ -8,6 +8,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from atoll.protocol.channel import CHUNK_BYTES
+from atoll.server.bucket import Bucket
 
 CALLS_PER_S, CALLS_BURST = 200.0, 600
 """New calls of one caller in the long run, and at once. An empty round of 25 ms costs a client two."""
@@ -38,26 +39,6 @@ class DiskLimits:
     """They must leave so much: the journal has to be able to say that the disk is full."""
     incoming_max: int = 0
     """Uploads of one run that are not accepted yet, with what is promised to open ones; 0: no limit."""
-
-
-@dataclass(slots=True)
-class Bucket:
-    """A token bucket: so many at once, and so many each second [1/s]."""
-
-    per_s: float
-    burst: float
-    left: float = -1.0
-    at: float = 0.0
-
-    def take(self, now: float) -> bool:
-        """Whether there is one more at `now` [s]; a clock that runs backward gives nothing."""
-        if self.left < 0:
-            self.left, self.at = self.burst, now
-        self.left, self.at = min(self.burst, self.left + max(0.0, now - self.at) * self.per_s), max(self.at, now)
-        if self.left < 1:
-            return False
-        self.left -= 1
-        return True
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from atoll.protocol.bulk import DownloadMessage, UploadMessage
 from atoll.protocol.channel import METRICS_MAX, PROTOCOL, STATISTICS_MAX
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.protocol.vocabulary import ClientId, FailureReason, LossReason, RoundId, RunId, Version
+from atoll.server.bucket import Bucket
 from atoll.server.config import RunFile
 from atoll.server.coordinator import Coordinator, OperatorError, UnknownRun
 from atoll.server.downloads import BadRequest, NotHeld, send_version
@@ -21,7 +22,7 @@ from atoll.server.events import ClientEvaluated, ClientFailed, Profile
 from atoll.server.hub import Connection
 from atoll.server.identity.enrolments import Enrolments
 from atoll.server.identity.services import MembersAdmin
-from atoll.server.limits import MESSAGES_BURST, MESSAGES_PER_S, Bucket
+from atoll.server.limits import MESSAGES_BURST, MESSAGES_PER_S
 from atoll.server.messages import NAME_MAX, sums_of
 from atoll.server.news import is_asked, is_failure_news
 from atoll.server.silence import Silent, first_of

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from atoll.server.bucket import Bucket
+
 BURST = 10
 """Lines that one may cause at once."""
 REFILL_S = 30.0
@@ -14,25 +16,17 @@ OTHERS = "others"
 
 
 @dataclass(slots=True)
-class _Bucket:
-    left: float
-    at: float
+class _Known:
+    allowance: Bucket = field(default_factory=lambda: Bucket(1 / REFILL_S, BURST))
     withheld: int = 0
-
-    def take(self, now: float, burst: int, refill_s: float) -> bool:
-        self.left, self.at = min(float(burst), self.left + max(0.0, now - self.at) / refill_s), now
-        if self.left < 1:
-            return False
-        self.left -= 1
-        return True
 
 
 @dataclass(slots=True)
 class Budget:
     """Decides for each line that somebody causes whether it is written, or counted."""
 
-    _of: dict[str, _Bucket] = field(default_factory=dict)
-    _all: _Bucket = field(default_factory=lambda: _Bucket(ALL_BURST, 0.0))
+    _of: dict[str, _Known] = field(default_factory=dict)
+    _all: Bucket = field(default_factory=lambda: Bucket(1 / ALL_REFILL_S, ALL_BURST))
     _sweep_at: float = 0.0
 
     def allows(self, who: str, now: float) -> bool:
@@ -40,15 +34,15 @@ class Budget:
         if who not in self._of and len(self._of) >= KEYS_MAX and now >= self._sweep_at:
             self._forget_quiet(now)
         key = who if who in self._of or len(self._of) < KEYS_MAX else OTHERS
-        bucket = self._of.setdefault(key, _Bucket(BURST, now))
-        if bucket.take(now, BURST, REFILL_S) and self._all.take(now, ALL_BURST, ALL_REFILL_S):
+        known = self._of.setdefault(key, _Known())
+        if known.allowance.take(now) and self._all.take(now):
             return True
-        bucket.withheld += 1
+        known.withheld += 1
         return False
 
     def withheld(self) -> dict[str, int]:
         """By who has caused them: lines that were not written since this was last asked."""
-        counts = {who: bucket.withheld for who, bucket in self._of.items() if bucket.withheld}
+        counts = {who: known.withheld for who, known in self._of.items() if known.withheld}
         for who in counts:
             self._of[who].withheld = 0
         return counts
@@ -57,4 +51,4 @@ class Budget:
         """Those whose allowance is full again, and of whom nothing is to be told."""
         self._sweep_at = now + REFILL_S
         full_s = BURST * REFILL_S
-        self._of = {who: b for who, b in self._of.items() if b.withheld or now - b.at < full_s}
+        self._of = {who: k for who, k in self._of.items() if k.withheld or now - k.allowance.at < full_s}
