@@ -4,12 +4,12 @@ import grpc
 
 from atoll.aggregation.layout import Piece
 from atoll.client.models import PartialVersion
-from atoll.client.transport import Stream, StreamBroken
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.behind import Behind
 from atoll.protocol.bulk import Data, DownloadMessage
 from atoll.protocol.channel import GRANT_BYTES, WINDOW_BYTES
+from atoll.protocol.stream import Stream, StreamBroken
 from atoll.protocol.vocabulary import Digest, RunId
 
 BOXES_MAX = 1000

@@ -9,13 +9,14 @@ from typing import Any
 import grpc
 
 from atoll.client.ranks import Ranks
-from atoll.client.transport import Link, StreamBroken
+from atoll.client.transport import Link
 from atoll.client.verifier import Verifier
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.identity.renewal import MembershipEnded
 from atoll.protocol.identity.statement import NotTrusted
+from atoll.protocol.stream import StreamBroken
 
 logger = logging.getLogger(__name__)
 

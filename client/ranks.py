@@ -11,12 +11,13 @@ from contextlib import suppress
 
 import grpc
 
-from atoll.client.transport import OLDER_CHANNELS_MAX, StreamBroken
+from atoll.client.transport import OLDER_CHANNELS_MAX
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.bulk import aggregator_stub
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import aggregator
 from atoll.protocol.settings import ConfigError
+from atoll.protocol.stream import StreamBroken
 
 logger = logging.getLogger(__name__)
 

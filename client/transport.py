@@ -6,15 +6,14 @@ however it breaks; the caller decides what it means and when to dial again.
 
 import asyncio
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Generic, TypeVar
+from contextlib import suppress
 
 import grpc
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.bulk import coordinator_stub
 from atoll.protocol.channel import HANDSHAKE_S
+from atoll.protocol.stream import Stream, StreamBroken
 
 logger = logging.getLogger(__name__)
 
@@ -26,92 +25,6 @@ OUTBOX_MAX = 1000
 
 OLDER_CHANNELS_MAX = 16
 """Channels that stay open after the certificate was renewed, for what is under way over them."""
-
-Request = TypeVar("Request")
-Reply = TypeVar("Reply")
-
-
-class StreamBroken(ConnectionError):
-    """A call did not end as it should: cut, refused, or timed out."""
-
-    def __init__(self, code: grpc.StatusCode, detail: str) -> None:
-        self.code, self.detail = code, detail
-        super().__init__(f"{code.name}: {detail}" if detail else code.name)
-
-    @property
-    def is_replaced(self) -> bool:
-        """Whether a newer stream of the same client has taken this one's place."""
-        return self.code is grpc.StatusCode.ABORTED and "replaced" in self.detail
-
-    @property
-    def is_revoked(self) -> bool:
-        """Whether this agent is no member any more."""
-        return self.code is grpc.StatusCode.UNAUTHENTICATED and "revoked" in self.detail
-
-
-@contextmanager
-def broken_streams() -> Iterator[None]:
-    """Turn everything that grpc raises about a call that ended into StreamBroken."""
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        raise StreamBroken(error.code(), error.details() or "") from None
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        raise StreamBroken(grpc.StatusCode.CANCELLED, "the channel was closed") from None
-    except grpc.aio.UsageError as error:  # the channel is closed
-        raise StreamBroken(grpc.StatusCode.CANCELLED, str(error)) from None
-
-
-class Stream(Generic[Request, Reply]):
-    """A bidirectional call; its ends are values or StreamBroken, never grpc's own.
-
-    Replies are iterated over rather than `read`: a write that crosses the end of the call makes grpc.aio consider it
-    failed, and from then on `read` no longer gives what has come before that, such as a verdict.
-    """
-
-    def __init__(self, method: "grpc.aio.StreamStreamMultiCallable[Request, Reply]") -> None:
-        with broken_streams():
-            self._call = method()
-        self._replies = aiter(self._call)
-        self._is_begun, self._ended = False, asyncio.Event()
-        self._call.add_done_callback(lambda _: self._ended.set())
-
-    async def write(self, message: Request) -> None:
-        """Hand a message to the connection. On a call that has ended nothing happens: `read` says how it ended."""
-        with suppress(asyncio.InvalidStateError, StreamBroken), broken_streams():
-            if self._is_begun:
-                await self._call.write(message)
-            else:
-                await self._begin(message)
-
-    async def _begin(self, message: Request) -> None:
-        """The first message. If the call ends before its metadata were sent, grpc.aio waits for these for ever."""
-        writing, ended = asyncio.ensure_future(self._call.write(message)), asyncio.ensure_future(self._ended.wait())
-        try:
-            await asyncio.wait({writing, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if writing.done():
-                self._is_begun = True
-                await writing
-        finally:
-            writing.cancel()
-            ended.cancel()
-
-    async def read(self) -> Reply | None:
-        """The next message; None when the other side has ended the call well."""
-        with broken_streams():
-            return await anext(self._replies, None)
-
-    async def half_close(self) -> None:
-        """Say that nothing more will be written."""
-        with suppress(asyncio.InvalidStateError, StreamBroken), broken_streams():
-            await self._call.done_writing()
-
-    def cancel(self) -> None:
-        """Break the call off."""
-        self._call.cancel()
 
 
 class Link:

@@ -10,12 +10,12 @@ import grpc
 
 from atoll.client.messages import statistics, too_many
 from atoll.client.spool import Entry
-from atoll.client.transport import Stream, StreamBroken
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import steps
 from atoll.protocol.bulk import Chunk, UploadMessage
 from atoll.protocol.channel import CHUNK_BYTES, INLINE_BYTES_MAX, WINDOW_BYTES
+from atoll.protocol.stream import Stream, StreamBroken
 
 logger = logging.getLogger(__name__)
 

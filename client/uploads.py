@@ -12,12 +12,13 @@ from atoll.client.events import Answered, Event, Key, ReportFailure, UploadCut
 from atoll.client.line import Line
 from atoll.client.policy.decide import Decision, Outcome
 from atoll.client.spool import Entry, Spool
-from atoll.client.transport import Link, StreamBroken
+from atoll.client.transport import Link
 from atoll.client.upload import Pace, upload
 from atoll.client.workshop import in_mb
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import steps
+from atoll.protocol.stream import StreamBroken
 from atoll.protocol.vocabulary import Digest, FailureReason, RoundId
 
 logger = logging.getLogger(__name__)

@@ -30,11 +30,12 @@ from atoll.client.ranks import Ranks
 from atoll.client.runner import EvaluateOrder, Runner, RunnerFailed, Training, TrainOrder
 from atoll.client.spool import Entry, Spool
 from atoll.client.threads import off_loop, on_thread
-from atoll.client.transport import Link, StreamBroken, broken_streams
+from atoll.client.transport import Link
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import steps
 from atoll.protocol.manifest import ManifestError, UpdateManifest, VersionManifest, digest_of, parse_version
+from atoll.protocol.stream import StreamBroken, broken_streams
 from atoll.protocol.vocabulary import ClientId, FailureReason
 
 logger = logging.getLogger(__name__)

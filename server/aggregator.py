@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -19,6 +18,7 @@ from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.membership import Membership
 from atoll.protocol.identity.names import COORDINATOR, aggregator
 from atoll.protocol.settings import ConfigError
+from atoll.protocol.stream import Stream, StreamBroken
 from atoll.server.call_limits import CallLimits, Connections
 from atoll.server.config import AggregatorConfig
 from atoll.server.coordinator import OperatorError
@@ -146,21 +146,21 @@ async def _serve(rank: Rank, address: str, coordinator: str) -> None:
         try:
             await _stream(rank, address)
             complaint = ""
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                raise OperatorError(f"the coordinator refuses this rank: {error.details()}") from None
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        except StreamBroken as error:
+            if error.code is grpc.StatusCode.FAILED_PRECONDITION:
+                raise OperatorError(f"the coordinator refuses this rank: {error.detail}") from None
+            if error.code is grpc.StatusCode.UNIMPLEMENTED:
                 raise OperatorError(f"{coordinator} is no coordinator with aggregation ranks") from None
-            level = logging.DEBUG if complaint == error.code().name else logging.WARNING
-            complaint = error.code().name
-            what = (coordinator, complaint, error.details())
-            logger.log(level, "no connection to the coordinator on %s: %s: %s; trying again", *what)
+            level = logging.DEBUG if complaint == error.code.name else logging.WARNING
+            complaint = error.code.name
+            logger.log(level, "no connection to the coordinator on %s: %s; trying again", coordinator, error)
         await asyncio.sleep(DIAL_S)
 
 
 async def _stream(rank: Rank, address: str) -> None:
     """One stream, from RankHello to its end."""
-    call, place = rank.aggregation.Serve(), rank.place
+    stream: Stream[pb.RankMessage, pb.RankOrder] = Stream(rank.aggregation.Serve)
+    place = rank.place
     hello = pb.RankHello(
         protocol=PROTOCOL,
         rank=place.rank,
@@ -168,21 +168,21 @@ async def _stream(rank: Rank, address: str) -> None:
         address=address,
         store_address=rank.meeting_point.address,
     )
-    orders = _Orders(rank, call)
+    orders = _Orders(rank, stream)
     try:
-        await call.write(pb.RankMessage(hello=hello))
-        while (order := await call.read()) is not grpc.aio.EOF:
+        await stream.write(pb.RankMessage(hello=hello))
+        while (order := await stream.read()) is not None:
             orders.begin(order)
     finally:
         orders.end()
-        call.cancel()
+        stream.cancel()
 
 
 class _Orders:
     """What the coordinator wants, each carried out beside the others."""
 
-    def __init__(self, rank: Rank, call: "grpc.aio.StreamStreamCall[pb.RankMessage, pb.RankOrder]") -> None:
-        self._rank, self._call = rank, call
+    def __init__(self, rank: Rank, stream: Stream[pb.RankMessage, pb.RankOrder]) -> None:
+        self._rank, self._stream = rank, stream
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing = asyncio.Lock()  # grpc loses what is written while another write is under way
         self._plan = bytearray()
@@ -219,12 +219,11 @@ class _Orders:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.critical("an order failed", exc_info=error)  # a mistake of ours: the stream is begun afresh
-            self._call.cancel()
+            self._stream.cancel()
 
     async def _say(self, message: pb.RankMessage) -> None:
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            async with self._writing:
-                await self._call.write(message)
+        async with self._writing:
+            await self._stream.write(message)
 
     async def _report(self, every: float) -> None:
         while True:

@@ -20,6 +20,7 @@ from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import aggregator
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
+from atoll.protocol.stream import Stream, StreamBroken
 from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.server.threads import off_loop
 
@@ -145,22 +146,21 @@ def _append_shard(writer: TensorFileWriter, shard: Path, pieces: Sequence[Piece]
 async def _blocks(download: Any, run_id: RunId, digest: Digest, pieces: Sequence[Piece]) -> AsyncIterator[bytes]:
     boxes = [pb.Box(tensor=piece.tensor, offsets=piece.offsets, lengths=piece.lengths) for piece in pieces]
     total, position = sum(piece.num_bytes for piece in pieces), 0
-    call = download()
+    stream: Stream[pb.DownloadRequest, Any] = Stream(download)
     try:
         opened = pb.DownloadOpen(run_id=run_id, digest=digest, boxes=boxes, credit=total)  # HTTP/2 holds it back
         async with asyncio.timeout(SILENCE_S):
-            await call.write(pb.DownloadRequest(open=opened))
-        replies = aiter(call)
+            await stream.write(pb.DownloadRequest(open=opened))
         while position < total:
             async with asyncio.timeout(SILENCE_S):
-                reply = await anext(replies, None)
+                reply = await stream.read()
             if reply is None:
                 return
             if reply.data:
                 position += len(reply.data)
                 yield reply.data
-    except (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError, TimeoutError) as error:
-        why = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.aio.AioRpcError) else str(error)
+    except (StreamBroken, TimeoutError) as error:
+        why = error if isinstance(error, StreamBroken) else f"silent for {SILENCE_S:g} s"
         raise NotFetched(f"version {digest[:12]} cannot be fetched now: {why}") from None
     finally:
-        call.cancel()
+        stream.cancel()

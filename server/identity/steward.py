@@ -26,6 +26,7 @@ from atoll.protocol.identity.certificates import (
     server_name,
 )
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role
+from atoll.protocol.stream import Stream, StreamBroken
 from atoll.server.identity.authority import Authority, NotSigned, Renewal
 from atoll.server.identity.buckets import Buckets
 
@@ -113,10 +114,10 @@ class Steward:
             try:
                 await self._connection(coordinator)
                 wait, complaint = RECONNECT_S[0], ""
-            except grpc.aio.AioRpcError as error:
-                if error.code().name != complaint:
-                    logger.warning("no connection to %s: %s; trying again", coordinator, error.details())
-                complaint = error.code().name
+            except StreamBroken as error:
+                if error.code.name != complaint:
+                    logger.warning("no connection to %s: %s; trying again", coordinator, error)
+                complaint = error.code.name
             await asyncio.sleep(wait)
             wait = min(2 * wait, RECONNECT_S[1])
 
@@ -125,9 +126,9 @@ class Steward:
         secret = grpc.ssl_channel_credentials(mine.ca_pem, mine.key_pem, mine.certificate_pem)
         options = [*client_options(), ("grpc.ssl_target_name_override", server_name(COORDINATOR))]
         async with grpc.aio.secure_channel(coordinator, secret, options=options) as channel:
-            call = rpc.SigningStub(channel).Serve()
-            async for order in call:
+            stream: Stream[pb.SignAnswer, pb.SignOrder] = Stream(rpc.SigningStub(channel).Serve)
+            while (order := await stream.read()) is not None:
                 if order.number == 0:
                     logger.info("connected to %s", coordinator)
                     continue
-                await call.write(await asyncio.to_thread(self.answer, order))
+                await stream.write(await asyncio.to_thread(self.answer, order))

@@ -10,11 +10,11 @@ import pytest
 from atoll.aggregation.segments import owned_pieces
 from atoll.client import ranks as ranks_module
 from atoll.client.ranks import PATIENCE_S, Ranks
-from atoll.client.transport import StreamBroken
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.channel import server_options
 from atoll.protocol.identity.dialer import InsecureDialer
+from atoll.protocol.stream import StreamBroken
 from tests.client.lagoon import MIB, Instant, Lagoon, Version, agent, lagoon, live, model, until
 
 SIZES = {"large": 3 * MIB, "small": 5}

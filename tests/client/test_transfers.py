@@ -11,13 +11,14 @@ from atoll.aggregation.tensorfile import write
 from atoll.client.download import download
 from atoll.client.models import ModelCache, PieceDamaged
 from atoll.client.spool import Spool
-from atoll.client.transport import Link, StreamBroken
+from atoll.client.transport import Link
 from atoll.client.upload import Pace, upload
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.channel import CHUNK_BYTES, INLINE_BYTES_MAX, WINDOW_BYTES
 from atoll.protocol.identity.dialer import InsecureDialer
 from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.manifest import UpdateManifest
+from atoll.protocol.stream import StreamBroken
 from tests.client.lagoon import MIB, Version, lagoon, live, model
 
 CUT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)

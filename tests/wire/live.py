@@ -19,6 +19,7 @@ from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role
 from atoll.protocol.manifest import UpdateManifest, VersionManifest, parse_version
 from atoll.protocol.settings import load_text
+from atoll.protocol.stream import first_status
 from atoll.server.config import RunFile
 from atoll.server.process import host
 from benchmarks.members import equip
@@ -101,10 +102,11 @@ class Client:
 
     def __init__(self, channel, name):
         self.stub, self.name = rpc.CoordinatorStub(channel), name
-        self.control = None
+        self.control = self.ending = None
 
     async def hello(self, *, tasks=("tiny:task",), session="s1", protocol=PROTOCOL, **fields):
         self.control = self.stub.Session()
+        self.ending = first_status(self.control)
         hello = pb.Hello(protocol=protocol, client_id=self.name, session=session, tasks=tasks, **fields)
         with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # refused before: `control` tells
             await self.control.write(pb.ClientMessage(hello=hello))
@@ -115,7 +117,7 @@ class Client:
             while (message := await self.control.read()) is not grpc.aio.EOF:
                 if message.WhichOneof("message") == kind:
                     return getattr(message, kind)
-        raise AssertionError(f"the stream ended before {kind}: {await self.control.details()}")
+        raise AssertionError(f"the stream ended before {kind}: {(await self.ending).detail}")
 
     async def download(self, invite, *, position=0, boxes=(), credit=1 << 40):
         """Manifest and bytes of the version of an invitation."""

@@ -1,17 +1,16 @@
 """What a real coordinator and a real rank let whom do."""
 
 import asyncio
-import contextlib
 from contextlib import asynccontextmanager
 
 import grpc
-import pytest
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.dialer import MutualDialer
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role, aggregator
+from atoll.protocol.stream import Stream, StreamBroken
 from atoll.server import aggregator as aggregators
 from atoll.server.config import AggregatorConfig
 from atoll.server.identity.listener import MutualListener
@@ -24,9 +23,13 @@ from tests.wire.test_round import committed, live, report
 
 async def refused(answer):
     """The status of a call that fails."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
+    try:
         await answer
-    return caught.value.code(), caught.value.details()
+    except StreamBroken as error:
+        return error.code, error.detail
+    except grpc.aio.AioRpcError as error:
+        return error.code(), error.details()
+    raise AssertionError("it was not refused")
 
 
 @live
@@ -103,19 +106,22 @@ def to_rank(it, address, name):
 
 async def fetched(stub, invite):
     """How many bytes of the invitation's version come."""
-    call = stub.Download()
+    stream = Stream(stub.Download)
     opened = pb.DownloadOpen(run_id=invite.run_id, digest=invite.model_digest, credit=1 << 20)
-    with contextlib.suppress(asyncio.InvalidStateError):  # it is over; reading says how
-        await call.write(pb.DownloadRequest(open=opened))
-    return sum([len(reply.data) async for reply in call])
+    await stream.write(pb.DownloadRequest(open=opened))
+    num_bytes = 0
+    while (reply := await stream.read()) is not None:
+        num_bytes += len(reply.data)
+    return num_bytes
 
 
 async def sent(stub, update):
     """The verdict on a small update."""
-    call = stub.Upload()
-    with contextlib.suppress(asyncio.InvalidStateError):
-        await call.write(pb.UploadRequest(open=pb.UploadOpen(manifest=update[0].encode(), data=update[1])))
-    return [reply.verdict async for reply in call][-1]
+    stream = Stream(stub.Upload)
+    await stream.write(pb.UploadRequest(open=pb.UploadOpen(manifest=update[0].encode(), data=update[1])))
+    while not (reply := await stream.read()).HasField("verdict"):
+        pass
+    return reply.verdict
 
 
 @live

@@ -19,6 +19,7 @@ from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.membership import Membership
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role, aggregator
 from atoll.protocol.settings import ConfigError
+from atoll.protocol.stream import Stream, StreamBroken
 from atoll.server.identity.authority import Authority
 from atoll.server.identity.gate import owner_folder
 from atoll.server.identity.listener import MutualListener
@@ -33,6 +34,8 @@ async def code_of(channel, request=None):
     """What somebody on this channel is told who asks for a health check, or something else."""
     try:
         await (request or _check)(channel)
+    except StreamBroken as error:
+        return error.code
     except grpc.aio.AioRpcError as error:
         return error.code()
     return grpc.StatusCode.OK
@@ -69,8 +72,8 @@ async def test_a_run_is_finished_by_members_and_an_owner_looks_on(tmp_path):
 @live
 async def test_a_client_goes_by_the_name_of_its_certificate(tmp_path):
     async with running(tmp_path / "state", **SECURE) as it, it.client("north", as_name="south") as posing:
-        assert await posing.control.code() is grpc.StatusCode.PERMISSION_DENIED
-        assert "client south" in await posing.control.details()
+        assert (await posing.ending).code is grpc.StatusCode.PERMISSION_DENIED
+        assert "client south" in (await posing.ending).detail
 
 
 @live
@@ -223,9 +226,9 @@ async def test_who_is_revoked_loses_its_stream_and_comes_back_with_a_new_certifi
         async with it.admin() as admin:
             await admin.Revoke(pb.RevokeRequest(role="client", name="north"))
             async with asyncio.timeout(5):
-                assert await north.control.code() is grpc.StatusCode.UNAUTHENTICATED
+                assert (await north.ending).code is grpc.StatusCode.UNAUTHENTICATED
             async with it.client("north") as again:
-                assert await again.control.code() is grpc.StatusCode.UNAUTHENTICATED
+                assert (await again.ending).code is grpc.StatusCode.UNAUTHENTICATED
             members = (await admin.ListMembers(pb.ListMembersRequest())).members
             assert ("north", "revoked") in {(row.name, row.standing) for row in members}
 
@@ -237,8 +240,10 @@ async def test_the_owner_of_the_state_directory_needs_no_enrolment_and_reflectio
 
         async def reflect(channel):
             request = reflection_pb2.ServerReflectionRequest(list_services="")
-            call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter([request]), timeout=10)
-            async for reply in call:
+            stream = Stream(reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo)
+            await stream.write(request)
+            await stream.half_close()
+            while (reply := await stream.read()) is not None:
                 assert "atoll.v1.Admin" in {service.name for service in reply.list_services_response.service}
 
         async with owner.channel(it.admin_address, COORDINATOR) as channel:

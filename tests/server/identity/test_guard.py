@@ -1,7 +1,7 @@
 """Every method x every role x own and foreign, over a real server with mutual TLS."""
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import grpc
 import pytest
@@ -15,6 +15,7 @@ from atoll.aggregation.layout import Piece
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.names import Role, is_name
 from atoll.protocol.manifest import ManifestError, UpdateManifest, parse_update
+from atoll.protocol.stream import first_status
 from atoll.server.identity import guard as guard_module
 from atoll.server.identity.claims import client_of
 from atoll.server.identity.guard import Denied, Guard
@@ -149,16 +150,15 @@ async def outcome(channel, path, *, own=True, sent=None):
     async def requests():
         yield sent
 
-    try:
-        called = call(requests() if method.client_streaming else sent, timeout=20)
+    called = call(requests() if method.client_streaming else sent, timeout=20)
+    status = first_status(called)
+    with suppress(grpc.aio.AioRpcError):
         if method.server_streaming:
             async for _ in called:
                 pass
         else:
             await called
-    except grpc.aio.AioRpcError as error:
-        return error.code(), error.details()
-    return grpc.StatusCode.OK, ""
+    return await status
 
 
 def test_every_method_has_its_row_and_every_row_its_method():
