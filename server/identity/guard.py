@@ -109,12 +109,12 @@ class Guard(grpc.aio.ServerInterceptor):
         return guarded
 
     def _generating(self, behaviour: Any, method: str, is_streaming: bool) -> Any:
-        async def call(request: Any, context: Context) -> AsyncIterator[Any]:
+        async def call(request: Any, context: Context) -> None:
             async with self._admitted(method, context) as admitted:
                 request = await self._looked_at(request, admitted, context, is_streaming)
                 async with aclosing(behaviour(request, context)) as replies:
                     async for reply in replies:
-                        yield reply
+                        await context.write(reply)  # gRPC would tell nothing to a caller refused during a write of its
 
         return call
 

@@ -287,6 +287,34 @@ async def test_who_leaves_a_run_loses_its_downloads_of_it():
 
 
 @live
+async def test_who_is_refused_while_a_reply_waits_to_be_taken_is_told_so():
+    members, path = Members(), "/atoll.v1.Coordinator/Download"
+    guard = Guard(members)
+
+    async def download(requests, context):
+        await anext(requests)
+        while True:
+            yield pb.DownloadReply(data=bytes(1 << 20))
+
+    def add(server):
+        read, write = pb.DownloadRequest.FromString, pb.DownloadReply.SerializeToString
+        handlers = {"Download": grpc.stream_stream_rpc_method_handler(download, read, write)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("atoll.v1.Coordinator", handlers),))
+
+    async with listening(add, guard) as address, MEMBERS[Role.CLIENT].channel(address) as channel:
+        call = calling(channel, path)(timeout=20)
+        await call.write(messages(METHODS[path], own=True))
+        await call.read()
+        await asyncio.sleep(0.3)  # the connection is full
+        members.runs.clear()
+        await guard.look_again()
+        with suppress(grpc.aio.AioRpcError):
+            while True:
+                await call.read()
+        assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+@live
 async def test_a_later_message_is_looked_at_too():
     async with talking(Guard(Members())) as (call, _):
         await call.write(messages(METHODS["/atoll.v1.Coordinator/Session"], own=False))
