@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import unquote
@@ -21,8 +22,9 @@ logger = logging.getLogger(__name__)
 RANKS = "/atoll.v1.Aggregation/"
 """What aggregation ranks call, for all of their clients at once; others are denied it, and that is a strike."""
 
-PAUSE_S = 1.0
-"""Between two looks at all open sockets: there may be thousands."""
+SOCKETS = "/proc/self/fd"
+LOOKING_SHARE = 0.05
+"""Of the loop's time, at most, that goes into looks at all open sockets: there may be thousands."""
 TELL_S = 60.0
 
 STRIKES = frozenset(
@@ -75,54 +77,67 @@ def _address_of(peer: str) -> str:
 
 
 class Connections:
-    """Ends connections of this process. gRPC has no call for it, so it is done to the socket: gRPC sees it closed."""
+    """Ends connections of this process. gRPC has no call for it, so it is done to the socket: gRPC sees it closed.
+
+    At once, for each call still queued on such a connection would cost as much as those refused; and on the loop, for a
+    thread would wait for its turn at each socket.
+    """
 
     def __init__(self) -> None:
         self._doomed: set[str] = set()
+        self._peers: dict[str, str | None] = {}
         self._count, self._tell_at = 0, 0.0
         self._work: asyncio.Task[None] | None = None
 
     def end(self, peer: str) -> None:
         """End the connection of a peer, as gRPC names it, soon."""
-        self._doomed.add(peer)
+        if (where := _where(peer)) is None:
+            return
+        self._doomed.add(where)
         if self._work is None or self._work.done():
             self._work = asyncio.get_running_loop().create_task(self._end_doomed())
 
     async def _end_doomed(self) -> None:
         while self._doomed:
-            doomed, self._doomed = self._doomed, set()
-            self._count += await asyncio.to_thread(shut_down, doomed)
-            if self._count and time.monotonic() >= self._tell_at:
+            doomed, self._doomed, begun = self._doomed, set(), time.monotonic()
+            self._count += self._shut_down(doomed)
+            if self._count and begun >= self._tell_at:
                 logger.warning("ended %d connections that brought little but refused calls", self._count)
-                self._count, self._tell_at = 0, time.monotonic() + TELL_S
-            await asyncio.sleep(PAUSE_S)
+                self._count, self._tell_at = 0, begun + TELL_S
+            await asyncio.sleep((time.monotonic() - begun) / LOOKING_SHARE)
+
+    def _shut_down(self, doomed: set[str]) -> int:
+        """Shut down this process's sockets to these peers; returns how many there were."""
+        before, self._peers, count = self._peers, {}, 0
+        for number in map(int, os.listdir(SOCKETS)):
+            with suppress(OSError):  # closed meanwhile, or not connected
+                inode = os.readlink(f"{SOCKETS}/{number}")
+                if not inode.startswith("socket:"):
+                    continue
+                if inode not in before:
+                    before[inode] = _look_at(number)
+                self._peers[inode] = before[inode]
+                if before[inode] in doomed:  # told by the number's own socket: another may have it by now
+                    count += _look_at(number, end=doomed) in doomed
+        return count
 
 
-def shut_down(peers: set[str]) -> int:
-    """Shut down this process's sockets to these peers; returns how many there were."""
-    wanted = {where for peer in peers if (where := _where(peer)) is not None}
-    count = 0
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # no socket, not connected, or closed meanwhile
-            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as copy:
-                if copy.family in (socket.AF_INET, socket.AF_INET6) and _peer_of(copy) in wanted:
-                    copy.shutdown(socket.SHUT_RDWR)
-                    count += 1
-    return count
+def _look_at(number: int, *, end: AbstractSet[str | None] = frozenset()) -> str | None:
+    """Address and port of a socket's peer, and the end of it when that is one of these."""
+    with socket.socket(fileno=os.dup(number)) as copy:
+        if copy.family not in (socket.AF_INET, socket.AF_INET6):
+            return None
+        host, port = copy.getpeername()[:2]
+        peer = f"{str(host).removeprefix('::ffff:')} {port}"  # gRPC hears IPv4 on both, and names it as IPv4
+        if peer in end:
+            copy.shutdown(socket.SHUT_RDWR)
+        return peer
 
 
-def _peer_of(connection: socket.socket) -> tuple[str, int]:
-    """Address and port; gRPC hears IPv4 on sockets of both families, and names it as IPv4."""
-    host, port = connection.getpeername()[:2]
-    return str(host).removeprefix("::ffff:"), int(port)
-
-
-def _where(peer: str) -> tuple[str, int] | None:
+def _where(peer: str) -> str | None:
     """Address and port of `ipv4:127.0.0.1:4711` or `ipv6:%5B::1%5D:4711`."""
     scheme, _, rest = peer.partition(":")
     host, _, port = unquote(rest).rpartition(":")
     if scheme not in ("ipv4", "ipv6") or not port.isdecimal():
         return None
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return f"{host.removeprefix('[').removesuffix(']')} {int(port)}"
