@@ -18,7 +18,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
 from atoll.protocol.behind import Behind
 from atoll.protocol.bulk import Buffer, Chunk, UploadMessage
-from atoll.protocol.channel import CHUNK_BYTES, INLINE_BYTES_MAX
+from atoll.protocol.channel import CHUNK_BYTES, GRANT_BYTES, INLINE_BYTES_MAX
 from atoll.protocol.manifest import ManifestError, UpdateManifest, digest_of, parse_update
 from atoll.protocol.vocabulary import ClientId, Digest, RejectReason, RoundId, RunId
 from atoll.server.downloads import BadRequest
@@ -134,9 +134,12 @@ class Uploads:
                     else:
                         yield pb.UploadReply(position=file.position)
                     async with aclosing(upload.take(file, requests, self._floor)) as taken:
+                        confirmed = file.position
                         async for position, num_bytes in taken:
                             self._count(num_bytes)
-                            if position < manifest.num_bytes:  # of the end the verdict tells
+                            is_due = num_bytes < CHUNK_BYTES or position - confirmed >= GRANT_BYTES
+                            if is_due and position < manifest.num_bytes:  # of the end the verdict tells
+                                confirmed = position
                                 yield pb.UploadReply(position=position)
                     judged = await upload.judged(file)
                 if isinstance(judged, pb.Verdict):

@@ -24,6 +24,9 @@ from atoll.simulations.engines.user_files import TASK_FILE, Source, let_import, 
 
 START_TIMEOUT_S = 120.0
 
+STARTS = 2
+"""Of a Ray of this machine: now and then one of its processes dies before it says a word, and another start goes well."""
+
 AHEAD = 2
 """Windows that an actor has been given at one time."""
 
@@ -164,7 +167,16 @@ def _begin(ray: Any, address: str | None, workers: int | None) -> None:
     """Connect, or start a Ray of this machine; a task's own file travels by value."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns of what it will do
     local = {} if address else {"num_cpus": workers or len(os.sched_getaffinity(0)), "include_dashboard": False}
-    ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, configure_logging=False, **local)
+    for starts_left in reversed(range(1 if address else STARTS)):
+        try:
+            ray.init(
+                address=address, logging_level=logging.ERROR, log_to_driver=False, configure_logging=False, **local
+            )
+            break
+        except Exception:  # nothing narrower: so Ray says that its own process did not come up within half a minute
+            ray.shutdown()
+            if not starts_left:
+                raise
     for name, module in list(sys.modules.items()):
         if name.startswith(TASK_FILE):
             ray.cloudpickle.register_pickle_by_value(module)

@@ -106,7 +106,7 @@ def test_slow_client_stops_in_time_and_submits_part_of_its_work(tmp_path):
         it.agent("a")
         it.agent("slow")
         assert it.wait_for_end() == 0
-        record = it.rounds()[0]
+        record = it.rounds()[-1]  # a machine with other work may need the first one to start their processes
         assert record.close_reason == "enough"
         assert 0.05 < record.clients["slow"].work < 0.9
 
