@@ -25,7 +25,7 @@ from atoll.simulations.engines.user_files import TASK_FILE, Source, let_import, 
 START_TIMEOUT_S = 120.0
 
 STARTS = 2
-"""Of a Ray of this machine: now and then one of its processes dies before it says a word, and another start goes well."""
+"""Of a Ray of this machine: now and then one of its processes dies before it says a word, and the next start is well."""
 
 AHEAD = 2
 """Windows that an actor has been given at one time."""
@@ -167,6 +167,7 @@ def _begin(ray: Any, address: str | None, workers: int | None) -> None:
     """Connect, or start a Ray of this machine; a task's own file travels by value."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns of what it will do
     local = {} if address else {"num_cpus": workers or len(os.sched_getaffinity(0)), "include_dashboard": False}
+    quiet = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
     for starts_left in reversed(range(1 if address else STARTS)):
         try:
             ray.init(
