@@ -25,7 +25,7 @@ from atoll.simulations.engines.user_files import TASK_FILE, Source, let_import, 
 START_TIMEOUT_S = 120.0
 
 STARTS = 2
-"""Of a Ray of this machine: now and then one of its processes dies before it says a word, and the next start is well."""
+"""Of a Ray of this machine: now and then one of its processes dies before it says a word; the next start is well."""
 
 AHEAD = 2
 """Windows that an actor has been given at one time."""
@@ -170,9 +170,7 @@ def _begin(ray: Any, address: str | None, workers: int | None) -> None:
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
     for starts_left in reversed(range(1 if address else STARTS)):
         try:
-            ray.init(
-                address=address, logging_level=logging.ERROR, log_to_driver=False, configure_logging=False, **local
-            )
+            ray.init(address=address, **quiet, **local)
             break
         except Exception:  # nothing narrower: so Ray says that its own process did not come up within half a minute
             ray.shutdown()
