@@ -70,8 +70,10 @@ def agent(
         return
     from atoll.cli import log
     from atoll.client.agent import run_agent
+    from atoll.client.allocator import keep_freed_memory
 
     log.configure()
+    keep_freed_memory()
     note(f"atoll agent {settings.site}, for {', '.join(named)}, state in {settings.state}")
     raise typer.Exit(asyncio.run(run_agent(settings, named)))
 
