@@ -22,6 +22,7 @@ import grpc
 import numpy as np
 
 from atoll.aggregation.layout import Piece
+from atoll.client.allocator import keep_freed_memory
 from atoll.client.download import download
 from atoll.client.models import ModelCache
 from atoll.client.spool import Entry
@@ -166,6 +167,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()  # as `atoll agent` does
     try:
         asyncio.run(main())
     except grpc.aio.AioRpcError as error:
