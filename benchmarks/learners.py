@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -41,8 +42,9 @@ def examples(features: int, count: int, seed: int) -> Client:
     return 0.5 * (pictures[targets] + noise), targets
 
 
+@cache
 def clients_of(name: str) -> list[Client]:
-    """The data of every client of a setting."""
+    """The data of every client of a setting, made once in a process."""
     _, features, num_clients, each, _ = SETTINGS[name]
     inputs, targets = examples(features, num_clients * each, seed=1)
     return list(zip(inputs.split(each), targets.split(each), strict=True))

@@ -15,10 +15,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
 from benchmarks.learners import BATCH_SIZE, LR, Told, accuracy, clients_of, model_of, say
-from benchmarks.tight_loops import SETTINGS, Client
-
-KEPT: dict[str, list[Client]] = {}
-"""In each of Ray's processes: the data of all clients, made once."""
+from benchmarks.tight_loops import SETTINGS
 
 
 def client_app(name: str, threads: int) -> ClientApp:
@@ -28,9 +25,7 @@ def client_app(name: str, threads: int) -> ClientApp:
     @app.train()  # type: ignore[untyped-decorator]
     def train(message: Message, context: Context) -> Message:
         torch.set_num_threads(threads)
-        if name not in KEPT:
-            KEPT[name] = clients_of(name)
-        inputs, targets = KEPT[name][int(context.node_config["partition-id"])]
+        inputs, targets = clients_of(name)[int(context.node_config["partition-id"])]
         model = model_of(name)
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         optimizer = torch.optim.SGD(model.parameters(), lr=LR)
@@ -91,6 +86,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from benchmarks import peer_flower  # Ray's processes find its functions by name, and with them what is kept
-
-    peer_flower.main()
+    main()
