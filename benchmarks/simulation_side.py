@@ -56,7 +56,7 @@ def atoll(name: str, engine: str, workers: str) -> None:
         f"simulation.workers={workers}",
     ]
     file = load_run(
-        f"{Path(__file__).with_name('simulation_tasks.py')}:{name.replace('-', '_')}", overrides, kind=SimulationFile
+        f"{Path(__file__).with_name('simulation_tasks.py')}:of_{name.replace('-', '_')}", overrides, kind=SimulationFile
     )
     with (
         tempfile.TemporaryDirectory() as folder,
