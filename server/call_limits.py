@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 RANKS = "/atoll.v1.Aggregation/"
 """What aggregation ranks call, for all of their clients at once; others are denied it, and that is a strike."""
 
+Place = tuple[str, int]
+"""Address and port."""
+
 SOCKETS = "/proc/self/fd"
 LOOKING_SHARE = 0.05
 """Of the loop's time, at most, that goes into looks at all open sockets: there may be thousands."""
@@ -84,8 +87,8 @@ class Connections:
     """
 
     def __init__(self) -> None:
-        self._doomed: set[str] = set()
-        self._peers: dict[str, str | None] = {}
+        self._doomed: set[Place] = set()
+        self._peers: dict[str, Place | None] = {}
         self._count, self._tell_at = 0, 0.0
         self._work: asyncio.Task[None] | None = None
 
@@ -106,7 +109,7 @@ class Connections:
                 self._count, self._tell_at = 0, begun + TELL_S
             await asyncio.sleep((time.monotonic() - begun) / LOOKING_SHARE)
 
-    def _shut_down(self, doomed: set[str]) -> int:
+    def _shut_down(self, doomed: set[Place]) -> int:
         """Shut down this process's sockets to these peers; returns how many there were."""
         before, self._peers, count = self._peers, {}, 0
         for number in map(int, os.listdir(SOCKETS)):
@@ -122,22 +125,22 @@ class Connections:
         return count
 
 
-def _look_at(number: int, *, end: AbstractSet[str | None] = frozenset()) -> str | None:
+def _look_at(number: int, *, end: AbstractSet[Place | None] = frozenset()) -> Place | None:
     """Address and port of a socket's peer, and the end of it when that is one of these."""
     with socket.socket(fileno=os.dup(number)) as copy:
         if copy.family not in (socket.AF_INET, socket.AF_INET6):
             return None
         host, port = copy.getpeername()[:2]
-        peer = f"{str(host).removeprefix('::ffff:')} {port}"  # gRPC hears IPv4 on both, and names it as IPv4
+        peer = str(host).removeprefix("::ffff:"), int(port)  # gRPC hears IPv4 on both, and names it as IPv4
         if peer in end:
             copy.shutdown(socket.SHUT_RDWR)
         return peer
 
 
-def _where(peer: str) -> str | None:
+def _where(peer: str) -> Place | None:
     """Address and port of `ipv4:127.0.0.1:4711` or `ipv6:%5B::1%5D:4711`."""
     scheme, _, rest = peer.partition(":")
     host, _, port = unquote(rest).rpartition(":")
     if scheme not in ("ipv4", "ipv6") or not port.isdecimal():
         return None
-    return f"{host.removeprefix('[').removesuffix(']')} {int(port)}"
+    return host.removeprefix("[").removesuffix("]"), int(port)

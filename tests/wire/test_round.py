@@ -38,9 +38,11 @@ async def report(client, value=1.0, **claims):
 
 
 async def committed(live_, version):
+    """Decided, and on disk: whoever ends the coordinator then finds this version again."""
     async with asyncio.timeout(10):
-        while live_.run.machine.ledger.version < version:
+        while (run := live_.run).machine.ledger.version < version:
             await asyncio.sleep(0.01)
+        await run.on_disk()
 
 
 @live
