@@ -117,10 +117,8 @@ class Connections:
                 inode = os.readlink(f"{SOCKETS}/{number}")
                 if not inode.startswith("socket:"):
                     continue
-                if inode not in before:
-                    before[inode] = _look_at(number)
-                self._peers[inode] = before[inode]
-                if before[inode] in doomed:  # told by the number's own socket: another may have it by now
+                peer = self._peers[inode] = before[inode] if inode in before else _look_at(number)
+                if peer in doomed:  # looked at once more: another socket may have this number by now
                     count += _look_at(number, end=doomed) in doomed
         return count
 

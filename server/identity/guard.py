@@ -114,7 +114,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 request = await self._looked_at(request, admitted, context, is_streaming)
                 async with aclosing(behaviour(request, context)) as replies:
                     async for reply in replies:
-                        await context.write(reply)  # gRPC would tell nothing to a caller refused during a write of its
+                        await context.write(reply)  # `yield`: gRPC writes, and a refusal meanwhile reaches nobody
 
         return call
 

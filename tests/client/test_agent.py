@@ -119,7 +119,7 @@ async def test_sigterm_ends_the_agent_orderly_and_soon(tmp_path):
         began = time.monotonic()
         agent.process.terminate()
         assert await agent.ended() == 0
-        assert time.monotonic() - began < 20, "and not when the training of 600 s ends"
+        assert time.monotonic() - began < 5
         await coordinator.heard("goodbye")
         assert "Traceback" not in agent.log
 

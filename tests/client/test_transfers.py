@@ -201,7 +201,7 @@ async def test_pace_is_kept_and_smooth(tmp_path):
         began = time.monotonic()
         verdict, _ = await delivered(coordinator.address, entry, pace)
         assert verdict.accepted
-        assert 0.4 <= time.monotonic() - began <= 10
+        assert 0.4 <= time.monotonic() - began <= 1.5
 
 
 @live
@@ -209,5 +209,5 @@ async def test_two_uploads_share_one_pace():
     pace = Pace(1000)
     began = time.monotonic()
     await asyncio.gather(pace.take(100), pace.take(100), pace.take(100))
-    assert 0.19 <= time.monotonic() - began <= 5
+    assert 0.19 <= time.monotonic() - began <= 0.4
     assert Pace(0).chunk_bytes == CHUNK_BYTES

@@ -86,7 +86,7 @@ async def test_hanging_worker_is_killed_after_its_lease(tmp_path):
         with pytest.raises(RunnerFailed) as caught:
             await train("gil", budget=0.2)
         assert caught.value.reason == "worker_hung"
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 3
         await train("work")
 
 
