@@ -58,7 +58,7 @@ class Status(NamedTuple):
 
 
 def first_status(call: Any) -> "asyncio.Future[Status]":
-    """The status that the other side ends this call with; to be asked for before anything is written."""
+    """The status that the other side ends a call of many replies with; to be asked for before anything is written."""
     status: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
 
     def note(_: Any) -> None:  # called again for each later status
