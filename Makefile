@@ -27,8 +27,8 @@ $(PEERS): benchmarks/peers.txt
 demo: setup
 	@$(BIN)/python -m examples.demo $(DEMO)
 
-test: setup
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+test: setup # of two processes, one that crashes is not started again: its file would never end
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --max-worker-restart=0
 
 test-parallel: setup # every strategy at every rank count, as a table, then the digits under each; about ten minutes
 	$(BIN)/python -m tests.parallel.engine.cases

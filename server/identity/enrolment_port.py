@@ -13,6 +13,7 @@ from atoll.server.coordinator import OperatorError
 from atoll.server.identity.enrolments import Enrolments
 from atoll.server.identity.guard import Guard
 from atoll.server.identity.services import EnrolmentService
+from atoll.server.identity.shown import server_credentials
 
 CALLS_MAX = 32
 MESSAGE_BYTES_MAX = 16 * 1024
@@ -53,12 +54,7 @@ class EnrolmentPort:
         ]
         self.server = grpc.aio.server(options=options, interceptors=[guard], maximum_concurrent_rpcs=CALLS_MAX)
         rpc.add_EnrolmentServicer_to_server(EnrolmentService(enrolments, address, admin_address), self.server)
-
-        def shown() -> grpc.ServerCertificateConfiguration:
-            mine = keeper.current
-            return grpc.ssl_server_certificate_configuration([(mine.key_pem, mine.certificate_pem)])
-
-        credentials = grpc.dynamic_ssl_server_credentials(shown(), shown, require_client_authentication=False)
+        credentials = server_credentials(keeper, asks_for_certificates=False)
         host = listen.rpartition(":")[0]
         try:
             self.address = f"{host}:{self.server.add_secure_port(listen, credentials)}"

@@ -7,6 +7,7 @@ import grpc
 from atoll.protocol.channel import bracketed, loopback_only, parse_address
 from atoll.protocol.identity.keeper import Keeper
 from atoll.server.coordinator import OperatorError
+from atoll.server.identity.shown import server_credentials
 
 
 class Listener(Protocol):
@@ -53,29 +54,11 @@ class MutualListener:
     def bind(self, server: grpc.aio.Server, listen: str) -> str:
         """See `Listener`."""
         host, port = parse_address(listen)
-        fetcher = _Shown(self._keeper)
-        credentials = grpc.dynamic_ssl_server_credentials(fetcher.configuration(), fetcher, True)  # type: ignore[arg-type]
+        credentials = server_credentials(self._keeper, asks_for_certificates=True)
         try:
             return f"{bracketed(host)}:{server.add_secure_port(f'{bracketed(host)}:{port}', credentials)}"
         except RuntimeError as error:
             raise cannot_listen(listen) from error
-
-
-class _Shown:
-    """What one port shows in the next handshake. gRPC calls it on a thread of its own; None: as in the last one."""
-
-    def __init__(self, keeper: Keeper) -> None:
-        self._keeper, self._last = keeper, keeper.current
-
-    def __call__(self) -> grpc.ServerCertificateConfiguration | None:
-        if self._keeper.current is self._last:
-            return None
-        return self.configuration()
-
-    def configuration(self) -> grpc.ServerCertificateConfiguration:
-        """The newest credential, for gRPC."""
-        own = self._last = self._keeper.current
-        return grpc.ssl_server_certificate_configuration([(own.key_pem, own.certificate_pem)], own.ca_pem)
 
 
 def cannot_listen(listen: str) -> OperatorError:

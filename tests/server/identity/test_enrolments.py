@@ -29,6 +29,7 @@ from atoll.server.identity.enrolment_port import EnrolmentPort
 from atoll.server.identity.enrolments import RENEWALS_BURST, Enrolments
 from atoll.server.identity.guard import Guard
 from atoll.server.identity.household import Household
+from atoll.server.identity.listener import MutualListener
 from atoll.server.identity.register import Register
 from atoll.server.identity.services import MembershipService
 from atoll.server.statedir import StateDirectory
@@ -67,13 +68,7 @@ async def house(path: Path, lifetime_s: float = 1000.0) -> AsyncIterator[House]:
         admission = Admission(register.revocations.is_revoked, lambda client, run: True)
         members = grpc.aio.server(interceptors=[Guard(admission)])
         rpc.add_MembershipServicer_to_server(MembershipService(enrolments), members)
-
-        def shown() -> grpc.ServerCertificateConfiguration:
-            pair = keeper.current.key_pem, keeper.current.certificate_pem
-            return grpc.ssl_server_certificate_configuration([pair], authority.ca_pem)
-
-        secret = grpc.dynamic_ssl_server_credentials(shown(), shown, require_client_authentication=True)
-        address = f"127.0.0.1:{members.add_secure_port('127.0.0.1:0', secret)}"
+        address = MutualListener(keeper).bind(members, "127.0.0.1:0")
         port = EnrolmentPort(
             enrolments, keeper, Guard(admission), "127.0.0.1:0", address=address, admin_address="127.0.0.1:1"
         )
