@@ -19,6 +19,7 @@ from atoll.parallel.task import Task
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
 from atoll.simulations.engines.examples import Examples, ExamplesOf
 from atoll.simulations.engines.exchange import Exchange
+from atoll.simulations.engines.pooling import speed_up_pooling
 from atoll.simulations.engines.rows import Rows
 from atoll.simulations.engines.stepping import Steps
 
@@ -38,6 +39,7 @@ class Loop:
         self._training, self._task, self._local = training, training.task, training.local
         self.examples = ExamplesOf(training.task, training.device)
         self._model = build_model(training.task).to(training.device).train()
+        speed_up_pooling(self._model)
         self.exchange = Exchange(training, self._model)
         self._steps = Steps(self._local, [p for p in self._model.parameters() if p.requires_grad])
         self._generator = torch.Generator()

@@ -1,0 +1,64 @@
+"""Max pooling on a CPU in a third of its time, with the same bits.
+
+torch looks at one number at a time where the width comes last, and at eight or sixteen where the channels do. So the
+channels are brought to the end, and the maxima back: a maximum is the same number wherever it lies. (The convolutions
+themselves would not keep their bits.) It is an eighth of a step of McMahan's CNN.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+SMALL = 10_000
+"""Numbers; of fewer, moving them takes longer than it saves."""
+
+
+def speed_up_pooling(model: nn.Module) -> None:
+    """Let the model's `nn.MaxPool2d` pool this way, wherever it can."""
+    for module in model.modules():
+        if type(module) is nn.MaxPool2d and not module.return_indices:
+            module.forward = _Forward(module)  # type: ignore[method-assign, assignment]
+
+
+class _Forward:
+    """`forward` of one `nn.MaxPool2d`."""
+
+    def __init__(self, module: nn.MaxPool2d) -> None:
+        self._otherwise: Callable[[torch.Tensor], torch.Tensor] = module.forward
+        self._form = (
+            _pair(module.kernel_size),
+            _pair(module.stride),
+            _pair(module.padding),
+            _pair(module.dilation),
+            module.ceil_mode,
+        )
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        is_plain = inputs.dim() == 4 and inputs.is_contiguous() and inputs.device.type == "cpu"
+        if not is_plain or inputs.numel() < SMALL:
+            return self._otherwise(inputs)
+        pooled: torch.Tensor = _Pooled.apply(inputs, *self._form)  # type: ignore[no-untyped-call]
+        return pooled
+
+
+class _Pooled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, *form: Any) -> torch.Tensor:
+        pooled, places = torch.ops.aten.max_pool2d_with_indices(
+            inputs.contiguous(memory_format=torch.channels_last), *form
+        )
+        ctx.form = form
+        ctx.save_for_backward(inputs, places.contiguous())
+        return pooled.contiguous()  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        inputs, places = ctx.saved_tensors
+        moved = torch.ops.aten.max_pool2d_with_indices_backward(gradients[0], inputs, *ctx.form, places)
+        return moved, *(None for _ in ctx.form)
+
+
+def _pair(size: int | tuple[int, ...]) -> list[int]:
+    return [size, size] if isinstance(size, int) else list(size)
