@@ -8,7 +8,7 @@ makes of it is said in `fold`; a test holds the two together. It takes whole upd
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -30,9 +30,12 @@ Block = NDArray[np.float32] | list[NDArray[np.float32]]
 TILE_VALUES = 1 << 17
 """Values of all updates that numpy works on at once: 1 MiB as doubles stays in the cache."""
 
-
 COMPILED_TILE = 1 << 15
 """Values that the compiled loop adds up of one update after the other: their sums, 256 KiB, stay in the cache."""
+
+
+SHARES = 4
+"""Of a thread, in which it takes the parts: to give it each by itself takes as long as a small part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +76,19 @@ def fold_rows(base: Mapping[str, NDArray[Any]], layout: Layout, rows: Rows, step
     start = 0
     for tensor in layout:
         stop = start + tensor.num_elements
-        matrix = rows.values if isinstance(rows.values, np.ndarray) else None
-        block = [row[start:stop] for row in rows.values] if matrix is None else matrix[:, start:stop]
+        block = _block(rows.values, start, stop)
         start = stop
         mean = _mean(tensor, block, rows, step)
         new[tensor.name] = _moved(tensor, base[tensor.name].reshape(-1), mean, step, slots).reshape(tensor.shape)
     return new
+
+
+def _block(values: NDArray[np.float32] | Sequence[NDArray[np.float32]], start: int, stop: int) -> Block:
+    """These columns; few of them as a matrix."""
+    if isinstance(values, np.ndarray):
+        return values[:, start:stop]
+    parts = [row[start:stop] for row in values]
+    return np.stack(parts) if len(parts) * (stop - start) <= TILE_VALUES else parts
 
 
 def _mean(tensor: Tensor, block: Block, rows: Rows, step: Step) -> Doubles:
@@ -139,10 +149,13 @@ def _sum(block: Block, scales: Doubles) -> Doubles:
     return total
 
 
-def _by_threads(work: Callable[[Any], Any], parts: Iterable[Any]) -> list[Any]:
+def _by_threads(work: Callable[[Any], Any], parts: Sequence[Any]) -> list[Any]:
     """Of large arrays, on all cores: what is computed of a part depends on no other."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return list(pool.map(work, parts))
+    cores = len(os.sched_getaffinity(0))
+    size = -(-len(parts) // (SHARES * cores))
+    shares = [parts[first : first + size] for first in range(0, len(parts), size)]
+    with ThreadPoolExecutor(cores) as pool:
+        return [found for share in pool.map(lambda share: [work(part) for part in share], shares) for found in share]
 
 
 def _moved(tensor: Tensor, master: NDArray[Any], mean: Doubles, step: Step, slots: Arrays) -> NDArray[np.float32]:

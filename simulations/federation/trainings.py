@@ -2,11 +2,12 @@
 
 How long a training takes follows from its device and its data alone, not from what comes out of it. So nothing is
 computed when it begins; when the first one is over and its outcome is asked for, the engine trains it together with
-those that end next. One that is told to stop before nobody has asked is never computed at all.
+those that end next, in the order in which they will be asked for: what has come of the first is used while others are
+still being computed. One that is told to stop before nobody has asked is never computed at all.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from atoll.client.events import Invitation
@@ -86,43 +87,51 @@ class Trainings:
         num_wanted: Callable[[], int],
     ) -> None:
         self._engine, self._version_of, self._own_of, self._num_wanted = engine, version_of, own_of, num_wanted
-        self._open: set[Training] = set()
+        self._open: dict[Training, None] = {}  # in the order in which they began
+        self._coming: Iterator[Training] = iter(())
         self.num_computed = 0
 
     def begin(self, client_id: ClientId, invitation: Invitation, effort: Effort, now: float, budget: float) -> Training:
         """A client has begun to train, and must be done within its budget [s]."""
         training = Training(client_id, invitation, effort, now)
         training.plan(now + budget)
-        self._open.add(training)
+        self._open[training] = None
         return training
 
     def outcome(self, training: Training) -> Trained | Failed:
         """What has come of it; it is over."""
-        if training.outcome is None:
-            self._compute(self._next_beside(training))
+        if not self._is_computed(training):  # then the engine is done with those before, for it takes one cohort only
+            self._coming = self._computed(self._next_beside(training))
+            self._is_computed(training)
         assert training.outcome is not None
-        self._open.discard(training)
+        self._open.pop(training, None)
         return training.outcome
 
     def forget(self, training: Training) -> None:
         """Nobody wants to know any more."""
-        self._open.discard(training)
+        self._open.pop(training, None)
+
+    def _is_computed(self, training: Training) -> bool:
+        """Whether it is among those that are computed; waits for it, or else for all of them."""
+        while training.outcome is None and next(self._coming, None) is not None:
+            pass
+        return training.outcome is not None
 
     def _next_beside(self, training: Training) -> list[Training]:
-        """It and those from the same version that end next."""
+        """It and those from the same version that end next; of one instant, in the order in which they began."""
         base = training.invitation.model_digest
         others = [
             t
             for t in self._open
             if t is not training and t.outcome is None and t.steps != 0 and t.invitation.model_digest == base
         ]
-        others.sort(key=lambda t: (t.ends, t.client_id))
-        chosen = [training, *others[: max(0, min(AT_ONCE_MAX, self._num_wanted()) - 1)]]
-        return sorted(chosen, key=lambda t: t.client_id)
+        others.sort(key=lambda t: t.ends)
+        return [training, *others[: max(0, min(AT_ONCE_MAX, self._num_wanted()) - 1)]]
 
-    def _compute(self, trainings: Iterable[Training]) -> None:
-        trainings = list(trainings)
+    def _computed(self, trainings: Sequence[Training]) -> Iterator[Training]:
+        """Each with its outcome, as the engine brings it, unless it was planned anew meanwhile."""
         version = self._version_of(trainings[0].invitation.model_digest)
+        asked = [t.steps for t in trainings]
         jobs = [
             Job(
                 t.client_id,
@@ -133,6 +142,9 @@ class Trainings:
             )
             for t in trainings
         ]
-        for training, outcome in zip(trainings, self._engine.train(version, jobs), strict=True):
-            training.outcome = outcome
-        self.num_computed += len(trainings)
+        outcomes = self._engine.train(version, jobs)
+        for training, steps, outcome in zip(trainings, asked, outcomes, strict=True):
+            self.num_computed += 1
+            if training.steps == steps:
+                training.outcome = outcome
+            yield training
