@@ -128,10 +128,13 @@ class Session:
     @property
     def deadline(self) -> float | None:
         """When the driver must deliver TimePassed; None when nothing is timed."""
+        due = self._job_due()
+        if not (self.outgoing or self.waiting):
+            return due
         instants = [o.retry_at for o in self.outgoing.values() if not o.is_active and self.is_connected]
-        if (due := self._job_due()) is not None:
+        instants += [waiting.deadline for waiting in self.waiting.values()]
+        if due is not None:
             instants.append(due)
-        instants += (waiting.deadline for waiting in self.waiting.values())
         return min(instants, default=None)
 
     def _job_due(self) -> float | None:
@@ -149,11 +152,12 @@ class Session:
         effects: list[Effect] = []
         if (due := self._job_due()) is not None and now >= due:
             effects += self._job_overdue(now)
-        effects += self._give_up_waiting(now)
+        if self.waiting:
+            effects += self._give_up_waiting(now)
         effects += self._on(event, now)
         if self.job is None and self.waiting:
             effects += self._start_next()
-        if self.is_connected:
+        if self.is_connected and self.outgoing:
             effects += self._due_uploads(now)
         return tuple(effects)
 
