@@ -16,6 +16,7 @@ from atoll.protocol import steps
 from atoll.protocol.bulk import Chunk, UploadMessage
 from atoll.protocol.channel import CHUNK_BYTES, INLINE_BYTES_MAX, WINDOW_BYTES
 from atoll.protocol.stream import Stream, StreamBroken
+from atoll.protocol.windows import chunk_of
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +105,7 @@ class _Sending:
     def __init__(self, stream: UploadStream, fd: int, entry: Entry, pace: Pace, goes_on: Callable[[], None]) -> None:
         self._stream, self._fd, self._entry, self._pace, self._goes_on = stream, fd, entry, pace, goes_on
         self._sent = self._confirmed = 0
+        self._window = WINDOW_BYTES
 
     async def open(self) -> None:
         """Say what comes; a small update comes with it."""
@@ -117,11 +119,11 @@ class _Sending:
 
     async def run(self, *, at_once: bool) -> pb.Verdict:
         """Send the rest, and wait for the verdict."""
-        total, chunk = self._entry.num_bytes, self._pace.chunk_bytes
-        is_begun = at_once and INLINE_BYTES_MAX < total <= chunk
+        total = self._entry.num_bytes
+        is_begun = at_once and INLINE_BYTES_MAX < total <= self._chunk_bytes
         while True:
-            while is_begun and self._sent < total and self._sent + chunk - self._confirmed <= WINDOW_BYTES:
-                await self._send(min(chunk, total - self._sent))
+            while is_begun and self._sent < total and self._may_send:
+                await self._send(min(self._chunk_bytes, total - self._sent))
             reply = await self._stream.read()
             if reply is None:
                 raise StreamBroken(grpc.StatusCode.UNAVAILABLE, "the coordinator ended the upload without a verdict")
@@ -130,7 +132,16 @@ class _Sending:
                     await self._stream.read()  # let the call end; a verdict is the last message
                 return reply.verdict
             self._confirm(reply.position, is_first=not is_begun)
+            self._window = min(WINDOW_BYTES, reply.window or WINDOW_BYTES)
             is_begun = True
+
+    @property
+    def _chunk_bytes(self) -> int:
+        return min(self._pace.chunk_bytes, chunk_of(self._window))
+
+    @property
+    def _may_send(self) -> bool:
+        return self._sent + self._chunk_bytes - self._confirmed <= self._window
 
     async def _send(self, num_bytes: int) -> None:
         await self._pace.take(num_bytes)

@@ -343,12 +343,14 @@ class Chunk(_message.Message):
     def __init__(self, position: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class UploadReply(_message.Message):
-    __slots__ = ("position", "verdict")
+    __slots__ = ("position", "verdict", "window")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
     position: int
     verdict: Verdict
-    def __init__(self, position: _Optional[int] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ...) -> None: ...
+    window: int
+    def __init__(self, position: _Optional[int] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., window: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
     __slots__ = ("accepted", "reason", "detail", "resend")

@@ -19,11 +19,10 @@ MIB = 2**20
 MESSAGE_BYTES_MAX = 4 * MIB
 CHUNK_BYTES = 1 * MIB
 WINDOW_BYTES = 4 * MIB
-"""Bytes of one transfer that may be sent and not yet confirmed."""
+"""Bytes of one transfer that may be sent and not yet confirmed; of an upload among many, less: see `windows`."""
 
 GRANT_BYTES = 2 * MIB
-"""A download is granted, and an upload confirmed, so much at once: a message for each chunk would cost nearly as much
-as the chunk."""
+"""A download is granted so much at once: a message for each chunk would cost nearly as much as the chunk."""
 
 INLINE_BYTES_MAX = 16 * 1024
 """A model of so many bytes rides in the invitation, an update in its UploadOpen: a transfer would cost more."""

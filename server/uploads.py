@@ -18,9 +18,10 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
 from atoll.protocol.behind import Behind
 from atoll.protocol.bulk import Buffer, Chunk, UploadMessage
-from atoll.protocol.channel import CHUNK_BYTES, GRANT_BYTES, INLINE_BYTES_MAX
+from atoll.protocol.channel import CHUNK_BYTES, INLINE_BYTES_MAX
 from atoll.protocol.manifest import ManifestError, UpdateManifest, digest_of, parse_update
 from atoll.protocol.vocabulary import ClientId, Digest, RejectReason, RoundId, RunId
+from atoll.protocol.windows import Confirmations, window_of
 from atoll.server.downloads import BadRequest
 from atoll.server.incoming import SMALL_BYTES, Incoming
 from atoll.server.judge import refused
@@ -84,6 +85,11 @@ class Uploads:
         self.received_bytes = 0
         """Of updates, since this process began."""
 
+    @property
+    def _window(self) -> int:
+        """Of each upload that is under way now."""
+        return window_of(sum(map(len, self._in_flight.values())))
+
     def is_in_flight(self, run_id: RunId, digest: Digest) -> bool:
         """Whether an update is being received or judged just now: its bytes must stay."""
         return digest in self._in_flight.get(run_id, ())
@@ -132,15 +138,16 @@ class Uploads:
                     if opened.data:
                         self._count(upload.take_at_once(file, opened.data))
                     else:
-                        yield pb.UploadReply(position=file.position)
+                        yield pb.UploadReply(position=file.position, window=self._window)
+                    confirmations = Confirmations(file.position, self._window)
                     async with aclosing(upload.take(file, requests, self._floor)) as taken:
-                        confirmed = file.position
                         async for position, num_bytes in taken:
                             self._count(num_bytes)
-                            is_due = num_bytes < CHUNK_BYTES or position - confirmed >= GRANT_BYTES
+                            is_due = confirmations.is_due(position, num_bytes)
                             if is_due and position < manifest.num_bytes:  # of the end the verdict tells
-                                confirmed = position
-                                yield pb.UploadReply(position=position)
+                                window = self._window
+                                confirmations.said(position, window)
+                                yield pb.UploadReply(position=position, window=window)
                     judged = await upload.judged(file)
                 if isinstance(judged, pb.Verdict):
                     yield _reply(judged)

@@ -24,6 +24,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.channel import CHUNK_BYTES, WINDOW_BYTES, server_options
 from atoll.protocol.manifest import VersionManifest, parse_update
+from atoll.protocol.windows import Confirmations
 
 MIB = 2**20
 
@@ -73,6 +74,7 @@ class Lagoon(rpc.CoordinatorServicer):
         self.session_status = None
         self.signed = None  # what becomes of each message that is pushed to a client
         self.download_cuts, self.upload_cuts = [], []
+        self.window, self.chunk_sizes = 0, []
         self.damage = Counter()  # tensor -> how many more times it comes damaged
         self.calls, self.opened, self.asked = Counter(), [], []
         self.sent_bytes = self.received_bytes = 0
@@ -200,12 +202,11 @@ class Lagoon(rpc.CoordinatorServicer):
         if opened.data:
             held.clear()
         else:
-            yield pb.UploadReply(position=len(held))
+            yield pb.UploadReply(position=len(held), window=self.window)
+        confirmed = len(held)
         while len(held) < manifest.num_bytes:
             chunk = pb.Chunk(data=opened.data) if opened.data else (await anext(requests)).chunk
-            self.received_bytes += len(chunk.data)
-            assert chunk.position == len(held)
-            assert len(chunk.data) <= CHUNK_BYTES
+            self._look_at(chunk, len(held), confirmed)
             cut = _cut(self.upload_cuts, len(held), len(chunk.data))
             if cut is not None:
                 held += chunk.data[: cut - len(held)]
@@ -214,16 +215,28 @@ class Lagoon(rpc.CoordinatorServicer):
             if self.early_verdict is not None:
                 yield pb.UploadReply(verdict=self.early_verdict)
                 return
-            yield pb.UploadReply(position=len(held))
+            if Confirmations(confirmed, self.window or WINDOW_BYTES).is_due(len(held), len(chunk.data)):
+                confirmed = len(held)
+                yield pb.UploadReply(position=confirmed, window=self.window)
+        self._judge(manifest, held)
+        await self._lose_verdict(context)
+        yield pb.UploadReply(verdict=self.verdict)
+        self.accepted.set()
+
+    def _look_at(self, chunk, position, confirmed):
+        self.received_bytes += len(chunk.data)
+        self.chunk_sizes.append(len(chunk.data))
+        assert chunk.position == position
+        assert len(chunk.data) <= CHUNK_BYTES
+        assert position + len(chunk.data) - confirmed <= (self.window or WINDOW_BYTES)
+
+    def _judge(self, manifest, held):
         for piece, data in zip(manifest.pieces, _split(manifest, held), strict=True):
             assert hashlib.sha256(data).hexdigest() == piece.sha256
         if not self.verdict.resend:
             self.verdicts[manifest.digest] = self.verdict
         else:
             held.clear()
-        await self._lose_verdict(context)
-        yield pb.UploadReply(verdict=self.verdict)
-        self.accepted.set()
 
     async def _lose_verdict(self, context):
         if self.lose_verdicts:

@@ -154,6 +154,18 @@ async def test_upload_goes_on_where_it_was_cut_and_sends_little_twice(tmp_path):
 
 
 @live
+async def test_upload_keeps_within_the_window_that_it_is_told(tmp_path):
+    """The lagoon looks at every chunk; what is sent before its first word is within the widest window."""
+    entry = spooled(tmp_path, 2 * MIB)  # 8 MiB
+    async with lagoon() as coordinator:
+        coordinator.window = MIB
+        verdict, _ = await delivered(coordinator.address, entry, Pace(0))
+        assert verdict.accepted
+        assert set(coordinator.chunk_sizes) == {MIB // 4}
+        assert coordinator.received_bytes == 8 * MIB
+
+
+@live
 async def test_small_update_rides_with_its_manifest(tmp_path):
     entry = spooled(tmp_path, INLINE_BYTES_MAX // 4)
     async with lagoon() as coordinator:

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import MESSAGE_BYTES_MAX
+from atoll.protocol.channel import MESSAGE_BYTES_MAX, MIB
 from atoll.protocol.stream import first_status
 from atoll.server.limits import STRIKES_MAX
 from tests.wire.live import running
@@ -107,6 +107,24 @@ async def test_an_upload_below_the_floor_is_ended_and_goes_on_later(tmp_path, mo
         verdict = await a.upload(manifest, data)
         assert verdict.accepted
         assert a.resumed_at[0] == 5
+
+
+@live
+async def test_uploads_that_are_under_way_share_what_may_be_in_flight(tmp_path, monkeypatch):
+    monkeypatch.setattr("atoll.server.incoming.SMALL_BYTES", 0)
+    monkeypatch.setattr("atoll.protocol.windows.UPLOADS_BYTES", 3 * MIB)
+    async with running(tmp_path) as it, it.client("a") as a, it.client("b") as b:
+        calls, told = [], []
+        for client in (a, b):
+            manifest, data = await client.train(await client.next("invite"))
+            calls.append(client.stub.Upload())
+            await calls[-1].write(pb.UploadRequest(open=pb.UploadOpen(manifest=manifest.encode())))
+            told.append((await calls[-1].read()).window)
+        assert told == [3 * MIB, 3 * MIB // 2]
+        await calls[0].write(pb.UploadRequest(chunk=pb.Chunk(position=0, data=data[:5])))
+        confirmed = await calls[0].read()
+        assert (confirmed.position, confirmed.window) == (5, 3 * MIB // 2)
+        calls[1].cancel()
 
 
 @live
