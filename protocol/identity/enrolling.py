@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import os
+import random
 import ssl
 import time
 from contextlib import suppress
@@ -47,6 +48,10 @@ TIMEOUT_S = 30.0
 ENROLLING, PLACE = "enrolling.pem", "place.json"
 """The key until there is a certificate for it; where the coordinator is, and which code led there."""
 
+PATIENCE_S, BUSY_WAIT_S = 120.0, (1.0, 5.0)
+"""How long to try while too many others enrol, and the seconds between two tries, by chance so that not all come back
+at once."""
+
 _TRY_AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
@@ -56,6 +61,10 @@ class EnrolmentFailed(ConfigError):
 
 class Unreachable(EnrolmentFailed):
     """Nobody answers, or not now: it may work another time."""
+
+
+class Busy(Unreachable):
+    """Too many enrol just now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +119,7 @@ async def enrol(code: JoinCode, folder: Path) -> Credential:
     key, faults = key_in(folder), []
     for address in code.addresses:
         try:
-            async with asyncio.timeout(TIMEOUT_S):
-                answer, ca_pem = await _ask_again(address, code, key)
+            answer, ca_pem = await _ask_while_busy(address, code, key)
             break
         except (Unreachable, TimeoutError) as error:
             faults.append(f"{address}: {error or f'no answer within {TIMEOUT_S:g} s'}")
@@ -139,10 +147,27 @@ def key_in(folder: Path) -> PrivateKey:
     return key
 
 
+async def _ask_while_busy(address: str, code: JoinCode, key: PrivateKey) -> tuple[pb.Certificate, bytes]:
+    """As `_ask_again`; and later, as long as there is patience, while it has too much to do with others."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                return await _ask_again(address, code, key)
+        except Busy as busy:
+            wait = random.uniform(*BUSY_WAIT_S)
+            if time.monotonic() + wait > until:
+                raise
+            logger.info("%s: %s; asking again in %.1f s", address, busy, wait)
+            await asyncio.sleep(wait)
+
+
 async def _ask_again(address: str, code: JoinCode, key: PrivateKey) -> tuple[pb.Certificate, bytes]:
     """As `_ask`; once more when the coordinator may have renewed its certificate between our two handshakes."""
     try:
         return await _ask(address, code, key)
+    except Busy:
+        raise
     except Unreachable:
         return await _ask(address, code, key)
 
@@ -162,6 +187,8 @@ async def _ask(address: str, code: JoinCode, key: PrivateKey) -> tuple[pb.Certif
             request = pb.EnrolRequest(id=code.id, secret=code.secret, request=make_request(key))
             return await stub.Enrol(request, timeout=TIMEOUT_S), ca_pem
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                raise Busy([str(error.details())]) from None
             if error.code() in _TRY_AGAIN:
                 raise Unreachable([f"{error.code().name}: {error.details()}"]) from None
             raise EnrolmentFailed([f"the coordinator at {address} refuses: {error.details()}"]) from None

@@ -10,20 +10,16 @@ the number of workers. An interruption is a crash of everybody at the end of a r
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from atoll.client.events import Invitation, JobFailed
 from atoll.client.session import SessionRules
 from atoll.parallel.array_task import ArrayTask
 from atoll.parallel.arrays import Arrays
-from atoll.parallel.batches import batch_sizes
-from atoll.parallel.local import Local
 from atoll.parallel.metrics import Metrics, Statistics
 from atoll.parallel.model_files import write_update
-from atoll.parallel.parameters import build_model
 from atoll.parallel.task import Task, task_name
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RunState, Version
 from atoll.server.config import RunConfig
@@ -33,10 +29,11 @@ from atoll.server.retention import Keep
 from atoll.server.run import RunMachine
 from atoll.server.sampling import Sampler
 from atoll.simulations.attacks.adversary import Adversary
-from atoll.simulations.devices.fleet import Device, Fleet
+from atoll.simulations.devices.fleet import Fleet
 from atoll.simulations.engines.engine import Failed, Trained
 from atoll.simulations.engines.engine import Training as TrainingOfAll
 from atoll.simulations.federation.config import SimulationConfig
+from atoll.simulations.federation.efforts import Efforts
 from atoll.simulations.federation.evaluations import Evaluations, bench_of
 from atoll.simulations.federation.garbage import few_collections
 from atoll.simulations.federation.keeping import Keeper, Snapshot
@@ -47,7 +44,7 @@ from atoll.simulations.federation.service import Service
 from atoll.simulations.federation.site import Site
 from atoll.simulations.federation.timeline import Timeline
 from atoll.simulations.federation.training_engine import engine_of, kind_of
-from atoll.simulations.federation.trainings import Effort, Training, Trainings
+from atoll.simulations.federation.trainings import Training, Trainings
 from atoll.simulations.federation.updates import Updates
 
 
@@ -117,12 +114,12 @@ class Federation:
             before=found.engine if found else "",
             tell=tell,
         )
+        self.efforts = Efforts(setting.task, config.local, setting.num_examples)
         self.trainings = Trainings(self.engine, self.versions.arrays, self._own_of, self._num_wanted)
         self.evaluations = Evaluations(setting.task, request, self.versions, self.own)
         self.service = Service(self, config, self.machine, setting.sampler, setting.lease)
         self.sites = {name: Site(self, name, setting.fleet[name]) for name in setting.num_examples}
         self._report = RunFolder(folder, next_round - 1)
-        self._efforts: dict[ClientId, Effort] = {}
         self._measured: dict[Version, Measured] = {}
         self._train: dict[Digest, Statistics] = {}
         self._pending: tuple[Commit | Abandon, Json] | None = None
@@ -184,32 +181,6 @@ class Federation:
     def num_examples(self) -> Mapping[ClientId, int]:
         """Of each client."""
         return self.setting.num_examples
-
-    @cached_property
-    def _model(self) -> Any:
-        return build_model(self.setting.task) if isinstance(self.setting.task, Task) else None
-
-    def effort_of(self, client_id: ClientId, device: Device) -> Effort:
-        """What a round asks of a client."""
-        if client_id not in self._efforts:
-            self._efforts[client_id] = self._effort(self.num_examples[client_id], device)
-        return self._efforts[client_id]
-
-    def _effort(self, num_examples: int, device: Device) -> Effort:
-        task = self.setting.task
-        if not isinstance(task, Task):
-            return Effort(num_examples, None, device.train_seconds(num_examples))
-        local = self._local
-        if task.fit is not None:
-            return Effort(num_examples, None, device.train_seconds(num_examples * local.epochs))
-        whole = local.epochs * len(batch_sizes(num_examples, local.batch_size, model=self._model))
-        steps = min(whole, local.max_steps or whole)
-        return Effort(num_examples, steps, device.train_seconds(num_examples * local.epochs) * steps / whole)
-
-    @cached_property
-    def _local(self) -> Local:
-        assert isinstance(self.setting.task, Task)
-        return self.setting.task.local.with_overrides(self.setting.config.local)
 
     def _own_of(self, client_id: ClientId, invitation: Invitation) -> Arrays | None:
         return self.own.find(client_id, invitation.counted_round)

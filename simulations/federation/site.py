@@ -217,7 +217,7 @@ class Site:
         self._receive(Evaluated(request.key, sums, detail))
 
     def _train(self, invitation: Invitation, budget: float) -> None:
-        effort = self.world.effort_of(self.client_id, self.device)
+        effort = self.world.efforts.of(self.client_id, self.device)
         now = self.world.timeline.now
         self._training = self.world.trainings.begin(self.client_id, invitation, effort, now, budget)
         self._plan_end()

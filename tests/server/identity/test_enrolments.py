@@ -31,7 +31,7 @@ from atoll.server.identity.guard import Guard
 from atoll.server.identity.household import Household
 from atoll.server.identity.listener import MutualListener
 from atoll.server.identity.register import Register
-from atoll.server.identity.services import MembershipService
+from atoll.server.identity.services import TRIES_BURST, MembershipService
 from atoll.server.statedir import StateDirectory
 from tests.client.connect_proxy import connect_proxy
 from tests.client.lagoon import live
@@ -172,6 +172,33 @@ async def test_tries_from_one_address_are_limited(tmp_path: Path) -> None:
                 codes.append(refused.value.code())
         assert codes[:20] == [grpc.StatusCode.PERMISSION_DENIED] * 20
         assert codes[-1] is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@live
+async def test_many_sites_behind_one_address_that_enrol_at_once_wait_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atoll.protocol.identity.enrolling.BUSY_WAIT_S", (0.05, 0.5))
+    async with house(tmp_path / "state") as at:
+        names = [Identity(Role.CLIENT, f"site-{number}") for number in range(2 * TRIES_BURST)]
+        codes = [await at.invite(name) for name in names]
+        credentials = await asyncio.gather(*(enrol(code, tmp_path / code.id.hex()) for code in codes))
+        assert [credential.identity for credential in credentials] == names
+
+
+@live
+async def test_who_waits_in_vain_is_told_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.protocol.identity.enrolling.BUSY_WAIT_S", (0.01, 0.02))
+    monkeypatch.setattr("atoll.protocol.identity.enrolling.PATIENCE_S", 0.2)
+    async with house(tmp_path / "state") as at:
+        guess = replace(await at.invite(), secret=bytes(16))
+        told = ""
+        while "wait a minute" not in told:
+            with pytest.raises(EnrolmentFailed) as failed:
+                await enrol(guess, tmp_path / "guessing")
+            told = str(failed.value)
+        assert isinstance(failed.value, Unreachable)
+        assert told.startswith(f"cannot enrol at {guess.addresses[0]}: too many tries from this address")
 
 
 @live
