@@ -254,6 +254,7 @@ def half_open(address: str, until: float, seen: Counter[str]) -> None:
     missing = 0
     for _ in range(number):
         connect()
+    seen["open"] = len(selector.get_map())  # at the lowest priority that may have taken the whole window
     while time.monotonic() < until:
         seen["open"] = max(seen["open"], len(selector.get_map()))
         closed = 0
