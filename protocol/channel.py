@@ -29,8 +29,9 @@ INLINE_BYTES_MAX = 16 * 1024
 
 CONNECTIONS_MAX = 2100
 METADATA_BYTES_MAX = 8 * 1024
-STREAMS_MAX = 32
-"""RPCs that one connection may have open at once."""
+STREAMS_MAX = 8
+"""RPCs that one connection may have open at once: a further one waits at its caller. An agent needs four of them; what
+a hostile one opens beyond them is refused before Python hears of it."""
 
 METRICS_MAX = 100
 STATISTICS_MAX = 10_000
