@@ -110,11 +110,13 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def _generating(self, behaviour: Any, method: str, is_streaming: bool) -> Any:
         async def call(request: Any, context: Context) -> None:
+            has_begun = False
             async with self._admitted(method, context) as admitted:
                 request = await self._looked_at(request, admitted, context, is_streaming)
                 async with aclosing(behaviour(request, context)) as replies:
-                    async for reply in replies:
-                        await context.write(reply)  # `yield`: gRPC writes, and a refusal meanwhile reaches nobody
+                    async for reply in replies:  # `yield`: gRPC writes, and a refusal meanwhile reaches nobody
+                        await (context.write(reply) if has_begun else _to_its_end(context.write(reply)))
+                        has_begun = True
 
         return call
 
@@ -229,6 +231,20 @@ class Guard(grpc.aio.ServerInterceptor):
 
 def _arity(is_streaming: bool) -> str:
     return "stream" if is_streaming else "unary"
+
+
+async def _to_its_end(writing: Awaitable[None]) -> None:
+    """Write the first reply, also when the call is cancelled meanwhile.
+
+    Only when that has ended does gRPC know that the call's head is sent, and it cannot end one whose head it would send
+    twice: the caller would be told nothing.
+    """
+    task = asyncio.ensure_future(writing)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.gather(task, return_exceptions=True)
+        raise
 
 
 @asynccontextmanager
