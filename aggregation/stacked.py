@@ -33,7 +33,6 @@ TILE_VALUES = 1 << 17
 COMPILED_TILE = 1 << 15
 """Values that the compiled loop adds up of one update after the other: their sums, 256 KiB, stay in the cache."""
 
-
 SHARES = 4
 """Of a thread, in which it takes the parts: to give it each by itself takes as long as a small part."""
 

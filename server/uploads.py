@@ -134,12 +134,13 @@ class Uploads:
             kept = await upload.kept_before()
             if kept is None:
                 await self._forget_older(manifest, upload.store)
+                window = self._window
                 with upload.store.open_incoming(digest, manifest.num_bytes) as file:
                     if opened.data:
                         self._count(upload.take_at_once(file, opened.data))
                     else:
-                        yield pb.UploadReply(position=file.position, window=self._window)
-                    confirmations = Confirmations(file.position, self._window)
+                        yield pb.UploadReply(position=file.position, window=window)
+                    confirmations = Confirmations(file.position, window)
                     async with aclosing(upload.take(file, requests, self._floor)) as taken:
                         async for position, num_bytes in taken:
                             self._count(num_bytes)

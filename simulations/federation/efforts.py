@@ -47,7 +47,8 @@ class Efforts:
 
     @cached_property
     def _model(self) -> Any:
-        return build_model(self._task) if isinstance(self._task, Task) else None
+        assert isinstance(self._task, Task)
+        return build_model(self._task)
 
     @cached_property
     def _local(self) -> Local:

@@ -100,9 +100,10 @@ class Trainings:
 
     def outcome(self, training: Training) -> Trained | Failed:
         """What has come of it; it is over."""
-        if not self._is_computed(training):  # then the engine is done with those before, for it takes one cohort only
+        self._take_until(training)
+        if training.outcome is None:  # the engine is done with those before it: it trains one cohort at a time
             self._coming = self._computed(self._next_beside(training))
-            self._is_computed(training)
+            self._take_until(training)
         assert training.outcome is not None
         self._open.pop(training, None)
         return training.outcome
@@ -111,11 +112,10 @@ class Trainings:
         """Nobody wants to know any more."""
         self._open.pop(training, None)
 
-    def _is_computed(self, training: Training) -> bool:
-        """Whether it is among those that are computed; waits for it, or else for all of them."""
+    def _take_until(self, training: Training) -> None:
+        """Take what is being computed, until it has come; all of it when it is not among that."""
         while training.outcome is None and next(self._coming, None) is not None:
             pass
-        return training.outcome is not None
 
     def _next_beside(self, training: Training) -> list[Training]:
         """It and those from the same version that end next; of one instant, in the order in which they began."""

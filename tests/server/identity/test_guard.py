@@ -324,72 +324,62 @@ async def test_a_later_message_is_looked_at_too():
         assert (await end_of(call))[0] is grpc.StatusCode.PERMISSION_DENIED
 
 
+SESSION = "/atoll.v1.Coordinator/Session"
+
+
+async def session_read_beside(requests, context):
+    """As the control stream: another task than the handler's reads it, and swallows what grpc raises."""
+
+    async def read():
+        async for _ in requests:
+            pass
+
+    await anext(requests)
+    reading = asyncio.ensure_future(read())
+    try:
+        yield pb.ServerMessage()
+        await asyncio.get_running_loop().create_future()
+    finally:
+        reading.cancel()
+
+
+def add_session_read_beside(server):
+    handler = grpc.stream_stream_rpc_method_handler(
+        session_read_beside, pb.ClientMessage.FromString, pb.ServerMessage.SerializeToString
+    )
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("atoll.v1.Coordinator", {"Session": handler}),)
+    )
+
+
+@asynccontextmanager
+async def reading_beside():
+    """A channel of a client to such a control stream."""
+    guard = Guard(Members())
+    async with listening(add_session_read_beside, guard) as address, MEMBERS[Role.CLIENT].channel(address) as channel:
+        yield channel
+
+
 @live
 async def test_also_when_another_task_than_the_handlers_reads_it():
-    """As the control stream does: whoever reads it swallows what grpc raises."""
-    reading = []
-
-    async def session(requests, context):
-        async def read():
-            async for _ in requests:
-                pass
-
-        await anext(requests)
-        reading.append(asyncio.ensure_future(read()))
-        try:
-            yield pb.ServerMessage()
-            await asyncio.get_running_loop().create_future()
-        finally:
-            reading[0].cancel()
-
-    def add(server):
-        handler = grpc.stream_stream_rpc_method_handler(
-            session, pb.ClientMessage.FromString, pb.ServerMessage.SerializeToString
-        )
-        handlers = grpc.method_handlers_generic_handler("atoll.v1.Coordinator", {"Session": handler})
-        server.add_generic_rpc_handlers((handlers,))
-
-    path = "/atoll.v1.Coordinator/Session"
-    async with listening(add, Guard(Members())) as address, MEMBERS[Role.CLIENT].channel(address) as channel:
-        call = calling(channel, path)(timeout=20)
-        await call.write(messages(METHODS[path], own=True))
+    async with reading_beside() as channel:
+        call = calling(channel, SESSION)(timeout=20)
+        await call.write(messages(METHODS[SESSION], own=True))
         await call.read()
-        await call.write(messages(METHODS[path], own=False))
+        await call.write(messages(METHODS[SESSION], own=False))
         assert (await end_of(call))[0] is grpc.StatusCode.PERMISSION_DENIED
 
 
 @live
 async def test_a_call_that_is_refused_while_its_first_reply_is_written_is_told_so():
     """gRPC cannot end a call of which it does not know that it has begun: before, one in some hundred hung."""
-
-    async def session(requests, context):
-        async def read():
-            async for _ in requests:
-                pass
-
-        await anext(requests)
-        reading = asyncio.ensure_future(read())
-        try:
-            yield pb.ServerMessage()
-            await asyncio.get_running_loop().create_future()
-        finally:
-            reading.cancel()
-
-    def add(server):
-        handler = grpc.stream_stream_rpc_method_handler(
-            session, pb.ClientMessage.FromString, pb.ServerMessage.SerializeToString
-        )
-        handlers = grpc.method_handlers_generic_handler("atoll.v1.Coordinator", {"Session": handler})
-        server.add_generic_rpc_handlers((handlers,))
-
-    path = "/atoll.v1.Coordinator/Session"
-    async with listening(add, Guard(Members())) as address, MEMBERS[Role.CLIENT].channel(address) as channel:
+    async with reading_beside() as channel:
         for _ in range(200):
-            call = calling(channel, path)(timeout=5)
+            call = calling(channel, SESSION)(timeout=5)
             ending = first_status(call)
             with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                await call.write(messages(METHODS[path], own=True))
-                await call.write(messages(METHODS[path], own=False))
+                await call.write(messages(METHODS[SESSION], own=True))
+                await call.write(messages(METHODS[SESSION], own=False))
                 while await call.read() is not grpc.aio.EOF:
                     pass
             assert (await ending).code is grpc.StatusCode.PERMISSION_DENIED

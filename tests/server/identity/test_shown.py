@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -28,10 +28,8 @@ class Clock:
     """Time that passes when somebody says so, or sleeps."""
 
     now: float = 100.0
-    slept: list[float] = field(default_factory=list)
 
     def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
         self.now += seconds
 
 
