@@ -281,7 +281,7 @@ class Batched(OneProcess):
         with threads_of_torch(threads):
             trainer = BatchTrainer(training, at_once=at_once)
         super().__init__(on_device(f"batched (k={trainer.at_once})", training), trainer, threads)
-        self.at_once = trainer.at_once
+        self.at_once, self.kind = trainer.at_once, trainer.kind
 
 
 def _cut(examples: Examples, batch_size: int | None, less: int) -> Examples:

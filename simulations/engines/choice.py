@@ -158,9 +158,10 @@ def _products(training: Training, numbers: Sequence[int], threads: int) -> list[
     """Batched, in each of these numbers of processes.
 
     Raises:
-        CannotBatch: also when it would be a product of one.
+        CannotBatch: also when it would be a product of one, but one by hand, which is faster also for one.
     """
-    if Batched(training, threads=threads).at_once == 1:
+    tried = Batched(training, threads=threads)
+    if tried.at_once == 1 and tried.kind != "by hand":
         raise CannotBatch("the weights of one client fill the cache")
     return [_batched(training, number, threads) for number in numbers]
 

@@ -2,9 +2,9 @@
 
 Messages to it, each a tuple whose first word says what it is:
 
-    version                                      the version's memory has changed: begin with it
-    block     number, rows                       then the descriptor of a new block
-    train     number, [(job, names of its own)]  into this block, where its own arrays lie already
+    block     number, rows                     then the descriptor of a new block
+    train     version, number, [jobs as sent]  from the version that lies in memory, counted so that a new one is seen,
+                                               into this block, where the clients' own arrays lie already
     quit
 
 Its answers: ready; done, [results]; failed, traceback. No array is ever sent: results have the names of theirs.
@@ -15,13 +15,15 @@ import signal
 import threading
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import parent_process, reduction
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from atoll.parallel.arrays import Arrays
+from atoll.parallel.metrics import Statistics
 from atoll.simulations.engines.batched import BatchTrainer
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training
 from atoll.simulations.engines.one_process import Trainer, threads_of_torch
@@ -66,13 +68,37 @@ def plan_of(training: Training, batched: bool, at_once: int | None, *, threads: 
     return Plan(training, threads, trainer.at_once, trainer.kind), trainer
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A result whose arrays lie in a row."""
+class Sent(NamedTuple):
+    """A job on its way to a worker: of its own arrays only the names. A tuple, for so many are sent."""
 
-    result: Trained
-    """Without arrays."""
+    client_id: str
+    seed: int
+    steps: int | None
+    round_id: int
+    own: tuple[str, ...] | None
 
+    @classmethod
+    def of(cls, job: Job) -> "Sent":
+        """Its own arrays lie elsewhere."""
+        return cls(job.client_id, job.seed, job.steps, job.round_id, None if job.own is None else tuple(job.own))
+
+    def job(self, rows: Rows, index: int) -> Job:
+        """The job with a copy of the client's own arrays, which lie where its results will."""
+        own = None
+        if self.own is not None:
+            views = rows.own_of(index)
+            own = {name: views[name].copy() for name in self.own}
+        return Job(self.client_id, self.seed, self.steps, own, self.round_id)
+
+
+class Written(NamedTuple):
+    """A result on its way back, whose arrays lie in a row: their names are what is left of them."""
+
+    client_id: str
+    num_examples: int
+    work: float
+    statistics: Statistics
+    report: dict[str, Any]
     update: tuple[str, ...]
     own: tuple[str, ...]
     has_row: bool
@@ -82,18 +108,18 @@ class Written:
         """Put what does not lie in its row there."""
         if result.row is None:
             rows.write(index, result.update, result.own)
-        bare = replace(result, update={}, own={}, row=None)
-        return cls(bare, tuple(result.update), tuple(result.own), result.row is not None)
+        told = result.client_id, result.num_examples, result.work, result.statistics, result.report
+        return cls(*told, tuple(result.update), tuple(result.own), result.row is not None)
 
     def read(self, rows: Rows, index: int) -> Trained:
         """The result with its arrays."""
-        update, own = rows.update_of(index), rows.own_of(index)
-        return replace(
-            self.result,
-            update={name: update[name] for name in self.update},
-            own={name: own[name] for name in self.own},
-            row=rows.update[index] if self.has_row else None,
-        )
+        update, own = _only(self.update, rows.update_of(index)), _only(self.own, rows.own_of(index))
+        row = rows.update[index] if self.has_row else None
+        return Trained(self.client_id, update, self.num_examples, self.work, self.statistics, own, self.report, row)
+
+
+def _only(names: Sequence[str], arrays: Arrays) -> Arrays:
+    return arrays if len(names) == len(arrays) else {name: arrays[name] for name in names}
 
 
 def work(connection: Connection, plan: Plan, form: Form, version: int) -> None:
@@ -121,6 +147,7 @@ def _serve(connection: Connection, plan: Plan, form: Form, descriptor: int) -> N
     the_version = Form(form.update, ())
     shared = Rows(the_version, 1, mapped(descriptor, Rows.num_bytes(the_version, 1)))
     trainer, blocks = plan.trainer(), dict[int, Rows]()
+    begun_with = 0
     connection.send(("ready",))
     while True:
         message = connection.recv()
@@ -129,23 +156,19 @@ def _serve(connection: Connection, plan: Plan, form: Form, descriptor: int) -> N
         if message[0] == "block":
             blocks[message[1]] = _block(connection, form, message[2])
             continue
+        _, version, block, sent = message
         try:
-            if message[0] == "version":
+            if version != begun_with:
                 trainer.begin(shared.update_of(0))
-            else:
-                connection.send(("done", _train(trainer, blocks[message[1]], message[2])))
+                begun_with = version
+            connection.send(("done", _train(trainer, blocks[block], sent)))
         except Exception as error:  # ClientFailed has the traceback in its message already
             told = str(error) if type(error).__name__ == "ClientFailed" else traceback.format_exc()
             connection.send(("failed", told))
 
 
-def _train(trainer: Trainer, rows: Rows, given: Sequence[tuple[Job, tuple[str, ...] | None]]) -> list[Written | Failed]:
-    jobs = []
-    for index, (job, names) in enumerate(given):
-        if names is not None:
-            own = rows.own_of(index)
-            job = replace(job, own={name: own[name].copy() for name in names})
-        jobs.append(job)
+def _train(trainer: Trainer, rows: Rows, sent: Sequence[Sent]) -> list[Written | Failed]:
+    jobs = [each.job(rows, index) for index, each in enumerate(sent)]
     results = enumerate(trainer.train(jobs, rows))
     return [result if isinstance(result, Failed) else Written.of(result, rows, index) for index, result in results]
 

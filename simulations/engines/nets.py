@@ -1,6 +1,6 @@
 """The user's model for many clients at once, and one step of all of them.
 
-by hand   forward and backward written out: a perceptron
+by hand   forward and backward written out: a chain of linear layers and convolutions
 stacked   autograd over layers that hold the weights of every client, where all layers are known
 mapped    torch.func over the model as it is
 """
@@ -15,8 +15,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from atoll.parallel.arrays import Arrays
 from atoll.parallel.local import Local
 from atoll.parallel.parameters import state_of
+from atoll.simulations.engines.chain import Chain
 from atoll.simulations.engines.measures import Losses, Sizes
-from atoll.simulations.engines.perceptron import Perceptron
 from atoll.simulations.engines.stack import CannotBatch, Place, Stack
 from atoll.simulations.engines.stacked_layers import Shared, swap
 
@@ -98,7 +98,7 @@ class Net:
         return outputs.flatten(0, 1) if isinstance(outputs, torch.Tensor) else outputs
 
 
-def _by_hand(model: nn.Module, losses: Losses, stack: Stack) -> Perceptron:
+def _by_hand(model: nn.Module, losses: Losses, stack: Stack) -> Chain:
     if not losses.is_plain:
         raise CannotBatch("the loss is not the plain cross entropy")
-    return Perceptron(model, stack)
+    return Chain(model, stack)

@@ -27,13 +27,7 @@ class _Forward:
 
     def __init__(self, module: nn.MaxPool2d) -> None:
         self._otherwise: Callable[[torch.Tensor], torch.Tensor] = module.forward
-        self._form = (
-            _pair(module.kernel_size),
-            _pair(module.stride),
-            _pair(module.padding),
-            _pair(module.dilation),
-            module.ceil_mode,
-        )
+        self._form = form_of(module)
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         is_plain = inputs.dim() == 4 and inputs.is_contiguous() and inputs.device.type == "cpu"
@@ -51,13 +45,19 @@ class _Pooled(torch.autograd.Function):
         )
         ctx.form = form
         ctx.save_for_backward(inputs, places.contiguous())
-        return pooled.contiguous()  # type: ignore[no-any-return]
+        return pooled.clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]  # with torch's own strides, also of a single place
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         inputs, places = ctx.saved_tensors
         moved = torch.ops.aten.max_pool2d_with_indices_backward(gradients[0], inputs, *ctx.form, places)
         return moved, *(None for _ in ctx.form)
+
+
+def form_of(module: nn.MaxPool2d) -> tuple[Any, ...]:
+    """Its window, as torch's own operations take it."""
+    sizes = module.kernel_size, module.stride, module.padding, module.dilation
+    return *map(_pair, sizes), module.ceil_mode
 
 
 def _pair(size: int | tuple[int, ...]) -> list[int]:

@@ -12,7 +12,6 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from multiprocessing import reduction
 from multiprocessing.connection import wait
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 
 from atoll.parallel.arrays import Arrays, check_like
-from atoll.simulations.engines.crew import Plan, Written, plan_of, work
+from atoll.simulations.engines.crew import Plan, Sent, Written, plan_of, work
 from atoll.simulations.engines.engine import ClientFailed, Failed, Job, Trained, Training
 from atoll.simulations.engines.one_process import on_device
 from atoll.simulations.engines.rows import Form, Rows
@@ -76,17 +75,22 @@ class Processes:
         size = Rows.num_bytes(self._version_form, 1)
         self._descriptor = new_file(size)
         self._version = Rows(self._version_form, 1, mapped(self._descriptor, size))
+        self._num_versions = 0
 
     def train(self, version: Arrays, jobs: Sequence[Job]) -> Iterator[Trained | Failed]:
-        """As `Engine.train`. Windows are trained ahead of the one that is taken, up to a few for each worker."""
+        """As `Engine.train`. The workers begin at once, and train windows ahead of the one that is taken, up to a few
+        for each of them.
+        """
         check_like(version, self._form.update)
-        window = self._planner.window(len(jobs))
         self._start()
+        self._drain()  # of a cohort that nobody has taken at all
         self._version.write(0, version, None)
-        for worker in self._workers:
-            worker.send(("version",))
-        windows = deque(jobs[first : first + window] for first in range(0, len(jobs), window))
-        yield from self._collect(windows)
+        self._num_versions += 1
+        size = self._planner.window(len(jobs))
+        windows = [jobs[first : first + size] for first in range(0, len(jobs), size)]
+        waiting = deque(enumerate(windows))
+        self._give(waiting, 0)
+        return self._collect(waiting, len(windows))
 
     def close(self) -> None:
         """End the workers."""
@@ -94,22 +98,24 @@ class Processes:
             worker.end()
         self._workers = []
 
-    def _collect(self, windows: "deque[Sequence[Job]]") -> Iterator[Trained | Failed]:
+    def _give(self, waiting: "deque[tuple[int, Sequence[Job]]]", taken: int) -> None:
+        """Hand out windows, as many as the workers take when so many have been taken."""
+        while waiting and waiting[0][0] < taken + HELD * len(self._workers):
+            worker = min(self._workers, key=lambda each: len(each.tasks))
+            if len(worker.tasks) >= AHEAD:
+                return
+            number, jobs = waiting.popleft()
+            worker.give(number, self._num_versions, jobs)
+
+    def _collect(self, waiting: "deque[tuple[int, Sequence[Job]]]", total: int) -> Iterator[Trained | Failed]:
         done: dict[int, list[Trained | Failed]] = {}
-        given, taken, total = 0, 0, len(windows)
         try:
-            while taken < total:
-                while windows and given - taken < HELD * len(self._workers):
-                    worker = min(self._workers, key=lambda each: len(each.tasks))
-                    if len(worker.tasks) >= AHEAD:
-                        break
-                    worker.give(given, windows.popleft())
-                    given += 1
-                if taken in done:
-                    yield from done.pop(taken)
-                    taken += 1
-                else:
+            for number in range(total):
+                while number not in done:
                     done |= self._receive()
+                    self._give(waiting, number)
+                yield from done.pop(number)
+                self._give(waiting, number + 1)
         finally:
             self._drain()
 
@@ -196,17 +202,17 @@ class _Worker:
         except OSError:
             raise self.died() from None
 
-    def give(self, number: int, jobs: Sequence[Job]) -> None:
-        """Hand out a window."""
+    def give(self, number: int, version: int, jobs: Sequence[Job]) -> None:
+        """Hand out a window of those that train from this version."""
         block, rows, descriptor = self._blocks.take(len(jobs))
         if descriptor is not None:
             self.send(("block", block, len(jobs)))
             reduction.send_handle(self.connection, descriptor, self.process.pid)
             os.close(descriptor)
         for index, job in enumerate(jobs):
-            rows.write(index, {}, job.own)
-        bare = [(replace(job, own=None), None if job.own is None else tuple(job.own)) for job in jobs]
-        self.send(("train", block, bare))
+            if job.own is not None:
+                rows.write(index, {}, job.own)
+        self.send(("train", version, block, [Sent.of(job) for job in jobs]))
         self.tasks.append((number, rows))
 
     def result(self) -> tuple[int, list[Trained | Failed]]:

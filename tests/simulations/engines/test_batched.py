@@ -1,5 +1,7 @@
-from collections.abc import Callable, Iterable
+import copy
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,12 +12,16 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from atoll import Local
+from atoll.aggregation.layout import Tensor
 from atoll.parallel.arrays import Arrays
 from atoll.parallel.metrics import Metric
 from atoll.simulations.engines.batched import Batched, BatchTrainer
+from atoll.simulations.engines.chain import Chain
 from atoll.simulations.engines.engine import Job, Training
+from atoll.simulations.engines.rows import Columns
 from atoll.simulations.engines.sequential import Sequential
-from atoll.simulations.engines.stack import CannotBatch
+from atoll.simulations.engines.stack import CannotBatch, Stack
 from tests.simulations.engines.cases import (
     BATCHABLE,
     SIZES,
@@ -24,6 +30,7 @@ from tests.simulations.engines.cases import (
     accuracy,
     all_trained,
     first_version,
+    images,
     mlp,
     sentences,
     subset_task,
@@ -119,9 +126,45 @@ def once_more() -> nn.Module:
     return nn.Sequential(square, nn.ReLU(), square, nn.ReLU(), nn.Linear(6, 3))
 
 
+def convolutional() -> nn.Module:
+    """As McMahan's: examples that are reshaped first, a ReLU before each pooling, one of them without a bias."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Unflatten(1, (1, 8, 8)),
+        nn.Conv2d(1, 4, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Sequential(nn.Conv2d(4, 6, 3, padding=1, bias=False), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Flatten(),
+        nn.Linear(24, 8),
+        nn.ReLU(),
+        nn.Linear(8, 3),
+    )
+
+
+def odd_convolutions() -> nn.Module:
+    """Groups, strides and dilations; pooling that overlaps, and is padded; no ReLU, or one after it."""
+    return nn.Sequential(
+        nn.Conv2d(1, 6, (3, 2), stride=(1, 2), padding=(2, 1), dilation=(2, 1)),
+        nn.MaxPool2d(3, stride=2, padding=1),
+        nn.Conv2d(6, 4, 1, groups=2),
+        nn.MaxPool2d((2, 1), stride=1, ceil_mode=True),
+        nn.ReLU(),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(36, 3),
+    )
+
+
 MORE = [
     (Case("perceptron", model=tall), "by hand"),
     (Case("perceptron by momentum", model=tall, local={"momentum": 0.9, "clip_norm": 0.5}), "by hand"),
+    (Case("convolutions", model=convolutional, examples=images), "by hand"),
+    (Case("convolutions of all", model=convolutional, examples=images, local={"batch_size": None}), "by hand"),
+    (Case("convolutions by adam", model=convolutional, examples=images, local={"optimizer": "adam"}), "by hand"),
+    (Case("convolutions near", model=convolutional, examples=images, local={"prox_mu": 0.5}), "by hand"),
+    (Case("convolutions under scaffold", model=convolutional, examples=images, algorithm="scaffold"), "by hand"),
+    (Case("odd convolutions", model=odd_convolutions, examples=images), "by hand"),
     (Case("encoder", model=Encoder, examples=sentences, loss=token_loss), "mapped"),
     (Case("residual", model=Residual), "stacked"),
     (Case("targets to ignore", examples=ignoring, local={"batch_size": 16}), "stacked"),
@@ -140,13 +183,99 @@ def test_other_models_and_losses_agree_too(case: Case, kind: str) -> None:
     check(case, training)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [once_more, lambda: nn.Sequential(nn.Linear(6, 3), nn.ReLU()), lambda: nn.Sequential(nn.Linear(6, 3), nn.Tanh())],
-)
-def test_what_is_no_perceptron_is_not_done_by_hand(model: Callable[[], nn.Module]) -> None:
-    with pytest.raises(CannotBatch, match="perceptron"):
+def frozen_in_part() -> nn.Module:
+    layer = nn.Linear(6, 6)
+    layer.bias.requires_grad_(False)
+    return nn.Sequential(layer, nn.ReLU(), nn.Linear(6, 3))
+
+
+def hooked() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
+    model[1].register_forward_hook(lambda module, inputs, output: 2 * output)
+    return model
+
+
+NO_CHAINS: list[tuple[Sequence[nn.Module] | Callable[[], nn.Module], str]] = [
+    (once_more, "2 is used twice"),
+    (frozen_in_part, "0 is used twice, or frozen in part"),
+    (hooked, "1 has hooks"),
+    ([nn.Linear(6, 3), nn.ReLU()], "ends with a linear one"),
+    ([nn.Linear(6, 3), nn.Tanh()], r"1 \(Tanh\) is no part"),
+    ([nn.ReLU(), nn.Linear(6, 3)], r"0 \(ReLU\) is no part"),
+    ([nn.Conv2d(1, 4, 3), nn.Linear(6, 3)], r"1 \(Linear\) is no part"),  # of each row of an image
+    ([nn.Conv2d(1, 4, 3), nn.Flatten(2), nn.Linear(36, 3)], r"1 \(Flatten\) is no part"),
+    ([nn.Linear(8, 8), nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 3)], r"1 \(Conv2d\) is no part"),
+    ([nn.Conv2d(1, 4, 3), nn.MaxPool2d(2, return_indices=True), nn.Linear(6, 3)], r"1 \(MaxPool2d\) is no part"),
+    ([nn.Conv2d(1, 4, 3, padding="same"), nn.Flatten(), nn.Linear(256, 3)], "0 pads by zeros, same"),
+    ([nn.Conv2d(1, 4, 3, padding=1, padding_mode="reflect"), nn.Flatten(), nn.Linear(256, 3)], "0 pads by reflect"),
+    ([nn.Unflatten(0, (1, 5)), nn.Linear(6, 3)], r"0 \(Unflatten\) is no part"),  # moves the examples themselves
+]
+
+
+@pytest.mark.parametrize(("layers", "reason"), NO_CHAINS, ids=[reason for _, reason in NO_CHAINS])
+def test_what_is_no_chain_is_not_done_by_hand(
+    layers: Sequence[nn.Module] | Callable[[], nn.Module], reason: str
+) -> None:
+    def model() -> nn.Module:
+        return layers() if callable(layers) else copy.deepcopy(nn.Sequential(*layers))
+
+    with pytest.raises(CannotBatch, match=reason):
         BatchTrainer(Case("odd", model=model).training(), at_once=3, kind="by hand")
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    clients=st.integers(1, 4),
+    channels=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    kernel=st.integers(1, 5),
+    pools=st.booleans(),
+)
+def test_the_step_of_a_chain_is_autograds(
+    seed: int, clients: int, channels: list[int], kernel: int, pools: bool
+) -> None:
+    """A step of plain SGD, of each client with other weights and as many examples as it has. In doubles: a ReLU is
+    open or closed, and among so many some are near enough to 0 for a rounding of float32 to decide.
+    """
+    torch.manual_seed(seed)
+    torch.set_default_dtype(torch.float64)
+    try:
+        _compare_a_step(np.random.default_rng(seed).integers(1, 9, clients), channels, kernel, pools)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def _compare_a_step(sizes: np.ndarray, channels: list[int], kernel: int, pools: bool) -> None:
+    clients = len(sizes)
+    layers: list[nn.Module] = []
+    for before, after in pairwise([2, *channels]):
+        layers += [nn.Conv2d(before, after, kernel, padding=kernel // 2), nn.ReLU()]
+    layers += [nn.MaxPool2d(2)] if pools else []
+    model = nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(5))
+    inputs, targets = torch.randn(clients, int(sizes.max()), 2, 12, 12), torch.randint(5, (clients, int(sizes.max())))
+    model(inputs[0])
+    layout = [Tensor(name, "F32", tuple(parameter.shape)) for name, parameter in model.named_parameters()]
+    places = Columns(tuple(layout)).places
+    stack = Stack(Local(lr=0.1), places, clients, "cpu")
+    chain = Chain(model, stack)
+    start = torch.randn(clients, places[-1][1].stop) * 0.2
+    stack.begin(start, None)
+    stack.take(clients)
+    losses, outputs = chain.advance(inputs.flatten(0, 1), targets.flatten(), sizes)
+    for i, size in enumerate(sizes):
+        names = dict(model.named_parameters())
+        with torch.no_grad():
+            for name, columns, shape in places:
+                names[name].copy_(start[i, columns].view(shape))
+        expected = model(inputs[i, :size])
+        torch.testing.assert_close(outputs.view(clients, -1, 5)[i, :size], expected.detach(), rtol=1e-9, atol=1e-9)
+        loss = nn.functional.cross_entropy(expected, targets[i, :size])
+        gradients = dict(zip(names, torch.autograd.grad(loss, list(names.values())), strict=True))
+        torch.testing.assert_close(losses[i], loss.detach(), rtol=1e-9, atol=1e-9)
+        for name, columns, shape in places:
+            moved = (start[i, columns] - stack.blocks[name][i]).view(shape)
+            distance = torch.linalg.vector_norm(moved - 0.1 * gradients[name])
+            assert distance <= 1e-9 * torch.linalg.vector_norm(0.1 * gradients[name]) + 1e-12, name
 
 
 def seeded(model: Callable[[], nn.Module]) -> Callable[[], nn.Module]:

@@ -82,6 +82,18 @@ def test_what_cannot_be_batched_falls_back_with_the_reason(case: Case, reason: s
         assert told in str(choice)
 
 
+@pytest.mark.parametrize("is_chain", [True, False])
+def test_of_one_client_that_fills_the_cache_only_a_chain_by_hand_is_measured(is_chain: bool) -> None:
+    def model() -> nn.Module:
+        wide = nn.Sequential(nn.Linear(6, 150_000), nn.ReLU(), nn.Linear(150_000, 3))
+        return wide if is_chain else nn.Sequential(nn.Identity(), wide)
+
+    with chosen(Case("wide", model=model).training(), workers=1) as choice:
+        names = {figure.engine for figure in choice.figures}
+        assert names == ({"sequential", "batched (k=1)"} if is_chain else {"sequential"})
+        assert choice.reasons == (() if is_chain else ("not batched: the weights of one client fill the cache",))
+
+
 def test_a_name_that_is_no_engine_is_refused() -> None:
     training = Case("mlp").training()
     message = "engine must be one of auto, sequential, processes, batched, ray, got 'fast'"

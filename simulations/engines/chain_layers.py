@@ -1,0 +1,147 @@
+"""The layers of a chain for many clients at once: each with its forward, and its backward written out.
+
+Between layers lie vectors (m, n, features), or images with all clients' channels beside each other, (n, m C, H, W): so
+that a convolution is a grouped one, and one client's an ordinary one. Legend: m clients, n examples of each, δ the
+gradient behind a layer.
+
+    linear       z = h W^T + b            δ <- δ W; W moves by δ^T h, b by the sum of δ
+    convolution  z = h * W + b            as torch has it
+    ReLU         h = max(z, 0)            δ <- δ [h > 0]
+    pooling      the largest of a window  δ goes to where it lay
+
+W and b move as `stack` has it, each as soon as it has carried δ back.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from atoll.simulations.engines.pooling import SMALL, form_of
+from atoll.simulations.engines.stack import CannotBatch, Stack
+
+
+class Layer(Protocol):
+    """One layer. It remembers what its backward needs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """What goes out."""
+        ...
+
+    def backward(self, delta: torch.Tensor, is_last: bool) -> torch.Tensor:
+        """Take the gradients of its weights from δ behind it; gives δ before it, but where it is the last to ask."""
+        ...
+
+
+class Weights:
+    """Of a layer.
+
+    Args:
+        stack: where they lie.
+        name: of the layer.
+        module: the layer.
+    """
+
+    def __init__(self, stack: Stack, name: str, module: nn.Module) -> None:
+        prefix = f"{name}." if name else ""
+        self.stack, self.weight = stack, f"{prefix}weight"
+        self.bias = f"{prefix}bias" if module.bias is not None else None
+
+
+class Linear(Weights):
+    """nn.Linear: (m, n, in) -> (m, n, out)"""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As `Layer`."""
+        self._x, weights = x, self.stack.weights
+        across = weights[self.weight].transpose(1, 2)
+        return torch.bmm(x, across) if self.bias is None else torch.baddbmm(weights[self.bias].unsqueeze(1), x, across)
+
+    def backward(self, delta: torch.Tensor, is_last: bool) -> torch.Tensor:
+        """As `Layer`."""
+        before = delta if is_last else torch.bmm(delta, self.stack.weights[self.weight])
+        self.stack.linear(self.weight, self.bias, delta, self._x)
+        return before
+
+
+class Convolution(Weights):
+    """nn.Conv2d with zeros around: (n, m C, H, W) -> (n, m C', H', W')"""
+
+    def __init__(self, stack: Stack, name: str, module: nn.Conv2d) -> None:
+        if module.padding_mode != "zeros" or isinstance(module.padding, str):
+            raise CannotBatch(f"{name} pads by {module.padding_mode}, {module.padding}")
+        super().__init__(stack, name, module)
+        self._form = list(module.stride), list(module.padding), list(module.dilation), False, [0, 0]
+        self._groups = module.groups
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As `Layer`."""
+        if x.dim() != 4:
+            raise CannotBatch("what goes into a convolution is no batch of images")
+        weights = self.stack.weights
+        bias = weights[self.bias].flatten() if self.bias else None
+        self._x, self._w = x, weights[self.weight].flatten(0, 1)
+        return torch.convolution(x, self._w, bias, *self._form, self.stack.clients * self._groups)
+
+    def backward(self, delta: torch.Tensor, is_last: bool) -> torch.Tensor:
+        """As `Layer`."""
+        groups, wanted = self.stack.clients * self._groups, [not is_last, True, self.bias is not None]
+        before, of_weight, of_bias = torch.ops.aten.convolution_backward(
+            delta, self._x, self._w, [len(self._w)], *self._form, groups, wanted
+        )
+        self.stack.put(self.weight, of_weight.view_as(self.stack.weights[self.weight]))
+        if self.bias is not None:
+            self.stack.put(self.bias, of_bias.view_as(self.stack.weights[self.bias]))
+        return delta if is_last else before
+
+
+class Rectifier:
+    """nn.ReLU"""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As `Layer`."""
+        self._y = x.clamp_(min=0)
+        return self._y
+
+    def backward(self, delta: torch.Tensor, is_last: bool) -> torch.Tensor:
+        """As `Layer`."""
+        return delta.mul_(self._y > 0)
+
+
+class Pool:
+    """nn.MaxPool2d, on a CPU with the channels last where that is sooner (`pooling`)."""
+
+    def __init__(self, module: nn.MaxPool2d) -> None:
+        self._form = form_of(module)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As `Layer`."""
+        self._is_moved = x.device.type == "cpu" and x.numel() >= SMALL
+        self._x = x.contiguous(memory_format=torch.channels_last) if self._is_moved else x
+        pooled: torch.Tensor
+        pooled, self._places = torch.ops.aten.max_pool2d_with_indices(self._x, *self._form)
+        return pooled.contiguous()
+
+    def backward(self, delta: torch.Tensor, is_last: bool) -> torch.Tensor:
+        """As `Layer`."""
+        delta = delta.contiguous(memory_format=torch.channels_last) if self._is_moved else delta
+        before: torch.Tensor = torch.ops.aten.max_pool2d_with_indices_backward(
+            delta, self._x, *self._form, self._places
+        )
+        return before.contiguous()
+
+
+class Flatten:
+    """nn.Flatten of images: (n, m C, H, W) -> (m, n, C H W)"""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As `Layer`."""
+        self._shape = x.shape
+        return x.reshape(len(x), self._stack.clients, -1).transpose(0, 1)
+
+    def backward(self, delta: torch.Tensor, is_last: bool) -> torch.Tensor:
+        """As `Layer`."""
+        return delta.transpose(0, 1).reshape(self._shape)
