@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.grid import grid_exponent, mean_from_grid
-from atoll.aggregation.kernel import COMPILED_FROM, compiled, has_compiler
+from atoll.aggregation.kernel import COMPILED_FROM, AddWithin, compiled, has_compiler
 from atoll.aggregation.layout import Layout, Tensor
 from atoll.aggregation.step import Step
 from atoll.aggregation.tiles import rounded_to_float32
@@ -32,6 +32,9 @@ TILE_VALUES = 1 << 17
 
 COMPILED_TILE = 1 << 15
 """Values that the compiled loop adds up of one update after the other: their sums, 256 KiB, stay in the cache."""
+
+LONG = 1 << 12
+"""Values of an update's tensor from which on the compiled loop takes it: to call it for each update costs, too."""
 
 SHARES = 4
 """Of a thread, in which it takes the parts: to give it each by itself takes as long as a small part."""
@@ -72,12 +75,13 @@ def fold_rows(base: Mapping[str, NDArray[Any]], layout: Layout, rows: Rows, step
     if not len(rows.values):
         raise ValueError("no updates to fold")
     new: Arrays = {}
+    is_large = len(rows.values) * sum(tensor.num_elements for tensor in layout) >= COMPILED_FROM and has_compiler()
     start = 0
     for tensor in layout:
         stop = start + tensor.num_elements
         block = _block(rows.values, start, stop)
         start = stop
-        mean = _mean(tensor, block, rows, step)
+        mean = _mean(tensor, block, rows, step, add=compiled() if is_large and tensor.num_elements >= LONG else None)
         new[tensor.name] = _moved(tensor, base[tensor.name].reshape(-1), mean, step, slots).reshape(tensor.shape)
     return new
 
@@ -90,7 +94,7 @@ def _block(values: NDArray[np.float32] | Sequence[NDArray[np.float32]], start: i
     return np.stack(parts) if len(parts) * (stop - start) <= TILE_VALUES else parts
 
 
-def _mean(tensor: Tensor, block: Block, rows: Rows, step: Step) -> Doubles:
+def _mean(tensor: Tensor, block: Block, rows: Rows, step: Step, *, add: AddWithin | None) -> Doubles:
     """As `means.ExactMean` has it."""
     is_trained = step.is_trained(tensor)
     factors = np.array(rows.factors)
@@ -105,7 +109,7 @@ def _mean(tensor: Tensor, block: Block, rows: Rows, step: Step) -> Doubles:
         weights, total_weight, divisor = [1] * count, count, step.num_clients
     exponent = grid_exponent(magnitude, total_weight=total_weight, count=count)
     scales = np.array([math.ldexp(weight, -exponent) for weight in weights]) * factors
-    mean: Doubles = mean_from_grid(_sum(block, scales), exponent, total_weight=divisor)
+    mean: Doubles = mean_from_grid(_sum(block, scales, add), exponent, total_weight=divisor)
     return mean if scale == 1.0 else np.multiply(mean, scale, out=mean)
 
 
@@ -123,12 +127,11 @@ def _magnitudes(tensor: Tensor, block: Block) -> Doubles:
     return magnitudes
 
 
-def _sum(block: Block, scales: Doubles) -> Doubles:
-    """sum_k rint(scale_k u_k): integers below 2^53, so that no order matters."""
+def _sum(block: Block, scales: Doubles, add: AddWithin | None) -> Doubles:
+    """sum_k rint(scale_k u_k), by the compiled loop or by numpy: integers below 2^53, so that no order matters."""
     num_values = len(block[0])
     total = np.zeros(num_values)
-    if len(block) * num_values >= COMPILED_FROM and has_compiler():
-        add = compiled()
+    if add is not None:
 
         def add_up(start: int) -> None:
             tile = total[start : start + COMPILED_TILE]

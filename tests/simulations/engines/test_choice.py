@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.simulations.engines.choice import Choice, choose
+from atoll.simulations.engines.choice import BESIDE, Choice, choose
 from atoll.simulations.engines.determinism import NotDeterministic, check_deterministic
 from atoll.simulations.engines.engine import Job, Trained, Training
 from atoll.simulations.engines.sequential import Sequential
@@ -41,10 +41,11 @@ def test_the_fastest_of_all_is_taken_and_every_figure_told() -> None:
     with chosen(training, workers=2) as choice:
         names = [figure.engine for figure in choice.figures]
         assert sorted(names) == ["2 processes", "batched (k=128)", "batched (k=128), 2 processes", "sequential"]
-        assert choice.engine.name == names[0]
-        speeds = [figure.clients_per_s for figure in choice.figures]
-        assert speeds == sorted(speeds, reverse=True)
-        assert str(choice).startswith(f"engine: {names[0]} (clients/s: {names[0]} ")
+        speeds = {figure.engine: figure.clients_per_s for figure in choice.figures}
+        assert list(speeds.values()) == sorted(speeds.values(), reverse=True)
+        beside = {name: speed * (BESIDE if "processes" in name else 1.0) for name, speed in speeds.items()}
+        assert choice.engine.name == max(beside, key=lambda name: beside[name])
+        assert str(choice).startswith(f"engine: {choice.engine.name} (clients/s: {names[0]} ")
         assert len(all_trained(choice.engine.train(first_version(training), [Job("a", 1)]))) == 1
 
 
