@@ -36,8 +36,8 @@ PASSES = 3
 """Of each engine, after a first one; the best counts."""
 
 BESIDE = 0.75
-"""What several processes keep of their speed in a run, where the coordinator needs a processor, too: of a tiny model its
-messages take as long as the training."""
+"""What several processes keep of their speed in a run, where the coordinator needs a processor, too: of a tiny model,
+its messages take as long as the training."""
 
 
 @dataclass(frozen=True, slots=True)
