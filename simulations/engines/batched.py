@@ -23,6 +23,7 @@ from atoll.parallel.scaffold import ControlVariates, split
 from atoll.parallel.task import Task
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
 from atoll.simulations.engines.examples import Examples
+from atoll.simulations.engines.flow import flow_bytes
 from atoll.simulations.engines.loop import Loop, report_of, requested_steps
 from atoll.simulations.engines.measures import Losses, Measured, metrics_of
 from atoll.simulations.engines.nets import Net
@@ -39,6 +40,9 @@ AT_ONCE_MAX = 128
 
 STACK_BYTES = 4 << 20
 """Of the weights of all clients in a product: they should stay in the cache from step to step."""
+
+FLOW_BYTES = 16 << 20
+"""Of what comes out of all layers in a step of all clients: on a CPU the backward should find it in the cache."""
 
 AGREE = 1e-3
 """How far, relative to its length, an update may be from the sequential one before it is a fault and not rounding."""
@@ -68,8 +72,7 @@ class BatchTrainer:
         self._loop = Loop(training)
         self.form = self._loop.form
         self._layout()
-        size = 4 * max(columns.stop for _, columns, _ in self._places)
-        self.at_once = at_once or max(1, min(AT_ONCE_MAX, STACK_BYTES // size))
+        self.at_once = at_once or self._fitting()
         self._losses, self._metrics = Losses(self._task.loss), metrics_of(self._task.metrics)
         self._version: Arrays = {}
         if kind is None:
@@ -228,6 +231,17 @@ class BatchTrainer:
         self._resting = [t.name for t in self.form.update if t.name not in trained and not t.name.startswith(CONTROL)]
         if fixed := [t.name for t in self.form.own if t.name not in trained and not t.name.startswith(CONTROL)]:
             raise CannotBatch(f"{', '.join(fixed)} stay at the clients and are not trained")
+
+    def _fitting(self) -> int:
+        """Clients in a product: as many as the cache holds."""
+        size: int = 4 * max(columns.stop for _, columns, _ in self._places)
+        fitting = min(AT_ONCE_MAX, STACK_BYTES // size)
+        if self._training.device == "cpu" and (site := next(iter(self._task.sites), None)) is not None:
+            examples = self._loop.examples(site)
+            batch = torch.arange(min(examples.count, self._local.batch_size or examples.count))
+            with suppress(Exception):  # what is wrong with the model is found and told by trying it (`_probe`)
+                fitting = min(fitting, FLOW_BYTES // flow_bytes(build_model(self._task), examples.fetch(batch)[0]))
+        return max(1, fitting)
 
     def _net_of(self, kind: str) -> Net:
         model = build_model(self._task).to(self._training.device).train()
