@@ -12,12 +12,11 @@ Its answers: ready; done, [results]; failed, traceback. No array is ever sent: r
 
 import os
 import signal
-import threading
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing import parent_process, reduction
-from multiprocessing.connection import Connection, wait
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +26,7 @@ from atoll.parallel.metrics import Statistics
 from atoll.simulations.engines.batched import BatchTrainer
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training
 from atoll.simulations.engines.one_process import Trainer, threads_of_torch
+from atoll.simulations.engines.orphans import end_with_the_parent
 from atoll.simulations.engines.rows import Form, Rows
 from atoll.simulations.engines.sequential import sequential_trainer
 from atoll.simulations.engines.shared import mapped
@@ -132,7 +132,7 @@ def work(connection: Connection, plan: Plan, form: Form, version: int) -> None:
         version: descriptor of the version's memory; -1: it comes through the connection.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    end_with_the_parent()
     descriptor = version if version >= 0 else reduction.recv_handle(connection)
     try:
         _serve(connection, plan, form, descriptor)
@@ -179,11 +179,3 @@ def _block(connection: Connection, form: Form, count: int) -> Rows:
         return Rows(form, count, mapped(descriptor, Rows.num_bytes(form, count)))
     finally:
         os.close(descriptor)
-
-
-def _end_with_the_parent() -> Any:
-    """However it ends: its end of a pipe that we hold is closed then."""
-    parent = parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)

@@ -12,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from atoll.simulations.engines.orphans import end_with_the_parent
 from atoll.simulations.experiments.goal import Goal
 from atoll.simulations.experiments.grid import Cell
 from atoll.simulations.experiments.report import RESULT, read_run
@@ -67,7 +68,7 @@ def run_all(
             run_here(cell, out / cell.folder, goal(cell))
             yield cell
         return
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), end_with_the_parent) as pool:
         try:
             running = {pool.submit(run_here, cell, out / cell.folder, goal(cell)): cell for cell in waiting}
             for done in as_completed(running):

@@ -14,6 +14,7 @@ import pytest
 
 from atoll.parallel.engine.forked import run_ranks
 from tests.cli.invoking import invoke, refused, shown
+from tests.living import descendants
 from tests.parallel.trainer import tasks
 from tests.parallel.trainer.training import mesh, model, on_ranks, run
 
@@ -140,12 +141,6 @@ def start(request: pytest.FixtureRequest) -> Iterator[Any]:
             for process in [*descendants(trainer.process.pid), trainer.process.pid]:
                 os.kill(process, signal.SIGKILL)
             trainer.process.communicate()
-
-
-def descendants(process: int) -> list[int]:
-    """Processes that it has started, directly or not; grandchildren after their parents."""
-    found = [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
-    return found + [grandchild for child in found for grandchild in descendants(child)]
 
 
 def ranks_of(process: int) -> dict[int, int]:

@@ -17,6 +17,7 @@ import torch
 from atoll.simulations.engines.batched import Batched
 from atoll.simulations.engines.engine import ClientFailed, Job, Trained, Training
 from atoll.simulations.engines.processes import Processes, WorkerDied
+from tests.living import is_running
 from tests.simulations.engines.cases import (
     BATCHABLE,
     OTHERS,
@@ -219,13 +220,6 @@ def test_workers_end_when_whoever_started_them_is_killed() -> None:
         assert len(pids) == 3
         parent.kill()
     until = time.monotonic() + 10
-    while alive := [pid for pid in pids if _runs(pid)]:
+    while alive := [pid for pid in pids if is_running(pid)]:
         assert time.monotonic() < until, f"{alive} still run"
         time.sleep(0.02)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

@@ -1,7 +1,11 @@
 """The tables of the docs, on fewer rounds: real simulations of twenty clients."""
 
 import json
+import os
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,7 @@ from atoll.simulations.experiments.grid import Cell
 from atoll.simulations.experiments.here import is_over, run_all, run_here
 from atoll.simulations.experiments.report import read_run
 from atoll.simulations.federation.config import SimulationFile
+from tests.living import descendants, is_running
 
 
 @pytest.mark.parametrize("cell", [*robustness.cells(), *codecs.cells()], ids=lambda cell: cell.folder)
@@ -49,6 +54,34 @@ def test_what_is_over_is_not_run_again(tmp_path: Path) -> None:
     assert list(run_all([cell], tmp_path, jobs=1)) == []
     assert (tmp_path / cell.folder / "result.json").stat().st_mtime_ns == written
     assert len(read_run(tmp_path / cell.folder).rounds) == 2
+
+
+ENDLESS = """
+import sys
+from pathlib import Path
+from atoll.simulations.experiments import codecs
+from atoll.simulations.experiments.here import run_all
+if __name__ == "__main__":
+    list(run_all([codecs.cell(name, 1, rounds=1_000_000) for name in ("none", "bf16")], Path(sys.argv[1]), jobs=2))
+"""
+
+
+def test_nothing_of_a_table_goes_on_when_it_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    out, environment = tmp_path / "out", {**os.environ, "PYTHONPATH": os.getcwd()}
+    with subprocess.Popen([sys.executable, tmp_path / "endless.py", out], env=environment) as table:
+        _wait(lambda: sum(path.stat().st_size > 0 for path in out.glob("*/rounds.jsonl")) == 2)
+        begun = descendants(table.pid)
+        table.kill()
+    assert len(begun) >= 2
+    _wait(lambda: not any(map(is_running, begun)))
+
+
+def _wait(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def test_a_codec_sends_less_and_the_report_says_so(tmp_path: Path) -> None:
