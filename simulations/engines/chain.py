@@ -130,7 +130,7 @@ def _are_vectors(layers: list[Layer]) -> bool:
 
 def _only_reshapes(module: nn.Module) -> bool:
     if type(module) is nn.Unflatten:
-        return module.dim not in (0, "0")
+        return module.dim != 0
     return type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
 
 

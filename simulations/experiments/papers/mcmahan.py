@@ -31,7 +31,7 @@ TARGETS = {"2NN": 0.97, "CNN": 0.99}
 TASKS = {"2NN": f"{EXAMPLES}/mnist.py:task", "CNN": f"{EXAMPLES}/mnist.py:cnn"}
 WHOLE = "∞"
 """B: all of a client's examples at once."""
-RATES = {("2NN", "10"): 0.1, ("2NN", WHOLE): 0.5, ("CNN", "10"): 0.1, ("CNN", "50"): 0.15}
+RATES = {("2NN", "10"): 0.1, ("2NN", WHOLE): 0.5, ("CNN", "10"): 0.2, ("CNN", "50"): 0.3}
 
 
 @dataclass(frozen=True, slots=True)
