@@ -1,8 +1,8 @@
 """A chain of layers for many clients at once, its backward written out (`chain_layers`).
 
 Small models spend most of a step building a graph, large ones much of it writing gradients that are read once: here
-nothing is built, and no gradient of a matrix is written. The loss is the plain cross entropy, each client's mean over
-its own n examples:
+nothing is built, and plain SGD stores no gradient of a linear layer's matrix. The loss is the plain cross entropy, each
+client's mean over its own n examples:
 
     loss       -log softmax(z)[t]
     backward   δ = (softmax(z) - onehot(t)) / n

@@ -45,7 +45,8 @@ class _Pooled(torch.autograd.Function):
         )
         ctx.form = form
         ctx.save_for_backward(inputs, places.contiguous())
-        return pooled.clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]  # with torch's own strides, also of a single place
+        # not `contiguous`: of a single place it would leave strides that are not torch's own
+        return pooled.clone(memory_format=torch.contiguous_format)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:

@@ -78,19 +78,14 @@ class Processes:
         self._num_versions = 0
 
     def train(self, version: Arrays, jobs: Sequence[Job]) -> Iterator[Trained | Failed]:
-        """As `Engine.train`. The workers begin at once, and train windows ahead of the one that is taken, up to a few
-        for each of them.
-        """
+        """As `Engine.train`. Windows are trained ahead of the one that is taken, up to a few for each worker."""
         check_like(version, self._form.update)
         self._start()
-        self._drain()  # of a cohort that nobody has taken at all
         self._version.write(0, version, None)
         self._num_versions += 1
         size = self._planner.window(len(jobs))
         windows = [jobs[first : first + size] for first in range(0, len(jobs), size)]
-        waiting = deque(enumerate(windows))
-        self._give(waiting, 0)
-        return self._collect(waiting, len(windows))
+        yield from self._collect(deque(enumerate(windows)), len(windows))
 
     def close(self) -> None:
         """End the workers."""
@@ -111,11 +106,11 @@ class Processes:
         done: dict[int, list[Trained | Failed]] = {}
         try:
             for number in range(total):
+                self._give(waiting, number)
                 while number not in done:
                     done |= self._receive()
                     self._give(waiting, number)
                 yield from done.pop(number)
-                self._give(waiting, number + 1)
         finally:
             self._drain()
 
