@@ -1,6 +1,7 @@
 """`atoll site ...`: what the owner of some data says to the runs that want to train on them."""
 
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,9 +29,8 @@ def list_runs(state: State = None, json: options.Json = False) -> None:
 
     With `approval = "each_run"` in the site's policy, a run is taken part in once it is approved.
     """
-    from atoll.client.policy.history import PolicyHistory
-
-    runs = [_summary(terms) for terms in PolicyHistory(_folder(state)).runs()]
+    with _history(state) as history:
+        runs = [_summary(terms) for terms in history.runs()]
     if json:
         as_json(runs)
         return
@@ -71,9 +71,9 @@ def reject(run: options.RunArgument, state: State = None, json: options.Json = F
 @app.command()
 def forget(run: options.RunArgument, state: State = None, json: options.Json = False) -> None:
     """Forget what was said to a run: when it asks again, it asks for the first time."""
-    history = _history(state)
-    _known(history, run)
-    history.forget(run)
+    with _history(state) as history:
+        _known(history, run)
+        history.forget(run)
     if json:
         as_json({"run": run, "standing": None})
         return
@@ -107,9 +107,9 @@ def accept_rollback(run: options.RunArgument, state: State = None, json: options
 
 
 def _decide(run: str, standing: "Standing", state: Path | None, json: bool) -> None:
-    history = _history(state)
-    _known(history, run)
-    terms = history.decided(run, standing, time.time())
+    with _history(state) as history:
+        _known(history, run)
+        terms = history.decided(run, standing, time.time())
     if json:
         as_json(_summary(terms))
         return
@@ -122,10 +122,10 @@ def _known(history: "PolicyHistory", run: str) -> None:
         raise CommandError(f"run {run!r} has not asked here (known: {', '.join(known) or 'none'})")
 
 
-def _history(state: Path | None) -> "PolicyHistory":
+def _history(state: Path | None) -> "closing[PolicyHistory]":
     from atoll.client.policy.history import PolicyHistory
 
-    return PolicyHistory(_folder(state))
+    return closing(PolicyHistory(_folder(state)))
 
 
 def _folder(state: Path | None) -> Path:

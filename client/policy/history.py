@@ -59,16 +59,14 @@ class PolicyHistory:
         self.path = folder / NAME
         with self._faults():
             self._db = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-            with self._transaction():
-                version = self._db.execute("PRAGMA user_version").fetchone()[0]
-                if version == 0:
-                    for statement in _TABLES.split(";\n"):
-                        self._db.execute(statement)
-                    self._db.execute(f"PRAGMA user_version = {SCHEMA}")
-        if version not in (0, SCHEMA):
-            raise HistoryUnusable(f"{self.path} has schema {version}, this Atoll knows {SCHEMA}: use a newer Atoll")
+        try:
+            with self._faults():
+                version = self._prepared()
+            if version != SCHEMA:
+                raise HistoryUnusable(f"{self.path} has schema {version}, this Atoll knows {SCHEMA}: use a newer Atoll")
+        except BaseException:
+            self._db.close()
+            raise
 
     def close(self) -> None:
         """Let go of the file."""
@@ -164,6 +162,18 @@ class PolicyHistory:
                 raise NoSuchRun(run_id)
 
     # ------------------------------------------------------------ the file
+
+    def _prepared(self) -> int:
+        """The schema of the file, in which there are tables now."""
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        with self._transaction():
+            (version,) = self._db.execute("PRAGMA user_version").fetchone()
+            if version == 0:
+                for statement in _TABLES.split(";\n"):
+                    self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version = {SCHEMA}")
+        return int(version) or SCHEMA
 
     def _run(self, run_id: str) -> RunTerms | None:
         row = self._db.execute("SELECT * FROM runs WHERE run_id = ?", (run_id,)).fetchone()

@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ from tests.cli.invoking import invoke, refused, said
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
     (tmp_path / "atoll-agent-north").mkdir()
-    PolicyHistory(tmp_path / "atoll-agent-north").asked("digits-1", "digits:task", '{"lr": 0.1}', 1_777_896_000.0)
+    with closing(PolicyHistory(tmp_path / "atoll-agent-north")) as history:
+        history.asked("digits-1", "digits:task", '{"lr": 0.1}', 1_777_896_000.0)
     return tmp_path / "atoll-agent-north"
 
 
@@ -44,7 +46,7 @@ def test_the_agents_directory_need_not_be_named_when_there_is_one(state: Path, m
     monkeypatch.chdir(state.parent)
     assert "digits-1" in invoke("site", "list").stdout
     (state.parent / "atoll-agent-south").mkdir()
-    PolicyHistory(state.parent / "atoll-agent-south")
+    PolicyHistory(state.parent / "atoll-agent-south").close()
     assert refused("site", "list") == [
         "name the agent's directory with --state DIR; several agents' directories are here: atoll-agent-north, "
         "atoll-agent-south"
@@ -63,8 +65,8 @@ def test_a_mistake_is_told_and_makes_nothing(state: Path) -> None:
         f"{missing} is no directory of an agent: it has no policy.db"
     ]
     assert not missing.exists()
+    assert not (state / "policy.db-wal").exists(), "a refused command lets go of the file"
     os.truncate(state / "policy.db", 100)
-    (state / "policy.db-wal").unlink(missing_ok=True)
     assert "cannot be used" in refused("site", "list", "--state", state)[0]
 
 
