@@ -2,7 +2,7 @@
 
     relaxed += 1    at the end of a window of W commits whose sum of U is no larger than that of the window before
 
-Legend: U, the mean statistical utility of the updates that were accepted for a commit (`utility.utility_of`).
+Legend: U, the mean statistical utility of the updates that are in a commit (`utility.utility_of`).
 Oort waits for slower clients each time (`Oort.patience`): the fast ones have little left to teach.
 
 It lies in the ledger, and is fed by commits alone: no client's own history says what a window was worth, because that

@@ -314,15 +314,17 @@ class RunMachine(Intake):
     def _committed(self, commit: Commit, now: float) -> Effects:
         ledger, round_ = self.ledger, self._take_round()
         ledger.version, ledger.model_digest, ledger.failures = commit.version, commit.model_digest, 0
-        self._pace(round_)
+        self._pace(round_, commit)
         effects = self._settle_committed(round_)
         ledger.past[round_.record.round_id] = round_.record
         released = self._release_after_commit(now)
         return (*effects, *released, *self._evaluate(now), *self._next_round_or_end())
 
-    def _pace(self, round_: OpenRound) -> None:
+    def _pace(self, round_: OpenRound, commit: Commit) -> None:
+        """By what is in the model: of two updates of one client the older waits in vain."""
         if window := self.rules.pacer_window:
-            self.ledger.membership.pacer.committed([utility_of(update) for update in round_.held], window)
+            used = [utility_of(update) for update in round_.held if update.digest in commit.used]
+            self.ledger.membership.pacer.committed(used, window)
 
     def _settle_committed(self, round_: OpenRound) -> list[Effect]:
         if isinstance(round_, Round):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Fate, RejectReason, RoundId
 from atoll.server import events as e
-from atoll.server.policy import StragglerPolicy
+from atoll.server.run import RunRules
 from atoll.simulations.histories.facts import Books, BufferFacts, RoundFacts
 from atoll.simulations.histories.verdicts import Verdict, discount_of
 
@@ -17,9 +17,9 @@ from atoll.simulations.histories.verdicts import Verdict, discount_of
 class BufferReferee:
     """Stands where `RoundReferee` stands for a synchronous run."""
 
-    def __init__(self, policy: StragglerPolicy, books: Books, decide: Callable[..., None]) -> None:
-        self.policy, self.books, self._decide = policy, books, decide
-        self.size = policy.buffer_size if policy.mode == "fedbuff" else 1
+    def __init__(self, rules: RunRules, books: Books, decide: Callable[..., None]) -> None:
+        self.policy, self.pacer_window, self.books, self._decide = rules.policy, rules.pacer_window, books, decide
+        self.size = self.policy.buffer_size if self.policy.mode == "fedbuff" else 1
 
     # ------------------------------------------------------------ who trains
 
@@ -117,7 +117,9 @@ class BufferReferee:
         askable, free = self._askable(round_), self.policy.concurrency - num_training
         if askable and free > 0:
             round_.is_drawing = True
-            self._decide("draw", round_.round_id, min(free, len(askable)), tuple(askable), round_.num_draws)
+            known, count = self.books.known, min(free, len(askable))
+            relaxed = known.relaxed(self.pacer_window)
+            self._decide("draw", round_.round_id, count, known.candidates(askable), round_.num_draws, relaxed)
             round_.num_draws += 1
         elif num_training == 0 and makes_quorum:
             self._close(round_, CloseReason.ALL_ANSWERED)
@@ -138,13 +140,14 @@ class BufferReferee:
             may_be_asked = client_id in self._askable(facts)
             self.books.connected = there
             if may_be_asked and len(self.training()) < self.policy.concurrency:
+                self.books.known.chosen[client_id] += 1
                 facts.due[client_id] = now + self._seconds(client_id)
                 facts.fates[client_id] = Fate.LOST if client_id in self.books.lost else Fate.WAITING
                 if client_id not in self.books.lost:
                     self._invite(client_id, facts)
 
     def _seconds(self, client_id: ClientId) -> float:
-        policy, known = self.policy, self.books.seconds.get(client_id)
+        policy, known = self.policy, self.books.known.seconds.get(client_id)
         if policy.deadline != "adaptive":
             return policy.deadline
         if known is None:
@@ -198,7 +201,7 @@ class BufferReferee:
             round_.late_because[update.client_id] = reason
         if verdict is Verdict.ON_TIME:
             books.accept(update, was_late=False)
-            books.measured(update, now - round_.begun.get(update.client_id, now))
+            books.known.measured(update, now - round_.begun.get(update.client_id, now))
             is_open = books.round is not None and books.round.is_collecting
             (self._facts(books.round).filled if is_open and books.round else books.waiting).append(update)
             twin = self.training().get(update.client_id)  # asked again for the same version meanwhile

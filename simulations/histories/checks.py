@@ -10,7 +10,7 @@ from atoll.protocol.vocabulary import TERMINAL, FailureReason, Fate, Phase, Roun
 from atoll.server import events as server
 from atoll.server.record import ClientRecord
 from atoll.server.run import RunMachine
-from atoll.server.sampling import SAMPLERS, draw
+from atoll.server.sampling import draw
 from atoll.simulations.histories.history import AgentStep, History
 from atoll.simulations.histories.referee import Referee
 
@@ -123,16 +123,19 @@ def _is_explained(name: str, row: ClientRecord) -> Iterator[str]:
 
 def _cohorts(history: History) -> Iterator[str]:
     """The same seed and the same population give the same cohort, also after a restart."""
-    scenario = history.scenario
+    scenario, sampler = history.scenario, history.scenario.cohort.build()
     asked: dict[RoundId, server.DrawCohort] = {}
     for step in history.steps:
         if isinstance(step.event, server.CohortDrawn):
             question = asked[step.event.round_id]
-            seed, sampler = scenario.rules.seed, SAMPLERS[scenario.sampler]
-            shuffled = tuple(reversed(question.candidates))
-            number, count = question.number, question.count
             again = draw(
-                sampler, seed=seed, round_id=question.round_id, number=number, count=count, candidates=shuffled
+                sampler,
+                seed=scenario.rules.seed,
+                round_id=question.round_id,
+                number=question.number,
+                count=question.count,
+                candidates=tuple(reversed(question.candidates)),
+                relaxed=question.relaxed,
             )
             if step.event.clients != again:
                 yield f"round {question.round_id}: drawn {step.event.clients}, and {again} from the same population"

@@ -1,6 +1,7 @@
 """What a machine decided, in the form that the referee writes: without what the policy leaves open."""
 
 from atoll.server import events as e
+from atoll.simulations.histories.known import rounded
 
 Decision = tuple[object, ...]
 
@@ -16,8 +17,8 @@ def decision_of(effect: e.Effect) -> Decision | None:
             return ("accept", client_id, round_id, digest)
         case e.Reject(client_id, round_id, digest, reason):
             return ("reject", client_id, round_id, digest, reason)
-        case e.DrawCohort(round_id, count, candidates, number):
-            return ("draw", round_id, count, tuple(c.client_id for c in candidates), number)
+        case e.DrawCohort(round_id, count, candidates, number, relaxed):
+            return ("draw", round_id, count, tuple(map(rounded, candidates)), number, relaxed)
         case e.Aggregate(round_id, base, contributions, "sync"):
             weights = tuple((c.client_id, c.digest, c.num_examples, round(c.scale, 9)) for c in contributions)
             return ("aggregate", round_id, base, weights)

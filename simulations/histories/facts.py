@@ -15,6 +15,7 @@ from atoll.protocol.vocabulary import (
 )
 from atoll.server.events import Update
 from atoll.server.policy import StragglerPolicy
+from atoll.simulations.histories.known import Known
 
 MAY_REPORT = (Fate.WAITING, Fate.LOST, Fate.FAILED)
 
@@ -133,7 +134,7 @@ class Books:
     accepted: dict[tuple[ClientId, RoundId], Accepted] = field(default_factory=dict)
     carried: dict[ClientId, Update] = field(default_factory=dict)
     waiting: list[Update] = field(default_factory=list)  # for the next buffers of an asynchronous run
-    seconds: dict[ClientId, list[float]] = field(default_factory=dict)  # download, train and upload, averaged
+    known: Known = field(default_factory=Known)
 
     @property
     def is_open(self) -> bool:
@@ -168,20 +169,15 @@ class Books:
     def accept(self, update: Update, *, was_late: bool) -> None:
         """The update's acceptance is on disk."""
         self.accepted[update.client_id, update.round_id] = Accepted(update, was_late)
+        self.known.accepted(update)
 
     def leave(self, update: Update) -> None:
         """No model will hold the update."""
         self.accepted[update.client_id, update.round_id].is_left = True
 
-    def measured(self, update: Update, upload: float) -> None:
-        """Exponential averages with weight 1/2."""
-        new = [update.download_seconds, update.train_seconds / update.work, upload]
-        old = self.seconds.get(update.client_id, new)
-        self.seconds[update.client_id] = [(a + b) / 2 for a, b in zip(old, new, strict=True)]
-
     def adaptive_seconds(self, clients: Iterable[ClientId], policy: StragglerPolicy) -> float:
         """The deadline of those that are needed, from what was measured."""
-        unknown = policy.deadline_max / policy.adaptive_margin
-        expected = sorted(sum(self.seconds[c]) if c in self.seconds else unknown for c in clients)
+        unknown, seconds = policy.deadline_max / policy.adaptive_margin, self.known.seconds
+        expected = sorted(sum(seconds[c]) if c in seconds else unknown for c in clients)
         needed = expected[: policy.cohort_size][-1]
         return min(policy.deadline_max, max(policy.deadline_min, needed * policy.adaptive_margin))

@@ -32,7 +32,7 @@ class Referee:
         self.is_round_due = False
         self._due: list[Decision] = []
         rounds = RoundReferee if rules.policy.mode == "sync" else BufferReferee
-        self._rounds: RoundReferee | BufferReferee = rounds(rules.policy, self.books, self._decide)
+        self._rounds: RoundReferee | BufferReferee = rounds(rules, self.books, self._decide)
 
     def judge(self, step: Step) -> str | None:
         """What is wrong with what was decided; None when it is exactly what the policy wants."""
@@ -156,6 +156,7 @@ class Referee:
     def _joined(self, event: e.ClientJoined) -> None:
         books, client_id = self.books, event.client_id
         books.connected[client_id] = event.session
+        books.known.profiles[client_id] = event.profile
         books.lost.discard(client_id)
         if isinstance(self._rounds, BufferReferee):
             self._rounds.came_back(client_id, event.working_on, self.now)
@@ -200,6 +201,7 @@ class Referee:
         books.version += 1
         self.failures = 0
         used = sorted(round_.contributions(), key=lambda u: (u.client_id, u.round_id))
+        books.known.committed(used)
         for update in used:
             books.accepted[update.client_id, update.round_id].used_in.append(round_.round_id)
         for client_id, update in round_.late.items():

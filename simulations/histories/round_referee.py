@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Fate, RejectReason, RoundId
 from atoll.server import events as e
-from atoll.server.policy import StragglerPolicy
+from atoll.server.run import RunRules
 from atoll.simulations.histories.facts import Books, RoundFacts
 from atoll.simulations.histories.verdicts import Verdict, discount_of
 
@@ -12,8 +12,8 @@ from atoll.simulations.histories.verdicts import Verdict, discount_of
 class RoundReferee:
     """Works on the books of the run. A round that it abandons is handed over to the run's referee by its facts."""
 
-    def __init__(self, policy: StragglerPolicy, books: Books, decide: Callable[..., None]) -> None:
-        self.policy, self.books, self._decide = policy, books, decide
+    def __init__(self, rules: RunRules, books: Books, decide: Callable[..., None]) -> None:
+        self.policy, self.pacer_window, self.books, self._decide = rules.policy, rules.pacer_window, books, decide
 
     # ------------------------------------------------------------ time
 
@@ -80,8 +80,10 @@ class RoundReferee:
 
     def _draw(self, round_: RoundFacts) -> None:
         round_.is_drawing = True
-        candidates = tuple(sorted(self.books.connected))
-        self._decide("draw", round_.round_id, min(self.policy.num_invited, len(candidates)), candidates, 0)
+        known = self.books.known
+        candidates, relaxed = known.candidates(self.books.connected), known.relaxed(self.pacer_window)
+        count = min(self.policy.num_invited, len(candidates))
+        self._decide("draw", round_.round_id, count, candidates, 0, relaxed)
 
     def drawn(self, round_: RoundFacts, clients: tuple[ClientId, ...], now: float) -> None:
         """The sampler has answered."""
@@ -90,6 +92,7 @@ class RoundReferee:
         books, seconds = self.books, self.policy.deadline
         round_.is_drawing, round_.is_selecting = False, False
         round_.fates = {c: Fate.LOST if c in books.lost else Fate.WAITING for c in clients}
+        books.known.chosen.update(clients)
         round_.deadline = now + (books.adaptive_seconds(clients, self.policy) if seconds == "adaptive" else seconds)
         for client_id in round_.with_fate(Fate.WAITING):
             self._invite(round_, client_id)
@@ -220,7 +223,7 @@ class RoundReferee:
             books.carry(update)
         elif verdict is Verdict.ON_TIME:
             books.accept(update, was_late=False)
-            books.measured(update, now - round_.begun.get(update.client_id, now))
+            books.known.measured(update, now - round_.begun.get(update.client_id, now))
             round_.reported[update.client_id] = update
 
 

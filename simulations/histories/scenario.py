@@ -2,14 +2,16 @@
 
 import random
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
+from atoll.server.config import CohortConfig
 from atoll.server.policy import StragglerPolicy
 from atoll.server.run import RunRules
 from atoll.simulations.histories.faults import Faults, Seconds, random_faults
 
 TASK = "task"
 CALM = Faults()
+EVENLY = CohortConfig()
 ASYNCHRONOUS = 0.4
 """The share of the worlds in which clients train all the time."""
 
@@ -20,7 +22,7 @@ class Scenario:
 
     rules: RunRules
     num_clients: int
-    sampler: Literal["uniform", "weighted", "stratified"] = "uniform"
+    cohort: CohortConfig = EVENLY
     faults: Faults = CALM
     server_lease: Seconds = 10.0
     client_lease: Seconds = 10.0
@@ -99,6 +101,24 @@ def random_asynchronous_policy(rng: random.Random) -> StragglerPolicy:
     )
 
 
+def random_learning_cohort(rng: random.Random, policy: StragglerPolicy) -> CohortConfig:
+    """Draw a sampler that looks at what the updates have told."""
+    pick = rng.choice
+    if rng.random() < 0.4:
+        most = policy.concurrency if policy.is_asynchronous else policy.num_invited
+        return CohortConfig(sampler="power_of_choice", candidates=most + rng.randint(0, 3))
+    return CohortConfig(
+        sampler="oort",
+        exploration=pick([None, 0.0, 0.3, 1.0]),
+        exploration_decay=pick([None, 0.5, 1.0]),
+        exploration_min=pick([None, 0.0, 1.0]),
+        penalty=pick([None, 0.0, 10.0]),
+        patience=pick([None, 0.1, 0.7, 1.0]),
+        patience_step=pick([None, 0.0, 1.0]),
+        pacer_window=pick([None, 1, 1, 2, 3]),
+    )
+
+
 def random_scenario(seed: int, preset: str = "standard") -> Scenario:
     """The scenario of a seed: rules over all fields of the policy, a population, and the preset's faults."""
     scenario, rng = _random_scenario(seed, preset), random.Random(f"modes {seed}")
@@ -107,11 +127,13 @@ def random_scenario(seed: int, preset: str = "standard") -> Scenario:
         policy = random_asynchronous_policy(rng)
         num_clients = rng.randint(1, policy.concurrency + 3)
         rules = replace(rules, policy=policy, rounds=rng.randint(5, 8))
-        return replace(scenario, rules=rules, num_clients=num_clients)
-    if rng.random() < 0.3:
+        scenario = replace(scenario, num_clients=num_clients)
+    elif rng.random() < 0.3:
         fields = policy.model_dump(exclude={"staleness_exponent"})
         rules = replace(rules, policy=StragglerPolicy(**(fields | random_discount(rng))))
-    return replace(scenario, rules=rules)
+    cohort = scenario.cohort if rng.random() < 0.6 else random_learning_cohort(rng, policy)
+    rules = replace(rules, pacer_window=cohort.window_of_the_pacer)
+    return replace(scenario, rules=rules, cohort=cohort)
 
 
 def _random_scenario(seed: int, preset: str) -> Scenario:
@@ -132,7 +154,7 @@ def _random_scenario(seed: int, preset: str) -> Scenario:
     return Scenario(
         rules=rules,
         num_clients=rng.randint(needed, needed + 3) if rng.random() < 0.8 else rng.randint(fewer, needed),
-        sampler=pick(["uniform", "weighted", "stratified"]),
+        cohort=CohortConfig(sampler=pick(["uniform", "weighted", "stratified"])),
         faults=random_faults(random.Random(f"faults {seed}"), preset),
         server_lease=pick([4.0, 10.0, 30.0]),
         client_lease=pick([2.0, 10.0, 30.0]),

@@ -1,12 +1,14 @@
 """A simulated worker process: it trains or evaluates, stops in time by itself, and sometimes hangs or crashes."""
 
 import math
+import random
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 from atoll.client.events import Evaluated, EvaluationRequest, Event, Invitation, JobFailed, Request, Trained
 from atoll.protocol.vocabulary import Digest, FailureReason, Version
-from atoll.server.events import Update
+from atoll.server.events import Sums, Update
 from atoll.simulations.histories.network import BAD_BYTES
 
 if TYPE_CHECKING:
@@ -90,7 +92,7 @@ class Worker:
             agent.profile.num_examples,
             work,
             num_bytes=1000,
-            statistics={"loss": (1.0, 2.0)},
+            statistics=_statistics(random.Random(crc32(digest.encode())), agent.profile.num_examples),
             download_seconds=1.0,
             train_seconds=seconds,
         )
@@ -112,3 +114,16 @@ class Worker:
                 return replace(update, work=1.5)
             case _:
                 return replace(update, base_version=Version(update.base_version + 1))
+
+
+def _statistics(rng: random.Random, num_examples: int) -> Sums:
+    """What an update tells of the losses in its training: mostly the truth, sometimes nothing, sometimes nonsense."""
+    kind, loss = rng.randrange(8), rng.randint(1, 64) / 8
+    if kind == 0:
+        return {}
+    if kind == 1:
+        return {"loss": (rng.choice([-1.0, 0.0, 1e300]), 1.0)}
+    sums = {"loss": (loss * num_examples, float(num_examples))}
+    if kind < 5:
+        sums["loss_squared"] = (rng.uniform(1, 3) * loss**2 * num_examples, float(num_examples))
+    return sums

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, FailureReason, RoundId, Version
 from atoll.server.events import ClientEvaluated, ClientFailed, DrawCohort, Update, UpdateReceived, UploadBegun
-from atoll.server.sampling import SAMPLERS, draw
+from atoll.server.sampling import draw
 from atoll.simulations.histories.agent import SimulatedAgent
 from atoll.simulations.histories.coordinator import RESUMABLE, SimulatedCoordinator
 from atoll.simulations.histories.faults import Seconds
@@ -49,6 +49,7 @@ class World:
     def __init__(self, seed: int, scenario: Scenario) -> None:
         self.seed, self.scenario = seed, scenario
         self.rng = random.Random(f"world {seed}")
+        self._sampler = scenario.cohort.build()
         self.now = BEGIN
         self.history = History(seed, scenario)
         self._heap: list[tuple[float, int, Mortal | None, int, float, Callable[[], None]]] = []
@@ -147,7 +148,7 @@ class World:
     def drawn(self, effect: DrawCohort) -> tuple[ClientId, ...]:
         """The cohort, by the deployed sampler."""
         return draw(
-            SAMPLERS[self.scenario.sampler],
+            self._sampler,
             seed=self.scenario.rules.seed,
             round_id=effect.round_id,
             count=effect.count,

@@ -16,7 +16,8 @@ from atoll.protocol.vocabulary import (
     ReleaseReason,
     RunState,
 )
-from atoll.server.events import EndRun, Reject, Release
+from atoll.server.config import NAMES
+from atoll.server.events import DrawCohort, EndRun, Reject, Release
 from atoll.server.policy import StragglerPolicy
 from atoll.server.record import RoundRecord
 from atoll.server.rounds import Round
@@ -58,6 +59,8 @@ def what_happened(history: History) -> Counter[object]:
             seen[effect.state] += 1
     seen.update("restart" for _ in history.restarts)
     seen.update("killed" for end in history.worker_ends if end.was_killed)
+    seen[history.scenario.cohort.sampler] += 1
+    seen.update("relaxed" for _, effect in history.effects() if isinstance(effect, DrawCohort) and effect.relaxed)
     return seen
 
 
@@ -83,6 +86,7 @@ def test_the_worlds_exercise_every_reason_fate_and_end() -> None:
     wanted |= {RunState.FINISHED, RunState.STOPPED, RunState.FAILED}
     wanted |= {"carried", "stale", "superseded", "restart", "killed"}
     wanted |= {"fedbuff", "fedasync", "in a buffer, stale", "twice in a buffer", *ReleaseReason}
+    wanted |= {*NAMES, "relaxed"}
     assert {what for what in wanted if not seen[what]} == set()
 
 
