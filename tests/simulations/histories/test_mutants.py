@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants import PLANTED, ROOT, find, outcome_of, planted, run_in, tree_with
+from tests.mutants import PLANTED, ROOT, find, generated, outcome_of, planted, run_in, tree_with
 
 QUICK = (
     "quorum ignored at the deadline",
@@ -19,7 +19,7 @@ QUICK = (
 
 
 def test_every_planted_bug_still_finds_its_place() -> None:
-    for mutant in PLANTED:
+    for mutant in (*PLANTED, *generated()):
         source = (ROOT / mutant.file).read_text()
         assert planted(mutant, source) != source, mutant.name
     assert len({mutant.name for mutant in PLANTED}) == len(PLANTED) >= 25
