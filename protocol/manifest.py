@@ -24,7 +24,7 @@ import hashlib
 import json
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from atoll.aggregation.chunks import encoded_bytes
@@ -88,8 +88,11 @@ class VersionManifest:
     """The largest size of a piece [bytes]."""
     model_dtypes: tuple[str, ...] = ()
     """In the order of `layout`: the dtype that the model itself computes in. Left out: as stored."""
+    num_bytes: int = field(init=False, repr=False, compare=False)
+    """Size of the tensors [bytes]."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "num_bytes", sum(tensor.num_bytes for tensor in self.layout))
         if not self.model_dtypes:
             object.__setattr__(self, "model_dtypes", tuple(tensor.dtype for tensor in self.layout))
         assert len(self.model_dtypes) == len(self.layout)
@@ -102,11 +105,6 @@ class VersionManifest:
         pieces = tuple(pieces)
         layout = layout_of_pieces(pieces)
         return cls(layout, pieces, piece_bytes or piece_bytes_of(layout), model_dtypes)
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the tensors [bytes]."""
-        return sum(tensor.num_bytes for tensor in self.layout)
 
     @property
     def digest(self) -> Digest:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 from atoll.protocol import atoll_pb2 as pb
@@ -19,7 +20,7 @@ INLINE_MANIFEST_BYTES_MAX = 64 * 1024
 
 def training_seed(seed: int, run_name: str, round_id: RoundId, client_id: ClientId) -> int:
     """63 bits that depend on (run, round, client) alone, so that a client that trains again gets the same bits."""
-    text = json.dumps([seed, run_name, round_id, client_id])
+    text = f"[{seed}, {quoted(run_name)}, {round_id}, {quoted(client_id)}]"  # JSON, a third of the time of `dumps`
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 

@@ -32,6 +32,9 @@ def utility_of(update: Update) -> float:
 
 
 def _mean(sums: Sequence[float]) -> float | None:
-    if len(sums) != 2 or not sums[1] > 0 or not all(map(math.isfinite, sums)):
+    if len(sums) != 2:
         return None
-    return max(-LOSS_MAX, min(sums[0] / sums[1], LOSS_MAX))
+    total, number = sums
+    if not (math.isfinite(total) and 0 < number < math.inf):
+        return None
+    return max(-LOSS_MAX, min(total / number, LOSS_MAX))

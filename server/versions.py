@@ -47,8 +47,12 @@ class Versions:
         file = self._cache.get(version)
         if file is None:
             file = version_file(self.store, version, self.store.read_manifest(version))
-            self._cache = {**dict(list(self._cache.items())[1 - VERSIONS_CACHED_MAX :]), version: file}
+            self.remember(file)
         return file
+
+    def remember(self, file: VersionFile) -> None:
+        """A version that is on disk: who has just written it need not read it."""
+        self._cache = {**dict(list(self._cache.items())[1 - VERSIONS_CACHED_MAX :]), file.version: file}
 
     def num_bytes(self, version: Version) -> int:
         """Size of a version."""

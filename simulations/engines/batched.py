@@ -4,6 +4,7 @@ A few clients are trained both ways at the start. So what cannot be batched (an 
 see each other, randomness in the forward) is found there, with its reason.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -132,10 +133,15 @@ class BatchTrainer:
         trained = [blocks[name][: len(chosen)].cpu().numpy() for name, _, _ in self._places]
         results: dict[int, Trained | Failed] = {}
         with np.errstate(over="ignore", invalid="ignore"):
+            are_written = self._write_together(rows, members, trained, start)
             for row, (at, index) in enumerate(zip(schedule.order, members, strict=True)):
                 begun, done = start[min(row, len(start) - 1)], schedule.steps[at]
                 try:
-                    update, own = self._write(rows, index, [block[row] for block in trained], begun, *owns[row], done)
+                    if are_written:
+                        update, own = rows.update_of(index), rows.own_of(index)
+                    else:
+                        each = [block[row] for block in trained]
+                        update, own = self._write(rows, index, each, begun, *owns[row], done)
                 except NotFinite as error:
                     results[index] = Failed(jobs[index].client_id, "not_finite", str(error))
                     continue
@@ -163,6 +169,21 @@ class BatchTrainer:
             losses, outputs = net.advance(inputs, targets, batch.sizes)
             measured.add(losses, outputs, targets, batch.sizes)
         return measured.statistics()
+
+    def _write_together(self, rows: Rows, members: Sequence[int], trained: Sequence[Array], start: Array) -> bool:
+        """The rows of a product, where they lie beside each other and are nothing but what the weights have moved.
+
+        Returns:
+            Whether they are written, and finite.
+        """
+        first, count = members[0], len(members)
+        if not self._is_whole or any(index != first + row for row, index in enumerate(members)):
+            return False
+        together = rows.update[first : first + count]
+        for (_, columns, _), values in zip(self._places, trained, strict=True):
+            np.subtract(values, start[:, columns], out=together[:, columns])
+        values = together.reshape(-1)
+        return math.isfinite(np.dot(values, values))  # finite only if every number is; one that is not is found by row
 
     def _write(
         self,

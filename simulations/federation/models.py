@@ -17,13 +17,14 @@ from atoll.aggregation.step import Step
 from atoll.parallel.arrays import Arrays
 from atoll.parallel.bench import Bench
 from atoll.parallel.model_files import write_initial
-from atoll.protocol.manifest import VersionManifest
+from atoll.protocol.channel import INLINE_BYTES_MAX
+from atoll.protocol.manifest import VersionManifest, digest_of
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.config import RunConfig
 from atoll.server.events import Aggregate
 from atoll.server.method import Method
 from atoll.server.plan import plan_of, trained_of, weights_and_factors
-from atoll.server.reduce import exists_from_now_on, fold_version
+from atoll.server.reduce import fold_version
 from atoll.server.retention import Keep
 from atoll.server.store import RunStore
 from atoll.server.versions import VersionFile, Versions
@@ -123,9 +124,19 @@ class Models(Versions):
         note = tensorfile.read_metadata(self.store.version_path(Version(0))) if self.buffers else None
         pieces = tensorfile.write(path, new, metadata=note, piece_bytes=base.manifest.piece_bytes, durable=False)
         self._write_slots(version, slots, base)
-        digest = exists_from_now_on(self.store, version, pieces, base)
+        manifest = VersionManifest.of(pieces, model_dtypes=base.manifest.model_dtypes)
+        self.remember(self._written(version, manifest, new))
+        digest = self.version(version).digest
         self._hold(digest, new)
         return digest
+
+    def _written(self, version: Version, manifest: VersionManifest, arrays: Arrays) -> VersionFile:
+        """A version whose tensors are on disk, and from now on its manifest."""
+        encoded, path, size = manifest.encode(), self.store.version_path(version), manifest.num_bytes
+        self.store.write_manifest(version, encoded)
+        small = b"".join(arrays[t.name].tobytes() for t in manifest.layout) if size <= INLINE_BYTES_MAX else b""
+        begins = path.stat().st_size - size
+        return VersionFile(version, digest_of(encoded), path, manifest, encoded, begins, range(size), small)
 
     def _slots_of(self, version: Version) -> Arrays:
         """What the server optimizer keeps beside a version, by "<slot>/<tensor>"."""

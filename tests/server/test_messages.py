@@ -1,5 +1,10 @@
+import hashlib
 import json
 
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.events import Invite
 from atoll.server.messages import INLINE_MANIFEST_BYTES_MAX, invitation, training_seed
 
@@ -45,3 +50,9 @@ def test_training_seed_depends_on_run_round_and_client_alone():
     assert len(seeds) == 16
     assert all(0 <= seed < 2**63 for seed in seeds)
     assert training_seed(1, "x", 1, "a") == 6466808287774292255, "a client that trains again must get the same bits"
+
+
+@given(st.integers(), st.text(), st.integers(1), st.text())
+def test_training_seed_is_a_hash_of_json(seed: int, run: str, round_id: int, client: str):
+    digest = hashlib.sha256(json.dumps([seed, run, round_id, client]).encode()).digest()
+    assert training_seed(seed, run, RoundId(round_id), ClientId(client)) == int.from_bytes(digest[:8], "little") >> 1

@@ -4,6 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from atoll.cli.files import load_user_task
+from atoll.protocol.vocabulary import Version
+from atoll.server.store import RunStore
+from atoll.server.versions import Versions
+from atoll.simulations.federation.run import opened
 from tests.simulations.federation import lines as lines_task
 from tests.simulations.federation.simulating import lines, model, settings, simulate, without_real_time
 
@@ -163,3 +168,12 @@ def test_lines_of_rounds_after_the_saved_one_are_written_again(tmp_path):
     result, told = simulate(tmp_path, *ALL)  # it has ended: nothing happens
     assert result["state"] == "finished"
     assert [line["round"] for line in told] == [1, 2, 3]
+
+
+def test_what_is_remembered_of_a_version_is_what_its_files_say(tmp_path):
+    file = settings("rounds=2")
+    with opened(file, load_user_task(file.task), tmp_path, on_round=lambda line: None, is_fresh=False) as federation:
+        federation.run()
+        remembered = [federation.versions.version(Version(number)) for number in (0, 1, 2)]
+    assert remembered == [Versions(RunStore(tmp_path / "models")).version(Version(number)) for number in (0, 1, 2)]
+    assert all(version.small_data for version in remembered)
