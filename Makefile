@@ -62,7 +62,7 @@ soak: setup
 papers: setup # the papers' tables in docs/papers.md; hours, of which MNIST (ATOLL_DATA) takes most
 	$(BIN)/python -m atoll.simulations.experiments.papers
 
-fuzz: setup # ten million mutated inputs for each parser: about three hours on two cores; FUZZ="--seed 7 --inputs 100000"
+fuzz: setup # ten million mutated inputs for each parser: about an hour on two cores; FUZZ="--seed 7 --inputs 100000"
 	$(BIN)/python -m tests.fuzz $(FUZZ)
 
 mutants: setup

@@ -693,14 +693,18 @@ class AuthorityReply(_message.Message):
     def __init__(self, ca_pem: _Optional[bytes] = ...) -> None: ...
 
 class EnrolRequest(_message.Message):
-    __slots__ = ("id", "secret", "request")
+    __slots__ = ("id", "secret", "request", "roles", "name")
     ID_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
+    ROLES_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     id: bytes
     secret: bytes
     request: bytes
-    def __init__(self, id: _Optional[bytes] = ..., secret: _Optional[bytes] = ..., request: _Optional[bytes] = ...) -> None: ...
+    roles: _containers.RepeatedScalarFieldContainer[str]
+    name: str
+    def __init__(self, id: _Optional[bytes] = ..., secret: _Optional[bytes] = ..., request: _Optional[bytes] = ..., roles: _Optional[_Iterable[str]] = ..., name: _Optional[str] = ...) -> None: ...
 
 class RenewRequest(_message.Message):
     __slots__ = ("request", "signature")

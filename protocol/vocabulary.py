@@ -98,7 +98,7 @@ class FailureReason(StrEnum):
     ROLLBACK = "rollback"
 
 
-DECLINES = (FailureReason.POLICY_REFUSED, FailureReason.AWAITS_APPROVAL)
+DECLINES = (FailureReason.POLICY_REFUSED, FailureReason.AWAITS_APPROVAL, FailureReason.ROLLBACK)
 """Who gives up for such a reason would do so again: it is not invited until it says Ready, or joins again."""
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.bulk import DownloadMessage, UploadMessage
 from atoll.protocol.channel import METRICS_MAX, PROTOCOL, STATISTICS_MAX
+from atoll.protocol.printable import printable
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.protocol.vocabulary import ClientId, FailureReason, LossReason, RoundId, RunId, Version
 from atoll.server.bucket import Bucket
@@ -113,14 +115,14 @@ class CoordinatorService(rpc.CoordinatorServicer):
             return
         if not is_failure_news(run.machine, client_id, RoundId(failed.round_id)):
             return
-        reason, detail = FailureReason(failed.reason), failed.detail[:DETAIL_MAX]
+        reason, detail = FailureReason(failed.reason), printable(failed.detail[:DETAIL_MAX])
         run.post(ClientFailed(client_id, RoundId(failed.round_id), reason, detail))
 
     def _evaluated(self, client_id: ClientId, evaluated: pb.Evaluated) -> None:
         run = self._coordinator.runs.get(RunId(evaluated.run_id))
         if run is None or not is_asked(run.machine, client_id, Version(evaluated.version)):
             return
-        sums, detail = None, evaluated.error[:DETAIL_MAX]
+        sums, detail = None, printable(evaluated.error[:DETAIL_MAX])
         if not detail and (sums := sums_of(evaluated.statistics)) is None:
             detail = f"more than {METRICS_MAX} metrics, {STATISTICS_MAX} sums or {NAME_MAX} characters of a name"
         run.post(ClientEvaluated(client_id, Version(evaluated.version), sums, detail))
@@ -168,7 +170,8 @@ class CoordinatorService(rpc.CoordinatorServicer):
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
         except OSError as error:
             logger.error("an upload cannot be stored: %s", error)
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"cannot be stored now: {error.strerror or error}")
+            what = os.strerror(error.errno) if error.errno else "no room"  # paths are nobody's business outside
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"cannot be stored now: {what}")
 
 
 class AdminService(MembersAdmin, rpc.AdminServicer):
@@ -193,13 +196,13 @@ class AdminService(MembersAdmin, rpc.AdminServicer):
 
     async def StopRun(self, request: pb.StopRunRequest, context: Context) -> pb.RunReply:
         """End a run; a round that already aggregates is committed first."""
-        reason = request.reason or "stopped by the operator"
-        return await self._change(context, request.run_id, lambda c, run: c.stop_run(run, reason[:DETAIL_MAX]))
+        reason = printable(request.reason[:DETAIL_MAX]) or "stopped by the operator"
+        return await self._change(context, request.run_id, lambda c, run: c.stop_run(run, reason))
 
     async def PauseRun(self, request: pb.PauseRunRequest, context: Context) -> pb.RunReply:
         """Let no new round of a run begin."""
-        reason = request.reason or "paused by the operator"
-        return await self._change(context, request.run_id, lambda c, run: c.pause_run(run, reason[:DETAIL_MAX]))
+        reason = printable(request.reason[:DETAIL_MAX]) or "paused by the operator"
+        return await self._change(context, request.run_id, lambda c, run: c.pause_run(run, reason))
 
     async def ResumeRun(self, request: pb.ResumeRunRequest, context: Context) -> pb.RunReply:
         """Let a paused run go on, or reopen a stopped or failed one."""

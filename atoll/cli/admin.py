@@ -15,7 +15,7 @@ from atoll.cli.join import identity_of_person
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.dialer import Dialer, InsecureDialer, MutualDialer
-from atoll.protocol.identity.enrolling import Place
+from atoll.protocol.identity.enrolling import PLACE, Place
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR, Role
 from atoll.protocol.identity.renewal import NotRenewed, over, renew_once
@@ -26,6 +26,10 @@ from atoll.server.statedir import is_held, running_coordinator
 STARTING_S = 30.0
 """In which a coordinator that is being started has its state directory."""
 
+class NoAnswer(CommandError):
+    """Nobody answers at the coordinator's address."""
+
+
 TIMEOUT_S = 660.0
 """A run starts when its task is loaded and its version 0 is made: the coordinator gives that ten minutes."""
 
@@ -35,11 +39,16 @@ def dialer(state: Path) -> Dialer:
 
     Raises:
         CredentialError: it is not for whoever asks: the owner's key lies in that directory.
+        CommandError: there is none yet.
     """
     running = running_coordinator(state)
     if running is not None and running.is_insecure:
         return InsecureDialer()
-    return MutualDialer(Keeper(owner_folder(state)))
+    folder = owner_folder(state)
+    if running is not None and os.access(folder.parent, os.X_OK) and not folder.exists():
+        what = f"there is no {folder}: with its authority elsewhere the owner's certificate is made by hand"
+        raise CommandError(what, f"begin with `atoll authority request {folder} --out FILE` (docs/identity.md)")
+    return MutualDialer(Keeper(folder))
 
 
 def ask(state: Path, request: "Callable[[rpc.AdminStub], Any]", *, patience_s: float = 0.0) -> Any:
@@ -81,7 +90,11 @@ def _ask_elsewhere(folder: Path, request: "Callable[[rpc.AdminStub], Any]") -> A
         with suppress(NotRenewed):  # there is time
             renewing = renew_once(keeper.current, over(lambda: dialer.channel(address, COORDINATOR)))
             keeper.replace(asyncio.run(renewing))
-    return _ask(dialer, address, request)
+    try:
+        return _ask(dialer, address, request)
+    except NoAnswer as error:
+        hint = f"if it listens elsewhere by now, ask its operator, and change admin_address in {folder / PLACE}"
+        raise CommandError(*error.faults, hint) from None
 
 
 def _ask(dialer: Dialer, address: str, request: "Callable[[rpc.AdminStub], Any]") -> Any:
@@ -96,7 +109,7 @@ def _refusal(error: Any, address: str) -> CommandError:
     """What the coordinator said; `error` is a grpc.Call, too, which grpc's types do not tell."""
     details = error.details() or str(error.code())
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-        return CommandError(f"the coordinator on {address} does not answer: {details}")
+        return NoAnswer(f"the coordinator on {address} does not answer: {details}")
     return CommandError(*without_frames(details))
 
 

@@ -32,6 +32,11 @@ RequestOut = Annotated[Path, typer.Option("--out", metavar="FILE", help="Where t
 Answer = Annotated[Path, typer.Argument(metavar="ANSWER", help="What `atoll authority issue` has written.")]
 Credential = Annotated[Path, typer.Argument(metavar="FOLDER", help="Of the credential: its key stays there.")]
 
+Admin = Annotated[
+    str | None,
+    typer.Option("--admin", metavar="HOST:PORT", help="Where the coordinator answers owners, operators and auditors."),
+]
+
 
 @app.command("init")
 def init(folder: Folder, name: Annotated[str, typer.Option("--name", help="For people to read.")] = "Atoll") -> None:
@@ -91,12 +96,18 @@ def issue(
 
 
 @app.command("install")
-def install(folder: Credential, answer: Answer) -> None:
-    """Put the authority's answer to a request in place: the folder holds a whole credential afterwards."""
+def install(folder: Credential, answer: Answer, admin: Admin = None) -> None:
+    """Put the authority's answer to a request in place: the folder holds a whole credential afterwards.
+
+    Owners, operators and auditors name the coordinator's port for them; sites tell it to their agent.
+    """
     from atoll.protocol.identity.certificates import CertificateError, key_to_pem, read_certificates, to_pem
     from atoll.protocol.identity.credential import Credential
-    from atoll.protocol.identity.enrolling import ENROLLING, key_in
+    from atoll.protocol.identity.enrolling import ENROLLING, Place, key_in
+    from atoll.protocol.identity.join_code import is_address
 
+    if admin is not None and not is_address(admin):
+        raise CommandError(f"--admin {admin!r} is no address; allowed: HOST:PORT")
     try:
         leaf, *authorities = read_certificates(answer.read_bytes())
     except CertificateError as error:
@@ -106,6 +117,8 @@ def install(folder: Credential, answer: Answer) -> None:
     credential = Credential(key_to_pem(key_in(folder)), to_pem(leaf), to_pem(*authorities))
     credential.store(folder)
     (folder / ENROLLING).unlink()
+    if admin is not None:
+        Place(address="", admin_address=admin, invitation="").store(folder)
     note(f"{folder} holds the credential of {credential.identity}")
 
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from atoll.cli.printing import as_json, say
 
 if TYPE_CHECKING:
     from atoll.protocol.identity.join_code import JoinCode
+    from atoll.protocol.identity.names import Wanted
 
 VARIABLE = "ATOLL_IDENTITY"
 
@@ -40,11 +42,18 @@ def join(code: Code, identity: Folder = None, json: options.Json = False) -> Non
     Sites give their join code to `atoll agent`, and aggregation ranks to `atoll aggregator`.
     """
     from atoll.protocol.identity.credential import Credential
-    from atoll.protocol.identity.enrolling import Place, enrol, is_enrolled
+    from atoll.protocol.identity.enrolling import EnrolmentFailed, Place, enrol, is_enrolled
 
     folder, parsed = identity or identity_of_person(), parsed_code(code)
     if not is_enrolled(folder, parsed, time.time()):
-        asyncio.run(enrol(parsed, folder))
+        wanted = _wanted(folder)
+        try:
+            asyncio.run(enrol(parsed, folder, wanted))
+        except EnrolmentFailed as error:
+            if wanted.name and f"not for {wanted}" in str(error):
+                hint = f"{folder} holds the credential of {wanted}: name another folder with --identity"
+                raise CommandError(str(error), hint) from None
+            raise
     credential, place = Credential.load(folder), Place.load(folder)
     if json:
         who = credential.identity
@@ -52,6 +61,18 @@ def join(code: Code, identity: Folder = None, json: options.Json = False) -> Non
         as_json({"role": who.role, "name": who.name, "coordinator": place.admin_address, "expires_at": expires_at})
         return
     say(f"{credential.identity} at {place.admin_address}, in {folder}")
+
+
+def _wanted(folder: Path) -> "Wanted":
+    """One of the roles of people; whoever one is in this folder already, as long as that holds."""
+    from atoll.protocol.identity.credential import Credential, CredentialError
+    from atoll.protocol.identity.names import Role, Wanted
+
+    with suppress(CredentialError):
+        held = Credential.load(folder)
+        if not held.is_expired(time.time()):
+            return Wanted((held.identity.role,), held.identity.name)
+    return Wanted((Role.OWNER, Role.OPERATOR, Role.AUDITOR))
 
 
 def parsed_code(text: str) -> "JoinCode":

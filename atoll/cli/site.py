@@ -90,9 +90,13 @@ def accept_rollback(run: options.RunArgument, state: State = None, json: options
     """
     from atoll.client.memory import Memory
     from atoll.client.statedir import StateDirectory
+    from atoll.protocol.settings import ConfigError
     from atoll.protocol.vocabulary import RunId
 
-    held = StateDirectory(_folder(state))
+    try:
+        held = StateDirectory(_folder(state))
+    except ConfigError as error:
+        raise CommandError(*error.faults, "stop the agent first, and start it again afterwards") from None
     try:
         memory = Memory(held.seen)
         if not memory.forget(RunId(run)):

@@ -38,7 +38,7 @@ from atoll.protocol.identity.certificates import (
 )
 from atoll.protocol.identity.credential import Credential, CredentialError, make_private_folder, write_private
 from atoll.protocol.identity.join_code import JoinCode, is_address
-from atoll.protocol.identity.names import COORDINATOR, Role
+from atoll.protocol.identity.names import ANYBODY, COORDINATOR, Role, Wanted
 from atoll.protocol.proxy import HttpProxy
 from atoll.protocol.settings import ConfigError
 
@@ -87,7 +87,12 @@ class Place:
             said = json.loads((folder / PLACE).read_text("utf-8"))
             place = cls(said["address"], said["admin_address"], said["invitation"])
         except FileNotFoundError:
-            raise CredentialError([f"there is no {folder / PLACE}: enrol first, with a join code"]) from None
+            raise CredentialError(
+                [
+                    f"there is no {folder / PLACE}: enrol first, with a join code; "
+                    "with a certificate by hand, say where with `atoll authority install --admin HOST:PORT`"
+                ]
+            ) from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CredentialError([f"{folder / PLACE} is damaged ({error}): enrol anew"]) from None
         return place
@@ -106,10 +111,15 @@ def is_enrolled(folder: Path, code: JoinCode, now: float) -> bool:
         return False
 
 
-async def enrol(code: JoinCode, folder: Path) -> Credential:
+async def enrol(code: JoinCode, folder: Path, wanted: Wanted = ANYBODY) -> Credential:
     """Become a member: the credential and the coordinator's place lie in the folder afterwards.
 
     One that is cut is begun again with the same key, and so gets the same certificate.
+
+    Args:
+        code: of the invitation.
+        folder: where the credential will lie.
+        wanted: who one is willing to become; a code for somebody else is refused, and stays good.
 
     Raises:
         Unreachable: nobody answers at any of the code's addresses.
@@ -119,7 +129,7 @@ async def enrol(code: JoinCode, folder: Path) -> Credential:
     key, faults = key_in(folder), []
     for address in code.addresses:
         try:
-            answer, ca_pem = await _ask_while_busy(address, code, key)
+            answer, ca_pem = await _ask_while_busy(address, code, key, wanted)
             break
         except (Unreachable, TimeoutError) as error:
             faults.append(f"{address}: {error or f'no answer within {TIMEOUT_S:g} s'}")
@@ -147,13 +157,15 @@ def key_in(folder: Path) -> PrivateKey:
     return key
 
 
-async def _ask_while_busy(address: str, code: JoinCode, key: PrivateKey) -> tuple[pb.Certificate, bytes]:
+async def _ask_while_busy(
+    address: str, code: JoinCode, key: PrivateKey, wanted: Wanted
+) -> tuple[pb.Certificate, bytes]:
     """As `_ask_again`; and later, as long as there is patience, while it has too much to do with others."""
     until = time.monotonic() + PATIENCE_S
     while True:
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                return await _ask_again(address, code, key)
+                return await _ask_again(address, code, key, wanted)
         except Busy as busy:
             wait = random.uniform(*BUSY_WAIT_S)
             if time.monotonic() + wait > until:
@@ -162,17 +174,17 @@ async def _ask_while_busy(address: str, code: JoinCode, key: PrivateKey) -> tupl
             await asyncio.sleep(wait)
 
 
-async def _ask_again(address: str, code: JoinCode, key: PrivateKey) -> tuple[pb.Certificate, bytes]:
+async def _ask_again(address: str, code: JoinCode, key: PrivateKey, wanted: Wanted) -> tuple[pb.Certificate, bytes]:
     """As `_ask`; once more when the coordinator may have renewed its certificate between our two handshakes."""
     try:
-        return await _ask(address, code, key)
+        return await _ask(address, code, key, wanted)
     except Busy:
         raise
     except Unreachable:
-        return await _ask(address, code, key)
+        return await _ask(address, code, key, wanted)
 
 
-async def _ask(address: str, code: JoinCode, key: PrivateKey) -> tuple[pb.Certificate, bytes]:
+async def _ask(address: str, code: JoinCode, key: PrivateKey, wanted: Wanted) -> tuple[pb.Certificate, bytes]:
     """The answer of whoever is at an address and is who the code says; and the authority."""
     proxy = HttpProxy.of(os.environ)
     shown = await _certificate_at(address, proxy)
@@ -184,7 +196,10 @@ async def _ask(address: str, code: JoinCode, key: PrivateKey) -> tuple[pb.Certif
         try:
             authority: pb.AuthorityReply = await stub.GetAuthority(pb.GetAuthorityRequest(), timeout=TIMEOUT_S)
             ca_pem = _trusted(authority.ca_pem, code.fingerprint, shown, address)
-            request = pb.EnrolRequest(id=code.id, secret=code.secret, request=make_request(key))
+            asked = make_request(key)
+            request = pb.EnrolRequest(
+                id=code.id, secret=code.secret, request=asked, roles=wanted.roles, name=wanted.name
+            )
             return await stub.Enrol(request, timeout=TIMEOUT_S), ca_pem
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:

@@ -12,7 +12,7 @@ from atoll.protocol.identity.dialer import Dialer, InsecureDialer, MutualDialer
 from atoll.protocol.identity.enrolling import Place, Unreachable, enrol, is_enrolled
 from atoll.protocol.identity.join_code import JoinCode, JoinCodeError
 from atoll.protocol.identity.keeper import Keeper
-from atoll.protocol.identity.names import COORDINATOR, Identity
+from atoll.protocol.identity.names import COORDINATOR, Identity, Wanted
 from atoll.protocol.identity.renewal import keep_renewed, over
 from atoll.protocol.settings import ConfigError
 
@@ -55,7 +55,7 @@ class Membership:
         if insecure:
             return cls(coordinator or DEFAULT_ADDRESS, InsecureDialer(), None)
         if join:
-            await _enrol(_parsed(join), folder)
+            await _enrol(_parsed(join), folder, Wanted((identity.role,), identity.name))
         keeper = Keeper(folder)
         keeper.check()
         if keeper.identity != identity:
@@ -74,12 +74,12 @@ class Membership:
             await keep_renewed(self.keeper, renew, rng=random.Random())
 
 
-async def _enrol(code: JoinCode, folder: Path) -> None:
+async def _enrol(code: JoinCode, folder: Path, wanted: Wanted) -> None:
     """Wait for the coordinator when it is away: who supervises both may start them in any order."""
     wait, complaint = AGAIN_S[0], ""
     while not is_enrolled(folder, code, time.time()):
         try:
-            credential = await enrol(code, folder)
+            credential = await enrol(code, folder, wanted)
         except Unreachable as error:
             if str(error) != complaint:
                 logger.warning("%s; trying again", error)

@@ -21,7 +21,7 @@ class Role(StrEnum):
     OPERATOR = "operator"
     """Starts and stops runs, invites and revokes clients."""
     AUDITOR = "auditor"
-    """Reads records and the audit log."""
+    """Sees members, ranks and manifests, and changes nothing."""
     CLIENT = "client"
     """Takes part in rounds, under its own name only."""
     COORDINATOR = "coordinator"
@@ -66,6 +66,28 @@ class Identity:
 
     def __str__(self) -> str:
         return f"{self.role} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Who somebody is willing to become."""
+
+    roles: tuple[str, ...] = ()
+    """Any of these; none: whichever."""
+    name: str = ""
+    """Empty: whichever."""
+
+    def fits(self, identity: Identity) -> bool:
+        """Whether it is one of these."""
+        return (not self.roles or identity.role in self.roles) and self.name in ("", identity.name)
+
+    def __str__(self) -> str:
+        *others, last = self.roles or ("anybody",)
+        roles = f"{', '.join(others)} or {last}" if others else last
+        return f"{roles} {self.name}".strip()
+
+
+ANYBODY = Wanted()
 
 
 def is_name(text: str) -> bool:

@@ -16,7 +16,7 @@ from atoll.protocol.identity.certificates import (
     read_request,
 )
 from atoll.protocol.identity.join_code import JoinCode
-from atoll.protocol.identity.names import Identity
+from atoll.protocol.identity.names import ANYBODY, Identity, Wanted
 from atoll.server.audit.actions import Action
 from atoll.server.audit.log import AuditLog, Caller
 from atoll.server.identity.authority import Renewal, Signer
@@ -75,7 +75,7 @@ class Enrolments:
         code = JoinCode(self.addresses, self.fingerprint, invitation.id, invitation.secret)
         return code, invitation.expires_at
 
-    async def enrol(self, id: bytes, secret: bytes, request: bytes) -> bytes:
+    async def enrol(self, id: bytes, secret: bytes, request: bytes, wanted: Wanted = ANYBODY) -> bytes:
         """Give the holder of an invitation its certificate. Repeated with the same key, it is the same one.
 
         Raises:
@@ -84,7 +84,7 @@ class Enrolments:
             AuthorityAway, NotSigned: there is no certificate now.
         """
         key_sha256 = key_fingerprint(read_request(request))
-        identity = await self._redeem(id, secret, key_sha256)
+        identity = await self._redeem(id, secret, key_sha256, wanted)
         lock = self._enrolling.setdefault(id, asyncio.Lock())  # only those who have the secret come here
         try:
             async with lock:
@@ -93,9 +93,9 @@ class Enrolments:
             if not lock.locked():
                 self._enrolling.pop(id, None)
 
-    async def _redeem(self, id: bytes, secret: bytes, key_sha256: str) -> Identity:
+    async def _redeem(self, id: bytes, secret: bytes, key_sha256: str, wanted: Wanted) -> Identity:
         redeem = self._register.redeem
-        return await on_thread(None, lambda: redeem(id, secret, key_sha256, now=time.time()))
+        return await on_thread(None, lambda: redeem(id, secret, key_sha256, wanted, now=time.time()))
 
     async def _give(self, id: bytes, identity: Identity, request: bytes, key_sha256: str) -> bytes:
         issued_to, enrolled = self._register.issued_to, self._register.enrolled

@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Boolean, Column, Connection, Float, Integer, MetaData, Select, Table, Text, and_, func, select
 
 from atoll.protocol.identity.certificates import Leaf
-from atoll.protocol.identity.names import Identity, Role
+from atoll.protocol.identity.names import ANYBODY, Identity, Role, Wanted
 from atoll.server.database import Database
 from atoll.server.identity.revocations import Revocations
 
@@ -127,11 +127,12 @@ class Register:
             connection.execute(INVITATIONS.insert().values(row))
         return invitation
 
-    def redeem(self, id: bytes, secret: bytes, key_sha256: str, *, now: float) -> Identity:
+    def redeem(self, id: bytes, secret: bytes, key_sha256: str, wanted: Wanted = ANYBODY, *, now: float) -> Identity:
         """Bind an invitation to a key, and say whose it is. The same key may come again, until it expires.
 
         Raises:
-            Refused: it is unknown, expired, void, used by another key, or the secret is wrong.
+            Refused: it is unknown, expired, void, used by another key, or the secret is wrong; or, and then it stays
+                good, it is for somebody else than the caller wants to be.
         """
         refusal = None
         with self._database.transaction() as connection:  # a wrong try counts: the refusal comes after the commit
@@ -146,6 +147,8 @@ class Register:
                 refusal = "the invitation's secret is another one"
             elif row.key_sha256 not in (None, key_sha256):
                 refusal = "the invitation has been used, by another key: ask for a new one"
+            elif not wanted.fits(Identity(Role(row.role), row.name)):
+                refusal = f"the invitation is for {row.role} {row.name}, and not for {wanted}; it stays good"
             else:
                 connection.execute(this.values(key_sha256=key_sha256))
         if refusal is not None:

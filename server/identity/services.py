@@ -8,10 +8,11 @@ import grpc
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.certificates import CertificateError, server_name
-from atoll.protocol.identity.names import Identity, Role
+from atoll.protocol.identity.names import Identity, Role, Wanted
 from atoll.server.identity.authority import AuthorityAway, NotSigned
 from atoll.server.identity.buckets import Buckets
 from atoll.server.identity.enrolments import Enrolments, TooOften
+from atoll.server.identity.household import OWNER
 from atoll.server.identity.register import Member, Refused
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -55,7 +56,8 @@ class EnrolmentService(rpc.EnrolmentServicer):
         if not self._tries.take(host, time.monotonic()):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many tries from this address: wait a minute")
         try:
-            pem = await self._enrolments.enrol(request.id, request.secret, request.request)
+            wanted = Wanted(tuple(request.roles), request.name)
+            pem = await self._enrolments.enrol(request.id, request.secret, request.request, wanted)
         except _REFUSALS as error:
             await _refuse(context, error)
         self._tries.put_back(host)  # many sites may share an address; only those who guess are to wait
@@ -131,6 +133,9 @@ async def _identity(context: Context, role: str, name: str) -> Identity:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
     if identity.role in (Role.COORDINATOR, Role.AUTHORITY):
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{identity} is not invited, and not revoked")
+    if identity == OWNER:
+        what = f"{identity} is whoever has the state directory: it is not invited, and not revoked"
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, what)
     return identity
 
 

@@ -9,6 +9,7 @@ from typer.testing import CliRunner, Result
 from atoll.cli.main import app
 from atoll.protocol.identity.certificates import Issuer, make_request, new_key, to_pem
 from atoll.protocol.identity.credential import Credential
+from atoll.protocol.identity.enrolling import Place
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role
 from atoll.server.identity.steward import LOG
 
@@ -34,6 +35,16 @@ def test_a_coordinator_elsewhere_gets_its_certificate_and_its_key_stays_where_it
     assert (entry["identity"], entry["why"]) == (COORDINATOR.uri, "by hand")
 
 
+def test_a_person_with_a_certificate_by_hand_says_where_the_coordinator_is(tmp_path: Path) -> None:
+    mine, request, answer = tmp_path / "mine", tmp_path / "request", tmp_path / "answer"
+    atoll("authority", "init", tmp_path / "ca")
+    atoll("authority", "request", mine, "--out", request)
+    atoll("authority", "issue", tmp_path / "ca", "olga", "--role", "operator", "--request", request, "--out", answer)
+    assert atoll("authority", "install", mine, answer, "--admin", "atoll.example.org:7072").exit_code == 0
+    assert Credential.load(mine).identity == Identity(Role.OPERATOR, "olga")
+    assert Place.load(mine).admin_address == "atoll.example.org:7072"
+
+
 def test_a_first_owner_is_made_at_the_authority(tmp_path: Path) -> None:
     atoll("authority", "init", tmp_path / "ca")
     out = tmp_path / "ann"
@@ -52,6 +63,7 @@ def test_a_first_owner_is_made_at_the_authority(tmp_path: Path) -> None:
         (("issue", "ca", "a", "--request", "missing", "--out", "x"), "missing"),
         (("install", "mine", "noise"), "no certificates in PEM"),
         (("install", "mine", "alone"), "is no answer to a request of mine"),
+        (("install", "mine", "alone", "--admin", "nowhere"), "'nowhere' is no address; allowed: HOST:PORT"),
         (("serve", "ca", "--coordinator", "somewhere"), "allowed: host:port"),
     ],
 )

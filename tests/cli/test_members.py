@@ -21,10 +21,17 @@ def test_a_site_joins_with_a_code_and_ends_when_an_operator_elsewhere_revokes_it
         it.start("coordinator", "coordinator", "--state", it.state, "--set=coordinator.listen=127.0.0.1:0")
         wait_for(lambda: running_coordinator(it.state))
         code = invoke("client", "invite", "a", "--state", it.state).stdout.strip()
+        assert "is for client a, and not for owner, operator or auditor; it stays good" in refused("join", code)[0]
         it.start("a", "agent", f"{TINY}:task", "--site", "a", "--join", code)
         invited = invoke("client", "invite", "olga", "--role", "operator", "--state", it.state).stdout.strip()
         assert shown("join", invited)["role"] == "operator"
         assert shown("join", invited)["name"] == "olga"  # once more: nothing is left to do
+        other = invoke("client", "invite", "hugo", "--role", "auditor", "--state", it.state).stdout.strip()
+        assert "holds the credential of operator olga: name another folder" in refused("join", other)[1]
+        assert shown("join", other, "--identity", tmp_path / "hugo")["name"] == "hugo"
+        mine = ("local", "--role", "owner", "--state", it.state)
+        for command in ("invite", "revoke"):
+            assert "owner local is whoever has the state directory" in refused("client", command, *mine)[0]
 
         elsewhere = ("--state", tmp_path / "nowhere")
         wait_for(lambda: standing(elsewhere).get("a") == "member")

@@ -210,6 +210,7 @@ async def test_what_a_client_says_again_and_again_is_journaled_once(tmp_path):
             await asyncio.sleep(0.1)
             seq = it.run._seq
             failed = pb.Failed(run_id=invite.run_id, round_id=invite.round_id, reason="training_failed")
+            failed.detail = "no \x1b[2Jdisk\n12:00:00 forged"
             strange = pb.Failed(run_id=invite.run_id, round_id=2**63, reason="training_failed")
             evaluated = pb.Evaluated(run_id=invite.run_id, version=0)
             for _ in range(20):
@@ -220,7 +221,8 @@ async def test_what_a_client_says_again_and_again_is_journaled_once(tmp_path):
                 await a.upload(manifest, data, cut_at=0)
             await asyncio.sleep(0.3)
             assert it.run._seq <= seq + 2  # b failed, a's upload was begun
-            assert it.run.machine.round.record.clients["b"].reason == "training_failed"
+            record = it.run.machine.round.record.clients["b"]
+            assert (record.reason, record.detail) == ("training_failed", "no \\u001b[2Jdisk\\u000a12:00:00 forged")
             del c
 
 

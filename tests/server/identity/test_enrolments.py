@@ -20,7 +20,8 @@ from atoll.protocol.identity.dialer import MutualDialer
 from atoll.protocol.identity.enrolling import ENROLLING, EnrolmentFailed, Place, Unreachable, enrol, is_enrolled
 from atoll.protocol.identity.join_code import JoinCode
 from atoll.protocol.identity.keeper import Keeper
-from atoll.protocol.identity.names import COORDINATOR, Identity, Role
+from atoll.protocol.identity.membership import Membership
+from atoll.protocol.identity.names import ANYBODY, COORDINATOR, Identity, Role
 from atoll.protocol.identity.renewal import MembershipEnded, NotRenewed, keep_renewed, over, renew_once
 from atoll.protocol.proxy import through_proxy
 from atoll.server.identity.admission import Admission
@@ -99,6 +100,21 @@ async def test_whoever_has_a_code_becomes_who_it_is_for_and_knows_the_place(tmp_
 
 
 @live
+async def test_a_code_for_somebody_else_is_refused_and_stays_good(tmp_path: Path) -> None:
+    async with house(tmp_path / "state") as at:
+        code = await at.invite()
+        for wanted in (Identity(Role.CLIENT, "south"), Identity(Role.OPERATOR, "north")):
+            with pytest.raises(EnrolmentFailed, match=f"is for client north, and not for {wanted}; it stays good"):
+                await Membership.take(tmp_path / "me", wanted, join=str(code))
+        membership = await Membership.take(tmp_path / "me", NORTH, join=str(code))
+        assert membership.keeper is not None
+        assert membership.keeper.identity == NORTH
+        with pytest.raises(EnrolmentFailed, match="not for client south"):  # what holds already is not lost by a mistake
+            await Membership.take(tmp_path / "me", Identity(Role.CLIENT, "south"), join=str(await at.invite()))
+        assert Credential.load(tmp_path / "me").identity == NORTH
+
+
+@live
 async def test_one_enrols_and_renews_through_proxies_that_see_addresses_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,7 +139,7 @@ async def test_an_enrolment_whose_answer_was_lost_is_repeated(tmp_path: Path) ->
     async with house(tmp_path / "state") as at:
         code = await at.invite()
         key = enrolling.key_in(tmp_path / "me")
-        lost, _ = await enrolling._ask(at.port.address, code, key)
+        lost, _ = await enrolling._ask(at.port.address, code, key, ANYBODY)
         credential = await enrol(code, tmp_path / "me")
         assert credential.certificate_pem == lost.certificate_pem
 
