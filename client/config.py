@@ -85,4 +85,8 @@ class AgentConfig(BaseModel):
     def _insecure_stays_here(self) -> "AgentConfig":
         if self.insecure and self.coordinator:
             loopback_only(self.coordinator)
+        if self.insecure and self.join:
+            raise ValueError(
+                "insecure and a join code: an insecure agent proves nothing, the code would not be used: leave one out"
+            )
         return self

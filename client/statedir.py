@@ -33,8 +33,9 @@ class StateDirectory:
         self.kept, self.personal, self.seen = path / "kept", path / "personal", path / "seen"
         self.identity = path / "identity"
         try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)  # one that is there keeps its mode
             for folder in (self.spool, self.models, self.work, self.kept, self.personal):
-                folder.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(exist_ok=True)
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigError([f"state: {path} cannot be used: {error.strerror or error}"]) from error

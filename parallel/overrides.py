@@ -1,11 +1,19 @@
 """Other values for the fields of a settings dataclass, from TOML or from a command line's text; all faults at once."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
 
 Settings = TypeVar("Settings")
+
+
+class OverridesRefused(ValueError):
+    """What was given does not fit the settings; `faults` has every one."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        super().__init__("; ".join(faults))
+        self.faults = tuple(faults)
 
 
 def overridden(
@@ -20,7 +28,7 @@ def overridden(
         hidden: fields that are set in another way.
 
     Raises:
-        ValueError: unknown keys, wrong types, values out of range; all faults at once.
+        OverridesRefused: unknown keys, wrong types, values out of range; all faults at once.
     """
     hints = types_of(type(settings), hidden)
     changes: dict[str, Any] = {}
@@ -38,9 +46,9 @@ def overridden(
     try:
         changed = replace(settings, **changes)  # type: ignore[type-var]
     except ValueError as error:
-        faults.append(str(error))
+        faults += str(error).split("; ")
     if faults:
-        raise ValueError("; ".join(faults))
+        raise OverridesRefused(faults)
     return changed
 
 

@@ -15,6 +15,7 @@ from atoll.parallel.deadline import Deadline
 from atoll.parallel.errors import NotFinite, OutOfTime, TaskBroken, TaskMismatch, TaskNotFound
 from atoll.parallel.metrics import as_statistics, values
 from atoll.parallel.model_files import write_initial, write_update
+from atoll.parallel.overrides import OverridesRefused
 from atoll.parallel.task import Task, load_task
 
 Json = dict[str, Any]
@@ -141,7 +142,12 @@ def kind_of(error: BaseException, op: str) -> str:
 
 
 def detail_of(error: BaseException) -> str:
-    """What to tell a person: the sentence of an error of ours, the last lines of the traceback of any other."""
+    """What to tell a person: the sentence of an error of ours, the last lines of the traceback of any other.
+
+    Faults of settings are a line each.
+    """
+    if isinstance(error, OverridesRefused):
+        return "\n".join(error.faults)[:DETAIL_CHARS_MAX]
     if isinstance(error, TaskNotFound | TaskBroken | TaskMismatch | NotFinite | OutOfTime):
         return str(error)[:DETAIL_CHARS_MAX]
     lines = "".join(traceback.format_exception(error)).strip().splitlines()

@@ -260,6 +260,8 @@ class Verifier:
 
     def finish(self) -> list[Fault]:
         """All faults, in the order of the log as far as can be, at most FAULTS_MAX of them."""
+        if self.newest is None and not self.num_faults:
+            self._fault("the log", "it holds no line: it was emptied, or nothing of it was ever written")
         for low, high, where in self._missing:
             self._fault(where, f"line {low} is missing" if low == high else f"lines {low} to {high} are missing")
         for checkpoint in self.expected:

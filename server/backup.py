@@ -78,7 +78,10 @@ def back_up(state: Path, out: Path, *, keys: bool = True) -> Backup:
         OSError: a file cannot be read or written.
     """
     if binding_of(state) is not None:
-        raise BackupFailed(f"the journal of {state} is in PostgreSQL: see docs/postgresql.md for a backup of both")
+        raise BackupFailed(
+            f"the journal of {state} is in PostgreSQL: stop the coordinator, then dump it and copy the directory, as "
+            "docs/postgresql.md says"
+        )
     if not (state / "state.db").is_file():
         raise BackupFailed(f"{state} is no state directory: there is no state.db in it")
     if out.exists():

@@ -6,6 +6,7 @@ The string under a field is its documentation; `docs/configuration.md` is held a
 import re
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import combinations
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
@@ -22,6 +23,8 @@ from atoll.server.postgres_url import DatabaseUrl
 from atoll.server.sampling import SAMPLERS, Sampler, load_sampler, power_of_choice
 
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
+
+PORT_MAX = 65535
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Plain = bool | int | Finite | str
@@ -231,12 +234,25 @@ class RunConfig(BaseModel):
 
 
 _WITHOUT_NAME = "listen {} is every interface: say in `public` by which name or address others reach this machine"
+_NO_NEXT_PORT = "listen {} has no next port, where those with a join code would become members: name one in `enrol`"
+_JOINS_NOBODY = "insecure and a join code: an insecure rank proves nothing, the code would not be used: leave one out"
 
 
 def _host(host: str) -> str:
     if host:
         parse_address(f"{bracketed(host)}:1")
     return host
+
+
+def _clash(one: str, other: str) -> bool:
+    """Whether two addresses are the same port of the same interface; port 0 is never another's."""
+    (host, port), (other_host, other_port) = parse_address(one), parse_address(other)
+    is_same_host = _plain(host) == _plain(other_host) or is_wildcard(one) or is_wildcard(other)
+    return port == other_port != 0 and is_same_host
+
+
+def _plain(host: str) -> str:
+    return "127.0.0.1" if host.lower() == "localhost" else host.lower()
 
 
 class CoordinatorConfig(BaseModel):
@@ -319,7 +335,7 @@ class CoordinatorConfig(BaseModel):
     def enrol_address(self) -> str:
         """host:port where those with a join code become members."""
         host, port = parse_address(self.listen)
-        return self.enrol or f"{bracketed(host)}:{port + 1 if 0 < port < 65535 else 0}"
+        return self.enrol or f"{bracketed(host)}:{port + 1 if port else 0}"
 
     @property
     def heartbeat_interval(self) -> float:
@@ -342,9 +358,22 @@ class CoordinatorConfig(BaseModel):
         if self.insecure:
             for address in (self.listen, self.admin):
                 loopback_only(address)
+        elif not self.enrol and parse_address(self.listen)[1] == PORT_MAX:
+            raise ValueError(_NO_NEXT_PORT.format(self.listen))
         elif not self.public and any(map(is_wildcard, (self.listen, self.enrol_address))):
             raise ValueError(_WITHOUT_NAME.format(self.listen))
+        if faults := list(self._clashes()):
+            raise ValueError("; ".join(faults))
         return self
+
+    def _clashes(self) -> Iterator[str]:
+        """The ports that would be taken twice; who is insecure has none for members."""
+        ports = {"listen": self.listen, "admin": self.admin}
+        if not self.insecure:
+            ports["enrol" if self.enrol else "enrol (the port after listen)"] = self.enrol_address
+        for (name, address), (other, other_address) in combinations(ports.items(), 2):
+            if _clash(address, other_address):
+                yield f"{name} {address} and {other} {other_address} are the same port: give each its own"
 
 
 class AggregatorConfig(BaseModel):
@@ -395,6 +424,8 @@ class AggregatorConfig(BaseModel):
         if self.insecure:
             for address in filter(None, (self.coordinator, self.listen)):
                 loopback_only(address)
+            if self.join:
+                raise ValueError(_JOINS_NOBODY)
         elif is_wildcard(self.listen) and not self.public:
             raise ValueError(_WITHOUT_NAME.format(self.listen))
         return self

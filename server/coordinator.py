@@ -19,15 +19,16 @@ from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import Identity
 from atoll.protocol.manifest import UpdateManifest, digest_of
 from atoll.protocol.settings import ConfigError
-from atoll.protocol.vocabulary import TERMINAL, RejectReason, RunId, RunState
+from atoll.protocol.vocabulary import TERMINAL, RejectReason, RunId, RunState, Version
 from atoll.server.attendance import Attendance
 from atoll.server.audit.actions import Action
 from atoll.server.audit.log import COORDINATOR, AuditLog
 from atoll.server.audit.rounds import said_of
 from atoll.server.clock import Clock
+from atoll.server.codec import StoreCorrupted
 from atoll.server.config import CoordinatorConfig, RunConfig
 from atoll.server.driver import RunDriver
-from atoll.server.evaluator import EvaluationFailed, Evaluator, Reference
+from atoll.server.evaluator import EvaluationFailed, Evaluator
 from atoll.server.events import (
     CoordinatorStarted,
     EndRun,
@@ -60,7 +61,11 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 ALIVE_S = 0.5
-TASK_TIMEOUT_S = 600.0
+
+_ANOTHER_MOMENT = (
+    "run {} is at version {}, of which {} is missing: the files and the journal are not of the same moment; restore "
+    "both from one backup"
+)
 
 
 class OperatorError(RuntimeError):
@@ -215,21 +220,31 @@ class Coordinator:
         run_id = RunId(f"{config.name}-{number}")
         evaluator = self._evaluator(config, run_id)
         try:
+            reducer = await self._make_files(config, run_id, evaluator)
+            row = RunRow.new(run_id, config, rules, self.clock.now())
+            await asyncio.get_running_loop().run_in_executor(self._journal_thread, self.journal.add_run, row)
+        except BaseException:
+            evaluator.close()
+            raise
+        self._host(row, RunMachine(rules), 0, evaluator, reducer)
+        self.audit.say(Action.RUN_ADD, run_id, digests={"config": digest_of(config.model_dump_json().encode())})
+        return run_id
+
+    async def _make_files(self, config: RunConfig, run_id: RunId, evaluator: Evaluator) -> Reducer:
+        """Load the task and write version 0; of a run that cannot be, no file stays."""
+        try:
             write_num_ranks(self.state.run(run_id), self.config.aggregators)
             reducer = self._reducer(config, run_id)
             await evaluator.check()
             config.cohort.build()
             await reducer.write_initial(evaluator, config.seed)
-            row = RunRow.new(run_id, config, rules, self.clock.now())
-            await asyncio.get_running_loop().run_in_executor(self._journal_thread, self.journal.add_run, row)
-        except BaseException as error:
-            evaluator.close()
-            if isinstance(error, EvaluationFailed | ValueError):
-                raise OperatorError(str(error)) from error
-            raise
-        self._host(row, RunMachine(rules), 0, evaluator, reducer)
-        self.audit.say(Action.RUN_ADD, run_id, digests={"config": digest_of(config.model_dump_json().encode())})
-        return run_id
+        except (EvaluationFailed, ValueError, OSError) as error:
+            evaluator.close()  # it writes its log there
+            await on_thread(None, self._remove_files, run_id)
+            if isinstance(error, OSError):
+                raise
+            raise OperatorError(str(error)) from error
+        return reducer
 
     async def stop_run(self, run_id: RunId, reason: str) -> str:
         """End a run for the operator's reason; returns what is still waited for, or nothing."""
@@ -320,7 +335,7 @@ class Coordinator:
         reducer = self._reducer(row.config, row.run_id, is_over=machine.ledger.state in TERMINAL)
         if machine.ledger.state not in TERMINAL:
             self._check_ranks(row.run_id)
-            await on_thread(self.compute.of(row.run_id), reducer.recover, machine.ledger.version)
+            await self._recover_version(row.run_id, reducer, machine.ledger.version)
         evaluator = self._evaluator(row.config, row.run_id)
         run = self._host(row, machine, recovered.seq, evaluator, reducer)
         if machine.ledger.state in TERMINAL:  # the last process may not have come to it
@@ -336,6 +351,12 @@ class Coordinator:
             self.audit.say(
                 Action.RUN_RECOVER, row.run_id, _where(machine), digests={"model": machine.ledger.model_digest}
             )
+
+    async def _recover_version(self, run_id: RunId, reducer: Reducer, version: Version) -> None:
+        try:
+            await on_thread(self.compute.of(run_id), reducer.recover, version)
+        except FileNotFoundError as error:
+            raise StoreCorrupted(_ANOTHER_MOMENT.format(run_id, version, error.filename)) from error
 
     def _host(self, row: RunRow, machine: RunMachine, seq: int, evaluator: Evaluator, reducer: Reducer) -> RunDriver:
         run = self.runs[row.run_id] = RunDriver(
@@ -393,9 +414,7 @@ class Coordinator:
         return Judge.of(run, manifest, opened)
 
     def _evaluator(self, config: RunConfig, run_id: RunId) -> Evaluator:
-        log = self.state.run(run_id) / "worker.log"
-        reference = Reference(config.task, dict(config.local), config.aggregation.algorithm)
-        return Evaluator(reference, log, timeout_s=TASK_TIMEOUT_S)
+        return Evaluator.of_run(config, self.state.run(run_id) / "worker.log")
 
     def _start_next(self) -> None:
         """Begin the first ones of the queue as far as there is room."""

@@ -188,7 +188,7 @@ class AggregationConfig(BaseModel):
             try:
                 check_count(self._mixed(self._built_in()), policy.quorum_count)
             except ValueError as fault:
-                yield f"aggregation: a round of the quorum has {fault}"
+                yield f"aggregation: a round may end with its quorum, and {fault}"
         if self.num_clients is None:
             return
         whole = "does not go with scaffold, whose control variates must count whole and at once"

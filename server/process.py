@@ -6,13 +6,17 @@ import logging
 import os
 import resource
 import signal
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from atoll.protocol.vocabulary import TERMINAL, RunId, RunState
+from atoll.server.binding import has_state
 from atoll.server.config import CoordinatorConfig, RunConfig
-from atoll.server.coordinator import Coordinator
+from atoll.server.coordinator import Coordinator, OperatorError
+from atoll.server.evaluator import EvaluationFailed, Evaluator
 from atoll.server.identity.gate import equip_ranks, gate_of, publisher
 from atoll.server.memory import collect_seldom
 from atoll.server.ports import Ports
@@ -54,6 +58,8 @@ async def host(
     _allow_files()
     _bound_arenas()
     collect_seldom()
+    if run is not None and not has_state(config.state):
+        await _try(run)
     with StateDirectory.open(config.state, database=config.database) as state:
         async with gate_of(config, state) as gate:
             coordinator = Coordinator(config, state, gate.dialer, gate.is_revoked)
@@ -76,6 +82,24 @@ async def host(
                 if ranks is not None:
                     await ranks.stop()
                 await coordinator.stop()
+
+
+async def _try(run: RunConfig) -> None:
+    """Load a run's task, sampler and rule before anything is made: a fault leaves no state directory behind.
+
+    Raises:
+        OperatorError: one of them does not load; the message says why.
+    """
+    with tempfile.TemporaryDirectory(prefix="atoll-") as folder:
+        evaluator = Evaluator.of_run(run, Path(folder) / "worker.log")
+        try:
+            run.cohort.build()
+            run.aggregation.build()
+            await evaluator.check()
+        except (EvaluationFailed, ValueError) as error:
+            raise OperatorError(str(error)) from error
+        finally:
+            evaluator.close()
 
 
 def _allow_files() -> None:

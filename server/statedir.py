@@ -57,7 +57,8 @@ class StateDirectory:
         if not create and not binding.has_state(path):
             raise StateUnusable(f"{path} is no state directory: there is no state.db in it")
         try:
-            (path / "runs").mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (path / "runs").mkdir(exist_ok=True)
             lock = lock_directory(path)
         except (FileExistsError, NotADirectoryError) as error:
             raise StateUnusable(f"{path} is not a directory; choose another path for the state") from error
@@ -161,13 +162,14 @@ def is_held(path: Path) -> bool:
 
 
 def lock_directory(path: Path) -> int:
-    """Make the directory, and hold it as long as the returned descriptor is open, or the process lives.
+    """Make the directory, which nobody else may enter, and hold it as long as the returned descriptor is open, or the
+    process lives. One that is there keeps its mode.
 
     Raises:
         StateInUse: another process holds it.
         OSError: it cannot be written.
     """
-    path.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

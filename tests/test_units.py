@@ -1,4 +1,4 @@
-"""The systemd units of docs/operations: what they start exists, and systemd takes them."""
+"""The systemd units of docs/operations: what they start takes its settings, and systemd takes them."""
 
 import shlex
 import shutil
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.invoking import said
+from tests.cli.invoking import TINY, said
 
 UNITS = sorted((Path(__file__).parents[1] / "docs" / "operations").glob("*.service"))
 ANALYZE = shutil.which("systemd-analyze")
@@ -21,8 +21,25 @@ HARDENED = {
 }
 
 
+FILES = {
+    "atoll-coordinator": {},
+    "atoll-agent": {
+        "task.py": TINY.read_text(),
+        "agent.toml": "threads = 3",
+        "policy.toml": 'tasks = ["*"]\nruns = ["*"]',
+    },
+}
+"""What a unit's header says to lie in its working directory."""
+SHOWN = {
+    "atoll-coordinator": ('listen = "0.0.0.0:7070"', 'public = "fl.example.org"', 'state = "{}/atoll"'),
+    "atoll-agent": ('policy = "policy.toml"', "threads = 3", 'site = "north"', 'state = "{}/atoll-agent"'),
+}
+"""What `--check` prints then; {} is the folder of all state directories, which systemd calls %S."""
+
+
 def settings(unit):
-    lines = (line.partition("=") for line in unit.read_text().splitlines() if "=" in line and not line.startswith("#"))
+    text = unit.read_text().replace("\\\n", "")
+    lines = (line.partition("=") for line in text.splitlines() if "=" in line and not line.startswith("#"))
     return {key: value for key, _, value in lines}
 
 
@@ -37,6 +54,19 @@ def test_a_unit_is_hardened_and_its_command_knows_every_option(unit):
     assert options
     assert all(option in help_ for option in options)
     assert f"--state %S/{found['StateDirectory']}" in found["ExecStart"], "nothing else may be written to"
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_a_unit_s_command_starts_as_it_is_written(unit, tmp_path, monkeypatch):
+    _, *arguments = shlex.split(settings(unit)["ExecStart"].replace("%S", str(tmp_path / "state")))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    for name, text in FILES[unit.stem].items():
+        assert name in unit.read_text().partition("[Unit]")[0], "the header names what is needed"
+        Path(name).write_text(text)
+    effective = said(*arguments, "--check")
+    for line in SHOWN[unit.stem]:
+        assert line.format(tmp_path / "state") in effective
 
 
 @pytest.mark.skipif(ANALYZE is None, reason="systemd-analyze is not installed here; it is where the units are used")

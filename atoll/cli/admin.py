@@ -26,6 +26,7 @@ from atoll.server.statedir import is_held, running_coordinator
 STARTING_S = 30.0
 """In which a coordinator that is being started has its state directory."""
 
+
 class NoAnswer(CommandError):
     """Nobody answers at the coordinator's address."""
 

@@ -33,7 +33,9 @@ Known = Annotated[
     list[str],
     typer.Option("--checkpoint", metavar="SEQ:DIGEST", help="A checkpoint that must be in the log; repeatable."),
 ]
-Last = Annotated[int, typer.Option("--last", metavar="N", min=1, help="How many of the newest events.")]
+Last = Annotated[
+    int, typer.Option("--last", metavar="N", callback=options.between(1), help="How many of the newest events.")
+]
 ActionIs = Annotated[
     str, typer.Option("--action", metavar="A", help="Only of this action: `run.stop`, or all of `run`.")
 ]
@@ -103,7 +105,10 @@ def export(
     """Copy the log as it is, JSON lines with times in RFC 3339, or the part of a period; `verify` reads it, too."""
     from atoll.server.audit.reading import between
 
-    lines = between(_source(files, None, state), _instant("--since", since), _instant("--until", until))
+    begin, end = _instant("--since", since), _instant("--until", until)
+    if begin and end and end <= begin:
+        raise CommandError(f"--until {until} is not after --since {since}: nothing lies between them")
+    lines = between(_source(files, None, state), begin, end)
     if out is None:
         for line in lines:
             sys.stdout.buffer.write(line)
@@ -162,18 +167,23 @@ def _say_verdict(found: "Verifier") -> None:
     if found.num_faults > len(found.faults):
         say(f"... and {found.num_faults - len(found.faults)} more")
     what = _summary(found)
-    say(f"{what['events']} events and {what['checkpoints']} checkpoints, lines {what['first']} to {what['last']}")
+    which = "" if found.first is None else f", lines {what['first']} to {what['last']}"
+    say(f"{what['events']} events and {what['checkpoints']} checkpoints{which}")
     if what["first"]:
         say(f"the log goes back to line 0, these files to line {what['first']} only")
     if what["checkpoint"]:
         say(f"last checkpoint {what['checkpoint']} of {what['checkpoint_time']}, signed by {what['key']}")
     if what["unsigned"]:
         say(f"{what['unsigned']} events at the end are signed by no checkpoint yet")
-    say(
-        f"FAULTY: {found.num_faults} faults"
-        if found.num_faults
-        else "sound: nothing is changed, missing or out of order"
-    )
+    say(f"FAULTY: {found.num_faults} faults" if found.num_faults else _soundness(what["first"]))
+
+
+def _soundness(first: int) -> str:
+    """That there is no fault, as far as was looked."""
+    nothing = "nothing is changed, missing or out of order"
+    if first == 0:
+        return f"sound: {nothing}"
+    return f"sound from line {first} on: {nothing} there; what came before was not looked at"
 
 
 def _event(line: "Line") -> dict[str, Any]:

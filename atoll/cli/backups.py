@@ -65,6 +65,7 @@ def restore(source: Source, state: To, json: options.Json = False) -> None:
     note("what came later is forgotten, revocations too: say again `atoll client revoke` for whoever was revoked since")
     if not made.has_keys:
         note("the backup holds no keys: put identity/ in place, or every client must enrol again")
+        note(f"put audit/key.pem in place, too, or move {state}/audit away, and a new log begins (docs/operations.md)")
 
 
 def _said(made: "Backup") -> dict[str, Any]:

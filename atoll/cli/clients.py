@@ -67,7 +67,10 @@ def _summary(client_id: "ClientId", member: "Member") -> dict[str, Any]:
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The site's name; for an aggregator the number of its rank.")]
 AsRole = Annotated[Role, typer.Option("--role", help="What the name is to be.", show_choices=False)]
 Hours = Annotated[
-    float, typer.Option("--hours", metavar="H", help="How long the code can be used.", min=0.001, max=720)
+    float,
+    typer.Option(
+        "--hours", metavar="H", help="How long the code can be used, at most 720.", callback=options.between(0.001, 720)
+    ),
 ]
 
 

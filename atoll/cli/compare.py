@@ -67,6 +67,7 @@ def compare(
 
     central = [one for one in overrides if one.startswith(("train.", "plan."))]
     file, task = _asked(what, rounds, clients, [one for one in overrides if one not in central])
+    _check_metric(metric, file, task)
     folder = out or Path(f"atoll-compare-{file.name}")
     local = [f"local.{key}={_text(value)}" for key, value in file.local.items()]
     request = _request(file, folder, [*local, *central], epochs or 1)
@@ -101,6 +102,20 @@ def _asked(what: str, rounds: int | None, clients: int | None, overrides: list[s
     return file, task
 
 
+def _check_metric(metric: str | None, file: "SimulationFile", task: "Task") -> None:
+    """Insist that both sides can measure it, as far as the settings tell: before they train, not after it."""
+    who = ["server"] * (task.test_data is not None and file.evaluation.server_every > 0)
+    who += ["clients"] * (file.evaluation.clients_every > 0)
+    known = [f"{group}/{name}" for group in who for name in ("loss", *task.metrics)]
+    if not known:
+        raise CommandError(
+            "nothing is measured to compare by: give the task a test_data and leave evaluation.server_every, or set "
+            "evaluation.clients_every"
+        )
+    if metric is not None and metric not in known:
+        raise CommandError(f"--metric: got {metric!r}; allowed: {', '.join(known)}")
+
+
 def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -125,6 +140,7 @@ def _request(file: "SimulationFile", folder: Path, overrides: list[str], epochs:
 
 
 def _simulate(file: "SimulationFile", task: "Task", folder: Path) -> "RunReport":
+    from atoll.cli.experiments.failing import failing_plainly
     from atoll.cli.experiments.progress import RoundProgress
     from atoll.cli.simulate import INTERRUPTED, with_signals
     from atoll.simulations.experiments.report import read_run
@@ -132,6 +148,7 @@ def _simulate(file: "SimulationFile", task: "Task", folder: Path) -> "RunReport"
 
     note("federated")
     with (
+        failing_plainly(),
         RoundProgress(sys.stderr, note, rounds=file.rounds) as progress,
         opened(file, task, folder, on_round=progress.round, is_fresh=False) as federation,
         with_signals(federation),

@@ -100,6 +100,7 @@ def _check_task(file: "RunFile") -> None:
         CommandError, ConfigError: with what is wrong.
     """
     from atoll.cli.files import load_user_task
+    from atoll.parallel.overrides import OverridesRefused
     from atoll.parallel.task import Task
 
     task = load_user_task(file.task)
@@ -108,8 +109,8 @@ def _check_task(file: "RunFile") -> None:
     if isinstance(task, Task):
         try:
             task.local.with_overrides(file.local)
-        except ValueError as error:
-            raise CommandError(*str(error).split("; ")) from error
+        except OverridesRefused as error:
+            raise CommandError(*error.faults) from error
 
 
 def _host(file: "HostFile | RunFile", *, again: bool, stay: bool) -> int:

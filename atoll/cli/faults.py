@@ -1,52 +1,81 @@
 """The operator's mistakes: all of them, one line each, without a traceback, exit code 2."""
 
+import os
+import re
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-EXIT_OPERATOR, EXIT_BUG = 2, 70
+EXIT_FAILED, EXIT_OPERATOR, EXIT_BUG, EXIT_PIPE = 1, 2, 70, 141
+"""The last one is what a shell says of a program that SIGPIPE has ended."""
 
 
 class CommandError(Exception):
     """What was asked for cannot be done; each line says what was found and what is possible."""
+
+    code = EXIT_OPERATOR
 
     def __init__(self, *faults: str) -> None:
         super().__init__("\n".join(faults))
         self.faults = faults
 
 
+class RunFailed(CommandError):
+    """A run has failed: its task's own code has, or a process of it was killed."""
+
+    code = EXIT_FAILED
+
+
+_FRAME = re.compile(r'  File "(.+)", line (\d+)')
+_OF_OTHERS = "/site-packages/"
+
+
 def without_frames(message: str) -> list[str]:
-    """The faults in a message; of a traceback of the task's own code only its end, for its log has the rest."""
+    """The faults in a message; of a traceback of the task's own code its end, and where it left that code."""
     lines = message.splitlines()
-    if any(line.startswith(" ") for line in lines):
-        return [f"the task cannot be used: {lines[-1]} (more in the worker.log of the run)"]
-    return lines
+    if not any(line.startswith(" ") for line in lines):
+        return lines
+    frames = _FRAME.findall(message)
+    places = [f" ({path}, line {number})" for path, number in frames if _OF_OTHERS not in path]
+    return [f"the task cannot be used: {lines[-1]}{places[-1] if places else ''}"]
 
 
 class Commands(TyperGroup):
-    """A group of commands that ends with exit code 2 when the operator, or the disk, is at fault."""
+    """A group of commands that ends with exit code 2 when the operator, or the disk, is at fault; 1: a run failed."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         try:
             return super().invoke(ctx)
+        except BrokenPipeError as error:
+            _discard_output()
+            raise typer.Exit(EXIT_PIPE) from error
         except (CommandError, ValueError, OSError) as error:
             if (faults := _faults_of(error)) is None:
                 raise
             for fault in faults:
                 typer.echo(f"atoll: {fault}", err=True)
-            raise typer.Exit(EXIT_OPERATOR) from error
+            raise typer.Exit(error.code if isinstance(error, CommandError) else EXIT_OPERATOR) from error
+
+
+def _discard_output() -> None:
+    """Whoever closed the pipe has seen enough; what Python still flushes at its end must not fail once more."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _faults_of(error: Exception) -> Sequence[str] | None:
     """None when the error is no operator's: a mistake of ours, which keeps its traceback."""
+    from atoll.parallel.data.public.folder import BadData
     from atoll.parallel.errors import TaskNotFound
     from atoll.protocol.settings import ConfigError
 
     if isinstance(error, CommandError | ConfigError):
         return error.faults
-    if isinstance(error, OSError | TaskNotFound):
+    if isinstance(error, OSError | TaskNotFound | BadData):
         return str(error).splitlines()
     return None

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 File = TypeVar("File", bound=RunFile)
 
+_OF_THE_HOST = (
+    "belongs to the coordinator, which runs already: give it to `atoll coordinator`; --state says which one is meant"
+)
+
 
 def is_toml(what: str) -> bool:
     """Whether the argument names a TOML file rather than a task."""
@@ -53,6 +57,17 @@ def load_host(what: str | None, overrides: Sequence[str] = ()) -> HostFile | Run
     if is_toml(what) and _has_only_the_host(Path(what)):
         return load(HostFile, Path(what), overrides)
     return load_run(what, overrides)
+
+
+def refuse_settings_of_the_host(overrides: Sequence[str]) -> None:
+    """What starts a run on a coordinator that is there already cannot give it other settings.
+
+    Raises:
+        ConfigError: overrides of the coordinator's table; a TOML may have it, for it serves both commands.
+    """
+    keys = [override.partition("=")[0].strip() for override in overrides]
+    if faults := [f"--set: {key}: {_OF_THE_HOST}" for key in keys if key.partition(".")[0].strip() == "coordinator"]:
+        raise ConfigError(faults)
 
 
 def state_of(file: RunFile, what: str, state: Path | None) -> Path:

@@ -1,5 +1,7 @@
 """The options that several commands share."""
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -27,5 +29,19 @@ Insecure = Annotated[
     bool | None,
     typer.Option("--insecure", help="Prove nothing and encrypt nothing; on this machine only.", show_default=False),
 ]
+
+
+def between(least: float, most: float = math.inf) -> Callable[[float], float]:
+    """An option's check that names the value that was given, which typer's own `min` and `max` do not."""
+    allowed = f"at least {least:g}" + (f", at most {most:g}" if most < math.inf else "")
+
+    def check(value: float) -> float:
+        if not least <= value <= most:
+            raise typer.BadParameter(f"got {value:g}; allowed: {allowed}")
+        return value
+
+    return check
+
+
 Run = Annotated[str, typer.Option("--run", metavar="RUN", help="Id or name of the run; by default the newest one.")]
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run, such as digits-1.")]

@@ -85,8 +85,19 @@ def simulate(
     if faults is not None:
         from atoll.simulations.histories.command import judge_histories
 
-        if what is not None:
-            raise CommandError(f"--faults tries the machines without a task: leave out {what}")
+        beside = {
+            what or "": what is not None,
+            "--rounds": rounds is not None,
+            "--clients": clients is not None,
+            "--engine": engine is not None,
+            "--out": out is not None,
+            "--set": bool(overrides),
+            "--fresh": fresh,
+            "--tensorboard": tensorboard,
+            "--check": check,
+        }
+        if named := [name for name, is_given in beside.items() if is_given]:
+            raise CommandError(f"--faults tries the machines without a task: leave out {', '.join(named)}")
         raise typer.Exit(judge_histories(faults, seeds=seeds, seed=seed, jobs=jobs, as_json=json))
     if what is None:
         raise CommandError("name a task or a run's TOML, or --faults PRESET")
@@ -112,22 +123,27 @@ class Request:
 
 
 def _simulate(what: str, overrides: list[str], asked: Request) -> None:
+    from atoll.cli.experiments.failing import failing_plainly
     from atoll.cli.experiments.progress import RoundProgress
     from atoll.cli.files import load_user_task
     from atoll.parallel.trainer.logs import to_all
     from atoll.protocol.settings import effective
+    from atoll.simulations.experiments.lifeline import end_with_the_sweep
     from atoll.simulations.federation.run import opened
     from atoll.simulations.federation.setting import setting_of
 
+    end_with_the_sweep()
     file = simulated(what, overrides, rounds=asked.rounds, clients=asked.clients, engine=asked.engine)
     task = load_user_task(file.task)
     if asked.check:
-        setting_of(file, task)
+        with failing_plainly():
+            setting_of(file, task)
         say(effective(file).rstrip("\n"))
         return
     folder = asked.out or Path(f"atoll-sim-{file.name}")
     logs = [_tensorboard(folder / "tensorboard")] if asked.tensorboard else []
     with (
+        failing_plainly(),
         RoundProgress(sys.stderr, note, rounds=file.rounds) as progress,
         opened(
             file, task, folder, on_round=to_all(progress.round, *logs), is_fresh=asked.fresh, tell=note

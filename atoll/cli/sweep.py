@@ -3,7 +3,8 @@
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from atoll.simulations.experiments.table import Row
 
 What = Annotated[
-    Path, typer.Argument(metavar="GRID", help="A run's TOML with a table [grid]; docs/experiments.md has an example.")
+    Path, typer.Argument(metavar="GRID", help="A run's TOML with a table \\[grid]; docs/experiments.md has an example.")
 ]
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Where the cells are; by default atoll-sweep-NAME.")
@@ -35,7 +36,9 @@ Columns = Annotated[
     str | None, typer.Option("--columns", metavar="A,B", help="Of the table; by default sweep.columns.")
 ]
 Show = Annotated[bool, typer.Option("--show", help="Run nothing: show what there is.")]
-Check = Annotated[bool, typer.Option("--check", help="Run nothing: list the cells.")]
+Check = Annotated[
+    bool, typer.Option("--check", help="Run nothing: check every cell as `atoll simulate --check` does, and list them.")
+]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")]
 Plot = Annotated[bool, typer.Option("--plot/--no-plot", help="Whether to draw PNG files into DIR/plots.")]
 
@@ -70,6 +73,7 @@ def sweep(
     if not show:
         check_cells(grid)
     if check:
+        _try_cells(grid)
         _say_cells(grid, json)
         return
     progress = Progress() if show else _run(grid, folder, jobs or grid.sweep.jobs)
@@ -131,6 +135,33 @@ def _found(grid: "Grid", folder: Path, states: "Mapping[str, State]") -> "Iterat
             yield cell, read_run(place, cell.name), state
         except NoReport:
             yield cell, None, state
+
+
+def _try_cells(grid: "Grid") -> None:
+    """As `atoll simulate --check` does with each of them, from the grid's folder.
+
+    Raises:
+        ConfigError: with all faults of all cells.
+    """
+    from atoll.cli.experiments.failing import failing_plainly
+    from atoll.cli.files import load_user_task
+    from atoll.cli.simulate import simulated
+    from atoll.protocol.settings import ConfigError
+    from atoll.simulations.experiments.sweep import check_cells, overrides
+    from atoll.simulations.federation.setting import setting_of
+
+    load = cache(load_user_task)
+
+    def check(cell: "Cell") -> None:
+        try:
+            file = simulated(cell.task, overrides(cell), rounds=None, clients=None)
+            with failing_plainly():
+                setting_of(file, load(file.task))
+        except CommandError as error:
+            raise ConfigError(error.faults) from error
+
+    with chdir(grid.folder):
+        check_cells(grid, check)
 
 
 def _say_cells(grid: "Grid", json: bool) -> None:

@@ -58,8 +58,25 @@ class Adversary:
         """The task with the malicious clients' training data poisoned; the same task where data is not attacked."""
         if self.config.kind not in DATA or not self.malicious:
             return task
-        labels = self.config.num_labels or num_labels(task, self.malicious) if self.config.kind == "label_flip" else 0
+        labels = self._num_labels(task) if self.config.kind == "label_flip" else 0
+        self._check_target(task)
         return replace(task, data=_Data(task, self, labels))
+
+    def _num_labels(self, task: Task) -> int:
+        """As many as the settings say, or as there are; raises ConfigError where there are more than they say."""
+        there, said = num_labels(task, self.malicious), self.config.num_labels
+        if said is not None and said < there:
+            why = f"for there is a label {there - 1}"
+            raise ConfigError([f"attack.num_labels: got {said}; allowed: integer >= {there}, {why}"])
+        return said or there
+
+    def _check_target(self, task: Task) -> None:
+        """Raises ConfigError when nobody has the label that a trigger is to cause: a loss may not know it."""
+        target = self.config.target
+        if not target or target < num_labels(task, self.malicious, attack="backdoor"):
+            return
+        if target >= (there := num_labels(task, task.sites, attack="backdoor")):
+            raise ConfigError([f"attack.target: got {target}; allowed: a label of the data, 0 to {there - 1}"])
 
     def updates(
         self, round_id: int, honest: Mapping[str, Arrays], version: Arrays, previous: Arrays | None = None
@@ -190,19 +207,24 @@ class _Data:
         return poisoned(data, stamp(config), chosen)
 
 
-def num_labels(task: Task, malicious: Iterable[str]) -> int:
+def num_labels(task: Task, sites: Iterable[str], *, attack: str = "label_flip") -> int:
     """One more than the largest label in the training data of these clients and in the server's test data.
+
+    Args:
+        task: whose data is read.
+        sites: the clients.
+        attack: which needs labels.
 
     Raises:
         ConfigError: the targets are no labels.
     """
     from atoll.simulations.attacks.poison import check_labels, everything
 
-    held = [task.data(site, "train") for site in sorted(malicious)]
+    held = [task.data(site, "train") for site in sorted(sites)]
     largest = 0
     for data in [*held, task.test_data() if task.test_data else None]:
         if data is not None and len(data):
             targets = everything(data)[1]
-            check_labels(targets, "label_flip")
+            check_labels(targets, attack)
             largest = max(largest, int(targets.max()))
     return largest + 1

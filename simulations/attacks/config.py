@@ -64,7 +64,7 @@ class AttackConfig(BaseModel):
     "own" for "alie" and "all" for "ipm", as in their papers."""
 
     target: Annotated[int, Field(ge=0)] | None = None
-    """Of "backdoor": the label that the trigger is to cause; absent: 0."""
+    """Of "backdoor": the label that the trigger is to cause, one that somebody has; absent: 0."""
 
     trigger_size: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     """Of "backdoor": places on each side of the patch in the last corner of an image, or at the end of a flat input;

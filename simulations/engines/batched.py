@@ -4,11 +4,12 @@ A few clients are trained both ways at the start. So what cannot be batched (an 
 see each other, randomness in the forward) is found there, with its reason.
 """
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import cycle
+from itertools import count, cycle, islice
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from atoll.parallel.task import Task
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
 from atoll.simulations.engines.examples import Examples
 from atoll.simulations.engines.flow import flow_bytes
-from atoll.simulations.engines.loop import Loop, report_of, requested_steps
+from atoll.simulations.engines.loop import Loop, orders, report_of, requested_steps, seed_everything
 from atoll.simulations.engines.measures import Losses, Measured, metrics_of
 from atoll.simulations.engines.nets import Net
 from atoll.simulations.engines.one_process import OneProcess, on_device, threads_of_torch
@@ -33,6 +34,8 @@ from atoll.simulations.engines.rows import Columns, Rows
 from atoll.simulations.engines.schedule import Schedule
 from atoll.simulations.engines.stack import CannotBatch
 from atoll.simulations.engines.stacked_layers import obstacles_to_batching
+
+logger = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
@@ -50,8 +53,14 @@ AGREE = 1e-3
 
 KINDS = ("by hand", "stacked", "mapped")
 
-TRIED = 3
-"""Clients that are trained both ways."""
+TRIED = 4
+"""Clients that are trained both ways, in one product."""
+
+TRIES = 3
+"""Of so many clients each, until one of them has an update to compare."""
+
+PADDED = 3
+"""A product may be so many times as large as what its clients' batches hold."""
 
 
 class BatchTrainer:
@@ -103,19 +112,31 @@ class BatchTrainer:
         for job in jobs:
             with naming(job.client_id):
                 found.append(self._loop.examples(job.client_id))
-        kinds = [_kind_of(examples) for examples in found]
-        together = [index for index, kind in enumerate(kinds) if kind and kind == next(filter(None, kinds))]
+        together = _of_one_kind(found)
         together.sort(key=lambda index: -self._num_steps(jobs[index], found[index]))
         for first in range(0, len(together), self.at_once):
-            chosen = together[first : first + self.at_once]
-            names = ", ".join(jobs[index].client_id for index in chosen)
-            with naming(names), suppress(CannotBatch):  # what only some clients' examples bring about
-                results |= self._product(chosen, jobs, found, rows)
+            for chosen in self._parts(together[first : first + self.at_once], found):
+                try:
+                    results |= self._product(chosen, jobs, found, rows)
+                except CannotBatch:  # what only some clients' examples bring about
+                    continue
+                except Exception as error:  # its clients are trained one by one, and whose fault it is comes out
+                    logger.warning("%d clients are trained one by one: %s", len(chosen), _last_line(error))
         for index, job in enumerate(jobs):
             if index not in results:
                 with naming(job.client_id):
                     results[index] = self._loop.one(job, rows, index)
             yield results[index]
+
+    def _parts(self, chosen: Sequence[int], found: Sequence[Examples]) -> Iterator[Sequence[int]]:
+        """Clients for one product; where a few have far wider batches than the others, for one after the other."""
+        widths = {index: self._width(found[index]) for index in chosen}
+        widest = max(widths.values())
+        if widest * len(chosen) <= PADDED * sum(widths.values()):
+            yield chosen
+            return
+        yield [index for index in chosen if 2 * widths[index] > widest]
+        yield from self._parts([index for index in chosen if 2 * widths[index] <= widest], found)
 
     def _product(
         self, chosen: Sequence[int], jobs: Sequence[Job], found: Sequence[Examples], rows: Rows
@@ -127,7 +148,7 @@ class BatchTrainer:
         owns = [self._loop.exchange.own_of(jobs[index]) for index in members]
         start = self._starts([kept for kept, _ in owns])
         corrections = self._corrections([control for _, control in owns])
-        self._net.stack.begin(torch.from_numpy(start).to(self._training.device), corrections)
+        self._net.begin(torch.from_numpy(start).to(self._training.device), corrections)
         statistics = self._run(schedule, tensors, len(chosen))
         blocks = self._net.stack.blocks
         trained = [blocks[name][: len(chosen)].cpu().numpy() for name, _, _ in self._places]
@@ -239,6 +260,10 @@ class BatchTrainer:
         requested = requested_steps(self._local, -(-examples.count // (self._local.batch_size or examples.count)))
         return min(requested, job.steps or requested)
 
+    def _width(self, examples: Examples) -> int:
+        """Of a client's first batch."""
+        return min(examples.count, self._local.batch_size or examples.count)
+
     def _layout(self) -> None:
         """Which tensors train: the columns of the stack, in the order of an update's."""
         model = build_model(self._task)
@@ -282,22 +307,47 @@ class BatchTrainer:
         raise CannotBatch("; ".join(reasons))
 
     def _probe(self) -> None:
-        """Train the first few clients both ways, with batches of different lengths.
+        """Train the first few clients both ways; where all of them fail both ways, the next few.
 
         Raises:
-            CannotBatch: the updates differ.
+            CannotBatch: the results differ, or there is none to compare.
         """
-        sites = [site for _, site in zip(range(min(TRIED, self.at_once)), cycle(self._task.sites), strict=False)]
-        jobs = [Job(site, seed=number) for number, site in enumerate(sites)]
-        found = [_cut(self._loop.examples(site), self._local.batch_size, less) for less, site in enumerate(sites)]
-        if not found or any(examples.tensors is None for examples in found):
-            raise CannotBatch("the task names no sites with examples in tensors to try it with")
         request = {"local": dict(self._training.overrides), "algorithm": self._training.algorithm}
         self.begin(ModelBench(self._task, request).initial(0))
+        sites = cycle(self._task.sites)
+        if not any(self._agrees_on(list(islice(sites, min(TRIED, self.at_once)))) for _ in range(TRIES)):
+            raise CannotBatch("every client that was tried leaves the finite numbers: there is nothing to compare")
+
+    def _agrees_on(self, sites: Sequence[str]) -> bool:
+        """Whether the results of these clients are the same; not, where there is none to compare.
+
+        Raises:
+            CannotBatch: they differ.
+        """
+        every = [self._loop.examples(site) for site in sites]
+        chosen = sorted(_of_one_kind(every), key=lambda index: -every[index].count)
+        if not chosen:
+            raise CannotBatch("the task names no sites with examples in tensors to try it with")
+        found = [_telling(every[index], self._local.batch_size, number) for number, index in enumerate(chosen)]
+        seeds = [self._telling_seed(examples, number) for number, examples in enumerate(found)]
+        jobs = [Job(sites[index], seed) for index, seed in zip(chosen, seeds, strict=True)]
         rows, alone = Rows(self.form, len(jobs)), Rows(self.form, len(jobs))
         results = self._product(range(len(jobs)), jobs, found, rows)
+        compared = []
         for index, (job, examples) in enumerate(zip(jobs, found, strict=True)):
-            _compare(results[index], self._loop.one(job, alone, index, examples))
+            theirs = self._loop.one(job, alone, index, examples)
+            kept = self._loop.exchange.own_of(job)[0]
+            compared.append(_compare(results[index], theirs, self._resting, kept))
+        return any(compared[1:] or compared)  # the first one's batches are full, and so tell less
+
+    def _telling_seed(self, examples: Examples, number: int) -> int:
+        """One with which the first example is in the first batch, so that it only fills the second one up."""
+        generator = torch.Generator() if self._local.shuffle else None
+        for seed in count(number, TRIED):
+            seed_everything(seed)
+            if 0 in next(orders(examples.count, 1, generator))[: self._width(examples)]:
+                break
+        return seed
 
 
 class Batched(OneProcess):
@@ -319,23 +369,65 @@ class Batched(OneProcess):
         self.at_once, self.kind = trainer.at_once, trainer.kind
 
 
-def _cut(examples: Examples, batch_size: int | None, less: int) -> Examples:
-    """At most two batches of a client's examples, the last of which is short by so many."""
-    count = max(1, min(examples.count, 2 * (batch_size or examples.count)) - less)
-    return replace(examples, count=count, chosen=examples.rows(torch.arange(count)))
+def _telling(examples: Examples, batch_size: int | None, number: int) -> Examples:
+    """A few of a client's examples, by which it shows when they see each other, or those of other clients.
+
+    Two batches of the first client, one and a few examples more of the others: their second ones are filled up. Floats
+    are of other sizes for each client, and the largest in its first example, which is what they are filled up with.
+    """
+    size = batch_size or examples.count
+    most = examples.count if examples.count > size else max(1, examples.count - number)
+    taken = min(most, size + number if number else 2 * size)
+    inputs, *others = _taken(replace(examples, chosen=examples.rows(torch.arange(taken)))).tensors or ()
+    if inputs.is_floating_point():
+        scales = inputs.new_full((taken, *(1 for _ in inputs.shape[1:])), 0.8 * 0.6**number)
+        scales[0] = 0.6**number
+        inputs = inputs * scales
+    return replace(examples, count=taken, tensors=(inputs, *others), chosen=None)
 
 
-def _compare(ours: Trained | Failed, theirs: Trained | Failed) -> None:
-    if isinstance(ours, Failed) or isinstance(theirs, Failed) or ours.row is None or theirs.row is None:
-        return
-    distance, length = np.linalg.norm(ours.row - theirs.row), np.linalg.norm(theirs.row)
+def _compare(ours: Trained | Failed, theirs: Trained | Failed, resting: Sequence[str], kept: Arrays) -> bool:
+    """Whether there is something to compare.
+
+    Args:
+        ours: of the product.
+        theirs: of the same client alone.
+        resting: what no optimizer moves.
+        kept: the layers of its own that the client began with.
+
+    Raises:
+        CannotBatch: it differs.
+    """
+    if isinstance(ours, Failed) and isinstance(theirs, Failed):
+        return False
+    if isinstance(ours, Failed) or isinstance(theirs, Failed):
+        way = "in the product" if isinstance(ours, Failed) else "alone"
+        raise CannotBatch(f"{ours.client_id} leaves the finite numbers {way} only")
+    for name in resting:
+        if not np.array_equal(ours.update[name], theirs.update[name]):
+            raise CannotBatch(f"{name} changes while a client trains, and no optimizer moves it")
+    moved, expected = _moved(ours, kept), _moved(theirs, kept)
+    distance, length = np.linalg.norm(moved - expected), np.linalg.norm(expected)
     if not distance <= AGREE * length:
         raise CannotBatch(f"the update of {ours.client_id} is {distance / length:.1e} off, relative to its length")
+    return True
 
 
-def _kind_of(examples: Examples) -> object:
-    """Clients of one kind can lie in one tensor."""
-    return examples.tensors and [(tensor.shape[1:], tensor.dtype) for tensor in examples.tensors]
+def _moved(result: Trained, kept: Arrays) -> Array:
+    """All floats of a result: what it sends, and what has changed of what stays."""
+    floats = [array for array in result.update.values() if array.dtype == np.float32]
+    floats += [array - kept.get(name, 0) for name, array in result.own.items()]
+    return np.concatenate([array.ravel() for array in floats], dtype=np.float64)  # whose squares stay finite
+
+
+def _last_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
+def _of_one_kind(found: Sequence[Examples]) -> list[int]:
+    """Which clients' examples can lie in one tensor: those like the first that has tensors."""
+    kinds = [examples.tensors and [(t.shape[1:], t.dtype) for t in examples.tensors] for examples in found]
+    return [index for index, kind in enumerate(kinds) if kind and kind == next(filter(None, kinds))]
 
 
 def _beside(found: Sequence[Examples]) -> tuple[list[Examples], tuple[torch.Tensor, ...], list[int]]:

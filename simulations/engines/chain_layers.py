@@ -68,10 +68,10 @@ class Convolution(Weights):
     """nn.Conv2d with zeros around: (n, m C, H, W) -> (n, m C', H', W')"""
 
     def __init__(self, stack: Stack, name: str, module: nn.Conv2d) -> None:
-        if module.padding_mode != "zeros" or isinstance(module.padding, str):
-            raise CannotBatch(f"{name} pads by {module.padding_mode}, {module.padding}")
+        if module.padding_mode != "zeros":
+            raise CannotBatch(f"{name} pads by {module.padding_mode}")
         super().__init__(stack, name, module)
-        self._form = list(module.stride), list(module.padding), list(module.dilation), False, [0, 0]
+        self._form = list(module.stride), _padding(name, module), list(module.dilation), False, [0, 0]
         self._groups = module.groups
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -93,6 +93,18 @@ class Convolution(Weights):
         if self.bias is not None:
             self.stack.put(self.bias, of_bias.view_as(self.stack.weights[self.bias]))
         return delta if is_last else before
+
+
+def _padding(name: str, module: nn.Conv2d) -> list[int]:
+    """Zeros at each side; those of "same" are d (k - 1) of a kernel k with dilation d, shared by two sides."""
+    if not isinstance(module.padding, str):
+        return list(module.padding)
+    if module.padding == "valid":
+        return [0 for _ in module.kernel_size]
+    both = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+    if any(zeros % 2 for zeros in both):
+        raise CannotBatch(f"{name} pads one side more than the other")
+    return [zeros // 2 for zeros in both]
 
 
 class Rectifier:

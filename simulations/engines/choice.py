@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 from atoll.parallel.arrays import Arrays
 from atoll.simulations.engines.batched import Batched
-from atoll.simulations.engines.engine import Engine, Failed, Job, Training
+from atoll.simulations.engines.engine import ClientFailed, Engine, Failed, Job, Training
 from atoll.simulations.engines.over_ray import OverRay
-from atoll.simulations.engines.processes import Processes
+from atoll.simulations.engines.processes import Processes, WorkerDied
 from atoll.simulations.engines.sequential import Sequential
 from atoll.simulations.engines.stack import CannotBatch
 
@@ -148,11 +148,11 @@ def _measured(
             engines += _products(training, numbers, threads)
         except CannotBatch as error:
             reasons = (_reason(error),)
+        reasons += _leave_out(engines, version, jobs, clock)
         best = dict.fromkeys(engines, 0.0)
-        for number in range(1 + PASSES):
+        for _ in range(PASSES):
             for engine in engines:
-                speed = _speed(engine, version, jobs, clock)
-                best[engine] = max(best[engine], speed if number else 0.0)  # the first pass starts workers
+                best[engine] = max(best[engine], _speed(engine, version, jobs, clock))
     except BaseException:
         _close(engines)
         raise
@@ -172,6 +172,23 @@ def _products(training: Training, numbers: Sequence[int], threads: int) -> list[
     if tried.at_once == 1 and tried.kind != "by hand":
         raise CannotBatch("the weights of one client fill the cache")
     return [_batched(training, number, threads) for number in numbers]
+
+
+def _leave_out(
+    engines: list[Engine], version: Arrays, jobs: Sequence[Job], clock: Callable[[], float]
+) -> tuple[str, ...]:
+    """A first pass, which starts workers; the engines that fail where the first one does not go, with their reasons."""
+    reasons = []
+    for engine in list(engines):
+        try:
+            _speed(engine, version, jobs, clock)
+        except (ClientFailed, WorkerDied) as error:
+            if engine is engines[0]:
+                raise
+            engine.close()
+            engines.remove(engine)
+            reasons.append(f"not {engine.name}: {str(error).strip().splitlines()[-1]}")
+    return tuple(reasons)
 
 
 def _close(engines: Sequence[Engine]) -> None:

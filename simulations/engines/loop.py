@@ -153,7 +153,7 @@ def with_loss(statistics: Statistics, losses: list[tuple[torch.Tensor, int]]) ->
     """The statistics with the sum of mean loss x examples, in the order of the steps; by name."""
     total, seen = 0.0, 0.0
     for value, size in zip(
-        torch.stack([loss for loss, _ in losses]).tolist(), (size for _, size in losses), strict=True
+        torch.stack([loss for loss, _ in losses]).flatten().tolist(), (size for _, size in losses), strict=True
     ):
         total, seen = total + value * size, seen + size
     return dict(sorted((statistics | {"loss": (total, seen)}).items()))

@@ -42,9 +42,9 @@ class Losses:
             each = nn.functional.cross_entropy(outputs, targets, reduction="none").view(len(sizes), -1)
             return (each * weights(sizes, each)).sum(1)
         (found,) = self._each(outputs, targets, sizes)
-        if found.dim() != 1:
+        if found.numel() != len(sizes):
             raise CannotBatch(f"the loss must be a single number, got {tuple(found.shape[1:])}")
-        return found
+        return found.flatten()
 
 
 class Each:

@@ -6,6 +6,7 @@ mapped    torch.func over the model as it is
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from atoll.parallel.parameters import state_of
 from atoll.simulations.engines.chain import Chain
 from atoll.simulations.engines.measures import Losses, Sizes
 from atoll.simulations.engines.stack import CannotBatch, Place, Stack
-from atoll.simulations.engines.stacked_layers import Shared, swap
+from atoll.simulations.engines.stacked_layers import Shared, keep_in_range, swap
 
 
 class Net:
@@ -51,8 +52,11 @@ class Net:
         self.stack = Stack(local, places, count, device)
         self._shared = Shared(self.stack)
         self._names = [name for name, _, _ in places]
+        self._places = _places_of(model, self._names)
         self._by_hand = _by_hand(model, losses, self.stack) if kind == "by hand" else None
         self._model = swap(model, self._shared) if kind == "stacked" else model
+        if kind == "mapped":
+            keep_in_range(model)
 
     def load(self, version: Arrays) -> None:
         """Take what is not trained: buffers, frozen layers."""
@@ -61,6 +65,11 @@ class Net:
             for name, tensor in state_of(self._model).items():
                 if name in version and name not in trained:
                     tensor.copy_(torch.tensor(version[name]))
+
+    def begin(self, start: torch.Tensor, corrections: torch.Tensor | None) -> None:
+        """New clients, as `Stack.begin`; what is left of a step that failed is forgotten."""
+        self._shared.leaves.clear()
+        self.stack.begin(start, corrections)
 
     def advance(self, inputs: torch.Tensor, targets: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
         """One step of m clients, whose n examples each lie beside each other.
@@ -91,14 +100,29 @@ class Net:
 
     def _mapped(self, inputs: torch.Tensor) -> torch.Tensor:
         """Only the forward is mapped: its backward is then autograd's own over products of m matrices."""
-        leaves = {name: self._shared.leaf(name) for name in self._names}
+        leaves = {place: self._shared.leaf(name) for place, name in self._places.items()}
         each = inputs.unflatten(0, (self.stack.clients, -1))  # type: ignore[no-untyped-call]
         with sdpa_kernel(SDPBackend.MATH):  # the others have no rule for batches of batches
-            outputs = vmap(lambda weights, x: functional_call(self._model, weights, (x,)))(leaves, each)
+            outputs = vmap(self._alone)(leaves, each)
         return outputs.flatten(0, 1) if isinstance(outputs, torch.Tensor) else outputs
+
+    def _alone(self, weights: dict[str, torch.Tensor], x: torch.Tensor) -> Any:
+        """The model of one client; `_places` has the ties, as torch's own fail on a module of two names."""
+        return functional_call(self._model, weights, (x,), tie_weights=False)
 
 
 def _by_hand(model: nn.Module, losses: Losses, stack: Stack) -> Chain:
     if not losses.is_plain:
         raise CannotBatch("the loss is not the plain cross entropy")
     return Chain(model, stack)
+
+
+def _places_of(model: nn.Module, names: Sequence[str]) -> dict[str, str]:
+    """Where trained parameters stand -> their names: tied ones in every module, one of a module of two names once."""
+    owners = {id(parameter): name for name, parameter in model.named_parameters() if name in set(names)}
+    return {
+        f"{prefix}.{own}".lstrip("."): owners[id(parameter)]
+        for prefix, module in model.named_modules()
+        for own, parameter in module._parameters.items()
+        if id(parameter) in owners
+    }

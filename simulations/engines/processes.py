@@ -1,8 +1,8 @@
 """The engine of several processes: each trains windows of the cohort, with the same bits however many there are.
 
 Workers are forked where that is safe, so that a task may be any object and its data lies in memory once; on a GPU they
-come from a fork server, and the task has to be one that can be pickled. Jobs go out by their names; versions, updates
-and what clients keep lie in shared memory.
+come from a fork server, and the task has to be one that can be pickled: the user's files that it needs go with it. Jobs
+go out by their names; versions, updates and what clients keep lie in shared memory.
 """
 
 import multiprocessing
@@ -24,6 +24,7 @@ from atoll.simulations.engines.engine import ClientFailed, Failed, Job, Trained,
 from atoll.simulations.engines.one_process import on_device
 from atoll.simulations.engines.rows import Form, Rows
 from atoll.simulations.engines.shared import Blocks, mapped, new_file
+from atoll.simulations.engines.user_files import Parcel
 
 PRELOAD = ["torch", "atoll.simulations.engines.crew"]
 
@@ -170,8 +171,8 @@ class _Worker:
         self._blocks = Blocks(form, is_shared=True)
         self.tasks: deque[tuple[int, Rows]] = deque()
         """What it has been given: the number of the window, and where its results will lie."""
-        known = version if method == "fork" else -1
-        self.process = context.Process(target=work, args=(theirs, plan, form, known), daemon=True, name="atoll-engine")
+        told, known = (plan, version) if method == "fork" else (Parcel(plan), -1)
+        self.process = context.Process(target=work, args=(theirs, told, form, known), daemon=True, name="atoll-engine")
         if method == "forkserver":
             context.set_forkserver_preload(PRELOAD)
         with warnings.catch_warnings():  # newer Pythons warn of threads: the child uses none that the parent had

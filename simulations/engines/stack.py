@@ -66,6 +66,7 @@ class Stack:
             corrections: (k', T), c - c_i.
         """
         self._start, self._corrections, self._steps = start, corrections, 0
+        self._seen.clear()  # of a step that failed
         for moment in self._moments:
             for block in moment.values():
                 block.zero_()

@@ -154,8 +154,27 @@ class Embedding(Stacked):
         """(m n, ...) of whole numbers -> (m n, ..., D)"""
         m = self.shared.stack.clients
         clients = torch.arange(m, device=tokens.device).view(m, 1)
-        found = self.shared.leaf(str(self.weight))[clients, tokens.reshape(m, -1)]
+        found = self.shared.leaf(str(self.weight))[clients, in_range(tokens, self.layer).reshape(m, -1)]
         return found.reshape(*tokens.shape, -1)
+
+
+FAR = 2**31 - 1
+"""A token that no table has."""
+
+
+def in_range(tokens: torch.Tensor, layer: nn.Embedding) -> torch.Tensor:
+    """The tokens; those that are none become `FAR`, so that their look-up fails.
+
+    Without it a negative one would count from the end, or lie in the table of the client beside.
+    """
+    return torch.where((tokens < 0) | (tokens >= layer.num_embeddings), FAR, tokens)
+
+
+def keep_in_range(model: nn.Module) -> None:
+    """As `in_range` in all layers that look tokens up, which torch.func does in one table of all clients."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            module.register_forward_pre_hook(lambda layer, inputs: in_range(inputs[0], layer) if inputs else None)
 
 
 _CONVOLUTIONS: dict[type[nn.Module], Callable[..., torch.Tensor]] = {

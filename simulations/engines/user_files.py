@@ -1,4 +1,4 @@
-"""The user's own files that a task needs, for processes on machines that do not have them.
+"""The user's own files that a task needs, for processes that do not find them: on other machines, or of a fork server.
 
 A task's file imports its neighbours: modules that no other machine can find. Of these every one that is loaded here is
 sent with its source, and nothing else of the folder: no data, no models, no other task. There they are imported under
@@ -8,11 +8,14 @@ their own names and with the paths that they have here, also by functions that i
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import pickle
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 TASK_FILE = "_atoll_user_"
 """What `parallel.reference` calls a task's file: no other process could import it by this name."""
@@ -29,15 +32,21 @@ class Source:
     code: bytes
 
 
-def sources() -> dict[str, Source]:
-    """By module: what is loaded from the folders of the tasks' files, or from below the current one."""
+def sources(*, with_tasks: bool = False) -> dict[str, Source]:
+    """By module: what is loaded from the folders of the tasks' files, or from below the current one.
+
+    Args:
+        with_tasks: also the tasks' files themselves, which Ray needs not: there they travel by value.
+    """
     modules = dict(sys.modules)
     folders = {Path(str(m.__file__)).parent for name, m in modules.items() if name.startswith(TASK_FILE)} | {Path.cwd()}
     installed = [Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)]
     found = {}
     for name, module in modules.items():
         path = _file_of(module)
-        if path is None or name.split(".")[0] in (OURS, "__main__") or name.startswith(TASK_FILE):
+        if path is None or name.split(".")[0] in (OURS, "__main__"):
+            continue
+        if name.startswith(TASK_FILE) and not with_tasks:
             continue
         is_theirs = not any(path.is_relative_to(prefix) for prefix in installed) and "site-packages" not in path.parts
         if is_theirs and any(path.is_relative_to(folder) for folder in folders):
@@ -51,24 +60,52 @@ def _file_of(module: ModuleType) -> Path | None:
     return path if path is not None and path.is_file() else None
 
 
-def let_import(files: Mapping[str, Source]) -> None:
-    """Let this process import these modules; those that it finds by itself come from where it finds them."""
+def let_import(files: Mapping[str, Source], *, first: bool = False) -> None:
+    """Let this process import these modules.
+
+    Args:
+        files: by module.
+        first: whether they come before what it finds by itself under the same names; on this machine it finds what
+            was not sent.
+    """
     if files:
-        sys.meta_path.append(_Finder(files))
+        sys.meta_path.insert(0 if first else len(sys.meta_path), _Finder(files, has_folders=first))
+
+
+class Parcel:
+    """Is read in another process of this machine as its content, once the user's files can be imported there.
+
+    Args:
+        content: that multiprocessing can pickle.
+    """
+
+    def __init__(self, content: Any) -> None:
+        self._content = content
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _opened, (sources(with_tasks=True), bytes(ForkingPickler.dumps(self._content)))
+
+
+def _opened(files: Mapping[str, Source], content: bytes) -> Any:
+    let_import(files, first=True)
+    return pickle.loads(content)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    def __init__(self, files: Mapping[str, Source]) -> None:
-        self._files = files
-        self._folders = {name.rpartition(".")[0] for name in files} - set(files) - {""}
-        """Packages without a file of their own."""
+    def __init__(self, files: Mapping[str, Source], *, has_folders: bool) -> None:
+        self._files, self._has_folders = files, has_folders
+        folders = {name.rpartition(".")[0] for name in files} - set(files) - {""}
+        self._folders = set[str]() if has_folders else folders
+        """Packages without a file of their own, which nothing else finds."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname in self._files:
             source = self._files[fullname]
-            inside: list[str] | None = [] if source.path.endswith("__init__.py") else None
+            inside: list[str] | None = None
+            if source.path.endswith("__init__.py"):
+                inside = [str(Path(source.path).parent)] if self._has_folders else []
             loader = _Loader(source)
             return importlib.util.spec_from_file_location(
                 fullname, source.path, loader=loader, submodule_search_locations=inside

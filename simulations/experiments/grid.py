@@ -29,9 +29,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from atoll.protocol.settings import STRICT, ConfigError
+from atoll.protocol.settings import STRICT, ConfigError, load_text
 
 Settings = Mapping[str, Any]
 """Dotted key -> plain value, or a list of them."""
@@ -119,11 +119,13 @@ def read_grid(path: Path, overrides: Sequence[str] = ()) -> Grid:
         ConfigError: it cannot be read, or its grid makes no sense; with every reason.
     """
     try:
-        document = tomllib.loads(path.read_text("utf-8"))
+        text = path.read_text("utf-8")
+        document = tomllib.loads(text)
     except (OSError, ValueError) as error:
         raise ConfigError([f"{path}: cannot be read: {error}"]) from error
     faults: list[str] = []
-    grid, sweep = document.pop("grid", None), document.pop("sweep", {})
+    grid = document.pop("grid", None)
+    document.pop("sweep", None)
     task = document.pop("task", None)
     if not isinstance(task, str):
         faults.append("task: missing; allowed: `module:attribute` or `path/to/file.py:attribute`")
@@ -132,7 +134,7 @@ def read_grid(path: Path, overrides: Sequence[str] = ()) -> Grid:
     base |= _overridden(
         overrides, {key for choices in axes.values() for _, settings in choices for key in settings}, faults
     )
-    config = _sweep(sweep, faults)
+    config = _sweep(text, faults)
     if faults:
         raise ConfigError([f"{path}: {fault}" for fault in faults])
     cells = []
@@ -231,9 +233,16 @@ def _overridden(overrides: Sequence[str], varied: Collection[str], faults: list[
     return found
 
 
-def _sweep(table: Any, faults: list[str]) -> SweepConfig:
+class _SweepAlone(BaseModel):
+    """Of a sweep's TOML only this table."""
+
+    model_config = STRICT | ConfigDict(extra="ignore")
+    sweep: SweepConfig = SweepConfig()
+
+
+def _sweep(text: str, faults: list[str]) -> SweepConfig:
     try:
-        return SweepConfig.model_validate(table)
-    except ValidationError as error:
-        faults += [f"sweep.{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+        return load_text(_SweepAlone, text, name="").sweep
+    except ConfigError as error:
+        faults += error.faults
         return SweepConfig()

@@ -20,6 +20,7 @@ from typing import Literal
 
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.simulations.experiments.grid import Cell, Grid
+from atoll.simulations.experiments.lifeline import VARIABLE, lifeline
 from atoll.simulations.experiments.report import RESULT, ROUNDS
 
 State = Literal["waiting", "running", "finished", "failed"]
@@ -60,18 +61,27 @@ def overrides(cell: Cell) -> list[str]:
     return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in cell.settings.items()]
 
 
-def check_cells(grid: Grid) -> None:
-    """Insist that every cell's settings are those of a simulation, before the first of them runs for an hour.
+def check_settings(cell: Cell) -> None:
+    """Raises ConfigError when the cell's settings are none of a simulation, whatever its task is."""
+    from atoll.simulations.federation.config import SimulationFile
+
+    load_text(SimulationFile, f"task = {json.dumps(cell.task)}", overrides(cell), name="")
+
+
+def check_cells(grid: Grid, check: Callable[[Cell], None] = check_settings) -> None:
+    """Insist that every cell can be run, before the first of them runs for an hour.
+
+    Args:
+        grid: of the cells.
+        check: raises ConfigError for one that cannot.
 
     Raises:
         ConfigError: each fault once, with the first cell that has it and how many more do.
     """
-    from atoll.simulations.federation.config import SimulationFile
-
     faults: dict[str, list[str]] = {}
     for cell in grid.cells:
         try:
-            load_text(SimulationFile, f"task = {json.dumps(cell.task)}", overrides(cell), name="")
+            check(cell)
         except ConfigError as error:
             for fault in error.faults:
                 faults.setdefault(fault.removeprefix("--set: "), []).append(cell.name)
@@ -104,23 +114,23 @@ def run_cells(
     )
     waiting = [cell for cell in grid.cells if progress.states[cell.folder] == "waiting"]
     running: dict[str, subprocess.Popen[bytes]] = {}
-    try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                cell = waiting.pop(0)
-                running[cell.folder] = _start(
-                    (command or simulate)(cell, out / cell.folder), out / cell.folder, grid.folder, jobs
-                )
-                progress.states[cell.folder] = "running"
-            for name in [name for name, process in running.items() if process.poll() is not None]:
-                is_well = running.pop(name).returncode == 0 and is_finished(out / name)
-                progress.states[name] = "finished" if is_well else "failed"
-            progress.rounds = {name: _rounds(out / name) for name in running}
-            watch(progress)
-            if running:
-                time.sleep(POLL_S)
-    finally:
-        _end(running.values())
+    with lifeline() as life:
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    cell = waiting.pop(0)
+                    line = (command or simulate)(cell, out / cell.folder)
+                    running[cell.folder] = _start(line, out / cell.folder, grid.folder, jobs, life)
+                    progress.states[cell.folder] = "running"
+                for name in [name for name, process in running.items() if process.poll() is not None]:
+                    is_well = running.pop(name).returncode == 0 and is_finished(out / name)
+                    progress.states[name] = "finished" if is_well else "failed"
+                progress.rounds = {name: _rounds(out / name) for name in running}
+                watch(progress)
+                if running:
+                    time.sleep(POLL_S)
+        finally:
+            _end(running.values())
     return progress
 
 
@@ -142,17 +152,17 @@ def last_words(folder: Path) -> str:
     return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
 
 
-def _start(command: Sequence[str], folder: Path, working: Path, jobs: int) -> "subprocess.Popen[bytes]":
-    """In a session of its own, so that Ctrl-C reaches it through us alone."""
+def _start(command: Sequence[str], folder: Path, working: Path, jobs: int, life: int) -> "subprocess.Popen[bytes]":
+    """In a session of its own, so that Ctrl-C reaches it through us alone; it ends when we are gone."""
     folder.mkdir(parents=True, exist_ok=True)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    environment = {"OMP_NUM_THREADS": str(max(1, cores // jobs)), **os.environ}
+    environment = {"OMP_NUM_THREADS": str(max(1, cores // jobs)), **os.environ, VARIABLE: "1"}
     with (folder / LOG).open("ab") as log:
         return subprocess.Popen(
             command,
             cwd=working,
             env=environment,
-            stdin=subprocess.DEVNULL,
+            stdin=life,
             stdout=log,
             stderr=log,
             start_new_session=True,

@@ -21,6 +21,7 @@ from atoll.parallel.arrays import Arrays
 from atoll.parallel.metrics import Metrics, Statistics
 from atoll.parallel.model_files import write_update
 from atoll.parallel.task import Task, task_name
+from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RunState, Version
 from atoll.server.config import RunConfig
 from atoll.server.events import Abandon, Aggregate, CloseEvaluation, Commit, CoordinatorStarted, RunStarted, Update
@@ -78,7 +79,8 @@ class Federation:
         clock: real seconds.
 
     Raises:
-        ConfigError: the task cannot be trained by the engine that was asked for, or is not deterministic.
+        ConfigError: the task cannot be trained by the engine that was asked for, is not deterministic, or lacks clients
+            of the run that is gone on with.
         StoreCorrupted: what an earlier process has left is damaged.
     """
 
@@ -95,6 +97,8 @@ class Federation:
         config = setting.config
         self._keeper = Keeper(folder, clock)
         found = self._keeper.load()
+        if gone := sorted((found.sites if found else {}).keys() - setting.num_examples.keys()):
+            raise ConfigError([f"{folder}: the run there has clients that the task has no more: {', '.join(gone[:5])}"])
         self.machine = RunMachine(config.rules, found.ledger if found else None)
         next_round = self.machine.ledger.next_round
         self.timeline = Timeline(self.machine.ledger.now)
@@ -344,7 +348,7 @@ class Federation:
         return {
             "state": "interrupted" if self._is_interrupted and not self._is_over else str(ledger.state),
             "cause": ledger.cause,
-            "rounds": int(ledger.next_round) - 1,
+            "rounds": int(ledger.next_round) - 1 - (self.machine.round is not None),  # those that have ended
             "version": int(ledger.version),
             "model_digest": str(ledger.model_digest),
             "engine": self.engine.name,

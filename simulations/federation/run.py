@@ -66,16 +66,26 @@ def check_folder(file: SimulationFile, folder: Path, *, is_fresh: bool) -> None:
     """Whether the folder may take this run.
 
     Raises:
-        ConfigError: it has another one.
+        ConfigError: it has another one, or nobody can read which.
     """
     if not (folder / STATE).exists():
         return
     if is_fresh:
         raise ConfigError([f"{folder}: there is a run already; choose another --out, delete it, or --resume"])
-    before, now = _decisive((folder / SETTINGS).read_text(encoding="utf-8")), _decisive(effective(file))
+    before, now = _settings_of(folder), _decisive(effective(file))
     if wrong := sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)):
         what = "; ".join(f"{key}: {before.get(key)!r} there, {now.get(key)!r} here" for key in wrong[:5])
         raise ConfigError([f"{folder}: there is a run with other settings ({what}); choose another --out"])
+
+
+def _settings_of(folder: Path) -> Json:
+    """Of the run that is there."""
+    try:
+        return _decisive((folder / SETTINGS).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(
+            [f"{folder / SETTINGS}: is damaged: {error}; put it back, or choose another --out"]
+        ) from error
 
 
 def _decisive(text: str) -> Json:

@@ -1,15 +1,20 @@
 """From settings to a federation: its clients, their devices and data, and who trains them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 from atoll.parallel.array_task import ArrayTask
 from atoll.parallel.task import Task
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId
+from atoll.simulations.attacks.adversary import Adversary
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Setting
 from atoll.simulations.federation.training_engine import training_of
 from atoll.simulations.populations.population import Population
+
+Built = TypeVar("Built")
 
 
 def setting_of(file: SimulationFile, task: Task | ArrayTask) -> Setting:
@@ -19,45 +24,69 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask) -> Setting:
         ConfigError: a population that is impossible, a trace with holes, an attack without clients, a rule or a sampler
             that does not load; with everything that is wrong.
     """
-    population = file.population.of(task, seed=file.seed) if isinstance(task, Task) else None
-    task, num_examples = _populated(file, task, population)
+    faults: list[str] = []
+    sampler = _or_faults(file.cohort.build, faults)
+    training = _or_faults(lambda: training_of(file.simulation, task, file.run), faults)
+    populated = _or_faults(lambda: _populated(file, task), faults)
+    if populated is None:
+        raise ConfigError(faults)  # without clients nothing else can be tried
+    dealt, num_examples, population = populated
     names = [str(name) for name in num_examples]
-    adversary = file.attack.of(names, file.seed)
-    if isinstance(task, Task):
-        task = adversary.task(task)
-    _check_cohort(file, len(names))
+    attacked = _or_faults(lambda: _attacked(file, dealt, names), faults)
+    fleet = _or_faults(lambda: file.devices.of(names, seed=file.seed), faults)
+    faults += _cohort_faults(file, len(names))
+    if faults or sampler is None or training is None or attacked is None or fleet is None:
+        raise ConfigError(faults)
+    adversary, poisoned = attacked
     return Setting(
         config=file.run,
-        task=task,
+        task=poisoned,
         num_examples=num_examples,
-        fleet=file.devices.of(names, seed=file.seed),
-        training=training_of(file.simulation, task, file.run),
+        fleet=fleet,
+        training=replace(training, task=poisoned),
         simulation=file.simulation,
-        sampler=file.cohort.build(),
+        sampler=sampler,
         adversary=adversary,
         lease=file.coordinator.lease,
         who_holds_what=None if population is None else lambda: population.report().plain(),
     )
 
 
+def _or_faults(build: Callable[[], Built], faults: list[str]) -> Built | None:
+    """What is built; None when it cannot be, for faults that are added to the others."""
+    try:
+        return build()
+    except ConfigError as error:
+        faults += error.faults
+        return None
+
+
 def _populated(
-    file: SimulationFile, task: Task | ArrayTask, population: Population | None
-) -> tuple[Task | ArrayTask, Mapping[ClientId, int]]:
-    """The task with the clients as its sites, and how many examples each has."""
-    if population is not None:
+    file: SimulationFile, task: Task | ArrayTask
+) -> tuple[Task | ArrayTask, Mapping[ClientId, int], Population | None]:
+    """The task with the clients as its sites, how many examples each has, and who dealt them."""
+    if isinstance(task, Task):
+        population = file.population.of(task, seed=file.seed)
         sizes = population.train.sizes.tolist()
-        return population.task, dict(zip(map(ClientId, population.task.sites), sizes, strict=True))
+        return population.task, dict(zip(map(ClientId, population.task.sites), sizes, strict=True)), population
     if file.population.kind != "natural":
         raise ConfigError([f"population: kind {file.population.kind!r} deals a Task's data; an ArrayTask has its own"])
     count = getattr(task, "num_examples", None)
     sites = tuple(getattr(task, "sites", ()))
     if not sites:
         raise ConfigError([f"{file.task}: the task has no sites, and so no clients to simulate"])
-    return task, {ClientId(site): int(count(site)) if count is not None else 1 for site in sites}
+    return task, {ClientId(site): int(count(site)) if count is not None else 1 for site in sites}, None
 
 
-def _check_cohort(file: SimulationFile, num_clients: int) -> None:
+def _attacked(file: SimulationFile, task: Task | ArrayTask, names: Sequence[str]) -> tuple[Adversary, Task | ArrayTask]:
+    """The adversary, and the task as its clients train it."""
+    adversary = file.attack.of(names, file.seed)
+    return adversary, adversary.task(task) if isinstance(task, Task) else task
+
+
+def _cohort_faults(file: SimulationFile, num_clients: int) -> list[str]:
     needed = file.round.cohort_size if not file.round.is_asynchronous else file.round.concurrency
-    if needed > num_clients:
-        name = "concurrency" if file.round.is_asynchronous else "cohort_size"
-        raise ConfigError([f"round.{name}: got {needed}; allowed: at most {num_clients}, as many as there are clients"])
+    if needed <= num_clients:
+        return []
+    name = "concurrency" if file.round.is_asynchronous else "cohort_size"
+    return [f"round.{name}: got {needed}; allowed: at most {num_clients}, as many as there are clients"]

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
+import torch
+
 from atoll.parallel.array_task import ArrayTask
 from atoll.parallel.arrays import Arrays
 from atoll.parallel.errors import TaskBroken
@@ -22,8 +24,10 @@ def training_of(simulation: SimulationConfig, task: Task | ArrayTask, run: RunCo
     """What all clients have in common.
 
     Raises:
-        ConfigError: the task cannot be trained so.
+        ConfigError: the task cannot be trained so, or there is no such device.
     """
+    if simulation.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(["simulation.device: got 'cuda'; allowed here: \"cpu\", for torch finds no CUDA device"])
     try:
         return Training(
             task=task,

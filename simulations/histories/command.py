@@ -46,7 +46,9 @@ def judge_histories(
         faults.append(f"--jobs {jobs}: at least 1, or 0 for one on each processor")
     if faults:
         raise ConfigError(faults)
-    return _show(seed, preset) if seed is not None else _judge(preset, first, seeds, jobs, as_json=as_json)
+    if seed is not None:
+        return _show(seed, preset, as_json=as_json)
+    return _judge(preset, first, seeds, jobs, as_json=as_json)
 
 
 def _judge(preset: str, first: int, count: int, jobs: int, *, as_json: bool) -> int:
@@ -79,13 +81,17 @@ class _Progress:
         self._out.flush()
 
 
-def _show(seed: int, preset: str) -> int:
+def _show(seed: int, preset: str, *, as_json: bool) -> int:
     """The same seed gives the same history: here is all of it, and what is wrong with it."""
     world, wrong = World(seed, random_scenario(seed, preset)), []
     try:
         wrong = list(faults_of(world.run()))
     except Exception as error:  # whatever a machine raises, the history says how it came to that
         wrong = [f"{type(error).__name__}: {error}"]
-    print(world.history.transcript())
+    transcript = world.history.transcript()
+    if as_json:
+        print(json.dumps({"preset": preset, "seed": seed, "wrong": wrong, "history": transcript.splitlines()}))
+        return 1 if wrong else 0
+    print(transcript)
     print("\n".join(["", *(f"WRONG: {what}" for what in wrong)]) if wrong else "\nnothing is wrong")
     return 1 if wrong else 0

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import Subset, TensorDataset
 
 from atoll.parallel.task import Task
@@ -204,10 +205,17 @@ def _counts(config: PopulationConfig, sizes: Ints, rng: np.random.Generator) -> 
         weights = (
             rng.dirichlet(np.full(num_clients, config.alpha))
             if config.alpha is not None
-            else np.exp((config.sigma or 0.0) * rng.standard_normal(num_clients))
+            else _log_normal(config.sigma or 0.0, num_clients, rng)
         )
         return partitions.quantity(num_examples, weights, config.min_examples, rng)
     return partitions.even(num_examples, num_clients)[None, :]
+
+
+def _log_normal(sigma: float, num_clients: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """exp(sigma z) over its largest value: the same proportions, and none of them overflows."""
+    exponents = sigma * rng.standard_normal(num_clients)
+    shares: NDArray[np.float64] = np.exp(exponents - exponents.max())
+    return shares
 
 
 def count(labels: Ints, owner: Ints, num_labels: int, num_clients: int) -> Ints:

@@ -60,6 +60,34 @@ def test_a_log_that_was_cut_off_is_found_by_who_remembers(state: Path) -> None:
     assert "cut off, or written anew" in found["faults"][0]
 
 
+def test_a_log_without_a_line_is_faulty(state: Path) -> None:
+    for path in log_files(audit_folder(state))[1:]:
+        path.unlink()
+    log_files(audit_folder(state))[0].write_bytes(b"")
+    code, found = verdict("--state", state)
+    assert (code, found["num_faults"], found["events"]) == (1, 1, 0)
+    result = invoke("audit", "verify", "--state", state)
+    assert (result.exit_code, result.stdout.splitlines()) == (
+        1,
+        [
+            "the log: it holds no line: it was emptied, or nothing of it was ever written",
+            "0 events and 0 checkpoints",
+            "FAULTY: 1 faults",
+        ],
+    )
+
+
+def test_what_begins_later_is_sound_from_there_on_only(state: Path, tmp_path: Path) -> None:
+    rest, key = tmp_path / "rest.jsonl", audit_folder(state) / "public.pem"
+    rest.write_text("".join(said("audit", "export", "--state", state).splitlines(keepends=True)[10:]))
+    *_, before, last = said("audit", "verify", rest, "--key", key).splitlines()
+    assert "the log goes back to line 0, these files to line 10 only" in said("audit", "verify", rest)
+    assert last == (
+        "sound from line 10 on: nothing is changed, missing or out of order there; what came before was not looked at"
+    )
+    assert before.startswith("last checkpoint")
+
+
 def test_the_newest_events_are_shown(state: Path) -> None:
     found = shown("audit", "show", "--last", 2, "--state", state)["events"]
     assert [(event["seq"], event["object"], event["time"]) for event in found] == [
@@ -107,6 +135,10 @@ def test_another_key_s_log_is_not_this_one_s(state: Path, tmp_path: Path) -> Non
         (["verify", "--checkpoint", "17"], "allowed is SEQ:DIGEST"),
         (["verify", "nowhere.jsonl"], "No such file"),
         (["export", "--since", "yesterday"], "allowed is a time such as"),
+        (
+            ["export", "--since", "2026-02-01", "--until", "2026-01-01"],
+            "--until 2026-01-01 is not after --since 2026-02-01",
+        ),
     ],
 )
 def test_what_cannot_be_is_said(tmp_path: Path, arguments: list[str], fault: str) -> None:

@@ -47,8 +47,22 @@ def test_a_mistake_on_either_side_is_said_before_anything_runs(tmp_path: Path) -
     assert not out.exists()
 
 
-def test_a_metric_that_nobody_measures_is_named(tmp_path: Path) -> None:
-    result = invoke("compare", TASK, *SMALL, *FAST, "--rounds", 1, "--out", tmp_path / "o", "--metric", "server/f1")
+def test_a_metric_that_nobody_measures_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    asked = ["compare", TASK, *SMALL, *FAST, "--out", out]
+    assert refused(*asked, "--metric", "server/f1") == [
+        "--metric: got 'server/f1'; allowed: server/loss, server/accuracy"
+    ]
+    both = refused(*asked, "--set", "evaluation.clients_every=1", "--metric", "f1")
+    assert both[0].endswith("allowed: server/loss, server/accuracy, clients/loss, clients/accuracy")
+    (nothing,) = refused(*asked, "--set", "evaluation.server_every=0")
+    assert nothing.startswith("nothing is measured to compare by")
+    assert not out.exists()
+
+
+def test_a_metric_that_turns_out_not_to_be_measured_is_named(tmp_path: Path) -> None:
+    settings = ["--rounds", 1, "--set", "evaluation.clients_every=9"]
+    result = invoke("compare", TASK, *SMALL, *FAST, *settings, "--out", tmp_path / "o", "--metric", "clients/loss")
     assert result.exit_code == 2
     said = result.stderr.splitlines()[-1]
-    assert said.startswith("atoll: --metric: server/f1 was not measured federated nor centralized; the federation has")
+    assert said.startswith("atoll: --metric: clients/loss was not measured federated")

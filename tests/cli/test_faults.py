@@ -1,6 +1,9 @@
 """The operator's mistakes: all at once, one line each, exit code 2, nothing started."""
 
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,10 +60,10 @@ def test_a_task_whose_code_raises_is_refused_with_what_it_raised(tmp_path: Path)
         "coordinator", f"{place}:task", "--state", tmp_path / "state", "--set", "coordinator.listen=localhost:0"
     )
     assert started.exit_code == 2
-    assert started.stderr.splitlines()[-1] == (
-        "atoll: the task cannot be used: RuntimeError: no data here (more in the worker.log of the run)"
-    )
-    assert "File" not in started.stderr
+    assert started.stderr.splitlines() == [
+        f"atoll: the task cannot be used: RuntimeError: no data here ({place}, line 1)"
+    ]
+    assert not (tmp_path / "state").exists()
 
 
 def test_overrides_of_the_local_training_are_tried_by_check(tmp_path: Path) -> None:
@@ -69,6 +72,60 @@ def test_overrides_of_the_local_training_are_tried_by_check(tmp_path: Path) -> N
         "coordinator", tmp_path / "project" / "run.toml", "--check", "--set", "local.ir=1", "--set", "local.lr=-1.0"
     )
     assert [fault.split(":")[0] for fault in faults] == ["local.ir", "local.lr"]
+
+
+FAULTY_LOCAL = ("--set", "local.ir=1", "--set", "local.lr=-1.0")
+
+
+def test_a_start_says_of_the_local_training_what_check_does_and_leaves_nothing(tmp_path: Path) -> None:
+    invoke("new", tmp_path / "project")
+    start = ("coordinator", tmp_path / "project" / "run.toml", *FAULTY_LOCAL)
+    faults, state = refused(*start, "--check"), tmp_path / "state"
+    assert refused(*start, "--state", state) == faults
+    assert not state.exists()
+    StateDirectory.open(state).close()
+    assert refused(*start, "--state", state, "--set", "coordinator.listen=localhost:0") == faults
+    assert not any((state / "runs").iterdir())
+
+
+def test_a_task_that_is_not_in_its_file_leaves_no_state_directory(tmp_path: Path) -> None:
+    start = ("coordinator", f"{TINY}:nope")
+    assert refused(*start, "--state", tmp_path / "state") == refused(*start, "--check")
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_run_is_not_started_with_settings_of_the_coordinator(tmp_path: Path) -> None:
+    start = ("run", "start", f"{TINY}:task", "--state", tmp_path)
+    (fault,) = refused(*start, "--set", "coordinator.max_runs=9", "--set", "rounds=2")
+    assert fault.startswith("--set: coordinator.max_runs: belongs to the coordinator, which runs already")
+
+
+def test_ports_that_clash_are_found_by_check() -> None:
+    settings = [f"--set=coordinator.{name}=127.0.0.1:17070" for name in ("listen", "enrol", "admin")]
+    assert all("127.0.0.1:17070 are the same port" in fault for fault in refused("coordinator", "--check", *settings))
+
+
+@pytest.mark.parametrize(
+    ("command", "fault"),
+    [
+        (["client", "invite", "bob", "--hours", "1000"], "got 1000; allowed: at least 0.001, at most 720"),
+        (["client", "invite", "bob", "--hours", "nan"], "got nan; allowed: at least 0.001, at most 720"),
+        (["audit", "show", "--last", "-3"], "got -3; allowed: at least 1"),
+    ],
+)
+def test_a_number_out_of_range_is_named(command: list[str], fault: str) -> None:
+    result = invoke(*command)
+    assert result.exit_code == 2
+    assert fault in result.stderr
+
+
+def test_a_reader_that_has_seen_enough_is_no_fault() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-c", "from atoll.cli.main import run; run()", "settings", "run"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 @pytest.mark.parametrize(

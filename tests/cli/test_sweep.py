@@ -1,5 +1,10 @@
 import io
+import os
+import re
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,6 +13,7 @@ from atoll.cli.experiments.watching import SweepProgress
 from atoll.simulations.experiments import sweep
 from atoll.simulations.experiments.grid import Cell, Grid, SweepConfig
 from tests.cli.invoking import invoke, refused, said, shown
+from tests.living import descendants, is_running
 from tests.simulations.experiments import fake_simulate
 
 GRID = 'task = "digits.py:task"\n[grid]\nspeed = [0.25, 0.5]\nseed = [1, 2]\n[sweep]\ntarget = 0.75\n'
@@ -22,7 +28,7 @@ def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return [sys.executable, "-m", fake_simulate.__name__, *map(str, values)]
 
     monkeypatch.setattr(sweep, "simulate", command)
-    monkeypatch.setattr(sweep, "check_cells", lambda _: None)  # the script has settings of its own
+    monkeypatch.setattr(sweep, "check_cells", lambda *_: None)  # the script has settings of its own
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "policies.toml"
@@ -78,6 +84,52 @@ def test_a_setting_that_no_simulation_has_is_said_before_anything_runs(tmp_path:
     assert deadline.startswith("dedline 1, quorum 0 and 3 cells more: round.dedline: unknown key (did you mean dead")
     assert quorum.startswith("dedline 1, quorum 0 and 1 cells more: round.quorum: got 0")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_check_of_a_sweep_tries_each_cell_with_its_task(tmp_path: Path) -> None:
+    path = tmp_path / "grid.toml"
+    task = "tests.simulations.federation.lines:task"
+    path.write_text(f'task = "{task}"\n[grid]\n"local.lr" = [0.1, -1]\n"round.cohort_size" = [3, 77]\n')
+    assert refused("sweep", path, "--check") == [
+        "lr 0.1, cohort_size 77 and 1 cells more: round.cohort_size: got 77; allowed: at most 4, "
+        "as many as there are clients",
+        "lr -1, cohort_size 3 and 1 cells more: local.lr: must be positive and finite, got -1",
+    ]
+    path.write_text(f'task = "{task[:-4]}tusk"\n[grid]\nseed = [1, 2]\n')
+    assert refused("sweep", path, "--check")[0].endswith("(tasks there: task)")
+
+
+def test_the_sweep_of_the_documentation_is_one(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text("utf-8")
+    text = re.search(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert text is not None
+    (tmp_path / "digits.py").write_text("from atoll.simulations.experiments.digits import task\n")
+    (tmp_path / "policies.toml").write_text(text[1])
+    assert len(shown("sweep", tmp_path / "policies.toml", "--check")) == 12
+
+
+def test_the_cells_of_a_killed_sweep_end_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "grid.toml"
+    path.write_text(
+        'task = "tests.simulations.federation.lines:task"\nrounds = 1_000_000\n[round]\ncohort_size = 4\n'
+        '[simulation]\nengine = "sequential"\n[grid]\nseed = [1]\n'
+    )
+    command = [sys.executable, "-m", "atoll", "sweep", str(path), "--out", str(tmp_path / "out")]
+    root = str(Path(__file__).parents[2])
+    with subprocess.Popen(command, cwd=root, env={**os.environ, "PYTHONPATH": root}) as process:
+        try:
+            wait_for(lambda: list(tmp_path.glob("out/*/rounds.jsonl")))
+            (cell,) = descendants(process.pid)
+        finally:
+            process.kill()
+    wait_for(lambda: not is_running(cell))
+
+
+def wait_for(is_so: Callable[[], object], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_a_sweep_of_real_simulations(tmp_path: Path) -> None:

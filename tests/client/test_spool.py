@@ -121,6 +121,17 @@ def test_full_disk_is_said_so_and_leaves_nothing(tmp_path, monkeypatch):
     assert Spool(folder(tmp_path), 2**30).entries() == {}
 
 
+def test_nobody_else_may_enter_a_new_directory_and_one_that_is_there_keeps_its_mode(tmp_path):
+    before = os.umask(0o022)
+    try:
+        (tmp_path / "shared").mkdir()
+        for name, mode in (("new", 0o700), ("shared", 0o755)):
+            StateDirectory(tmp_path / name).close()
+            assert (tmp_path / name).stat().st_mode & 0o777 == mode
+    finally:
+        os.umask(before)
+
+
 def test_second_agent_is_refused_with_the_process_id_of_the_first(tmp_path):
     first = StateDirectory(tmp_path / "state")
     with pytest.raises(ConfigError, match=f"process {os.getpid()}"):

@@ -15,7 +15,7 @@ from atoll.aggregation.optimizers import OPTIMIZERS
 from atoll.client.config import AgentConfig
 from atoll.protocol.settings import ConfigError, describe, effective, load_text
 from atoll.protocol.vocabulary import ClientId, Digest
-from atoll.server.config import CohortConfig, CoordinatorConfig, HostFile, RunConfig, RunFile
+from atoll.server.config import AggregatorConfig, CohortConfig, CoordinatorConfig, HostFile, RunConfig, RunFile
 from atoll.server.events import Contribution
 from atoll.server.method import CODEC_OPTIONS, OPTIMIZER_OPTIONS, RULES, AggregationConfig, Method, OptimizerConfig
 from atoll.server.oort import Oort
@@ -139,6 +139,63 @@ def test_a_user_s_own_sampler_is_a_reference() -> None:
     assert file.cohort.sampler == "mine.py:draw"
 
 
+@pytest.mark.parametrize(
+    ("settings", "faults"),
+    [
+        (
+            {"listen": "127.0.0.1:17070", "enrol": "127.0.0.1:17070", "admin": "localhost:17070"},
+            [
+                "listen 127.0.0.1:17070 and admin localhost:17070",
+                "listen 127.0.0.1:17070 and enrol 127.0.0.1:17070",
+                "admin localhost:17070 and enrol 127.0.0.1:17070",
+            ],
+        ),
+        (
+            {"admin": "127.0.0.1:7071"},
+            ["admin 127.0.0.1:7071 and enrol (the port after listen) 127.0.0.1:7071"],
+        ),
+        (
+            {"listen": "0.0.0.0:7070", "public": "fl.example.org", "admin": "127.0.0.1:7070"},
+            ["listen 0.0.0.0:7070 and admin 127.0.0.1:7070"],
+        ),
+    ],
+)
+def test_ports_that_clash_are_refused(settings: dict[str, str], faults: list[str]) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load_text(HostFile, "", [f"coordinator.{name}={value}" for name, value in settings.items()], name="")
+    said = [f"coordinator: {fault} are the same port: give each its own" for fault in faults]
+    assert list(refusal.value.faults) == said
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "enrol": "127.0.0.1:0"},
+        {"listen": "127.0.0.1:7070", "admin": "127.0.0.2:7070"},
+        {"listen": "127.0.0.1:7070", "admin": "127.0.0.1:7071", "insecure": True},
+        {"listen": "127.0.0.1:65535", "enrol": "127.0.0.1:7071"},
+        {"listen": "127.0.0.1:65535", "insecure": True},
+    ],
+)
+def test_ports_that_differ_or_are_not_taken_are_allowed(settings: dict[str, Any]) -> None:
+    assert CoordinatorConfig(**settings).listen == settings["listen"]
+
+
+def test_the_last_port_has_no_next_one_for_members() -> None:
+    with pytest.raises(ValueError, match=r"listen 127.0.0.1:65535 has no next port.*: name one in `enrol`"):
+        CoordinatorConfig(listen="127.0.0.1:65535")
+
+
+def test_who_is_insecure_takes_no_join_code() -> None:
+    for kind, settings in ((AgentConfig, {"site": "a"}), (AggregatorConfig, {"rank": 0, "ranks": 1, "state": "r"})):
+        given = [f"{name}={value}" for name, value in (settings | {"insecure": "true", "join": "code"}).items()]
+        with pytest.raises(ConfigError) as refusal:
+            load_text(kind, "", given, name="")
+        (fault,) = refusal.value.faults
+        assert fault.startswith("insecure and a join code: ")
+        assert fault.endswith("proves nothing, the code would not be used: leave one out")
+
+
 def test_an_agent_needs_nothing_but_its_site() -> None:
     agent = load_text(AgentConfig, "", ["site=north"], name="")
     assert (agent.site, agent.coordinator, agent.insecure, agent.device) == ("north", "", False, "auto")
@@ -255,7 +312,9 @@ def test_every_codec_has_the_name_that_travels(settings: dict[str, Any], name: s
 
 def test_a_quorum_that_is_too_small_for_the_rule_is_refused() -> None:
     text = "task = 'm:t'\n[aggregation]\nrule = 'multi_krum'\nmalicious = 2\n[round]\ncohort_size = 10\nquorum = 6\n"
-    with pytest.raises(ConfigError, match="a round of the quorum has 6 updates are too few: multi-Krum with f=2 needs"):
+    with pytest.raises(
+        ConfigError, match="may end with its quorum, and 6 updates are too few: multi-Krum with f=2 needs"
+    ):
         load_text(RunFile, text, [], name="run.toml")
     assert load_text(RunFile, text, ["round.quorum=7"], name="run.toml").run.aggregation.rule == "multi_krum"
 

@@ -429,7 +429,9 @@ def test_refusals_that_need_no_bytes() -> None:
 # ---------------------------------------------------------------- sites with a policy of their own
 
 
-@pytest.mark.parametrize("reason", [FailureReason.POLICY_REFUSED, FailureReason.AWAITS_APPROVAL, FailureReason.ROLLBACK])
+@pytest.mark.parametrize(
+    "reason", [FailureReason.POLICY_REFUSED, FailureReason.AWAITS_APPROVAL, FailureReason.ROLLBACK]
+)
 def test_who_declines_costs_one_round_nothing_and_is_invited_again_once_it_is_ready(reason: FailureReason) -> None:
     drive = ready(rounds=9)
     drive.do(RoundDue())

@@ -68,6 +68,18 @@ def test_a_new_directory_has_its_tree_and_its_schema(tmp_path):
     }
 
 
+def test_nobody_else_may_enter_a_new_directory_and_one_that_is_there_keeps_its_mode(tmp_path):
+    before = os.umask(0o022)
+    try:
+        assert made(tmp_path / "deep" / "state").stat().st_mode & 0o777 == 0o700
+        os.close(statedir.lock_directory(tmp_path / "rank"))
+        assert (tmp_path / "rank").stat().st_mode & 0o777 == 0o700
+        (tmp_path / "shared").mkdir()
+        assert made(tmp_path / "shared").stat().st_mode & 0o777 == 0o755
+    finally:
+        os.umask(before)
+
+
 def test_a_directory_is_opened_again_after_it_was_closed(tmp_path):
     made(tmp_path / "state")
     with StateDirectory.open(tmp_path / "state", create=False) as state:

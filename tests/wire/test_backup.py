@@ -1,9 +1,12 @@
 """Backups of a coordinator that runs in this process: what is refused, and what is done again."""
 
+import shutil
+
 import pytest
 
 from atoll.server import backup
 from atoll.server.backup import BackupFailed, back_up, restore
+from tests.cli.invoking import invoke, refused, said
 from tests.wire.live import running
 from tests.wire.test_round import live
 
@@ -22,6 +25,7 @@ async def test_a_backup_that_is_damaged_or_would_overwrite_something_is_refused(
         with pytest.raises(BackupFailed, match="is not empty"):
             restore(out, state)
     restore(tmp_path / "backup.tar", tmp_path / "whole")
+    assert (tmp_path / "whole").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "whole" / "identity" / "key.pem").read_text() == "secret"
     assert not (state / backup.STAGING).exists()
     [version] = out.glob("runs/*/versions/*.safetensors")
@@ -62,3 +66,30 @@ async def test_a_file_that_came_and_went_between_the_two_looks_makes_it_look_aga
         back_up(state, tmp_path / "backup")
     assert len(looks) == 4
     restore(tmp_path / "backup", tmp_path / "new")
+
+
+@pytest.mark.parametrize("has_identity", [True, False])
+@pytest.mark.parametrize("has_audit_key", [True, False])
+def test_what_is_said_of_a_backup_without_keys_is_all_that_the_coordinator_needs(tmp_path, has_identity, has_audit_key):
+    state, restored, old = tmp_path / "state", tmp_path / "restored", tmp_path / "old"
+    start_once(state)
+    back_up(state, tmp_path / "backup", keys=False)
+    *_, identity, audit = invoke("restore", tmp_path / "backup", restored).stderr.splitlines()
+    assert identity == "the backup holds no keys: put identity/ in place, or every client must enrol again"
+    assert audit.startswith(f"put audit/key.pem in place, too, or move {restored}/audit away, and a new log begins")
+    if has_identity:
+        shutil.copytree(state / "identity", restored / "identity")
+    assert "audit/key.pem is missing" in refused("coordinator", "--state", restored)[0]
+    if has_audit_key:
+        shutil.copy(state / "audit" / "key.pem", restored / "audit" / "key.pem")
+    else:
+        (restored / "audit").rename(old)
+        assert "sound: " in said("audit", "verify", *old.glob("audit-*.jsonl"), "--key", old / "public.pem")
+    start_once(restored)
+    assert "sound: " in said("audit", "verify", "--state", restored)
+
+
+@live
+async def start_once(state):
+    async with running(state, coordinator__insecure=False):
+        pass

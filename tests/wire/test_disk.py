@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from atoll.server.statedir import StateInUse
+from tests.cli.invoking import refused
 from tests.wire.live import running
 from tests.wire.test_round import committed, live, report
 
@@ -135,3 +136,22 @@ async def test_damaged_current_version_is_found_at_the_start_and_named(tmp_path)
     with pytest.raises(OSError, match=r"000000.safetensors.*'w'.*backup"):
         async with running(tmp_path / "state"):
             pass
+
+
+@pytest.mark.parametrize("file", ["000001.manifest.json", "000001.safetensors"])
+def test_files_of_another_moment_than_the_journal_are_an_operators_mistake(tmp_path, file):
+    state = tmp_path / "state"
+    one_round(state)
+    gone = state / "runs" / "tiny-1" / "versions" / file
+    gone.unlink()
+    assert refused("coordinator", "--state", state, "--insecure", "--set", "coordinator.listen=127.0.0.1:0") == [
+        f"run tiny-1 is at version 1, of which {gone} is missing: the files and the journal are not of the same "
+        "moment; restore both from one backup"
+    ]
+
+
+@live
+async def one_round(state):
+    async with running(state) as it, it.client("a") as a, it.client("b") as b:
+        await asyncio.gather(report(a), report(b))
+        await committed(it, 1)

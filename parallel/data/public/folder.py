@@ -52,11 +52,11 @@ def read_checked(path: Path, sha256: str | None = None) -> bytes:
 
     Args:
         path: the file.
-        sha256: its digest in hexadecimal; None: the one in the `SHA256SUMS` beside it, if that names the file.
+        sha256: its digest in hexadecimal; None: the one in the `SHA256SUMS` beside it, if there is such a file.
 
     Raises:
         NoData: there is no such file.
-        BadData: it has another digest.
+        BadData: it has another digest, or the `SHA256SUMS` beside it does not name it.
     """
     try:
         content = path.read_bytes()
@@ -77,6 +77,6 @@ def _digest_beside(path: Path) -> str | None:
         digest, _, name = line.strip().partition(" ")
         if line.strip() and (len(digest) != 64 or not name.strip()):
             raise BadData(f"{sums}: line {number} is {line!r}, and must be a SHA-256 and a name")
-        if name.strip().removeprefix("*") == path.name:
+        if name.strip().removeprefix("*").removeprefix("./") == path.name:  # of `sha256sum -b` and `sha256sum ./*`
             return digest
-    return None
+    raise BadData(f"{sums}: does not name {path.name}, so that nobody knows whether it is damaged; add its line")

@@ -109,7 +109,9 @@ async def test_a_code_for_somebody_else_is_refused_and_stays_good(tmp_path: Path
         membership = await Membership.take(tmp_path / "me", NORTH, join=str(code))
         assert membership.keeper is not None
         assert membership.keeper.identity == NORTH
-        with pytest.raises(EnrolmentFailed, match="not for client south"):  # what holds already is not lost by a mistake
+        with pytest.raises(
+            EnrolmentFailed, match="not for client south"
+        ):  # what holds already is not lost by a mistake
             await Membership.take(tmp_path / "me", Identity(Role.CLIENT, "south"), join=str(await at.invite()))
         assert Credential.load(tmp_path / "me").identity == NORTH
 

@@ -121,8 +121,14 @@ def test_the_poisoned_task_goes_to_another_process() -> None:
 
 def test_how_many_labels_there_are_is_found_or_said() -> None:
     assert read(attacked("label_flip", num_labels=10).data("a", "train"))[1].tolist() == [9, 8, 7, 6] * 3
-    with pytest.raises(ConfigError, match=r"attack.num_labels: got 3; there is a label 3"):
-        attacked("label_flip", num_labels=3).data("a", "train")
+    with pytest.raises(ConfigError, match=r"attack.num_labels: got 3; allowed: integer >= 4, for there is a label 3"):
+        attacked("label_flip", num_labels=3)
+
+
+def test_a_trigger_causes_a_label_that_somebody_has() -> None:
+    assert attacked("backdoor", target=3)
+    with pytest.raises(ConfigError, match=r"attack.target: got 4; allowed: a label of the data, 0 to 3"):
+        attacked("backdoor", target=4)
 
 
 def test_what_has_no_labels_cannot_be_flipped() -> None:

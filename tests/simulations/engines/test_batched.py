@@ -1,7 +1,7 @@
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ from atoll.parallel.arrays import Arrays
 from atoll.parallel.metrics import Metric
 from atoll.simulations.engines.batched import Batched, BatchTrainer
 from atoll.simulations.engines.chain import Chain
-from atoll.simulations.engines.engine import Job, Training
+from atoll.simulations.engines.engine import ClientFailed, Job, Training
+from atoll.simulations.engines.nets import Net
 from atoll.simulations.engines.rows import Columns
 from atoll.simulations.engines.sequential import Sequential
 from atoll.simulations.engines.stack import CannotBatch, Stack
@@ -156,6 +157,33 @@ def odd_convolutions() -> nn.Module:
     )
 
 
+def same_size() -> nn.Module:
+    """Padding by its name: with zeros on both sides, with dilation, and without any."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, (3, 5), padding="same"),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 6, (2, 3), padding="same", dilation=(2, 1)),
+        nn.Conv2d(6, 5, 3, padding="valid"),
+        nn.Flatten(),
+        nn.Linear(20, 3),
+    )
+
+
+class Tied(nn.Module):
+    """One matrix in two layers, and one layer under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(11, 8), nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embed.weight
+        self.first = self.second = nn.Linear(8, 8)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.head(self.second(self.first(self.embed(tokens)).tanh()))
+        return y
+
+
 MORE = [
     (Case("perceptron", model=tall), "by hand"),
     (Case("perceptron by momentum", model=tall, local={"momentum": 0.9, "clip_norm": 0.5}), "by hand"),
@@ -167,6 +195,10 @@ MORE = [
     (Case("odd convolutions", model=odd_convolutions, examples=images), "by hand"),
     (Case("encoder", model=Encoder, examples=sentences, loss=token_loss), "mapped"),
     (Case("residual", model=Residual), "stacked"),
+    (Case("one layer under two names", model=once_more), "mapped"),
+    (Case("tied", model=Tied, examples=sentences, loss=token_loss), "mapped"),
+    (Case("convolutions of the same size", model=same_size, examples=images), "by hand"),
+    (Case("a loss in a vector of one", loss=lambda *batch: nn.functional.cross_entropy(*batch)[None]), "stacked"),
     (Case("targets to ignore", examples=ignoring, local={"batch_size": 16}), "stacked"),
     (Case("smoothed", loss=nn.CrossEntropyLoss(label_smoothing=0.1)), "stacked"),
     (Case("plain module", loss=nn.CrossEntropyLoss()), "stacked"),
@@ -206,7 +238,7 @@ NO_CHAINS: list[tuple[Sequence[nn.Module] | Callable[[], nn.Module], str]] = [
     ([nn.Conv2d(1, 4, 3), nn.Flatten(2), nn.Linear(36, 3)], r"1 \(Flatten\) is no part"),
     ([nn.Linear(8, 8), nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 3)], r"1 \(Conv2d\) is no part"),
     ([nn.Conv2d(1, 4, 3), nn.MaxPool2d(2, return_indices=True), nn.Linear(6, 3)], r"1 \(MaxPool2d\) is no part"),
-    ([nn.Conv2d(1, 4, 3, padding="same"), nn.Flatten(), nn.Linear(256, 3)], "0 pads by zeros, same"),
+    ([nn.Conv2d(1, 4, 2, padding="same"), nn.Flatten(), nn.Linear(256, 3)], "0 pads one side more than the other"),
     ([nn.Conv2d(1, 4, 3, padding=1, padding_mode="reflect"), nn.Flatten(), nn.Linear(256, 3)], "0 pads by reflect"),
     ([nn.Unflatten(0, (1, 5)), nn.Linear(6, 3)], r"0 \(Unflatten\) is no part"),  # moves the examples themselves
 ]
@@ -367,6 +399,171 @@ class FunctionalDropout(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y: torch.Tensor = self.layer(nn.functional.dropout(x, 0.5))
         return y
+
+
+class Counter(nn.Module):
+    """Counts what it has seen, in a buffer that no optimizer moves."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.register_buffer("seen", torch.zeros((), dtype=dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 0.01 * len(x) if self.seen.is_floating_point() else len(x)  # type: ignore[has-type]
+        y: torch.Tensor = self.layer(x)
+        return y
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_a_model_whose_buffers_move_is_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(CannotBatch, match="stacked: seen changes while a client trains, and no optimizer moves it"):
+        Batched(Case("counter", model=lambda: Counter(dtype)).training())
+
+
+class Mixing(nn.Module):
+    """Its examples see each other.
+
+    Args:
+        of: (whole batch) -> a number.
+    """
+
+    def __init__(self, of: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layers, self.of = mlp(), of
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layers(x / self.of(x))
+        return y
+
+
+def alike(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Examples whose largest number, and whose first one, is the same in every batch of every client."""
+    inputs, targets = vectors(count, seed)
+    return torch.cat([torch.ones(count, 1), inputs[:, 1:].clamp(-1, 1)], 1), targets
+
+
+@pytest.mark.parametrize("batch_size", [4, 8, 16])
+@pytest.mark.parametrize(
+    "of", [lambda x: x.abs().amax(), lambda x: x.std(), lambda x: 1 + x[:, 0].mean(), lambda x: x[:, 0].max()]
+)
+def test_examples_that_see_each_other_are_refused_also_where_clients_are_alike(
+    of: Callable[[torch.Tensor], torch.Tensor], batch_size: int
+) -> None:
+    case = Case("mixing", model=lambda: Mixing(of), examples=alike, local={"batch_size": batch_size})
+    for kind in ("stacked", "mapped"):
+        with pytest.raises(CannotBatch, match=rf"{kind}: the update of \w is .* off, relative to its length"):
+            Batched(case.training())
+
+
+def with_factors(factors: dict[str, float], model: Callable[[], nn.Module]) -> Training:
+    """The task of Case("mlp"), with some clients' inputs times a number."""
+
+    def data(site: str, split: str) -> TensorDataset:
+        inputs, targets = vectors(SIZES[site], SIZES[site])
+        return TensorDataset(inputs * factors.get(site, 1), targets)
+
+    case = Case("factors", model=model)
+    return replace(case.training(), task=replace(case.task(), data=data))
+
+
+def test_clients_that_fail_both_ways_tell_nothing_so_others_are_tried() -> None:
+    broken = dict.fromkeys("abc", np.nan)
+    with pytest.raises(CannotBatch, match=r"the update of [de] is .* off"):
+        Batched(with_factors(broken, lambda: Mixing(lambda x: 1 + x.mean())))
+    assert Batched(with_factors(broken, mlp)).kind == "stacked"
+
+
+def test_where_every_client_fails_there_is_nothing_to_compare() -> None:
+    with pytest.raises(CannotBatch, match="every client that was tried leaves the finite numbers"):
+        Batched(with_factors(dict.fromkeys(SIZES, np.nan), mlp))
+
+
+def test_a_client_that_fails_in_one_way_only_is_a_difference() -> None:
+    class Fragile(nn.Module):
+        """What is NaN in one example is NaN in all of the batch."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = mlp()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.layers(x + 0 * x.sum())
+            return y
+
+    training = with_factors({"b": np.nan}, Fragile)
+    with pytest.raises(CannotBatch, match=r"d leaves the finite numbers in the product only"):
+        BatchTrainer(training, kind="stacked")._probe()
+    assert Batched(training).kind == "mapped"
+
+
+class Bag(nn.Module):
+    """The mean of what its tokens are looked up as."""
+
+    def __init__(self, bare: bool) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(11, 4), nn.Linear(4, 11)
+        self.scale = nn.Parameter(torch.ones(())) if bare else 1.0
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.head(self.embed(tokens) * self.scale)
+        return y
+
+
+@pytest.mark.parametrize(("bare", "kind"), [(False, "stacked"), (True, "mapped")])
+@pytest.mark.parametrize("token", [-1, 11])
+def test_a_token_that_is_none_fails_as_it_does_alone(token: int, bare: bool, kind: str) -> None:
+    def data(site: str, split: str) -> TensorDataset:
+        words, targets = sentences(SIZES[site], SIZES[site])
+        words = words.clone()
+        words[0, 0] = token if site == "e" else 0
+        return TensorDataset(words, targets)
+
+    case = Case("tokens", model=lambda: Bag(bare), examples=sentences, loss=token_loss)
+    training = replace(case.training(), task=replace(case.task(), data=data))
+    engine = Batched(training)
+    assert engine.kind == kind
+    jobs = [Job(site, seed) for seed, site in enumerate(SIZES)]
+    with pytest.raises(ClientFailed, match=r"client e failed:\nTraceback[\s\S]*IndexError: index out of range in self"):
+        list(engine.train(first_version(training), jobs))
+
+
+def test_what_fails_in_the_tasks_code_names_the_one_client() -> None:
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if len(targets) == 7:
+            raise ValueError("no loss today")
+        return nn.functional.cross_entropy(outputs, targets)
+
+    case = Case("loss", local={"batch_size": None}, loss=loss)
+    sizes = {**dict.fromkeys("abcdef", 20), "g": 7}
+    task = replace(case.task(), data=lambda site, split: TensorDataset(*vectors(sizes[site], 1)))
+    training = replace(case.training(), task=task)
+    jobs = [Job(site, seed) for seed, site in enumerate(sizes)]
+    results = Batched(training).train(first_version(training), jobs)
+    assert [result.client_id for result in islice(results, 6)] == list("abcdef")
+    with pytest.raises(ClientFailed, match=r"client g failed:\nTraceback[\s\S]*no loss today"):
+        next(results)
+
+
+def test_a_client_with_a_far_wider_batch_is_in_no_product_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"a": 20, "b": 30, "wide": 4000, "c": 25, "d": 1}
+    case = Case("skewed", local={"batch_size": None, "epochs": 2})
+    task = replace(case.task(), data=lambda site, split: TensorDataset(*vectors(sizes[site], sizes[site])))
+    training = replace(case.training(), task=replace(task, sites=["a", "b", "c"]))
+    engine, version = Batched(training), first_version(training)
+    jobs, widths = [Job(site, seed) for seed, site in enumerate(sizes)], list[tuple[int, ...]]()
+    advance = Net.advance
+
+    def watched(net: Net, inputs: torch.Tensor, targets: torch.Tensor, sizes: Any) -> Any:
+        widths.append((len(inputs), *sorted(sizes)))
+        return advance(net, inputs, targets, sizes)
+
+    monkeypatch.setattr(Net, "advance", watched)
+    batched = all_trained(engine.train(version, jobs))
+    assert widths == 2 * [(4000, 4000)] + 2 * [(4 * 30, 1, 20, 25, 30)]
+    for ours, theirs in zip(batched, all_trained(Sequential(training).train(version, jobs)), strict=True):
+        assert ours.client_id == theirs.client_id
+        np.testing.assert_allclose(ours.row, theirs.row, rtol=1e-4, atol=2e-6)
 
 
 def test_a_task_with_a_training_of_its_own_is_refused() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from atoll.simulations.engines.choice import BESIDE, Choice, choose
 from atoll.simulations.engines.determinism import NotDeterministic, check_deterministic
-from atoll.simulations.engines.engine import Job, Trained, Training
+from atoll.simulations.engines.engine import ClientFailed, Job, Trained, Training
 from atoll.simulations.engines.sequential import Sequential
 from tests.simulations.engines.cases import (
     SIZES,
@@ -93,6 +93,24 @@ def test_of_one_client_that_fills_the_cache_only_a_chain_by_hand_is_measured(is_
         names = {figure.engine for figure in choice.figures}
         assert names == ({"sequential", "batched (k=1)"} if is_chain else {"sequential"})
         assert choice.reasons == (() if is_chain else ("not batched: the weights of one client fill the cache",))
+
+
+def test_an_engine_that_cannot_start_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.simulations.engines.processes._can_fork", lambda _: False)
+    with chosen(Case("dropout", model=lambda: dropout_mlp()).training(), workers=2) as choice:
+        assert choice.engine.name == "sequential"
+        assert [figure.engine for figure in choice.figures] == ["sequential"]
+        assert choice.reasons[0].startswith("not batched: ")
+        assert choice.reasons[1].startswith("not 2 processes: the task cannot be sent to another process")
+
+
+def test_what_fails_in_the_tasks_code_is_no_reason_to_leave_an_engine_out() -> None:
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no loss today")
+
+    training = replace(Case("mlp").training(), task=replace(Case("mlp").task(), loss=loss))
+    with pytest.raises(ClientFailed, match="no loss today"):
+        choose(training, first_version(training), SITES, workers=2)
 
 
 def test_a_name_that_is_no_engine_is_refused() -> None:

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.simulations.engines.batched import AT_ONCE_MAX, FLOW_BYTES, BatchTrainer
+from atoll.simulations.engines.batched import AT_ONCE_MAX, FLOW_BYTES, TRIED, BatchTrainer
 from atoll.simulations.engines.flow import flow_bytes
 from atoll.simulations.engines.stack import CannotBatch
 from tests.simulations.engines.cases import Case, images
@@ -33,5 +33,5 @@ def test_so_many_clients_are_in_a_product_as_find_room_for_what_flows() -> None:
 
 
 def test_a_model_that_takes_no_such_inputs_is_refused_by_whoever_tries_it() -> None:
-    with pytest.raises(CannotBatch, match=r"by hand: Expected size .* \[3, 6\] but got: \[3, 7\]"):
+    with pytest.raises(CannotBatch, match=rf"by hand: Expected size .* \[{TRIED}, 6\] but got: \[{TRIED}, 7\]"):
         BatchTrainer(Case("narrow", model=lambda: nn.Sequential(nn.Linear(7, 3))).training())

@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 import torch
 
+from atoll.parallel.reference import load_module
 from atoll.simulations.engines.batched import Batched
 from atoll.simulations.engines.engine import ClientFailed, Job, Trained, Training
 from atoll.simulations.engines.processes import Processes, WorkerDied
+from atoll.simulations.engines.sequential import Sequential
 from tests.living import is_running
 from tests.simulations.engines.cases import (
     BATCHABLE,
@@ -150,6 +152,49 @@ def test_workers_of_a_fork_server_train_the_same(monkeypatch: pytest.MonkeyPatch
     with processes(training, workers=1, batched=is_batched) as engine:
         for ours, theirs in zip(trained(engine, version, jobs), expected, strict=True):
             np.testing.assert_array_equal(ours.row, theirs.row)
+
+
+TASK = """
+import torch
+from torch.utils.data import TensorDataset
+import my_folder.loaded
+from my_package.sizes import WIDTH
+
+from atoll import Task
+
+def model():
+    return torch.nn.Linear(WIDTH, 3)
+
+def data(site, split):
+    from my_folder.late import COUNT
+    from my_package.late import examples
+    return TensorDataset(*examples(COUNT, WIDTH))
+
+task = Task(model=model, data=data, sites=["a"], loss=torch.nn.functional.cross_entropy, metrics={})
+"""
+NEIGHBOURS = {
+    "my_package/__init__.py": "",
+    "my_package/sizes.py": "WIDTH = 6\n",
+    "my_package/late.py": "import torch\n\ndef examples(m, n):\n    return torch.ones(m, n), torch.arange(m) % 3\n",
+    "my_folder/loaded.py": "",
+    "my_folder/late.py": "COUNT = 9\n",
+}
+
+
+def test_workers_of_a_fork_server_find_the_tasks_file_and_its_neighbours(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, text in {"task.py": TASK, **NEIGHBOURS}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    training = Training(task=load_module(f"{tmp_path}/task.py:task").task)
+    version, jobs = first_version(training), [Job("a", 1)]
+    monkeypatch.setattr("atoll.simulations.engines.processes._can_fork", lambda _: False)
+    with processes(training, workers=1) as engine:
+        (found,) = trained(engine, version, jobs)
+    (expected,) = trained(Sequential(training), version, jobs)
+    np.testing.assert_array_equal(found.row, expected.row)
 
 
 def test_a_task_that_cannot_be_pickled_is_told_where_it_has_to_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,6 +115,11 @@ def test_what_fails_in_the_tasks_code_names_the_client_and_the_line() -> None:
         list(Sequential(training).train(first_version(training), [Job("b", 1)]))
 
 
+def test_a_loss_in_a_vector_of_one_is_that_number() -> None:
+    case = Case("vector", loss=lambda outputs, targets: nn.functional.cross_entropy(outputs, targets).reshape(1))
+    check(case, replace(case.training(), task=replace(case.task(), metrics={})))
+
+
 def test_a_client_without_examples_is_said_so() -> None:
     task = replace(Case("mlp").task(), data=lambda site, split: None)
     training = Training(task=task)

@@ -87,7 +87,7 @@ def test_what_a_sweep_shows_stands_in_its_table(tmp_path: Path) -> None:
         ),
         (
             "[grid]\nseed = [1]\n[sweep]\njobs = 0\nfoo = 1\n",
-            ["sweep.jobs: Input should be", "sweep.foo: Extra inputs"],
+            ["sweep.jobs: got 0; allowed: integer >= 1, <= 1024", "sweep.foo: unknown key"],
         ),
     ],
 )

@@ -1,10 +1,13 @@
 """Whole simulated runs: the same machines as deployed ones, and outcomes that can be known from outside."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from atoll.cli.files import load_user_task
+from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import Version
 from atoll.server.store import RunStore
 from atoll.server.versions import Versions
@@ -58,9 +61,27 @@ def test_an_interrupted_run_goes_on_to_the_outcome_of_an_undisturbed_one(tmp_pat
             result = federation.run()
         assert result["state"] == "interrupted"
         assert result["version"] < 6
+        assert result["rounds"] == stop_after  # the round that was open has not ended
     rest, found = simulate(folder, *few)
     assert rest["model_digest"] == whole["model_digest"]
     assert without_real_time(found) == without_real_time(told)
+
+
+def test_a_run_is_not_gone_on_with_when_clients_or_its_settings_are_gone(tmp_path):
+    few = ("round.cohort_size=3", "rounds=9")
+    simulate(tmp_path, *few)
+    file = settings(*few)
+    task = load_user_task(file.task)
+    with pytest.raises(ConfigError, match="the run there has clients that the task has no more: d"):
+        go_on(tmp_path, file, replace(task, sites=("a", "b", "c")))
+    (tmp_path / "run.toml").write_text("task = ")
+    with pytest.raises(ConfigError, match=r"run\.toml: is damaged: .*; put it back, or choose another --out"):
+        go_on(tmp_path, file, task)
+
+
+def go_on(folder, file, task):
+    with opened(file, task, folder, on_round=lambda line: None, is_fresh=False) as federation:
+        return federation.run()
 
 
 def test_virtual_time_is_what_the_slowest_wanted_client_needs(tmp_path):

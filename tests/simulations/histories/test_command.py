@@ -51,6 +51,10 @@ def test_as_json_there_is_one_object(capsys: pytest.CaptureFixture[str]) -> None
     found = json.loads(capsys.readouterr().out)
     assert found["bad"] == {}
     assert len(found["num_events"]) == 5
+    assert judge_histories("crashes", seed=3, as_json=True) == 0
+    one = json.loads(capsys.readouterr().out)
+    assert (one["preset"], one["seed"], one["wrong"]) == ("crashes", 3, [])
+    assert any("coordinator  RunStarted" in line for line in one["history"])
 
 
 def test_what_cannot_be_is_said_at_once() -> None:

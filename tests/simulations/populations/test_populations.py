@@ -205,6 +205,11 @@ def test_a_thousand_clients_of_sixty_thousand_examples_take_well_under_a_second(
         assert time.perf_counter() - began < 3.0, kind  # 0.2 s on an idle core
 
 
+def test_however_large_sigma_is_everything_is_dealt() -> None:
+    held = config_of("quantity sigma", 4, sigma=1e9).of(task_of({"a": labelled([0] * 50)}), seed=0)
+    assert sorted(held.train.sizes.tolist()) == [1, 1, 1, 47]
+
+
 @pytest.mark.parametrize(
     ("settings_", "fault"),
     [

@@ -45,6 +45,22 @@ def test_a_digest_beside_the_file_or_given_must_be_right(tmp_path: Path) -> None
         read_checked(file)
 
 
+@pytest.mark.parametrize("name", ["  a.txt", " *a.txt", "  ./a.txt", " *./a.txt"])
+def test_names_are_those_of_sha256sum_however_it_was_called(tmp_path: Path, name: str) -> None:
+    (tmp_path / "SHA256SUMS").write_text(f"{hashlib.sha256(b'hello').hexdigest()}{name}\n")
+    (tmp_path / "a.txt").write_bytes(b"hallo")
+    with pytest.raises(BadData, match="says its SHA256SUMS"):
+        read_checked(tmp_path / "a.txt")
+
+
+def test_a_file_that_its_sums_do_not_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "SHA256SUMS").write_text(f"{'1' * 64}  other\n")
+    (tmp_path / "a.txt").write_bytes(b"hello")
+    with pytest.raises(BadData, match=r"SHA256SUMS: does not name a\.txt, so that nobody knows"):
+        read_checked(tmp_path / "a.txt")
+    assert read_checked(tmp_path / "a.txt", hashlib.sha256(b"hello").hexdigest()) == b"hello"
+
+
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(NoData, match="there is no such file"):
         read_checked(tmp_path / "a")

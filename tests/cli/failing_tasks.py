@@ -1,0 +1,57 @@
+"""Tasks that fail while a client trains, each in its own way."""
+
+import multiprocessing
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch.utils.data import TensorDataset
+
+from atoll.parallel.data.public.idx import read_idx
+from tests.simulations.federation import lines
+
+task = lines.task
+
+
+def _bad_label(site: str, split: str) -> TensorDataset:
+    found = lines.data(site, split)
+    if (site, split) == ("d", "train"):
+        found.tensors[1][3] = 77
+    return found
+
+
+def _own_mistake(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("no loss\ntoday")
+
+
+def _loss_of_each(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def _killed(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    if multiprocessing.parent_process() is not None:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return torch.nn.functional.cross_entropy(outputs, targets)
+
+
+def _damaged(site: str, split: str) -> TensorDataset:
+    return TensorDataset(torch.from_numpy(read_idx(Path("damaged"))))
+
+
+def _no_data(site: str, split: str) -> TensorDataset:
+    raise RuntimeError("no data")
+
+
+def _no_model() -> torch.nn.Module:
+    raise RuntimeError("no model")
+
+
+bad_label = replace(task, data=_bad_label)
+own_mistake = replace(task, loss=_own_mistake)
+loss_of_each = replace(task, loss=_loss_of_each)
+killed = replace(task, loss=_killed)
+damaged = replace(task, data=_damaged)
+no_data = replace(task, data=_no_data)
+no_model = replace(task, model=_no_model)

@@ -1,0 +1,129 @@
+"""`atoll simulate` when something is wrong: a sentence for each fault, and the exit code says whose it is."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from atoll.cli.docs import commands
+from atoll.cli.experiments.failing import sentence
+from tests.cli import failing_tasks
+from tests.cli.invoking import invoke, refused, said, shown
+
+TASKS = failing_tasks.__name__
+ALL = ("--set", "round.cohort_size=4", "--rounds", "1", "--set", "simulation.workers=1")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def failed(*arguments: object) -> str:
+    """The sentence of a run that fails."""
+    result = invoke("simulate", *arguments)
+    assert result.exit_code == 1, result.output
+    assert "Traceback" not in result.output
+    (line,) = (line for line in result.stderr.splitlines() if line.startswith("atoll: "))
+    return line.removeprefix("atoll: ")
+
+
+@pytest.mark.parametrize("engine", ["sequential", "processes"])
+def test_a_client_that_fails_is_named_with_what_its_task_raised(engine: str) -> None:
+    told = failed(f"{TASKS}:bad_label", *ALL, "--engine", engine)
+    assert told == "the training of client d failed: IndexError: Target 77 is out of bounds."
+
+
+def test_what_the_user_s_own_code_raised_is_told_with_its_place() -> None:
+    told = failed(f"{TASKS}:own_mistake", *ALL, "--engine", "sequential")
+    assert told.startswith("the training of client a failed: RuntimeError: no loss today (")
+    assert f"({failing_tasks.__file__}, line " in told
+    assert "grad can be" in failed(f"{TASKS}:loss_of_each", *ALL, "--engine", "sequential")
+
+
+@pytest.mark.parametrize("what", ["data", "model"])
+def test_code_of_the_task_that_fails_before_a_client_trains_is_told_with_its_place(what: str) -> None:
+    told = failed(f"{TASKS}:no_{what}", *ALL, "--engine", "sequential")
+    assert told.startswith(f"the task failed: RuntimeError: no {what} ({failing_tasks.__file__}, line ")
+
+
+def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.simulations.federation.setting._cohort_faults", None)
+    with pytest.raises(TypeError):
+        invoke("simulate", f"{TASKS}:task", "--check")
+
+
+def test_a_killed_worker_ends_the_run_with_one_sentence() -> None:
+    told = failed(f"{TASKS}:killed", *ALL, "--engine", "processes", "--set", "simulation.workers=2")
+    assert told.startswith("worker process ")
+    assert told.endswith(" was ended by signal 9")
+
+
+def test_a_text_without_a_traceback_is_a_sentence_already() -> None:
+    assert sentence("worker process 3\nended") == "worker process 3 ended"
+
+
+@pytest.mark.parametrize("command", ["simulate", "population"])
+def test_damaged_data_is_the_operator_s_to_mend(folder: Path, command: str) -> None:
+    (folder / "damaged").write_bytes(b"no IDX")
+    (fault,) = refused(command, f"{TASKS}:damaged")
+    assert fault.startswith("damaged: begins with 6e6f2049")
+
+
+@pytest.mark.parametrize(
+    ("attack", "fault"),
+    [
+        (("label_flip", "num_labels=1"), "attack.num_labels: got 1; allowed: integer >= 2"),
+        (("label_flip", "malicious=9"), "attack.malicious: got 9; there are 4 clients"),
+        (("backdoor", "target=99"), "attack.target: got 99; allowed: a label of the data, 0 to 1"),
+    ],
+)
+@pytest.mark.parametrize("only_check", [False, True])
+def test_an_attack_that_does_not_suit_the_data_is_refused(
+    attack: tuple[str, str], fault: str, only_check: bool
+) -> None:
+    kind, option = attack
+    settings = ["--set", f"attack.kind={kind}", "--set", f"attack.{option}", "--set", "attack.malicious=2"]
+    settings = settings[:4] if "malicious" in option else settings
+    (told,) = refused("simulate", f"{TASKS}:task", *ALL, *settings, *(["--check"] if only_check else []))
+    assert fault in told
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    (fault,) = refused("simulate", f"{TASKS}:task", *ALL, "--set", "simulation.device=cuda", "--check")
+    assert fault.startswith("simulation.device: got 'cuda'; allowed here: \"cpu\"")
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    wrong = {
+        "round.cohort_size": 50,
+        "attack.kind": "label_flip",
+        "attack.malicious": 10,
+        "devices.trace": "nofile.csv",
+        "local.lr": -1,
+        "cohort.sampler": "no.such:thing",
+    }
+    faults = refused("simulate", f"{TASKS}:task", *(part for key in wrong for part in ("--set", f"{key}={wrong[key]}")))
+    told = ["no.such:thing", "local.lr", "attack.malicious", "nofile.csv", "round.cohort_size"]
+    assert all(name in fault for name, fault in zip(told, faults, strict=True))
+
+
+def test_judging_histories_takes_no_settings_of_a_run(folder: Path) -> None:
+    (fault,) = refused("simulate", "--faults", "none", "--rounds", 3, "--engine", "ray", "--out", folder / "out")
+    assert fault == "--faults tries the machines without a task: leave out --rounds, --engine, --out"
+    assert refused("simulate", "a:b", "--faults", "none")[0].endswith("leave out a:b")
+    assert shown("simulate", "--faults", "none", "--seed", 3)["wrong"] == []
+
+
+def test_no_help_text_loses_what_stands_in_brackets() -> None:
+    """The help is printed by rich, to which [grid] is markup and \\[grid] is not."""
+    texts = [
+        (path, text)
+        for path, command in commands()
+        for text in (command.help, *(getattr(parameter, "help", None) for parameter in command.params))
+    ]
+    assert [(path, text) for path, text in texts if re.search(r"(?<!\\)\[[a-zA-Z/#@]", text or "")] == []
+    assert "[grid]" in said("sweep", "--help")
+    assert "[population]" in said("population", "--help")
