@@ -10,7 +10,23 @@ from atoll.aggregation.tensorfile import sync_folder
 
 
 class DiskFull(OSError):
-    """There is no room; nothing of what was to be written counts, and it may be tried again."""
+    """There is no room; nothing of what was to be written counts, and it may be tried again.
+
+    Args:
+        what: for whoever operates this machine.
+        outside: for others.
+    """
+
+    def __init__(self, what: str, outside: str = "no room") -> None:
+        super().__init__(what)
+        self.outside = outside
+
+
+def told_outside(error: OSError) -> str:
+    """What others may know of it: no path, and nothing of how much is free."""
+    if isinstance(error, DiskFull):
+        return error.outside
+    return os.strerror(error.errno) if error.errno else "an error of the disk"
 
 
 def write_atomically(path: Path, content: bytes, *, sync_name: bool = True, is_durable: bool = True) -> None:

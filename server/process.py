@@ -5,18 +5,17 @@ import ctypes
 import logging
 import os
 import resource
+import shutil
 import signal
-import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import TERMINAL, RunId, RunState
-from atoll.server.binding import has_state
 from atoll.server.config import CoordinatorConfig, RunConfig
 from atoll.server.coordinator import Coordinator, OperatorError
-from atoll.server.evaluator import EvaluationFailed, Evaluator
 from atoll.server.identity.gate import equip_ranks, gate_of, publisher
 from atoll.server.memory import collect_seldom
 from atoll.server.ports import Ports
@@ -58,8 +57,19 @@ async def host(
     _allow_files()
     _bound_arenas()
     collect_seldom()
-    if run is not None and not has_state(config.state):
-        await _try(run)
+    with _gone_if_refused(config.state, is_alone=not config.database) as stays:
+        return await _host(config, run, again=again, stay=stay, on_ready=on_ready, stays=stays)
+
+
+async def _host(
+    config: CoordinatorConfig,
+    run: RunConfig | None,
+    *,
+    again: bool,
+    stay: bool,
+    on_ready: Callable[[Coordinator, Ports], None],
+    stays: Callable[[], None],
+) -> int:
     with StateDirectory.open(config.state, database=config.database) as state:
         async with gate_of(config, state) as gate:
             coordinator = Coordinator(config, state, gate.dialer, gate.is_revoked)
@@ -70,6 +80,7 @@ async def host(
                 await coordinator.start()
                 asked = await _find_or_add(coordinator, run, again=again) if run is not None else None
                 await ports.start()  # last: whoever joins is told which tasks are run here
+                stays()
                 if coordinator.ranks is not None and config.start_aggregators:
                     await equip_ranks(gate, config)
                     ranks = SpawnedRanks(config.aggregators, config.state, ports.address, insecure=config.insecure)
@@ -84,22 +95,29 @@ async def host(
                 await coordinator.stop()
 
 
-async def _try(run: RunConfig) -> None:
-    """Load a run's task, sampler and rule before anything is made: a fault leaves no state directory behind.
+@contextmanager
+def _gone_if_refused(state: Path, *, is_alone: bool) -> Iterator[Callable[[], None]]:
+    """Let a state directory that this very call has made go again when there is nothing to host in it.
 
-    Raises:
-        OperatorError: one of them does not load; the message says why.
+    Args:
+        state: the directory.
+        is_alone: whether it holds all that there is; a database knows of the directory that it belongs to.
+
+    Yields:
+        What to call as soon as it is to stay.
     """
-    with tempfile.TemporaryDirectory(prefix="atoll-") as folder:
-        evaluator = Evaluator.of_run(run, Path(folder) / "worker.log")
-        try:
-            run.cohort.build()
-            run.aggregation.build()
-            await evaluator.check()
-        except (EvaluationFailed, ValueError) as error:
-            raise OperatorError(str(error)) from error
-        finally:
-            evaluator.close()
+    may_go = is_alone and not state.exists()
+
+    def stays() -> None:
+        nonlocal may_go
+        may_go = False
+
+    try:
+        yield stays
+    except (OperatorError, ConfigError):
+        if may_go:
+            shutil.rmtree(state, ignore_errors=True)
+        raise
 
 
 def _allow_files() -> None:

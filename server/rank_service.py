@@ -12,6 +12,7 @@ from atoll.protocol.bulk import DownloadMessage, UploadMessage
 from atoll.protocol.vocabulary import Digest, RunId
 from atoll.server.codec import StoreCorrupted
 from atoll.server.downloads import BadRequest, NotHeld, send_version
+from atoll.server.durable import told_outside
 from atoll.server.gather import NoSuchVersion, NotFetched
 from atoll.server.rank import CoordinatorAway, Rank
 from atoll.server.service import opening
@@ -62,4 +63,4 @@ class AggregatorService(rpc.AggregatorServicer):
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         except OSError as error:
             logger.error("an upload cannot be stored: %s", error)
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"cannot be stored now: {error.strerror or error}")
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"cannot be stored now: {told_outside(error)}")

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from atoll.server.bucket import Bucket
 from atoll.server.config import RunFile
 from atoll.server.coordinator import Coordinator, OperatorError, UnknownRun
 from atoll.server.downloads import BadRequest, NotHeld, send_version
+from atoll.server.durable import told_outside
 from atoll.server.events import ClientEvaluated, ClientFailed, Profile
 from atoll.server.hub import Connection
 from atoll.server.identity.enrolments import Enrolments
@@ -170,8 +170,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
         except OSError as error:
             logger.error("an upload cannot be stored: %s", error)
-            what = os.strerror(error.errno) if error.errno else "no room"  # paths are nobody's business outside
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"cannot be stored now: {what}")
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"cannot be stored now: {told_outside(error)}")
 
 
 class AdminService(MembersAdmin, rpc.AdminServicer):

@@ -150,10 +150,11 @@ class RunStore:
     def _check_quota(self, wanted: int, total_bytes: int) -> None:
         taken, most = _size_of(self._incoming), self._disk.incoming_max
         if taken + wanted > most:
-            raise DiskFull(
-                f"{self._incoming}: an update of {total_bytes} bytes does not fit: uploads that are not accepted yet "
-                f"take {taken} bytes, with what is promised {taken + wanted}; allowed are {most} (incoming_max)"
+            what = (
+                f"an update of {total_bytes} bytes does not fit: uploads that are not accepted yet take {taken} bytes, "
+                f"with what is promised {taken + wanted}; allowed are {most} (incoming_max)"
             )
+            raise DiskFull(f"{self._incoming}: {what}", outside=what)
 
     def _closed(self, upload: Incoming) -> None:
         with self._lock:

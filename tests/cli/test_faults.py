@@ -79,17 +79,17 @@ FAULTY_LOCAL = ("--set", "local.ir=1", "--set", "local.lr=-1.0")
 
 def test_a_start_says_of_the_local_training_what_check_does_and_leaves_nothing(tmp_path: Path) -> None:
     invoke("new", tmp_path / "project")
-    start = ("coordinator", tmp_path / "project" / "run.toml", *FAULTY_LOCAL)
+    start = ("coordinator", tmp_path / "project" / "run.toml", *FAULTY_LOCAL, "--set=coordinator.listen=localhost:0")
     faults, state = refused(*start, "--check"), tmp_path / "state"
     assert refused(*start, "--state", state) == faults
     assert not state.exists()
     StateDirectory.open(state).close()
-    assert refused(*start, "--state", state, "--set", "coordinator.listen=localhost:0") == faults
+    assert refused(*start, "--state", state) == faults
     assert not any((state / "runs").iterdir())
 
 
 def test_a_task_that_is_not_in_its_file_leaves_no_state_directory(tmp_path: Path) -> None:
-    start = ("coordinator", f"{TINY}:nope")
+    start = ("coordinator", f"{TINY}:nope", "--set=coordinator.listen=127.0.0.1:0")
     assert refused(*start, "--state", tmp_path / "state") == refused(*start, "--check")
     assert not (tmp_path / "state").exists()
 
