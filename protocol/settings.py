@@ -12,7 +12,7 @@ import json
 import re
 import reprlib
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -25,6 +25,7 @@ from pydantic_core import ErrorDetails
 from atoll.protocol.secrets import without_password
 
 Model = TypeVar("Model", bound=BaseModel)
+Built = TypeVar("Built")
 
 STRICT = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True)
 """Frozen, no unknown keys, no conversion between types."""
@@ -61,6 +62,15 @@ class ConfigError(ValueError):
     def __init__(self, faults: Sequence[str]) -> None:
         super().__init__("\n".join(faults))
         self.faults = tuple(faults)
+
+
+def or_faults(build: Callable[[], Built], faults: list[str]) -> Built | None:
+    """What is built; None when it cannot be, for faults that are added to the others."""
+    try:
+        return build()
+    except ConfigError as error:
+        faults += error.faults
+        return None
 
 
 def load(model_type: type[Model], path: Path | None, overrides: Sequence[str] = ()) -> Model:

@@ -57,20 +57,11 @@ async def host(
     _allow_files()
     _bound_arenas()
     collect_seldom()
-    with _gone_if_refused(config.state, is_alone=not config.database) as stays:
-        return await _host(config, run, again=again, stay=stay, on_ready=on_ready, stays=stays)
-
-
-async def _host(
-    config: CoordinatorConfig,
-    run: RunConfig | None,
-    *,
-    again: bool,
-    stay: bool,
-    on_ready: Callable[[Coordinator, Ports], None],
-    stays: Callable[[], None],
-) -> int:
-    with StateDirectory.open(config.state, database=config.database) as state:
+    is_new = not config.database and not config.state.exists()  # a database knows of the directory it belongs to
+    with (
+        StateDirectory.open(config.state, database=config.database) as state,
+        _gone_if_refused(state.path, may_go=is_new) as stays,
+    ):
         async with gate_of(config, state) as gate:
             coordinator = Coordinator(config, state, gate.dialer, gate.is_revoked)
             coordinator.signer = publisher(gate, state, coordinator.clock)
@@ -96,17 +87,16 @@ async def _host(
 
 
 @contextmanager
-def _gone_if_refused(state: Path, *, is_alone: bool) -> Iterator[Callable[[], None]]:
-    """Let a state directory that this very call has made go again when there is nothing to host in it.
+def _gone_if_refused(state: Path, *, may_go: bool) -> Iterator[Callable[[], None]]:
+    """Let a state directory go again, while it is locked, when there is nothing to host in it.
 
     Args:
         state: the directory.
-        is_alone: whether it holds all that there is; a database knows of the directory that it belongs to.
+        may_go: whether this very call has made it.
 
     Yields:
         What to call as soon as it is to stay.
     """
-    may_go = is_alone and not state.exists()
 
     def stays() -> None:
         nonlocal may_go

@@ -10,6 +10,7 @@ import typer
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
 from atoll.cli.printing import as_json, note, say, table
+from atoll.protocol.printable import printable
 
 if TYPE_CHECKING:
     from atoll.protocol.chain import Checkpoint, Line, Verifier
@@ -89,7 +90,7 @@ def show(
         as_json({"events": [_event(line) for line in lines], "checkpoint": str(newest) if newest else None})
         return
     shown = ("seq", "time", "actor", "role", "action", "object", "outcome")
-    rows = [[_printable(str(_event(line)[name])) for name in shown] for line in lines]
+    rows = [[printable(str(_event(line)[name])) for name in shown] for line in lines]
     table(shown, rows, empty="no such event")
     note(f"checkpoint {newest}" if newest else "no checkpoint yet")
 
@@ -163,7 +164,7 @@ def _summary(found: "Verifier") -> dict[str, Any]:
 
 def _say_verdict(found: "Verifier") -> None:
     for fault in found.faults:
-        say(_printable(str(fault)))
+        say(printable(str(fault)))
     if found.num_faults > len(found.faults):
         say(f"... and {found.num_faults - len(found.faults)} more")
     what = _summary(found)
@@ -199,8 +200,3 @@ def _event(line: "Line") -> dict[str, Any]:
         "outcome": event.outcome,
         "digests": dict(event.digests),
     }
-
-
-def _printable(text: str) -> str:
-    """Names come from others: nothing in them may steer a terminal."""
-    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)

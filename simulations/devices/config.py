@@ -1,14 +1,14 @@
 """The table `[devices]` of a simulated run: how fast its clients are, how far away, and when they are awake."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, model_validator
 
-from atoll.protocol.settings import STRICT, ConfigError
+from atoll.protocol.settings import STRICT, ConfigError, or_faults
 from atoll.simulations.devices.awake import Awake
 from atoll.simulations.devices.fleet import Fleet, Speeds
 from atoll.simulations.devices.lots import Lots, lots
@@ -28,8 +28,6 @@ OF_AVAILABILITY = {
 """The fields that only one kind of availability has."""
 
 HOUR_S = 3600.0
-
-Built = TypeVar("Built")
 
 
 class DeviceConfig(BaseModel):
@@ -121,8 +119,8 @@ class DeviceConfig(BaseModel):
         drawn = lots(names, seed)
         slow = _least(drawn["straggler"], round(self.stragglers * len(names)))
         faults: list[str] = []
-        speeds = _or_faults(lambda: self._speeds(names, drawn), faults)
-        awake = _or_faults(lambda: self._awake(names, drawn), faults)
+        speeds = or_faults(lambda: self._speeds(names, drawn), faults)
+        awake = or_faults(lambda: self._awake(names, drawn), faults)
         if speeds is None or awake is None:
             raise ConfigError(faults)
         return Fleet(names, speeds.slowed(np.where(slow, self.slowdown, 1.0)), awake, slow)
@@ -156,12 +154,3 @@ def _least(numbers: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
     found = np.zeros(len(numbers), np.bool_)
     found[np.argsort(numbers, kind="stable")[:count]] = True
     return found
-
-
-def _or_faults(build: Callable[[], Built], faults: list[str]) -> Built | None:
-    """What is built; None when it cannot be, for faults that are added to the others."""
-    try:
-        return build()
-    except ConfigError as error:
-        faults += error.faults
-        return None

@@ -1,20 +1,17 @@
 """From settings to a federation: its clients, their devices and data, and who trains them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from atoll.parallel.array_task import ArrayTask
 from atoll.parallel.task import Task
-from atoll.protocol.settings import ConfigError
+from atoll.protocol.settings import ConfigError, or_faults
 from atoll.protocol.vocabulary import ClientId
 from atoll.simulations.attacks.adversary import Adversary
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Setting
 from atoll.simulations.federation.training_engine import training_of
 from atoll.simulations.populations.population import Population
-
-Built = TypeVar("Built")
 
 
 def setting_of(file: SimulationFile, task: Task | ArrayTask) -> Setting:
@@ -25,15 +22,15 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask) -> Setting:
             that does not load; with everything that is wrong.
     """
     faults: list[str] = []
-    sampler = _or_faults(file.cohort.build, faults)
-    training = _or_faults(lambda: training_of(file.simulation, task, file.run), faults)
-    populated = _or_faults(lambda: _populated(file, task), faults)
+    sampler = or_faults(file.cohort.build, faults)
+    training = or_faults(lambda: training_of(file.simulation, task, file.run), faults)
+    populated = or_faults(lambda: _populated(file, task), faults)
     if populated is None:
         raise ConfigError(faults)  # without clients nothing else can be tried
     dealt, num_examples, population = populated
     names = [str(name) for name in num_examples]
-    attacked = _or_faults(lambda: _attacked(file, dealt, names), faults)
-    fleet = _or_faults(lambda: file.devices.of(names, seed=file.seed), faults)
+    attacked = or_faults(lambda: _attacked(file, dealt, names), faults)
+    fleet = or_faults(lambda: file.devices.of(names, seed=file.seed), faults)
     faults += _cohort_faults(file, len(names))
     if faults or sampler is None or training is None or attacked is None or fleet is None:
         raise ConfigError(faults)
@@ -50,15 +47,6 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask) -> Setting:
         lease=file.coordinator.lease,
         who_holds_what=None if population is None else lambda: population.report().plain(),
     )
-
-
-def _or_faults(build: Callable[[], Built], faults: list[str]) -> Built | None:
-    """What is built; None when it cannot be, for faults that are added to the others."""
-    try:
-        return build()
-    except ConfigError as error:
-        faults += error.faults
-        return None
 
 
 def _populated(
