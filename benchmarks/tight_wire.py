@@ -26,6 +26,7 @@ from atoll.protocol.identity.names import COORDINATOR, Identity, Role
 
 OPTIONS = [("grpc.max_receive_message_length", 1 << 26), ("grpc.max_send_message_length", 1 << 26)]
 DUTIES, RAW = b"duties", b"raw"
+RECEIVED = UP, DOWN = "tight-up.bin", "tight-down.bin"
 SIDES = {"server": COORDINATOR, "client": Identity(Role.CLIENT, "tight")}
 
 
@@ -45,7 +46,6 @@ class Receiver:
 
     def __init__(self, path: Path, *, has_duties: bool, is_durable: bool) -> None:
         self._sha256, self._has_duties, self._is_durable = hashlib.sha256(), has_duties, is_durable
-        path.unlink(missing_ok=True)  # a new file for each transfer, as it is on the other side
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) if has_duties else -1
 
     def receive(self, chunks: Iterable[bytes]) -> str:
@@ -76,7 +76,7 @@ def serve(credentials: Path, folder: Path, chunk_bytes: int) -> None:
 
     def up(chunks: Iterator[bytes], context: Any) -> bytes:
         has_duties = next(chunks) == DUTIES
-        return Receiver(folder / "tight-up.bin", has_duties=has_duties, is_durable=True).receive(chunks).encode()
+        return Receiver(folder / UP, has_duties=has_duties, is_durable=True).receive(chunks).encode()
 
     def down(request: bytes, context: Any) -> Iterator[bytes]:
         path, size = json.loads(request)
@@ -117,9 +117,12 @@ def drive(credentials: Path, folder: Path, chunk_bytes: int, port: str, source: 
             if way == "up":
                 up(uploading(has_duties))
             else:
-                receiver = Receiver(folder / "tight-down.bin", has_duties=has_duties, is_durable=False)
+                receiver = Receiver(folder / DOWN, has_duties=has_duties, is_durable=False)
                 receiver.receive(down(json.dumps([str(source), size]).encode()))
-            print(time.perf_counter() - begun, flush=True)
+            seconds = time.perf_counter() - begun
+            for received in RECEIVED:  # each transfer makes a new file; that the old one goes is no part of it
+                (folder / received).unlink(missing_ok=True)
+            print(seconds, flush=True)
 
 
 def main() -> None:

@@ -22,13 +22,14 @@ import grpc
 import numpy as np
 
 from atoll.aggregation.layout import Piece
-from atoll.client.allocator import keep_freed_memory
 from atoll.client.download import download
 from atoll.client.models import ModelCache
 from atoll.client.spool import Entry
+from atoll.client.threads import on_thread
 from atoll.client.transport import Link
 from atoll.client.upload import Pace, upload
 from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.allocator import keep_freed_memory
 from atoll.protocol.channel import PROTOCOL
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import COORDINATOR
@@ -76,6 +77,7 @@ class Client:
     address: str
     material: Material
     invite: pb.Invite = field(default_factory=pb.Invite)
+    _tidying: "asyncio.Future[None] | None" = None
 
     async def join(self) -> None:
         """Say Hello, and listen from now on."""
@@ -107,13 +109,17 @@ class Client:
     async def down(self) -> float:
         """Download what the invitation is about; the seconds."""
         run_id, digest = RunId(self.invite.run_id), Digest(self.invite.model_digest)
+        if self._tidying is not None:
+            await self._tidying
         partial = self._cache.begin(digest, self._version, reuse=False)
         begun = time.perf_counter()
         partial.resume()
         while not partial.is_complete:
             await download(self._link.stub, run_id, digest, partial)
         self._cache.finish(digest, self._version, partial)
-        return time.perf_counter() - begun
+        seconds = time.perf_counter() - begun
+        self._tidying = asyncio.ensure_future(on_thread(self._cache.tidy))  # while it trains, as an agent does
+        return seconds
 
     async def up(self) -> float:
         """Upload; the seconds until it was accepted."""

@@ -1,5 +1,7 @@
 """Pulls the missing pieces of a version. Never more is under way than one window beyond what is on disk."""
 
+import asyncio
+
 import grpc
 
 from atoll.aggregation.layout import Piece
@@ -58,6 +60,7 @@ async def _receive(
     stream: Stream[pb.DownloadRequest, DownloadMessage], behind: Behind, *, position: int, total: int
 ) -> None:
     granted = position + WINDOW_BYTES
+    granting: asyncio.Future[None] | None = None
     while (reply := await stream.read()) is not None:
         if isinstance(reply, Data):
             position += len(reply.data)
@@ -66,7 +69,9 @@ async def _receive(
             await behind.put(reply.data)
             if granted < total and position + WINDOW_BYTES >= granted + GRANT_BYTES:
                 granted = position + WINDOW_BYTES
-                await stream.write(pb.DownloadRequest(credit=granted))
+                if granting is not None:
+                    await granting
+                granting = asyncio.ensure_future(stream.write(pb.DownloadRequest(credit=granted)))
         elif reply.WhichOneof("reply") == "total_bytes" and reply.total_bytes != total:
             raise _protocol_error(f"{reply.total_bytes} bytes were announced, {total} were asked for")
     if position < total:

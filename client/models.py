@@ -215,6 +215,7 @@ class ModelCache:
         self._folder = folder
         self._versions: dict[Digest, list[tuple[str, Held]]] | None = None
         self._parts: set[Digest] = set()
+        self._leaving: list[Path] = []
 
     @property
     def is_scanned(self) -> bool:
@@ -275,7 +276,7 @@ class ModelCache:
         return path
 
     def finish(self, digest: Digest, manifest: VersionManifest, partial: PartialVersion) -> Path:
-        """Let a complete version appear; the oldest ones go."""
+        """Let a complete version appear. The oldest ones are forgotten; `tidy` deletes them."""
         assert self._versions is not None
         assert partial.is_complete
         partial.close()
@@ -289,11 +290,19 @@ class ModelCache:
         self._versions[digest] = pieces
         for old in list(self._versions)[:-KEEP]:
             del self._versions[old]
-            self.path(old).unlink(missing_ok=True)
-        for part in self._parts - {digest}:
-            self._part(part).unlink(missing_ok=True)
+            self._leaving.append(self.path(old))
+        self._leaving += map(self._part, self._parts - {digest})
         self._parts.clear()
         return path
+
+    def tidy(self) -> None:
+        """Delete what was forgotten, which takes long for large files; until it is done no version may be begun."""
+        while self._leaving:
+            path = self._leaving.pop()
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:  # the next process finds it, and forgets it once more
+                logger.warning("%s cannot be deleted: %s", path, error)
 
     def _part(self, digest: Digest) -> Path:
         return self._folder / f"{digest}.part"

@@ -108,6 +108,7 @@ class Workshop:
         self._kept, self._personal, self._runner = kept, personal, runner
         self._link, self._ranks, self._wait, self._admit = link, ranks, wait, admit
         self._download_seconds = 0.0
+        self._tidying: asyncio.Future[None] | None = None
 
     # ------------------------------------------------------------ the model
 
@@ -139,6 +140,8 @@ class Workshop:
             self._spool.check_room(manifest.num_bytes)
         if not self._cache.is_scanned:
             await on_thread(self._cache.scan)
+        if self._tidying is not None:
+            await asyncio.wait({self._tidying})
         if self._cache.find(digest, manifest) is not None:
             logger.debug("version %s is here already", digest[:12])
             return
@@ -157,6 +160,7 @@ class Workshop:
                     lambda link: _complete(link.stub, request, partial), lambda: partial.data_bytes
                 )
             self._cache.finish(digest, manifest, partial)
+            self._tidy(manifest)
         finally:
             partial.close()
 
@@ -167,12 +171,17 @@ class Workshop:
         try:
             await asyncio.gather(*fetching)
             await off_loop(manifest.num_bytes, self._cache.join, request.model_digest, manifest, parts)
+            self._tidy(manifest)
         finally:
             for task in fetching:
                 task.cancel()
             await asyncio.wait(fetching)
             for part in parts:
                 part.close()
+
+    def _tidy(self, manifest: VersionManifest) -> None:
+        """Delete older versions while the new one is worked with: of 100 MB that takes a third of its download."""
+        self._tidying = asyncio.ensure_future(off_loop(manifest.num_bytes, self._cache.tidy))
 
     async def _fetch_part(self, request: Request, rank: int, part: PartialVersion) -> None:
         await off_loop(part.num_bytes, part.resume)

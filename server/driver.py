@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from atoll.aggregation.codecs import family_of
 from atoll.protocol import steps
+from atoll.protocol.allocator import MUCH_BYTES, give_back
 from atoll.protocol.atoll_pb2 import ServerMessage
 from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RunId, RunState, Version
 from atoll.server import messages
@@ -50,7 +51,6 @@ from atoll.server.journal import (
     EvaluationRow,
     Journal,
 )
-from atoll.server.memory import MUCH_BYTES, give_back
 from atoll.server.narration import narrate
 from atoll.server.oort import Oort
 from atoll.server.open_round import Effects

@@ -1,6 +1,5 @@
 """How a process that holds very many small objects for long spends its time and memory."""
 
-import ctypes
 import gc
 
 YOUNG, OLD = 50_000, 20
@@ -14,14 +13,3 @@ def collect_seldom() -> None:
     them again and again, which took half of the time. What has no cycle is freed at once in any case.
     """
     gc.set_threshold(YOUNG, OLD, OLD)
-
-
-MUCH_BYTES = 64 << 20
-"""After so many bytes have passed through, it is worth asking for what is left of their buffers."""
-
-
-def give_back() -> None:
-    """Give the system what malloc keeps of buffers that are free again: those of a crowd's uploads, before a fold."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # another C library has none
-    if trim is not None:
-        trim(0)

@@ -1,7 +1,6 @@
 """The coordinator as a process: state directory, server, signals, exit code."""
 
 import asyncio
-import ctypes
 import logging
 import os
 import resource
@@ -12,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from atoll.protocol.allocator import keep_freed_memory, share_heaps
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import TERMINAL, RunId, RunState
 from atoll.server.config import CoordinatorConfig, RunConfig
@@ -23,9 +23,6 @@ from atoll.server.spawned import SpawnedRanks
 from atoll.server.statedir import StateDirectory
 
 logger = logging.getLogger(__name__)
-
-M_ARENA_MAX = -8
-"""Of glibc's malloc.h."""
 
 FAREWELL_S = 2.0
 """Seconds that clients have to hear that the run has ended before the server closes."""
@@ -55,7 +52,8 @@ async def host(
         OperatorError, ConfigError, OSError: the operator's mistakes, and what the disk does not allow.
     """
     _allow_files()
-    _bound_arenas()
+    share_heaps()
+    keep_freed_memory()
     collect_seldom()
     is_new = not config.database and not config.state.exists()  # a database knows of the directory it belongs to
     with (
@@ -115,12 +113,6 @@ def _allow_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _bound_arenas() -> None:
-    """Let all threads share two heaps: glibc would give each its own, and each keeps what it once needed."""
-    with suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 2)
 
 
 async def _find_or_add(coordinator: Coordinator, config: RunConfig, *, again: bool) -> RunId:

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from atoll.client.agent import tasks_by_name
@@ -85,6 +86,21 @@ async def test_killed_agent_goes_on_where_its_download_stopped(tmp_path):
             await coordinator.accepted.wait()
         assert coordinator.opened[1].position == 20 * MIB
         assert coordinator.sent_bytes - 32 * MIB <= 8 * MIB
+
+
+@live
+async def test_an_agent_keeps_two_versions_and_deletes_older_ones_while_it_works(tmp_path):
+    versions = [Version({"w": np.full(MIB, seed, np.float32)}) for seed in range(5)]
+    async with lagoon() as coordinator, Process(coordinator, tmp_path / "a"):
+        for round_id, version in enumerate(versions, 1):
+            coordinator.accepted.clear()
+            await coordinator.invite(coordinator.add(version), round_id=round_id, task="wide:task")
+            await coordinator.accepted.wait()
+        models = tmp_path / "a" / "models"
+        last_two = {f"{version.digest}.safetensors" for version in versions[-2:]}
+        async with asyncio.timeout(20):
+            while {path.name for path in models.iterdir()} != last_two:
+                await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize(

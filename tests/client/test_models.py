@@ -27,6 +27,7 @@ def fetch(cache, version, *, chunk=64):
         partial.append(data[start : start + chunk])
     assert partial.is_complete
     cache.finish(version.digest, version.manifest, partial)
+    cache.tidy()
     return len(data)
 
 
