@@ -20,7 +20,7 @@ from atoll.aggregation.codecs import parse_codec
 from atoll.aggregation.layout import FLOATS, ITEM_BYTES, Piece
 from atoll.aggregation.tensorfile import NUMPY_DTYPES, read_into, to_float32
 
-BUFFER_BYTES = 1 << 22
+BUFFER_BYTES = 1 << 20
 """What is read from the file at once."""
 
 TILE_ELEMENTS = 1 << 16

@@ -26,7 +26,7 @@ from atoll.protocol.identity.names import COORDINATOR, Identity, Role
 
 OPTIONS = [("grpc.max_receive_message_length", 1 << 26), ("grpc.max_send_message_length", 1 << 26)]
 DUTIES, RAW = b"duties", b"raw"
-RECEIVED = UP, DOWN = "tight-up.bin", "tight-down.bin"
+UP, DOWN = "tight-up", "tight-down"
 SIDES = {"server": COORDINATOR, "client": Identity(Role.CLIENT, "tight")}
 
 
@@ -61,6 +61,18 @@ class Receiver:
         return self._sha256.hexdigest()
 
 
+def new_file(folder: Path, kind: str) -> Path:
+    """Where one transfer goes."""
+    return folder / f"{kind}.{time.monotonic_ns():020}"
+
+
+def keep_two(folder: Path) -> None:
+    """Delete all but the last two files of each kind, as an agent does: outside of what is measured."""
+    for kind in (UP, DOWN):
+        for old in sorted(folder.glob(f"{kind}.*"))[:-2]:
+            old.unlink()
+
+
 def chunks_of(path: Path, size: int, chunk_bytes: int) -> Iterator[bytes]:
     """The first `size` bytes of a file."""
     fd = os.open(path, os.O_RDONLY)
@@ -76,7 +88,7 @@ def serve(credentials: Path, folder: Path, chunk_bytes: int) -> None:
 
     def up(chunks: Iterator[bytes], context: Any) -> bytes:
         has_duties = next(chunks) == DUTIES
-        return Receiver(folder / UP, has_duties=has_duties, is_durable=True).receive(chunks).encode()
+        return Receiver(new_file(folder, UP), has_duties=has_duties, is_durable=True).receive(chunks).encode()
 
     def down(request: bytes, context: Any) -> Iterator[bytes]:
         path, size = json.loads(request)
@@ -117,11 +129,10 @@ def drive(credentials: Path, folder: Path, chunk_bytes: int, port: str, source: 
             if way == "up":
                 up(uploading(has_duties))
             else:
-                receiver = Receiver(folder / DOWN, has_duties=has_duties, is_durable=False)
+                receiver = Receiver(new_file(folder, DOWN), has_duties=has_duties, is_durable=False)
                 receiver.receive(down(json.dumps([str(source), size]).encode()))
             seconds = time.perf_counter() - begun
-            for received in RECEIVED:  # each transfer makes a new file; that the old one goes is no part of it
-                (folder / received).unlink(missing_ok=True)
+            keep_two(folder)
             print(seconds, flush=True)
 
 
