@@ -682,6 +682,34 @@ class MemberRow(_message.Message):
     expires_at: float
     def __init__(self, role: _Optional[str] = ..., name: _Optional[str] = ..., standing: _Optional[str] = ..., since: _Optional[float] = ..., expires_at: _Optional[float] = ...) -> None: ...
 
+class LookRequest(_message.Message):
+    __slots__ = ("view", "run_id", "number")
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    view: str
+    run_id: str
+    number: int
+    def __init__(self, view: _Optional[str] = ..., run_id: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+
+class LookReply(_message.Message):
+    __slots__ = ("json",)
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    json: bytes
+    def __init__(self, json: _Optional[bytes] = ...) -> None: ...
+
+class ReadAuditLogRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AuditLogPart(_message.Message):
+    __slots__ = ("file", "data")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    file: str
+    data: bytes
+    def __init__(self, file: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
+
 class GetAuthorityRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -703,6 +703,16 @@ class AdminStub(object):
                 request_serializer=atoll_dot_protocol_dot_atoll__pb2.ListRanksRequest.SerializeToString,
                 response_deserializer=atoll_dot_protocol_dot_atoll__pb2.ListRanksReply.FromString,
                 _registered_method=True)
+        self.Look = channel.unary_stream(
+                '/atoll.v1.Admin/Look',
+                request_serializer=atoll_dot_protocol_dot_atoll__pb2.LookRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_atoll__pb2.LookReply.FromString,
+                _registered_method=True)
+        self.ReadAuditLog = channel.unary_stream(
+                '/atoll.v1.Admin/ReadAuditLog',
+                request_serializer=atoll_dot_protocol_dot_atoll__pb2.ReadAuditLogRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_atoll__pb2.AuditLogPart.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -764,6 +774,20 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Look(self, request, context):
+        """What the showing commands print, as JSON, in parts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadAuditLog(self, request, context):
+        """The public key of the audit log, and then its files, in order.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -811,6 +835,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.ListRanks,
                     request_deserializer=atoll_dot_protocol_dot_atoll__pb2.ListRanksRequest.FromString,
                     response_serializer=atoll_dot_protocol_dot_atoll__pb2.ListRanksReply.SerializeToString,
+            ),
+            'Look': grpc.unary_stream_rpc_method_handler(
+                    servicer.Look,
+                    request_deserializer=atoll_dot_protocol_dot_atoll__pb2.LookRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_atoll__pb2.LookReply.SerializeToString,
+            ),
+            'ReadAuditLog': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadAuditLog,
+                    request_deserializer=atoll_dot_protocol_dot_atoll__pb2.ReadAuditLogRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_atoll__pb2.AuditLogPart.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1057,6 +1091,60 @@ class Admin(object):
             '/atoll.v1.Admin/ListRanks',
             atoll_dot_protocol_dot_atoll__pb2.ListRanksRequest.SerializeToString,
             atoll_dot_protocol_dot_atoll__pb2.ListRanksReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Look(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/atoll.v1.Admin/Look',
+            atoll_dot_protocol_dot_atoll__pb2.LookRequest.SerializeToString,
+            atoll_dot_protocol_dot_atoll__pb2.LookReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadAuditLog(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/atoll.v1.Admin/ReadAuditLog',
+            atoll_dot_protocol_dot_atoll__pb2.ReadAuditLogRequest.SerializeToString,
+            atoll_dot_protocol_dot_atoll__pb2.AuditLogPart.FromString,
             options,
             channel_credentials,
             insecure,

@@ -14,6 +14,7 @@ import fcntl
 import logging
 import mmap
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ from atoll.protocol.durable import naming_full_disk, write_atomically
 
 logger = logging.getLogger(__name__)
 
+PUBLIC_KEY = "public.pem"
+
 FILE_BYTES = 16 * 2**20
 """A file of this size is followed by the next one."""
 
@@ -61,6 +64,11 @@ def audit_folder(state: Path) -> Path:
 def log_files(folder: Path) -> list[Path]:
     """The files of a log, in its order."""
     return sorted(folder.glob("audit-" + "[0-9]" * 12 + ".jsonl"))
+
+
+def is_log_file(name: str) -> bool:
+    """Whether a file of this name is part of a log that others may have."""
+    return name == PUBLIC_KEY or re.fullmatch(r"audit-[0-9]{12}\.jsonl", name) is not None
 
 
 def read_lines(path: Path, *, num_bytes: int | None = None) -> Iterator[bytes]:
@@ -296,7 +304,7 @@ class AuditFiles:
         private = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        write_atomically(self.folder / "public.pem", public)
+        write_atomically(self.folder / PUBLIC_KEY, public)
         part = os.open(path.with_suffix(".new"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(part, "wb") as file:  # never readable to others, not even at first
             file.write(private)

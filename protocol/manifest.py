@@ -145,11 +145,11 @@ class UpdateManifest:
     """FedNova's ‖a‖₁: what the trained floats are divided by."""
     effective_steps: float = 1.0
     """What this update brings to FedNova's τ_eff."""
+    num_bytes: int = field(init=False, repr=False, compare=False)
+    """Size of the pieces as they are sent [bytes]; known once, for it is asked for with every chunk of an upload."""
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of the pieces as they are sent [bytes]."""
-        return sum(piece.num_bytes for piece in self.pieces)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_bytes", sum(piece.num_bytes for piece in self.pieces))
 
     @property
     def plain_bytes(self) -> int:
@@ -259,7 +259,7 @@ _VERSION_KEYS = frozenset({"format", "kind", "piece_bytes", "tensors"})
 _TENSOR_KEYS = frozenset({"dtype", "model_dtype", "name", "sha256", "shape"})
 _PIECE_KEYS = frozenset({"dtype", "lengths", "offsets", "sha256", "tensor"})
 _STEPS_KEYS = frozenset({"normalizer", "effective_steps"})
-_UPDATE_KEYS = frozenset(UpdateManifest.__dataclass_fields__) - _STEPS_KEYS | {"format", "kind"}
+_UPDATE_KEYS = frozenset(UpdateManifest.__dataclass_fields__) - _STEPS_KEYS - {"num_bytes"} | {"format", "kind"}
 _ENCODED_PIECE_KEYS = _PIECE_KEYS | {"codec", "num_bytes"}
 
 

@@ -43,23 +43,27 @@ class Interceptor(grpc.aio.ServerInterceptor):
     def _wrap(self, method: str, handler: Any) -> Handler:
         kind = "_".join("stream" if is_stream else "unary" for is_stream in _streams(handler))
         make = getattr(grpc, f"{kind}_rpc_method_handler")
-        behaviour = getattr(
-            handler, kind
-        )  # one of many replies may also write them to its context: health's Watch does
+        behaviour = getattr(handler, kind)
+        # one of many replies may also write them to its context: health's Watch does
         wrap = self._stream if inspect.isasyncgenfunction(behaviour) else self._unary
-        wrapped: Handler = make(wrap(method, behaviour), handler.request_deserializer, handler.response_serializer)
+        wrapped: Handler = make(
+            wrap(method, behaviour, handler.request_streaming),
+            handler.request_deserializer,
+            handler.response_serializer,
+        )
         return wrapped
 
-    def _unary(self, method: str, behaviour: Any) -> Callable[[Any, Context], Awaitable[Any]]:
+    def _unary(self, method: str, behaviour: Any, is_streaming: bool) -> Callable[[Any, Context], Awaitable[Any]]:
         async def unary(request: Any, context: Context) -> Any:
-            async with self._around(method, request, context):
+            async with self._around(method, None if is_streaming else request, context):
                 return await behaviour(request, context)
 
         return unary
 
-    def _stream(self, method: str, behaviour: Any) -> Callable[[Any, Context], AsyncIterator[Any]]:
+    def _stream(self, method: str, behaviour: Any, is_streaming: bool) -> Callable[[Any, Context], AsyncIterator[Any]]:
         async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
-            async with self._around(method, None, context), aclosing(behaviour(request, context)) as replies:
+            about = None if is_streaming else request
+            async with self._around(method, about, context), aclosing(behaviour(request, context)) as replies:
                 async for reply in replies:
                     yield reply
 

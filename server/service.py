@@ -27,7 +27,9 @@ from atoll.server.identity.services import MembersAdmin
 from atoll.server.limits import MESSAGES_BURST, MESSAGES_PER_S
 from atoll.server.messages import NAME_MAX, sums_of
 from atoll.server.news import is_asked, is_failure_news
+from atoll.server.reading import ReadingAdmin
 from atoll.server.silence import Silent, first_of
+from atoll.server.viewer import Viewer
 
 logger = logging.getLogger(__name__)
 
@@ -173,11 +175,12 @@ class CoordinatorService(rpc.CoordinatorServicer):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"cannot be stored now: {told_outside(error)}")
 
 
-class AdminService(MembersAdmin, rpc.AdminServicer):
+class AdminService(ReadingAdmin, MembersAdmin, rpc.AdminServicer):
     """What the operator's own commands call."""
 
     def __init__(self, coordinator: Coordinator, enrolments: Enrolments | None = None) -> None:
-        super().__init__(enrolments)
+        ReadingAdmin.__init__(self, coordinator.state.path, Viewer(coordinator.state.path, coordinator.config.database))
+        MembersAdmin.__init__(self, enrolments)
         if enrolments is not None:
             enrolments.audit = coordinator.audit
         self._coordinator = coordinator

@@ -1,6 +1,7 @@
 """Asks the coordinator that holds a state directory to do something."""
 
 import asyncio
+import json
 import os
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from atoll.cli.faults import CommandError, without_frames
 from atoll.cli.join import identity_of_person
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.audit_files import is_log_file
 from atoll.protocol.identity.dialer import Dialer, InsecureDialer, MutualDialer
 from atoll.protocol.identity.enrolling import PLACE, Place
 from atoll.protocol.identity.keeper import Keeper
@@ -52,6 +54,11 @@ def dialer(state: Path) -> Dialer:
     return MutualDialer(Keeper(folder))
 
 
+def is_elsewhere(state: Path) -> bool:
+    """Whether there is no such directory here, and `atoll join` has made us a member of a coordinator elsewhere."""
+    return not state.exists() and identity_of_person().exists()
+
+
 def ask(state: Path, request: "Callable[[rpc.AdminStub], Any]", *, patience_s: float = 0.0) -> Any:
     """The answer of the coordinator that holds `state`.
 
@@ -63,8 +70,8 @@ def ask(state: Path, request: "Callable[[rpc.AdminStub], Any]", *, patience_s: f
     Raises:
         CommandError: none does, or it refuses; the message is the coordinator's own.
     """
-    if not state.exists() and (folder := identity_of_person()).exists():
-        return _ask_elsewhere(folder, request)
+    if is_elsewhere(state):
+        return _ask_elsewhere(identity_of_person(), request)
     until = time.monotonic() + patience_s
     while (running := running_coordinator(state)) is None and patience_s and time.monotonic() < until:
         if is_held(state):  # it recovers its runs before it listens
@@ -160,3 +167,26 @@ def ranks(state: Path) -> pb.ListRanksReply:
     """The aggregation ranks."""
     reply: pb.ListRanksReply = ask(state, lambda admin: admin.ListRanks(pb.ListRanksRequest(), timeout=TIMEOUT_S))
     return reply
+
+
+def look(state: Path, view: str, run: str, number: int) -> Any:
+    """A view of `server.views`."""
+    request = pb.LookRequest(view=view, run_id=run, number=number)
+    return json.loads(ask(state, lambda it: b"".join(reply.json for reply in it.Look(request, timeout=TIMEOUT_S))))
+
+
+def fetch_audit_log(state: Path, folder: Path) -> None:
+    """Write the coordinator's audit log, as it is now, and its public key to an empty folder.
+
+    Raises:
+        CommandError: as `ask`; or the coordinator names a file that no log has.
+    """
+
+    def fetch(it: rpc.AdminStub) -> None:
+        for part in it.ReadAuditLog(pb.ReadAuditLogRequest(), timeout=TIMEOUT_S):
+            if not is_log_file(part.file):
+                raise CommandError(f"the coordinator sent {part.file[:80]!r}, which is no file of an audit log")
+            with (folder / part.file).open("ab") as file:
+                file.write(part.data)
+
+    ask(state, fetch)

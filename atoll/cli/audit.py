@@ -1,8 +1,11 @@
 """`atoll audit ...`: who did what, and whether the log of it is whole."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -62,7 +65,8 @@ def verify(
     from atoll.server.audit.reading import verify as verify_source
 
     expected = [_checkpoint(text) for text in known]
-    found = verify_source(_source(files, key, state), expected)
+    with _source(files, key, state) as source:
+        found = verify_source(source, expected)
     if json:
         as_json(_summary(found) | {"num_faults": found.num_faults, "faults": [str(fault) for fault in found.faults]})
     else:
@@ -83,9 +87,9 @@ def show(
     """Show the newest events, and the checkpoint to remember elsewhere. Whether they are sound, `verify` tells."""
     from atoll.server.audit.reading import last_checkpoint, last_events
 
-    source = _source(files, None, state)
-    lines = last_events(source, last, action=action, actor=actor)
-    newest = last_checkpoint(source)
+    with _source(files, None, state) as source:
+        lines = last_events(source, last, action=action, actor=actor)
+        newest = last_checkpoint(source)
     if json:
         as_json({"events": [_event(line) for line in lines], "checkpoint": str(newest) if newest else None})
         return
@@ -109,21 +113,36 @@ def export(
     begin, end = _instant("--since", since), _instant("--until", until)
     if begin and end and end <= begin:
         raise CommandError(f"--until {until} is not after --since {since}: nothing lies between them")
-    lines = between(_source(files, None, state), begin, end)
-    if out is None:
-        for line in lines:
-            sys.stdout.buffer.write(line)
-        sys.stdout.buffer.flush()
-        return
-    with out.open("xb") as file:
-        file.writelines(lines)
+    with _source(files, None, state) as source:
+        lines = between(source, begin, end)
+        if out is None:
+            for line in lines:
+                sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()
+            return
+        with out.open("xb") as file:
+            file.writelines(lines)
 
 
-def _source(files: list[Path] | None, key: Path | None, state: Path) -> "Source":
+@contextmanager
+def _source(files: list[Path] | None, key: Path | None, state: Path) -> "Iterator[Source]":
+    """What is to be read: these files, the state directory's log, or a copy of that of a coordinator elsewhere."""
+    from atoll.cli import admin
+    from atoll.protocol.audit_files import audit_folder
     from atoll.server.audit.reading import Source
 
-    source = Source.of_files(files) if files else Source.of_state(state)
-    return source.with_key(key) if key is not None else source
+    with ExitStack() as stack:
+        if files:
+            source = Source.of_files(files)
+        elif admin.is_elsewhere(state):
+            copy = Path(stack.enter_context(TemporaryDirectory(prefix="atoll-audit-")))
+            folder = audit_folder(copy)
+            folder.mkdir()
+            admin.fetch_audit_log(state, folder)
+            source = Source.of_state(copy)
+        else:
+            source = Source.of_state(state)
+        yield source.with_key(key) if key is not None else source
 
 
 def _checkpoint(text: str) -> "Checkpoint":

@@ -1,19 +1,14 @@
 """`atoll client ...`: who has taken part, and who may."""
 
-from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from atoll.cli import options
 from atoll.cli.faults import Commands
-from atoll.cli.looking import history_of, run_of
+from atoll.cli.looking import look
 from atoll.cli.printing import as_json, say, seconds, table
 from atoll.protocol.identity.names import Role
-
-if TYPE_CHECKING:
-    from atoll.protocol.vocabulary import ClientId
-    from atoll.server.membership import Member
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, help="Who has taken part, and who may.")
 
@@ -26,17 +21,9 @@ def list_clients(
     json: options.Json = False,
 ) -> None:
     """List the clients that ever joined a run: who is connected, how fast each was, what it has done."""
-    with history_of(state, database) as history:
-        row = run_of(history, run)
-        members, rounds = history.clients(row.run_id), history.rounds(row.run_id)
-    invited = Counter(client_id for record in rounds for client_id in record.clients)
-    used = Counter(c for record in rounds for c, client in record.clients.items() if client.used_in is not None)
-    clients = [
-        _summary(client_id, member) | {"invited": invited[client_id], "used": used[client_id]}
-        for client_id, member in members.items()
-    ]
+    seen = look("clients", state, database, run=run)
     if json:
-        as_json(clients)
+        as_json(seen["rows"])
         return
     table(
         ["client", "connected", "examples", "label", "invited", "used", "download", "training", "upload"],
@@ -46,22 +33,10 @@ def list_clients(
                 *(client[name] for name in ("num_examples", "label", "invited", "used")),
                 *(seconds(client[f"{name}_seconds"]) for name in ("download", "train", "upload")),
             )
-            for client in clients
+            for client in seen["rows"]
         ],
-        empty=f"nobody has joined run {row.run_id} yet",
+        empty=f"nobody has joined run {seen['run']} yet",
     )
-
-
-def _summary(client_id: "ClientId", member: "Member") -> dict[str, Any]:
-    return {
-        "client": client_id,
-        "connected": member.session is not None,
-        "num_examples": member.profile.num_examples,
-        "label": member.profile.label,
-        "download_seconds": member.download_seconds,
-        "train_seconds": member.train_seconds,
-        "upload_seconds": member.upload_seconds,
-    }
 
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The site's name; for an aggregator the number of its rank.")]

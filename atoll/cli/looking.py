@@ -1,6 +1,8 @@
-"""What the showing commands read: the state directory, read-only, while a coordinator runs or after it died."""
+"""What the showing commands read: the state directory, read-only, while a coordinator runs or after it died; or, where
+there is none, what the coordinator elsewhere shows to whom `atoll join` has made somebody.
+"""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,9 +11,24 @@ from atoll.cli.faults import CommandError
 from atoll.protocol.secrets import without_password
 
 if TYPE_CHECKING:
-    from atoll.protocol.vocabulary import RunId
     from atoll.server.history import History
-    from atoll.server.journal import EvaluationRow, RunRow
+
+
+def look(view: str, state: Path, database: str = "", *, run: str = "", number: int = 0) -> Any:
+    """One of `server.views`; the arguments are those of its `look`.
+
+    Raises:
+        CommandError: there is no such run or round, or nobody answers; the message says what is possible.
+        OSError: there is no state directory, or it is damaged, or too new.
+    """
+    from atoll.cli import admin
+
+    if not database and admin.is_elsewhere(state):
+        return admin.look(state, view, run, number)
+    from atoll.server import views
+
+    with history_of(state, database) as history:
+        return views.look(history, views.View(view), run, number)
 
 
 @contextmanager
@@ -35,52 +52,6 @@ def history_of(state: Path, database: str = "") -> "Iterator[History]":
         if type(error) is not LookupError:
             raise  # a KeyError or an IndexError is ours
         raise CommandError(*str(error).splitlines()) from error
-
-
-def run_of(history: "History", name: str) -> "RunRow":
-    """The run with this id or name; without a name the one that was asked for last.
-
-    Raises:
-        CommandError: there is none at all.
-        LookupError: there is none of that name.
-    """
-    if name:
-        return history.run(name)
-    runs = history.runs()
-    if not runs:
-        raise CommandError(f"{history.path} knows no run yet")
-    return runs[-1]
-
-
-def newest_version(history: "History", run_id: "RunId") -> int:
-    """The global model as it stands; 0 is the initial one."""
-    return max((row.version for row in history.versions(run_id)), default=0)
-
-
-def measures(evaluations: "Iterable[EvaluationRow]") -> dict[int, dict[str, dict[str, Any]]]:
-    """By version and source ("server" or "clients"): the values of the metrics.
-
-    The task's own metrics have said what their sums mean; until they have, two sums are total and count, and any
-    others are shown as they are.
-    """
-    from atoll.parallel.metrics import values
-
-    found: dict[int, dict[str, dict[str, Any]]] = {}
-    for row in evaluations:
-        if row.statistics is not None:
-            plain = values({}, row.statistics)
-            raw = {name: plain[name] if len(sums) == 2 else list(sums) for name, sums in row.statistics.items()}
-            found.setdefault(row.version, {})[row.source] = raw | dict(row.values)
-    return found
-
-
-def unmeasured(evaluations: "Iterable[EvaluationRow]") -> list[dict[str, Any]]:
-    """The versions for which there are no metrics, with the reason."""
-    return [
-        {"version": row.version, "source": row.source, "reason": row.detail}
-        for row in evaluations
-        if row.statistics is None
-    ]
 
 
 def in_words(measured: dict[str, dict[str, Any]]) -> str:

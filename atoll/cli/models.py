@@ -11,7 +11,7 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import CommandError, Commands
-from atoll.cli.looking import history_of, in_words, measures, newest_version, run_of
+from atoll.cli.looking import history_of, in_words, look
 from atoll.cli.printing import as_json, clock, say, size, table
 from atoll.cli.writing_down import write_down
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from atoll.protocol.manifest import VersionManifest
     from atoll.protocol.vocabulary import RunId, Version
     from atoll.server.history import History
-    from atoll.server.journal import VersionRow
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, help="The versions of the global model.")
 
@@ -41,12 +40,9 @@ def list_versions(
     """List the versions of a run's model: what each is worth, and whether it is still kept, perhaps in parts at the
     aggregation ranks.
     """
-    with history_of(state, database) as history:
-        row = run_of(history, run)
-        measured, kept = measures(history.evaluations(row.run_id)), _kept(history, row.run_id)
-        versions = [_summary(version, kept.get(version.version), measured) for version in history.versions(row.run_id)]
+    seen = look("versions", state, database, run=run)
     if json:
-        as_json(versions)
+        as_json(seen["rows"])
         return
     table(
         ["version", "metrics", "size", "kept", "created", "digest"],
@@ -55,9 +51,9 @@ def list_versions(
                 *(found["version"], in_words(found["metrics"]), size(found["num_bytes"])),
                 *(_kept_in_words(found), clock(found["created_at"]), found["digest"][:12]),
             )
-            for found in versions
+            for found in seen["rows"]
         ],
-        empty=f"run {row.run_id} has no version yet",
+        empty=f"run {seen['run']} has no version yet",
     )
 
 
@@ -78,6 +74,7 @@ def export(
     """
     from atoll.protocol.vocabulary import Version
     from atoll.server.audit.actions import Action
+    from atoll.server.views import newest_version, run_of
 
     with history_of(state, database) as history:
         row = run_of(history, run)
@@ -91,29 +88,10 @@ def export(
         say(f"version {chosen} of {row.run_id} is in {out} ({size(num_bytes)}, digest {digest[:12]})")
 
 
-def _kept(history: "History", run_id: "RunId") -> dict[int, int]:
-    """The versions that are kept, with the number of parts they lie in."""
-    place = _Place(history, run_id)
-    versions = place.store.versions()
-    return {v: 1 if place.store.version_path(v).exists() else max(1, place.num_ranks) for v in versions}
-
-
 def _kept_in_words(version: dict[str, Any]) -> str:
     if not version["kept"]:
         return "no"
     return "yes" if version["parts"] == 1 else f"in {version['parts']} parts"
-
-
-def _summary(row: "VersionRow", parts: int | None, measured: dict[int, dict[str, dict[str, Any]]]) -> dict[str, Any]:
-    return {
-        "version": row.version,
-        "digest": row.digest,
-        "num_bytes": row.num_bytes,
-        "created_at": row.created_at,
-        "kept": parts is not None,
-        "parts": parts or 0,
-        "metrics": measured.get(row.version, {}),
-    }
 
 
 class _Place:

@@ -1,14 +1,12 @@
 """What commands print: a table or plain lines for a person, JSON for a script."""
 
-import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from enum import Enum
-from pathlib import Path
-from typing import Any
 
 import typer
+
+from atoll.protocol.plain import plain
 
 
 def say(text: str) -> None:
@@ -35,23 +33,6 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: st
 def as_json(value: object) -> None:
     """A value as JSON: dataclasses as objects, times as seconds since the epoch."""
     typer.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
-
-
-def plain(value: Any) -> Any:
-    """The value in JSON's own types; infinities and NaN, which JSON lacks, as their names."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, float) and value - value != 0:
-        return repr(value)
-    return value
 
 
 def cell(value: object) -> str:

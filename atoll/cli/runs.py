@@ -1,19 +1,17 @@
 """`atoll run ...`: start, stop, pause, resume and delete runs; list and show them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atoll.cli import options
 from atoll.cli.faults import Commands
-from atoll.cli.looking import history_of, in_words, measures, newest_version, unmeasured
+from atoll.cli.looking import in_words, look
 from atoll.cli.printing import as_json, clock, say, table
 
 if TYPE_CHECKING:
     from atoll.protocol.atoll_pb2 import RunReply
-    from atoll.server.history import History
-    from atoll.server.journal import RunRow
 
 app = typer.Typer(
     cls=Commands, no_args_is_help=True, help="Start, stop, pause, resume and delete runs; list and show them."
@@ -95,8 +93,7 @@ def list_runs(
     state: options.State = options.STATE, database: options.Database = "", json: options.Json = False
 ) -> None:
     """List the runs, the newest last."""
-    with history_of(state, database) as history:
-        rows = [_summary(history, row) for row in history.runs()]
+    rows = look("runs", state, database)
     if json:
         as_json(rows)
         return
@@ -126,16 +123,8 @@ def show(
     json: options.Json = False,
 ) -> None:
     """Show one run: where it stands and why, what its model is worth, and its settings."""
-    from atoll.protocol.settings import effective
-    from atoll.server.run import what_a_pause_waits_for
-
-    with history_of(state, database) as history:
-        row = history.run(run)
-        found = _summary(history, row)
-        evaluations = history.evaluations(row.run_id)
-        found["metrics"], found["unmeasured"] = measures(evaluations), unmeasured(evaluations)
-        found["pausing"] = what_a_pause_waits_for(history.machine(row.run_id))
-        found["settings"] = row.config.model_dump(mode="json")
+    seen = look("run", state, database, run=run)
+    found = seen["document"]
     if json:
         as_json(found)
         return
@@ -143,25 +132,11 @@ def show(
     say(f"{found['run']} is {found['state']}" + (f": {why}" if why else ""))
     say(f"task {found['task']}, created {clock(found['created_at'])}, ended {clock(found['ended_at'])}")
     say(f"version {found['version']} of {found['rounds']}")
-    for version, measured in sorted(found["metrics"].items())[-5:]:
+    for version, measured in sorted(found["metrics"].items(), key=lambda item: int(item[0]))[-5:]:
         say(f"version {version}: {in_words(measured)}")
     for missing in found["unmeasured"][-1:]:
         say(f"version {missing['version']} was not measured ({missing['source']}): {missing['reason']}")
-    say("\n" + effective(row.config).rstrip("\n"))
-
-
-def _summary(history: "History", row: "RunRow") -> dict[str, Any]:
-    return {
-        "run": row.run_id,
-        "name": row.name,
-        "task": row.config.task,
-        "state": row.state,
-        "cause": row.cause,
-        "version": newest_version(history, row.run_id),
-        "rounds": row.config.rounds,
-        "created_at": row.created_at,
-        "ended_at": row.ended_at,
-    }
+    say("\n" + seen["toml"].rstrip("\n"))
 
 
 def _report(reply: "RunReply", json: bool) -> None:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.protocol.audit_files import AuditUnusable, audit_folder, log_files, public_key, read_lines, sizes
+from atoll.protocol.audit_files import PUBLIC_KEY, AuditUnusable, audit_folder, log_files, public_key, read_lines, sizes
 from atoll.protocol.chain import Checkpoint, Line, LineFault, Verifier, read_line
 
 
@@ -30,7 +30,7 @@ class Source:
         folder = audit_folder(state)
         if not log_files(folder):
             raise AuditUnusable(f"{state} holds no audit log: there is no {folder.name}/audit-*.jsonl in it")
-        return cls(tuple(sizes(folder)), public_key(folder / "public.pem"), is_whole=True)
+        return cls(tuple(sizes(folder)), public_key(folder / PUBLIC_KEY), is_whole=True)
 
     @classmethod
     def of_files(cls, files: Iterable[Path]) -> "Source":

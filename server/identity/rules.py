@@ -65,6 +65,8 @@ RULES: Mapping[str, Rule] = {
     _ADMIN + "ResumeRun": Rule(_OPERATORS),
     _ADMIN + "DeleteRun": Rule(_only(Role.OWNER)),
     _ADMIN + "ListRanks": Rule(_READERS),
+    _ADMIN + "Look": Rule(_READERS),
+    _ADMIN + "ReadAuditLog": Rule(_READERS),
     _ADMIN + "Invite": Rule(_GRANTERS),
     _ADMIN + "Revoke": Rule(_GRANTERS),
     _ADMIN + "ListMembers": Rule(_READERS),

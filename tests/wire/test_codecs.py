@@ -17,7 +17,6 @@ from atoll.client.config import AgentConfig
 from atoll.client.runner import Training
 from atoll.parallel.deadline import Deadline
 from atoll.parallel.worker_ops import Operations
-from atoll.protocol.manifest import UpdateManifest
 from atoll.server.history import History
 from atoll.server.sentences import sentences, summary
 from atoll.server.store import RunStore
@@ -198,8 +197,7 @@ def encoded_update(invite, client, version, values, codec, *, spoil=lambda data:
         pieces.append(replace(piece, sha256=hashlib.sha256(raw).hexdigest()))
     ordered = pieces_in_order(pieces)
     plain, _ = update_of(invite, client, version)
-    fields = {name: getattr(plain, name) for name in UpdateManifest.__dataclass_fields__}
-    return UpdateManifest(**{**fields, "pieces": ordered}), b"".join(raws[piece.tensor] for piece in ordered)
+    return replace(plain, pieces=ordered), b"".join(raws[piece.tensor] for piece in ordered)
 
 
 ONES = np.ones(4, np.float32)

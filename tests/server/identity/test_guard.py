@@ -38,8 +38,8 @@ MEMBERS = {
 ON_RUNS = ("StartRun", "StopRun", "PauseRun", "ResumeRun")
 MAY = {
     Role.OPERATOR: {"GetManifest", "Download", *ON_RUNS, "ListRanks", "ServerReflectionInfo"}
-    | {"Invite", "Revoke", "ListMembers"},
-    Role.AUDITOR: {"GetManifest", "ListRanks", "ListMembers"},
+    | {"Invite", "Revoke", "ListMembers", "Look", "ReadAuditLog"},
+    Role.AUDITOR: {"GetManifest", "ListRanks", "ListMembers", "Look", "ReadAuditLog"},
     Role.CLIENT: {"Session", "GetManifest", "Download", "Upload"},
     Role.AGGREGATOR: {"Admit", "OpenUpdate", "SubmitUpdate", "GetUpdates", "FindUnused"},
     Role.COORDINATOR: set(),

@@ -1,0 +1,72 @@
+"""What owners, operators and auditors elsewhere read over the admin port: the views of runs, and the audit log."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+import grpc
+
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.audit_files import PUBLIC_KEY, audit_folder, sizes
+from atoll.server.around import Context
+from atoll.server.messages import NAME_MAX
+from atoll.server.threads import on_thread
+from atoll.server.viewer import Unseen, Viewer
+from atoll.server.views import View
+
+PART_BYTES = 1 << 20
+NUMBER_MAX = 2**31
+
+
+class ReadingAdmin:
+    """The part of the admin port that changes nothing.
+
+    Args:
+        state: the state directory.
+        viewer: of the same.
+    """
+
+    def __init__(self, state: Path, viewer: Viewer) -> None:
+        self._state, self._viewer = state, viewer
+
+    async def Look(self, request: pb.LookRequest, context: Context) -> AsyncIterator[pb.LookReply]:
+        """A view, as JSON in parts."""
+        if fault := _fault_of(request):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, fault)
+        try:
+            async with aclosing(self._viewer.look(View(request.view), request.run_id, request.number)) as parts:
+                async for part in parts:
+                    yield pb.LookReply(json=part)
+        except LookupError as error:
+            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        except Unseen as error:
+            await context.abort(grpc.StatusCode.INTERNAL, str(error))
+
+    async def ReadAuditLog(self, request: pb.ReadAuditLogRequest, context: Context) -> AsyncIterator[pb.AuditLogPart]:
+        """The public key, and the lines that are there now, file after file."""
+        folder = audit_folder(self._state)
+        try:
+            for path, num_bytes in [(folder / PUBLIC_KEY, PART_BYTES), *await on_thread(None, sizes, folder)]:
+                async with aclosing(_blocks(path, num_bytes)) as blocks:
+                    async for block in blocks:
+                        yield pb.AuditLogPart(file=path.name, data=block)
+        except OSError as error:
+            await context.abort(grpc.StatusCode.INTERNAL, f"the log cannot be read: {error}")
+
+
+def _fault_of(request: pb.LookRequest) -> str | None:
+    if request.view not in list(View):
+        return f"view {request.view[:NAME_MAX]!r}: allowed: {', '.join(View)}"
+    if len(request.run_id) > NAME_MAX:
+        return f"run_id has {len(request.run_id)} characters; allowed: at most {NAME_MAX}"
+    if not 0 <= request.number <= NUMBER_MAX:
+        return f"number {request.number}; allowed: 0 to {NUMBER_MAX}"
+    return None
+
+
+async def _blocks(path: Path, num_bytes: int) -> AsyncGenerator[bytes]:
+    """So many bytes of a file, or all that it has."""
+    with path.open("rb") as file:
+        while num_bytes and (block := await on_thread(None, file.read, min(PART_BYTES, num_bytes))):
+            num_bytes -= len(block)
+            yield block

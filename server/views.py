@@ -1,0 +1,182 @@
+"""What there is to see of runs, in JSON's own types: for the commands here, and for whoever asks from elsewhere."""
+
+from collections import Counter
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Any
+
+from atoll.parallel.metrics import values
+from atoll.protocol.plain import plain
+from atoll.protocol.settings import effective
+from atoll.protocol.vocabulary import ClientId, RoundId, RunId
+from atoll.server.history import History
+from atoll.server.journal import EvaluationRow, RunRow, VersionRow
+from atoll.server.membership import Member
+from atoll.server.placement import num_ranks_of
+from atoll.server.record import RoundRecord
+from atoll.server.run import what_a_pause_waits_for
+from atoll.server.sentences import as_json, summary
+from atoll.server.statedir import run_folder
+from atoll.server.store import RunStore
+
+Document = dict[str, Any]
+
+
+class View(StrEnum):
+    """What can be asked for."""
+
+    RUNS = "runs"
+    RUN = "run"
+    ROUNDS = "rounds"
+    ROUND = "round"
+    CLIENTS = "clients"
+    VERSIONS = "versions"
+
+
+def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
+    """One view.
+
+    Args:
+        history: of the state directory.
+        view: which.
+        run: id or name of the run; empty: the newest.
+        number: of the round; 0: the newest.
+
+    Returns:
+        Of RUNS a list. Of the others an object: of RUN the `document`, and its settings as `toml`; of ROUND the record;
+        of the rest the id of the `run`, and its `rows`.
+
+    Raises:
+        LookupError: there is no such run or round; the message names those that are there.
+    """
+    if view is View.RUNS:
+        return plain([_run(history, row) for row in history.runs()])
+    row = run_of(history, run)
+    if view is View.RUN:
+        return plain({"document": _whole_run(history, row), "toml": effective(row.config)})
+    if view is View.ROUND:
+        return plain(as_json(_record(history, row.run_id, number)))
+    rows = {View.ROUNDS: _rounds, View.CLIENTS: _clients, View.VERSIONS: _versions}[view]
+    return plain({"run": row.run_id, "rows": rows(history, row.run_id)})
+
+
+def newest_version(history: History, run_id: RunId) -> int:
+    """The global model as it stands; 0 is the initial one."""
+    return max((row.version for row in history.versions(run_id)), default=0)
+
+
+def measures(evaluations: Iterable[EvaluationRow]) -> dict[int, dict[str, Document]]:
+    """By version and source ("server" or "clients"): the values of the metrics.
+
+    The task's own metrics have said what their sums mean; until they have, two sums are total and count, and any
+    others are shown as they are.
+    """
+    found: dict[int, dict[str, Document]] = {}
+    for row in evaluations:
+        if row.statistics is not None:
+            two_sums = values({}, row.statistics)
+            raw = {name: two_sums[name] if len(sums) == 2 else list(sums) for name, sums in row.statistics.items()}
+            found.setdefault(row.version, {})[row.source] = raw | dict(row.values)
+    return found
+
+
+def unmeasured(evaluations: Iterable[EvaluationRow]) -> list[Document]:
+    """The versions for which there are no metrics, with the reason."""
+    return [
+        {"version": row.version, "source": row.source, "reason": row.detail}
+        for row in evaluations
+        if row.statistics is None
+    ]
+
+
+def run_of(history: History, name: str) -> RunRow:
+    """The run with this id or name; without a name the one that was asked for last. Raises LookupError."""
+    if name:
+        return history.run(name)
+    runs = history.runs()
+    if not runs:
+        raise LookupError(f"{history.path} knows no run yet")
+    return runs[-1]
+
+
+def _run(history: History, row: RunRow) -> Document:
+    return {
+        "run": row.run_id,
+        "name": row.name,
+        "task": row.config.task,
+        "state": row.state,
+        "cause": row.cause,
+        "version": newest_version(history, row.run_id),
+        "rounds": row.config.rounds,
+        "created_at": row.created_at,
+        "ended_at": row.ended_at,
+    }
+
+
+def _whole_run(history: History, row: RunRow) -> Document:
+    evaluations = history.evaluations(row.run_id)
+    return _run(history, row) | {
+        "metrics": measures(evaluations),
+        "unmeasured": unmeasured(evaluations),
+        "pausing": what_a_pause_waits_for(history.machine(row.run_id)),
+        "settings": row.config.model_dump(mode="json"),
+    }
+
+
+def _rounds(history: History, run_id: RunId) -> list[Document]:
+    return [summary(record) for record in history.rounds(run_id)]
+
+
+def _record(history: History, run_id: RunId, number: int) -> RoundRecord:
+    if number:
+        return history.round(run_id, RoundId(number))
+    records = history.rounds(run_id)
+    if not records:
+        raise LookupError(f"run {run_id} has had no round yet")
+    return records[-1]
+
+
+def _clients(history: History, run_id: RunId) -> list[Document]:
+    members, rounds = history.clients(run_id), history.rounds(run_id)
+    invited = Counter(client_id for record in rounds for client_id in record.clients)
+    used = Counter(c for record in rounds for c, client in record.clients.items() if client.used_in is not None)
+    return [
+        _client(client_id, member) | {"invited": invited[client_id], "used": used[client_id]}
+        for client_id, member in members.items()
+    ]
+
+
+def _client(client_id: ClientId, member: Member) -> Document:
+    return {
+        "client": client_id,
+        "connected": member.session is not None,
+        "num_examples": member.profile.num_examples,
+        "label": member.profile.label,
+        "download_seconds": member.download_seconds,
+        "train_seconds": member.train_seconds,
+        "upload_seconds": member.upload_seconds,
+    }
+
+
+def _versions(history: History, run_id: RunId) -> list[Document]:
+    measured, parts = measures(history.evaluations(run_id)), _parts(history, run_id)
+    return [_version(row, parts.get(row.version), measured) for row in history.versions(run_id)]
+
+
+def _parts(history: History, run_id: RunId) -> dict[int, int]:
+    """The versions that are kept, with the number of parts they lie in."""
+    folder = run_folder(history.path, run_id)
+    store, num_ranks = RunStore(folder), num_ranks_of(folder)
+    return {v: 1 if store.version_path(v).exists() else max(1, num_ranks) for v in store.versions()}
+
+
+def _version(row: VersionRow, parts: int | None, measured: dict[int, dict[str, Document]]) -> Document:
+    return {
+        "version": row.version,
+        "digest": row.digest,
+        "num_bytes": row.num_bytes,
+        "created_at": row.created_at,
+        "kept": parts is not None,
+        "parts": parts or 0,
+        "metrics": measured.get(row.version, {}),
+    }
