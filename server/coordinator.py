@@ -238,6 +238,7 @@ class Coordinator:
             await evaluator.check()
             config.cohort.build()
             await reducer.write_initial(evaluator, config.seed)
+            self._check_quota(config, reducer)
         except (EvaluationFailed, ValueError, OSError) as error:
             evaluator.close()  # it writes its log there
             await on_thread(None, self._remove_files, run_id)
@@ -245,6 +246,13 @@ class Coordinator:
                 raise
             raise OperatorError(str(error)) from error
         return reducer
+
+    def _check_quota(self, config: RunConfig, reducer: Reducer) -> None:
+        """A plain update is as large as a version: beyond the quota it would be put off for ever. Raises ValueError."""
+        most, num_bytes = self.config.incoming_max, reducer.num_bytes(Version(0))
+        if most and config.aggregation.codec == "none" and self.ranks is None and num_bytes > most:
+            what = f"coordinator.incoming_max is {most}: an update of this model has {num_bytes} bytes"
+            raise ValueError(f"{what}; allowed: 0 (no limit), or at least that")
 
     async def stop_run(self, run_id: RunId, reason: str) -> str:
         """End a run for the operator's reason; returns what is still waited for, or nothing."""

@@ -12,9 +12,12 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.bulk import DownloadMessage, UploadMessage
 from atoll.protocol.channel import METRICS_MAX, PROTOCOL, STATISTICS_MAX
+from atoll.protocol.identity.names import Role
 from atoll.protocol.printable import printable
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.protocol.vocabulary import ClientId, FailureReason, LossReason, RoundId, RunId, Version
+from atoll.server.audit.actions import Action
+from atoll.server.audit.calls import caller_of
 from atoll.server.bucket import Bucket
 from atoll.server.config import RunFile
 from atoll.server.coordinator import Coordinator, OperatorError, UnknownRun
@@ -38,6 +41,9 @@ HELLO_BYTES_MAX = 256 * 1024
 TASKS_MAX = 100
 WORKING_ON_MAX = 1000
 DETAIL_MAX = 2000
+
+TAKERS = (Role.OWNER, Role.OPERATOR)
+"""Who takes a model away; a client works with it, and an aggregation rank keeps a part of it."""
 
 
 class CoordinatorService(rpc.CoordinatorServicer):
@@ -148,6 +154,10 @@ class CoordinatorService(rpc.CoordinatorServicer):
         if version is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, _no_version(first.open.run_id, first.open.digest))
         assert version is not None
+        caller = caller_of(context)
+        if caller.role in TAKERS:
+            what = f"{first.open.run_id} version {version.version}"
+            self._coordinator.audit.say(Action.MODEL_EXPORT, what, digests={"model": version.digest}, caller=caller)
         try:
             async for reply in send_version(version, first.open, requests):
                 yield reply
@@ -180,7 +190,7 @@ class AdminService(ReadingAdmin, MembersAdmin, rpc.AdminServicer):
 
     def __init__(self, coordinator: Coordinator, enrolments: Enrolments | None = None) -> None:
         ReadingAdmin.__init__(self, coordinator.state.path, Viewer(coordinator.state.path, coordinator.config.database))
-        MembersAdmin.__init__(self, enrolments)
+        MembersAdmin.__init__(self, enrolments, coordinator.config.aggregators)
         if enrolments is not None:
             enrolments.audit = coordinator.audit
         self._coordinator = coordinator

@@ -5,10 +5,11 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
+from atoll.aggregation.tensorfile import read_metadata
 from atoll.parallel.metrics import values
 from atoll.protocol.plain import plain
 from atoll.protocol.settings import effective
-from atoll.protocol.vocabulary import ClientId, RoundId, RunId
+from atoll.protocol.vocabulary import ClientId, RoundId, RunId, Version
 from atoll.server.history import History
 from atoll.server.journal import EvaluationRow, RunRow, VersionRow
 from atoll.server.membership import Member
@@ -44,7 +45,7 @@ def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
 
     Returns:
         Of RUNS a list. Of the others an object: of RUN the `document`, and its settings as `toml`; of ROUND the record;
-        of the rest the id of the `run`, and its `rows`.
+        of the rest the id of the `run`, and its `rows`; of VERSIONS also the `metadata` that their files have.
 
     Raises:
         LookupError: there is no such run or round; the message names those that are there.
@@ -56,8 +57,11 @@ def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
         return plain({"document": _whole_run(history, row), "toml": effective(row.config)})
     if view is View.ROUND:
         return plain(as_json(_record(history, row.run_id, number)))
-    rows = {View.ROUNDS: _rounds, View.CLIENTS: _clients, View.VERSIONS: _versions}[view]
-    return plain({"run": row.run_id, "rows": rows(history, row.run_id)})
+    if view is View.VERSIONS:
+        rows = _versions(history, row.run_id)
+        return plain({"run": row.run_id, "rows": rows, "metadata": _metadata(history, row.run_id)})
+    rows = _rounds(history, row.run_id) if view is View.ROUNDS else _clients(history, row.run_id)
+    return plain({"run": row.run_id, "rows": rows})
 
 
 def newest_version(history: History, run_id: RunId) -> int:
@@ -161,6 +165,11 @@ def _client(client_id: ClientId, member: Member) -> Document:
 def _versions(history: History, run_id: RunId) -> list[Document]:
     measured, parts = measures(history.evaluations(run_id)), _parts(history, run_id)
     return [_version(row, parts.get(row.version), measured) for row in history.versions(run_id)]
+
+
+def _metadata(history: History, run_id: RunId) -> dict[str, str]:
+    path = RunStore(run_folder(history.path, run_id)).version_path(Version(0))
+    return read_metadata(path) if path.exists() else {}
 
 
 def _parts(history: History, run_id: RunId) -> dict[int, int]:

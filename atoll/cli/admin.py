@@ -71,7 +71,7 @@ def ask(state: Path, request: "Callable[[rpc.AdminStub], Any]", *, patience_s: f
         CommandError: none does, or it refuses; the message is the coordinator's own.
     """
     if is_elsewhere(state):
-        return _ask_elsewhere(identity_of_person(), request)
+        return _ask_elsewhere(request)
     until = time.monotonic() + patience_s
     while (running := running_coordinator(state)) is None and patience_s and time.monotonic() < until:
         if is_held(state):  # it recovers its runs before it listens
@@ -85,23 +85,30 @@ def ask(state: Path, request: "Callable[[rpc.AdminStub], Any]", *, patience_s: f
     )
 
 
-def _ask_elsewhere(folder: Path, request: "Callable[[rpc.AdminStub], Any]") -> Any:
-    """The answer of the coordinator that `atoll join` has made somebody a member of.
+def elsewhere() -> tuple[Dialer, Place]:
+    """How to dial the coordinator that `atoll join` has made us a member of, and where it is.
 
     Raises:
         CredentialError: the certificate has run out.
     """
-    keeper, address = Keeper(folder), Place.load(folder).admin_address
+    folder = identity_of_person()
+    keeper, place = Keeper(folder), Place.load(folder)
     keeper.check()
     dialer = through_proxy(MutualDialer(keeper), os.environ)
     if time.time() > keeper.current.renew_at(0.0):
         with suppress(NotRenewed):  # there is time
-            renewing = renew_once(keeper.current, over(lambda: dialer.channel(address, COORDINATOR)))
+            renewing = renew_once(keeper.current, over(lambda: dialer.channel(place.admin_address, COORDINATOR)))
             keeper.replace(asyncio.run(renewing))
+    return dialer, place
+
+
+def _ask_elsewhere(request: "Callable[[rpc.AdminStub], Any]") -> Any:
+    dialer, place = elsewhere()
     try:
-        return _ask(dialer, address, request)
+        return _ask(dialer, place.admin_address, request)
     except NoAnswer as error:
-        hint = f"if it listens elsewhere by now, ask its operator, and change admin_address in {folder / PLACE}"
+        note = identity_of_person() / PLACE
+        hint = f"if it listens elsewhere by now, ask its operator, and change admin_address in {note}"
         raise CommandError(*error.faults, hint) from None
 
 

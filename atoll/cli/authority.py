@@ -21,7 +21,10 @@ app = typer.Typer(
 )
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The authority's directory.")]
-Days = Annotated[float, typer.Option("--days", metavar="N", help="How long a certificate holds.", min=0.001, max=3650)]
+Days = Annotated[
+    float,
+    typer.Option("--days", metavar="N", callback=options.between(0.001, 3650), help="How long a certificate holds."),
+]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose certificate it becomes; `main` for the coordinator.")]
 As = Annotated[Role, typer.Option("--role", help="What the name is.", show_choices=False)]
 Request = Annotated[

@@ -31,12 +31,12 @@ Insecure = Annotated[
 ]
 
 
-def between(least: float, most: float = math.inf) -> Callable[[float], float]:
-    """An option's check that names the value that was given, which typer's own `min` and `max` do not."""
+def between(least: float, most: float = math.inf) -> Callable[[float | None], float | None]:
+    """A check of what was given, if anything was, that names the value: typer's own `min` and `max` do not."""
     allowed = f"at least {least:g}" + (f", at most {most:g}" if most < math.inf else "")
 
-    def check(value: float) -> float:
-        if not least <= value <= most:
+    def check(value: float | None) -> float | None:
+        if value is not None and not least <= value <= most:
             raise typer.BadParameter(f"got {value:g}; allowed: {allowed}")
         return value
 

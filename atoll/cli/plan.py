@@ -68,7 +68,7 @@ DryRuns = Annotated[
         "network, run a step, and show what it holds and sends beside what was predicted.",
     ),
 ]
-Top = Annotated[int, typer.Option("--top", metavar="N", min=1, help="How many meshes to show.")]
+Top = Annotated[int, typer.Option("--top", metavar="N", callback=options.between(1), help="How many meshes to show.")]
 
 
 def plan(

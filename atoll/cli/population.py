@@ -31,7 +31,13 @@ Plot = Annotated[
     typer.Option("--plot", metavar="FILE", help="Also draw it: a bar for each client, cut by label (PNG, SVG or PDF)."),
 ]
 Rows = Annotated[
-    int, typer.Option("--rows", metavar="N", min=0, help="How many clients the table shows; --json has all of them.")
+    int,
+    typer.Option(
+        "--rows",
+        metavar="N",
+        callback=options.between(0),
+        help="How many clients the table shows; --json has all of them.",
+    ),
 ]
 
 

@@ -13,7 +13,11 @@ app = typer.Typer(cls=Commands, no_args_is_help=True, help="What happened in eac
 
 Number = Annotated[
     int | None,
-    typer.Argument(metavar="[N]", min=1, help="Number of the round, which may be open; by default the newest."),
+    typer.Argument(
+        metavar="[N]",
+        callback=options.between(1),
+        help="Number of the round, which may be open; by default the newest.",
+    ),
 ]
 
 

@@ -54,7 +54,12 @@ Seeds = Annotated[int, typer.Option("--seeds", metavar="N", help="With --faults:
 Seed = Annotated[
     int | None, typer.Option("--seed", metavar="N", help="Short for seed; with --faults: show the history of this one.")
 ]
-Jobs = Annotated[int, typer.Option("--jobs", metavar="N", help="With --faults: processes; 0: one for each core.")]
+Jobs = Annotated[
+    int,
+    typer.Option(
+        "--jobs", metavar="N", callback=options.between(0), help="With --faults: processes; 0: one for each core."
+    ),
+]
 Fresh = Annotated[
     bool, typer.Option("--fresh/--resume", help="Insist on a folder without a run, instead of going on with it.")
 ]

@@ -27,7 +27,10 @@ What = Annotated[
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Where the cells are; by default atoll-sweep-NAME.")
 ]
-Jobs = Annotated[int | None, typer.Option("--jobs", metavar="N", min=1, help="Runs at once; by default sweep.jobs.")]
+Jobs = Annotated[
+    int | None,
+    typer.Option("--jobs", metavar="N", callback=options.between(1), help="Runs at once; by default sweep.jobs."),
+]
 Metric = Annotated[
     str | None, typer.Option("--metric", metavar="WHO/NAME", help="Such as server/accuracy; by default sweep.metric.")
 ]

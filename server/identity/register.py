@@ -68,6 +68,8 @@ class Standing(StrEnum):
     LAPSED = "lapsed"
     """Its certificate has expired: it needs a new invitation."""
     REVOKED = "revoked"
+    VOID = "void"
+    """Somebody has tried its join code with wrong secrets: it needs a new invitation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +220,8 @@ class Register:
         with self._database.transaction() as connection:
             for row in connection.execute(select(INVITATIONS).where(INVITATIONS.c.expires_at >= now)):
                 who = Identity(Role(row.role), row.name)
-                found[who] = Member(who, Standing.INVITED, row.created_at, row.expires_at)
+                standing = Standing.VOID if row.wrong_tries >= WRONG_TRIES_MAX else Standing.INVITED
+                found[who] = Member(who, standing, row.created_at, row.expires_at)
             for row in connection.execute(select(REVOKED)):
                 who = Identity(Role(row.role), row.name)
                 found.setdefault(who, Member(who, Standing.REVOKED, row.at, None))

@@ -91,10 +91,11 @@ class MembersAdmin:
 
     Args:
         enrolments: of the coordinator; None: it proves nothing itself (`--insecure`).
+        num_ranks: of its aggregation.
     """
 
-    def __init__(self, enrolments: Enrolments | None) -> None:
-        self._enrolments = enrolments
+    def __init__(self, enrolments: Enrolments | None, num_ranks: int) -> None:
+        self._enrolments, self.num_ranks = enrolments, num_ranks
 
     async def Invite(self, request: pb.InviteRequest, context: Context) -> pb.InviteReply:
         """An invitation, as a join code."""
@@ -102,6 +103,10 @@ class MembersAdmin:
         if not 1 <= request.lifetime_s <= LIFETIME_S_MAX:
             what = f"an invitation for {request.lifetime_s:g} s; allowed: 1 s to {LIFETIME_S_MAX / 86400:g} days"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, what)
+        if identity.role is Role.AGGREGATOR and int(identity.name) >= self.num_ranks:
+            has = f"{self.num_ranks} aggregation ranks" if self.num_ranks else "no aggregation ranks"
+            what = f"aggregator {identity.name}: this coordinator has {has}; start it with --aggregators N"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, what)
         code, expires_at = await enrolments.invite(identity, request.lifetime_s)
         return pb.InviteReply(join_code=str(code), expires_at=expires_at)
 

@@ -59,10 +59,40 @@ def test_what_there_is_not_is_named_as_it_is_here(it: Federation, nowhere: tuple
     assert refused("run", "show", "gone", *nowhere) == ["there is no run 'gone' (known: done-1, open-1)"]
 
 
-def test_an_auditor_changes_nothing(nowhere: tuple[str, Path]) -> None:
+def test_an_auditor_changes_nothing_and_takes_no_model(nowhere: tuple[str, Path], tmp_path: Path) -> None:
     assert refused("run", "stop", "open-1", *nowhere) == [
         "auditor hugo may not call atoll.v1.Admin/StopRun: it takes the role owner or operator"
     ]
+    out = tmp_path / "model.safetensors"
+    assert (
+        "auditor hugo may not call atoll.v1.Coordinator/Download"
+        in refused("model", "export", "--run", "done", "--out", out, *nowhere)[0]
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_operator_elsewhere_takes_the_model_that_is_here(
+    it: Federation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    code = invoke("client", "invite", "olga", "--role", "operator", "--state", it.state).stdout.strip()
+    monkeypatch.setenv("ATOLL_IDENTITY", str(tmp_path / "olga"))
+    shown("join", code)
+    nowhere, here = ("--run", "done", "--state", tmp_path / "nowhere"), ("--run", "done", "--state", it.state)
+    for version in ([], ["1"]):
+        ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
+        local = shown("model", "export", *version, "--out", ours, *here)
+        assert shown("model", "export", *version, "--out", theirs, *nowhere) == local | {"out": str(theirs)}
+        assert theirs.read_bytes() == ours.read_bytes()
+    assert refused("model", "export", "7", "--out", tmp_path / "m", *nowhere) == refused(
+        "model", "export", "7", "--out", tmp_path / "m", *here
+    )
+    wait_for(lambda: "olga" in {e["actor"] for e in exports(it)})
+    assert {e["object"] for e in exports(it) if e["actor"] == "olga"} == {"done-1 version 2", "done-1 version 1"}
+
+
+def exports(it: Federation) -> list[dict[str, str]]:
+    events: list[dict[str, str]] = shown("audit", "show", "--action", "model.export", "--state", it.state)["events"]
+    return events
 
 
 def test_the_audit_log_is_verified_from_elsewhere_and_says_who_read_it(

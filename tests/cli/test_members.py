@@ -29,6 +29,8 @@ def test_a_site_joins_with_a_code_and_ends_when_an_operator_elsewhere_revokes_it
         other = invoke("client", "invite", "hugo", "--role", "auditor", "--state", it.state).stdout.strip()
         assert "holds the credential of operator olga: name another folder" in refused("join", other)[1]
         assert shown("join", other, "--identity", tmp_path / "hugo")["name"] == "hugo"
+        rank = refused("client", "invite", "2", "--role", "aggregator", "--state", it.state)[0]
+        assert rank.endswith("aggregator 2: this coordinator has no aggregation ranks; start it with --aggregators N")
         mine = ("local", "--role", "owner", "--state", it.state)
         for command in ("invite", "revoke"):
             assert "owner local is whoever has the state directory" in refused("client", command, *mine)[0]

@@ -10,6 +10,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.channel import MESSAGE_BYTES_MAX, MIB
 from atoll.protocol.stream import first_status
+from atoll.server.coordinator import OperatorError
 from atoll.server.limits import STRIKES_MAX
 from tests.wire.live import running
 from tests.wire.test_round import live
@@ -159,6 +160,14 @@ async def begun(client, manifest):
             await asyncio.sleep(0.01)
         else:
             return call
+
+
+@live
+async def test_a_run_whose_updates_exceed_the_quota_is_refused(tmp_path):
+    fault = "incoming_max is 23: an update of this model has 24 bytes; allowed: 0 .no limit., or at least that"
+    with pytest.raises(OperatorError, match=fault):
+        async with running(tmp_path, coordinator__incoming_max=23):
+            pass
 
 
 @live

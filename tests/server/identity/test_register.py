@@ -54,10 +54,14 @@ def test_an_invitation_is_good_for_one_key_until_it_expires(register: Register) 
 def test_five_wrong_tries_void_an_invitation_also_for_whoever_has_the_secret(register: Register) -> None:
     invitation = invite(register)
     for _ in range(WRONG_TRIES_MAX):
+        assert [member.standing for member in register.members(now=NOW)] == [Standing.INVITED]
         with pytest.raises(Refused, match="secret is another one"):
             register.redeem(invitation.id, bytes(16), "key", now=NOW)
     with pytest.raises(Refused, match="void after 5 wrong tries"):
         register.redeem(invitation.id, invitation.secret, "key", now=NOW)
+    assert [member.standing for member in register.members(now=NOW)] == [Standing.VOID]
+    invite(register)
+    assert [member.standing for member in register.members(now=NOW)] == [Standing.INVITED]
 
 
 def test_wrong_tries_at_what_was_never_issued_leave_no_trace(register: Register) -> None:

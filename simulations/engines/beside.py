@@ -1,0 +1,31 @@
+"""The examples of several clients beside each other in one tensor."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from atoll.simulations.engines.examples import Examples
+
+
+def of_one_kind(found: Sequence[Examples]) -> list[int]:
+    """Which clients' examples can lie in one tensor: those like the first that has tensors."""
+    kinds = [examples.tensors and [(t.shape[1:], t.dtype) for t in examples.tensors] for examples in found]
+    return [index for index, kind in enumerate(kinds) if kind and kind == next(filter(None, kinds))]
+
+
+def beside(found: Sequence[Examples]) -> tuple[list[Examples], tuple[torch.Tensor, ...], list[int]]:
+    """The clients' examples in one tensor for all, and where in it each client's begin."""
+    first = found[0].tensors or ()
+    if all(all(a is b for a, b in zip(first, examples.tensors or (), strict=True)) for examples in found):
+        return list(found), first, [0] * len(found)
+    taken = [e if e.chosen is None else taken_out(e) for e in found]
+    tensors = tuple(torch.cat(column) for column in zip(*(e.tensors or () for e in taken), strict=True))
+    ends = np.cumsum([examples.count for examples in taken]).tolist()
+    return taken, tensors, [0, *ends[:-1]]
+
+
+def taken_out(examples: Examples) -> Examples:
+    """The same examples, in tensors that hold no others."""
+    return replace(examples, tensors=tuple(t[examples.chosen] for t in examples.tensors or ()), chosen=None)

@@ -1,0 +1,112 @@
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from atoll.simulations.engines import probe
+from atoll.simulations.engines.batched import Batched
+from atoll.simulations.engines.engine import Training
+from atoll.simulations.engines.stack import CannotBatch
+from tests.simulations.engines.cases import SIZES, Case, mlp, vectors
+
+
+class Counter(nn.Module):
+    """Counts what it has seen, in a buffer that no optimizer moves."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.register_buffer("seen", torch.zeros((), dtype=dtype))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += 0.01 * len(x) if self.seen.is_floating_point() else len(x)  # type: ignore[has-type]
+        y: torch.Tensor = self.layer(x)
+        return y
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_a_model_whose_buffers_move_is_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(CannotBatch, match="stacked: seen changes while a client trains, and no optimizer moves it"):
+        Batched(Case("counter", model=lambda: Counter(dtype)).training())
+
+
+class Mixing(nn.Module):
+    """Its examples see each other.
+
+    Args:
+        of: (whole batch) -> a number.
+    """
+
+    def __init__(self, of: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layers, self.of = mlp(), of
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layers(x / self.of(x))
+        return y
+
+
+def alike(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Examples whose largest number, and whose first one, is the same in every batch of every client."""
+    inputs, targets = vectors(count, seed)
+    return torch.cat([torch.ones(count, 1), inputs[:, 1:].clamp(-1, 1)], 1), targets
+
+
+@pytest.mark.parametrize("batch_size", [4, 8, 16])
+@pytest.mark.parametrize(
+    "of", [lambda x: x.abs().amax(), lambda x: x.std(), lambda x: 1 + x[:, 0].mean(), lambda x: x[:, 0].max()]
+)
+def test_examples_that_see_each_other_are_refused_also_where_clients_are_alike(
+    of: Callable[[torch.Tensor], torch.Tensor], batch_size: int
+) -> None:
+    case = Case("mixing", model=lambda: Mixing(of), examples=alike, local={"batch_size": batch_size})
+    for kind in ("stacked", "mapped"):
+        with pytest.raises(CannotBatch, match=rf"{kind}: the update of \w is .* off, relative to its length"):
+            Batched(case.training())
+
+
+def with_factors(factors: dict[str, float], model: Callable[[], nn.Module]) -> Training:
+    """The task of Case("mlp"), with some clients' inputs times a number."""
+
+    def data(site: str, split: str) -> TensorDataset:
+        inputs, targets = vectors(SIZES[site], SIZES[site])
+        return TensorDataset(inputs * factors.get(site, 1), targets)
+
+    case = Case("factors", model=model)
+    return replace(case.training(), task=replace(case.task(), data=data))
+
+
+@pytest.mark.parametrize("sites", ["abc", "abcd"], ids=["some of the first four", "all of them"])
+def test_clients_that_fail_both_ways_tell_nothing_so_others_are_tried(sites: str) -> None:
+    broken = dict.fromkeys(sites, np.nan)
+    with pytest.raises(CannotBatch, match=r"the update of [de] is .* off"):
+        Batched(with_factors(broken, lambda: Mixing(lambda x: 1 + x.mean())))
+    assert Batched(with_factors(broken, mlp)).kind == "stacked"
+
+
+def test_where_every_client_fails_there_is_nothing_to_compare() -> None:
+    with pytest.raises(CannotBatch, match="every client that was tried leaves the finite numbers"):
+        Batched(with_factors(dict.fromkeys(SIZES, np.nan), mlp))
+
+
+def test_a_client_that_fails_in_one_way_only_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Fragile(nn.Module):
+        """What is NaN in one example is NaN in all of the batch."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = mlp()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.layers(x + 0 * x.sum())
+            return y
+
+    training = with_factors({"b": np.nan}, Fragile)
+    assert Batched(training).kind == "mapped"
+    monkeypatch.setattr(probe, "KINDS", ("stacked",))
+    with pytest.raises(CannotBatch, match=r"stacked: d leaves the finite numbers in the product only"):
+        Batched(training)
