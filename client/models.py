@@ -253,6 +253,7 @@ class ModelCache:
         versions = self._versions.values() if reuse else ()
         held = {sha256: where for pieces in versions for sha256, where in pieces if where.num_bytes}
         self._parts.add(digest)
+        self._stays(self._part(digest))
         return PartialVersion(self._part(digest), manifest.pieces, held, layout=manifest.layout)
 
     def begin_parts(self, digest: Digest, manifest: VersionManifest, num_ranks: int) -> list[PartialVersion]:
@@ -263,6 +264,7 @@ class ModelCache:
         for rank in range(num_ranks):
             name = Digest(f"{digest}.{rank}of{num_ranks}")
             self._parts.add(name)
+            self._stays(self._part(name))
             parts.append(PartialVersion(self._part(name), owned_pieces(manifest.pieces, rank, num_ranks), held))
         return parts
 
@@ -282,6 +284,7 @@ class ModelCache:
         partial.close()
         path = self.path(digest)
         os.replace(self._part(digest), path)
+        self._stays(path)
         self._versions.pop(digest, None)
         start, pieces = partial.data_start, []
         for piece in manifest.pieces:
@@ -295,8 +298,13 @@ class ModelCache:
         self._parts.clear()
         return path
 
+    def _stays(self, path: Path) -> None:
+        """What was forgotten, and not deleted yet, is wanted again."""
+        if path in self._leaving:
+            self._leaving.remove(path)
+
     def tidy(self) -> None:
-        """Delete what was forgotten, which takes long for large files; until it is done no version may be begun."""
+        """Delete what was forgotten, which takes long for large files. While it does, no version may be begun."""
         while self._leaving:
             path = self._leaving.pop()
             try:

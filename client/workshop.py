@@ -171,13 +171,13 @@ class Workshop:
         try:
             await asyncio.gather(*fetching)
             await off_loop(manifest.num_bytes, self._cache.join, request.model_digest, manifest, parts)
-            self._tidy(manifest)
         finally:
             for task in fetching:
                 task.cancel()
             await asyncio.wait(fetching)
             for part in parts:
                 part.close()
+            self._tidy(manifest)
 
     def _tidy(self, manifest: VersionManifest) -> None:
         """Delete older versions while the new one is worked with: of 100 MB that takes a third of its download."""

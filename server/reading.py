@@ -1,7 +1,8 @@
 """What owners, operators and auditors elsewhere read over the admin port: the views of runs, and the audit log."""
 
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -9,6 +10,7 @@ import grpc
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.audit_files import PUBLIC_KEY, audit_folder, sizes
 from atoll.server.around import Context
+from atoll.server.call_limits import name_of
 from atoll.server.messages import NAME_MAX
 from atoll.server.threads import on_thread
 from atoll.server.viewer import Unseen, Viewer
@@ -16,6 +18,8 @@ from atoll.server.views import View
 
 PART_BYTES = 1 << 20
 NUMBER_MAX = 2**31
+READINGS_MAX = 4
+"""Of one caller, at one time."""
 
 
 class ReadingAdmin:
@@ -28,30 +32,48 @@ class ReadingAdmin:
 
     def __init__(self, state: Path, viewer: Viewer) -> None:
         self._state, self._viewer = state, viewer
+        self._reading: Counter[str] = Counter()
 
     async def Look(self, request: pb.LookRequest, context: Context) -> AsyncIterator[pb.LookReply]:
         """A view, as JSON in parts."""
         if fault := _fault_of(request):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, fault)
-        try:
-            async with aclosing(self._viewer.look(View(request.view), request.run_id, request.number)) as parts:
-                async for part in parts:
-                    yield pb.LookReply(json=part)
-        except LookupError as error:
-            await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
-        except Unseen as error:
-            await context.abort(grpc.StatusCode.INTERNAL, str(error))
+        async with self._one_of_few(context):
+            try:
+                async with aclosing(self._viewer.look(View(request.view), request.run_id, request.number)) as parts:
+                    async for part in parts:
+                        yield pb.LookReply(json=part)
+            except LookupError as error:
+                await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+            except (Unseen, OSError) as error:
+                await context.abort(grpc.StatusCode.INTERNAL, str(error))
 
     async def ReadAuditLog(self, request: pb.ReadAuditLogRequest, context: Context) -> AsyncIterator[pb.AuditLogPart]:
         """The public key, and the lines that are there now, file after file."""
         folder = audit_folder(self._state)
+        async with self._one_of_few(context):
+            try:
+                for path, num_bytes in [(folder / PUBLIC_KEY, PART_BYTES), *await on_thread(None, sizes, folder)]:
+                    async with aclosing(_blocks(path, num_bytes)) as blocks:
+                        async for block in blocks:
+                            yield pb.AuditLogPart(file=path.name, data=block)
+            except OSError as error:
+                await context.abort(grpc.StatusCode.INTERNAL, f"the log cannot be read: {error}")
+
+    @asynccontextmanager
+    async def _one_of_few(self, context: Context) -> AsyncIterator[None]:
+        """Each caller has few readings open at one time: each of them holds files, for as long as its reader likes."""
+        name = name_of(context)
+        if self._reading[name] >= READINGS_MAX:
+            what = f"{name} has {READINGS_MAX} readings open already: let one of them end"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, what)
+        self._reading[name] += 1
         try:
-            for path, num_bytes in [(folder / PUBLIC_KEY, PART_BYTES), *await on_thread(None, sizes, folder)]:
-                async with aclosing(_blocks(path, num_bytes)) as blocks:
-                    async for block in blocks:
-                        yield pb.AuditLogPart(file=path.name, data=block)
-        except OSError as error:
-            await context.abort(grpc.StatusCode.INTERNAL, f"the log cannot be read: {error}")
+            yield
+        finally:
+            self._reading[name] -= 1
+            if not self._reading[name]:
+                del self._reading[name]
 
 
 def _fault_of(request: pb.LookRequest) -> str | None:

@@ -1,26 +1,35 @@
-"""Shows `views` from a process of its own: of a run with a million members one takes seconds, and gigabytes.
+"""Makes `views` in a process of its own: of a run with a million members one takes seconds, and gigabytes.
 
-The process replays what is on disk, as the commands on this machine do, with less of the processor than rounds have.
+The process replays what is on disk, as the commands on this machine do, with less of the processor than rounds have. It
+writes to a file without a name, so that a slow reader keeps nobody else waiting, and ends when the coordinator has.
 """
 
 import asyncio
 import json
+import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
 
 from atoll.protocol import steps
 from atoll.server.history import History
+from atoll.server.threads import on_thread
 from atoll.server.views import View, look
 
-LOOKS_MAX = 2
-"""At one time; others wait."""
+logger = logging.getLogger(__name__)
 
+MAKING_MAX = 2
+"""Views that are made at one time; others wait."""
+
+MAKING_S = 300.0
 PART_BYTES = 256 * 1024
-TOLD_BYTES_MAX = 4096
+TOLD_BYTES_MAX = 8192
 NICENESS = 10
 EXIT_UNUSABLE, EXIT_MISSING = 3, 4
 COMMAND = (sys.executable, "-P", "-c", "from atoll.server.viewer import main; main()")
@@ -40,45 +49,62 @@ class Viewer:
 
     def __init__(self, state: Path, database: str = "") -> None:
         self._state, self._database = state, database
-        self._turns = asyncio.Semaphore(LOOKS_MAX)
+        self._turns = asyncio.Semaphore(MAKING_MAX)
 
     async def look(self, view: View, run: str, number: int) -> AsyncGenerator[bytes]:
         """A view as JSON, in parts; the arguments are those of `views.look`.
 
         Raises:
             LookupError: there is no such run or round.
-            Unseen: the state directory cannot be read.
+            Unseen: the state directory cannot be read, or takes too long.
         """
         order = {"state": str(self._state), "database": self._database, "view": view, "run": run, "number": number}
-        environment = {name: value for name, value in os.environ.items() if name != steps.VARIABLE}
-        async with self._turns:
-            process = await asyncio.create_subprocess_exec(
-                *COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
-            )
-            assert process.stdin
-            assert process.stdout
-            assert process.stderr
-            try:
-                process.stdin.write(json.dumps(order).encode())  # not in its arguments: a URL may hold a password
-                process.stdin.close()
-                while part := await process.stdout.read(PART_BYTES):
-                    yield part
-                told = (await process.stderr.read(TOLD_BYTES_MAX)).decode(errors="replace").strip()
-                code = await process.wait()
-            finally:
-                with suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
-        if code == EXIT_MISSING:
-            raise LookupError(told)
-        if code:
-            raise Unseen(told if code == EXIT_UNUSABLE else f"the viewer has ended with {code}: {told[-300:]}")
+        with TemporaryFile(dir=self._state) as made, TemporaryFile(dir=self._state) as told:
+            async with self._turns:
+                code = await _make(json.dumps(order).encode() + b"\n", made, told)
+            if code:
+                raise _fault(code, told)
+            made.seek(0)
+            while part := await on_thread(None, made.read, PART_BYTES):
+                yield part
+
+
+async def _make(order: bytes, made: IO[bytes], told: IO[bytes]) -> int:
+    """Run the process; its exit code."""
+    environment = {name: value for name, value in os.environ.items() if name != steps.VARIABLE}
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, stdin=subprocess.PIPE, stdout=made, stderr=told, env=environment
+    )
+    assert process.stdin is not None
+    try:
+        process.stdin.write(order)  # not in its arguments: a URL may hold a password
+        async with asyncio.timeout(MAKING_S):
+            return await process.wait()
+    except TimeoutError:
+        raise Unseen(f"it takes more than {MAKING_S:g} s: ask at the coordinator's own machine") from None
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        process.stdin.close()
+        await process.wait()
+
+
+def _fault(code: int, told: IO[bytes]) -> Exception:
+    told.seek(max(0, told.seek(0, os.SEEK_END) - TOLD_BYTES_MAX))
+    text = told.read().decode(errors="replace").strip()
+    if code == EXIT_MISSING:
+        return LookupError(text)
+    if code == EXIT_UNUSABLE:
+        return Unseen(text)
+    logger.error("a view could not be made: the process has ended with %d:\n%s", code, text)
+    return Unseen(f"the view could not be made: {text.rpartition(chr(10))[2]}")
 
 
 def main() -> None:
     """The process: an order on standard input, its view on standard output."""
     os.nice(NICENESS)
-    order = json.load(sys.stdin)
+    order = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_the_coordinator, daemon=True).start()
     try:
         history = History(Path(order["state"]), order["database"])
         found = look(history, View(order["view"]), order["run"], order["number"])
@@ -88,9 +114,15 @@ def main() -> None:
         _end(EXIT_MISSING, error)
     except OSError as error:
         _end(EXIT_UNUSABLE, error)
-    json.dump(found, sys.stdout, ensure_ascii=False)
+    sys.stdout.buffer.write(json.dumps(found, ensure_ascii=False).encode())
+
+
+def _end_with_the_coordinator() -> None:
+    while os.read(0, 1):
+        pass
+    os._exit(EXIT_UNUSABLE)
 
 
 def _end(code: int, error: Exception) -> None:
-    print(error, file=sys.stderr)
+    sys.stderr.buffer.write(str(error).encode())
     raise SystemExit(code)

@@ -40,7 +40,7 @@ def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
     Args:
         history: of the state directory.
         view: which.
-        run: id or name of the run; empty: the newest.
+        run: id or name of the run; empty: the newest, but for RUN.
         number: of the round; 0: the newest.
 
     Returns:
@@ -52,7 +52,7 @@ def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
     """
     if view is View.RUNS:
         return plain([_run(history, row) for row in history.runs()])
-    row = run_of(history, run)
+    row = history.run(run) if view is View.RUN else run_of(history, run)
     if view is View.RUN:
         return plain({"document": _whole_run(history, row), "toml": effective(row.config)})
     if view is View.ROUND:

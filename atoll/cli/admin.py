@@ -1,4 +1,4 @@
-"""Asks the coordinator that holds a state directory to do something."""
+"""Asks the coordinator that holds a state directory, or the one elsewhere that `atoll join` has made us a member of."""
 
 import asyncio
 import json
@@ -13,9 +13,11 @@ import grpc
 
 from atoll.cli.faults import CommandError, without_frames
 from atoll.cli.join import identity_of_person
+from atoll.cli.options import STATE
+from atoll.cli.printing import note
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.audit_files import is_log_file
+from atoll.protocol.audit_files import FILE_BYTES, is_log_file
 from atoll.protocol.identity.dialer import Dialer, InsecureDialer, MutualDialer
 from atoll.protocol.identity.enrolling import PLACE, Place
 from atoll.protocol.identity.keeper import Keeper
@@ -56,7 +58,7 @@ def dialer(state: Path) -> Dialer:
 
 def is_elsewhere(state: Path) -> bool:
     """Whether there is no such directory here, and `atoll join` has made us a member of a coordinator elsewhere."""
-    return not state.exists() and identity_of_person().exists()
+    return not state.exists() and (identity_of_person() / PLACE).exists()
 
 
 def ask(state: Path, request: "Callable[[rpc.AdminStub], Any]", *, patience_s: float = 0.0) -> Any:
@@ -71,7 +73,7 @@ def ask(state: Path, request: "Callable[[rpc.AdminStub], Any]", *, patience_s: f
         CommandError: none does, or it refuses; the message is the coordinator's own.
     """
     if is_elsewhere(state):
-        return _ask_elsewhere(request)
+        return _ask_elsewhere(state, request)
     until = time.monotonic() + patience_s
     while (running := running_coordinator(state)) is None and patience_s and time.monotonic() < until:
         if is_held(state):  # it recovers its runs before it listens
@@ -102,13 +104,15 @@ def elsewhere() -> tuple[Dialer, Place]:
     return dialer, place
 
 
-def _ask_elsewhere(request: "Callable[[rpc.AdminStub], Any]") -> Any:
+def _ask_elsewhere(state: Path, request: "Callable[[rpc.AdminStub], Any]") -> Any:
     dialer, place = elsewhere()
+    if state != STATE:
+        note(f"there is no {state} here: asking the coordinator on {place.admin_address}")
     try:
         return _ask(dialer, place.admin_address, request)
     except NoAnswer as error:
-        note = identity_of_person() / PLACE
-        hint = f"if it listens elsewhere by now, ask its operator, and change admin_address in {note}"
+        where = identity_of_person() / PLACE
+        hint = f"if it listens elsewhere by now, ask its operator, and change admin_address in {where}"
         raise CommandError(*error.faults, hint) from None
 
 
@@ -178,22 +182,37 @@ def ranks(state: Path) -> pb.ListRanksReply:
 
 def look(state: Path, view: str, run: str, number: int) -> Any:
     """A view of `server.views`."""
-    request = pb.LookRequest(view=view, run_id=run, number=number)
-    return json.loads(ask(state, lambda it: b"".join(reply.json for reply in it.Look(request, timeout=TIMEOUT_S))))
+    try:
+        request = pb.LookRequest(view=view, run_id=run, number=number)
+    except ValueError as error:  # text that is none, or a number beyond all rounds
+        raise CommandError(f"run {run!r}, round {number}: {error}") from None
+    answer = ask(state, lambda it: b"".join(reply.json for reply in it.Look(request, timeout=TIMEOUT_S)))
+    try:
+        return json.loads(answer)
+    except ValueError as error:
+        raise CommandError(f"the coordinator's answer is no JSON: {error}") from None
 
 
 def fetch_audit_log(state: Path, folder: Path) -> None:
     """Write the coordinator's audit log, as it is now, and its public key to an empty folder.
 
     Raises:
-        CommandError: as `ask`; or the coordinator names a file that no log has.
+        CommandError: as `ask`; or what comes is no audit log: another file, one too large, or out of order.
     """
 
     def fetch(it: rpc.AdminStub) -> None:
+        name, num_bytes = "", 0
         for part in it.ReadAuditLog(pb.ReadAuditLogRequest(), timeout=TIMEOUT_S):
-            if not is_log_file(part.file):
-                raise CommandError(f"the coordinator sent {part.file[:80]!r}, which is no file of an audit log")
-            with (folder / part.file).open("ab") as file:
+            if part.file != name:
+                if not is_log_file(part.file) or (folder / part.file).exists():
+                    raise CommandError(
+                        f"the coordinator sent {part.file[:80]!r}, which is no next file of an audit log"
+                    )
+                name, num_bytes = part.file, 0
+            num_bytes += len(part.data)
+            if num_bytes > 2 * FILE_BYTES:
+                raise CommandError(f"the coordinator sent more than {2 * FILE_BYTES} bytes of {name}")
+            with (folder / name).open("ab") as file:
                 file.write(part.data)
 
     ask(state, fetch)

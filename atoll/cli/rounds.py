@@ -15,7 +15,7 @@ Number = Annotated[
     int | None,
     typer.Argument(
         metavar="[N]",
-        callback=options.between(1),
+        callback=options.between(1, 2**31),
         help="Number of the round, which may be open; by default the newest.",
     ),
 ]

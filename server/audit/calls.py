@@ -38,18 +38,22 @@ class CallAudit(Interceptor):
 
     @asynccontextmanager
     async def _audited(self, method: str, request: Any, context: Context) -> AsyncIterator[None]:
-        caller = caller_of(context)
+        caller, has_ended = caller_of(context), False
         try:
             if method.startswith(ADMIN):
                 with acting(caller):
                     yield
             else:
                 yield
+            has_ended = True
         finally:
-            self._said(method, _object_of(request), context, caller)
+            code = code_of(context)
+            if code is grpc.StatusCode.OK and not has_ended:  # what was broken off has no code of its own
+                code = grpc.StatusCode.CANCELLED
+            self._said(method, _object_of(request), context, caller, code)
 
-    def _said(self, method: str, about: str, context: Context, caller: Caller) -> None:
-        code, object_ = code_of(context), f"{method} {about}".rstrip()
+    def _said(self, method: str, about: str, context: Context, caller: Caller, code: grpc.StatusCode) -> None:
+        object_ = f"{method} {about}".rstrip()
         outcome = code.name if code is grpc.StatusCode.OK else f"{code.name}: {context.details() or ''}"
         if method.startswith(ADMIN):
             self._audit.say(Action.CALL, object_, outcome, caller=caller)

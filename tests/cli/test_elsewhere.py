@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from atoll.cli import admin
+from atoll.cli.faults import CommandError
+from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.audit_files import audit_folder
 from tests.cli.federation import Federation, federation, start_run, wait_for
 from tests.cli.invoking import invoke, refused, said, shown
@@ -24,10 +27,11 @@ def it(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
 
 
 @pytest.fixture
-def nowhere(it: Federation, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Path]:
-    """Without the variable, whoever runs these tests might be a member of something."""
+def hugo(it: Federation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The commands are hugo's, on a machine without a state directory."""
     monkeypatch.setenv("ATOLL_IDENTITY", str(it.folder / "hugo"))
-    return "--state", it.folder / "nowhere"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
 
 
 VIEWS = [
@@ -45,30 +49,45 @@ VIEWS = [
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=" ".join)
-def test_an_auditor_elsewhere_sees_what_is_seen_here(
-    it: Federation, nowhere: tuple[str, Path], view: tuple[str, ...]
-) -> None:
-    assert said(*view, *nowhere) == said(*view, "--state", it.state)
-    assert shown(*view, *nowhere) == shown(*view, "--state", it.state)
-    assert not nowhere[1].exists()
+@pytest.mark.usefixtures("hugo")
+def test_an_auditor_elsewhere_sees_what_is_seen_here(it: Federation, view: tuple[str, ...]) -> None:
+    assert said(*view) == said(*view, "--state", it.state)
+    assert shown(*view) == shown(*view, "--state", it.state)
+    assert not any(Path().iterdir())
 
 
-def test_what_there_is_not_is_named_as_it_is_here(it: Federation, nowhere: tuple[str, Path]) -> None:
-    for view in (("run", "show", "gone"), ("round", "show", "77", "--run", "done"), ("model", "list", "--run", "gone")):
-        assert refused(*view, *nowhere) == refused(*view, "--state", it.state)
-    assert refused("run", "show", "gone", *nowhere) == ["there is no run 'gone' (known: done-1, open-1)"]
+@pytest.mark.usefixtures("hugo")
+def test_whoever_names_a_directory_that_is_not_here_is_told_who_is_asked() -> None:
+    result = invoke("audit", "verify", "--state", "backup")
+    assert "there is no backup here: asking the coordinator on 127.0.0.1:" in result.stderr
+    assert result.exit_code == 0
 
 
-def test_an_auditor_changes_nothing_and_takes_no_model(nowhere: tuple[str, Path], tmp_path: Path) -> None:
-    assert refused("run", "stop", "open-1", *nowhere) == [
+@pytest.mark.usefixtures("hugo")
+def test_what_there_is_not_is_named_as_it_is_here(it: Federation) -> None:
+    runs, rounds, versions = ("run", "show"), ("round", "show", "77", "--run", "done"), ("model", "list", "--run")
+    for view in ((*runs, "gone"), (*runs, ""), rounds, (*versions, "gone")):
+        assert refused(*view) == refused(*view, "--state", it.state)
+    assert refused("run", "show", "gone") == ["there is no run 'gone' (known: done-1, open-1)"]
+
+
+@pytest.mark.usefixtures("hugo")
+def test_what_cannot_be_asked_for_is_refused() -> None:
+    assert refused("run", "show", "\udcff")[0].startswith("run '\\udcff', round 0: ")
+    assert "got 1e+23; allowed: at least 1, at most 2.14748e+09" in invoke("round", "show", "9" * 23).stderr
+
+
+@pytest.mark.usefixtures("hugo")
+def test_an_auditor_changes_nothing_and_takes_no_model() -> None:
+    assert refused("run", "stop", "open-1") == [
         "auditor hugo may not call atoll.v1.Admin/StopRun: it takes the role owner or operator"
     ]
-    out = tmp_path / "model.safetensors"
+    out = Path("model.safetensors")
     assert (
         "auditor hugo may not call atoll.v1.Coordinator/Download"
-        in refused("model", "export", "--run", "done", "--out", out, *nowhere)[0]
+        in refused("model", "export", "--run", "done", "--out", out)[0]
     )
-    assert list(tmp_path.iterdir()) == []
+    assert not any(Path().iterdir())
 
 
 def test_an_operator_elsewhere_takes_the_model_that_is_here(
@@ -77,13 +96,14 @@ def test_an_operator_elsewhere_takes_the_model_that_is_here(
     code = invoke("client", "invite", "olga", "--role", "operator", "--state", it.state).stdout.strip()
     monkeypatch.setenv("ATOLL_IDENTITY", str(tmp_path / "olga"))
     shown("join", code)
-    nowhere, here = ("--run", "done", "--state", tmp_path / "nowhere"), ("--run", "done", "--state", it.state)
+    monkeypatch.chdir(tmp_path)
+    there, here = ("--run", "done"), ("--run", "done", "--state", it.state)
     for version in ([], ["1"]):
         ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
         local = shown("model", "export", *version, "--out", ours, *here)
-        assert shown("model", "export", *version, "--out", theirs, *nowhere) == local | {"out": str(theirs)}
+        assert shown("model", "export", *version, "--out", theirs, *there) == local | {"out": str(theirs)}
         assert theirs.read_bytes() == ours.read_bytes()
-    assert refused("model", "export", "7", "--out", tmp_path / "m", *nowhere) == refused(
+    assert refused("model", "export", "7", "--out", tmp_path / "m", *there) == refused(
         "model", "export", "7", "--out", tmp_path / "m", *here
     )
     wait_for(lambda: "olga" in {e["actor"] for e in exports(it)})
@@ -95,33 +115,57 @@ def exports(it: Federation) -> list[dict[str, str]]:
     return events
 
 
-def test_the_audit_log_is_verified_from_elsewhere_and_says_who_read_it(
-    it: Federation, nowhere: tuple[str, Path], tmp_path: Path
-) -> None:
-    assert "sound: nothing is changed" in said("audit", "verify", *nowhere)
-    events = shown("audit", "show", "--actor", "hugo", *nowhere)["events"]
+@pytest.mark.usefixtures("hugo")
+def test_the_audit_log_is_verified_from_elsewhere_and_says_who_read_it(it: Federation) -> None:
+    assert "sound: nothing is changed" in said("audit", "verify")
+    events = shown("audit", "show", "--actor", "hugo")["events"]
     assert {event["role"] for event in events} == {"auditor"}
     objects = [event["object"] for event in events]
     assert "/atoll.v1.Admin/ReadAuditLog" in objects
-    shown("round", "list", "--run", "done", *nowhere)
-    wait_for(lambda: shown("audit", "show", *nowhere)["events"][-2]["object"] == "/atoll.v1.Admin/Look done")
-    out = tmp_path / "out.jsonl"
-    invoke("audit", "export", "--out", out, *nowhere)
+    shown("round", "list", "--run", "done")
+    wait_for(lambda: shown("audit", "show")["events"][-2]["object"] == "/atoll.v1.Admin/Look done")
+    out = Path("out.jsonl")
+    invoke("audit", "export", "--out", out)
     [log] = audit_folder(it.state).glob("audit-*.jsonl")
     assert log.read_bytes().startswith(out.read_bytes())
     assert len(out.read_bytes().splitlines()) > len(objects)
 
 
-def test_a_log_that_was_changed_is_found_from_elsewhere(it: Federation, nowhere: tuple[str, Path]) -> None:
+@pytest.mark.usefixtures("hugo")
+def test_a_log_that_was_changed_is_found_from_elsewhere(it: Federation) -> None:
     [log] = audit_folder(it.state).glob("audit-*.jsonl")
     with log.open("r+b") as file:  # in place: the coordinator goes on appending
         at = file.read().index(b"coordinator.start")
         file.seek(at)
         file.write(b"coordinator.stare")
-    result = invoke("audit", "verify", *nowhere)
+    result = invoke("audit", "verify")
     with log.open("r+b") as file:
         file.seek(at)
         file.write(b"coordinator.start")
     assert result.exit_code == 1
     assert "FAULTY" in result.stdout
-    assert "sound: " in said("audit", "verify", *nowhere)
+    assert "sound: " in said("audit", "verify")
+
+
+@pytest.mark.parametrize(
+    ("parts", "fault"),
+    [
+        ([("../key.pem", b"x")], "sent '../key.pem', which is no next file of an audit log"),
+        ([("audit-000000000000.jsonl", b"x"), ("public.pem", b""), ("audit-000000000000.jsonl", b"y")], "no next file"),
+        ([("audit-000000000000.jsonl", bytes(2**20))] * 40, "more than 33554432 bytes of audit-000000000000.jsonl"),
+    ],
+    ids=["outside", "twice", "too large"],
+)
+def test_a_coordinator_that_sends_anything_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parts: list[tuple[str, bytes]], fault: str
+) -> None:
+    class False_:
+        def ReadAuditLog(self, request: object, timeout: float) -> list[pb.AuditLogPart]:
+            return [pb.AuditLogPart(file=name, data=data) for name, data in parts]
+
+    folder = tmp_path / "audit"
+    folder.mkdir()
+    monkeypatch.setattr(admin, "ask", lambda state, request: request(False_()))
+    with pytest.raises(CommandError, match=fault):
+        admin.fetch_audit_log(Path("state"), folder)
+    assert list(tmp_path.iterdir()) == [folder]

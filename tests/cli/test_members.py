@@ -35,23 +35,24 @@ def test_a_site_joins_with_a_code_and_ends_when_an_operator_elsewhere_revokes_it
         for command in ("invite", "revoke"):
             assert "owner local is whoever has the state directory" in refused("client", command, *mine)[0]
 
-        elsewhere = ("--state", tmp_path / "nowhere")
-        wait_for(lambda: standing(elsewhere).get("a") == "member")
-        assert "operator olga may call" in refused("client", "invite", "eve", "--role", "owner", *elsewhere)[0]
-        assert invoke("client", "revoke", "a", *elsewhere).exit_code == 0
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        wait_for(lambda: standing().get("a") == "member")
+        assert "operator olga may call" in refused("client", "invite", "eve", "--role", "owner")[0]
+        assert invoke("client", "revoke", "a").exit_code == 0
         assert it.processes["a"].wait(20) == 2
         assert "client a is revoked: this agent ends; it takes a new join code" in it.log("a").splitlines()[-1]
-        assert standing(elsewhere)["a"] == "revoked"
+        assert standing()["a"] == "revoked"
         invoke("client", "revoke", "olga", "--role", "operator", "--state", it.state)
-        assert refused("client", "members", *elsewhere) == ["the certificate of operator olga is revoked"]
+        assert refused("client", "members") == ["the certificate of operator olga is revoked"]
     finally:
         for process in it.processes.values():
             process.kill()
             process.wait()
 
 
-def standing(where: tuple[object, ...]) -> dict[str, str]:
-    return {member["name"]: member["standing"] for member in shown("client", "members", *where)}
+def standing() -> dict[str, str]:
+    return {member["name"]: member["standing"] for member in shown("client", "members")}
 
 
 def test_a_code_may_come_over_standard_input_on_several_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,6 +136,34 @@ def test_two_newest_versions_are_kept_and_no_part(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == kept
 
 
+def test_a_version_that_comes_back_before_it_was_deleted_stays(tmp_path):
+    cache = cache_in(tmp_path)
+    versions = [Version(model(seed, **SIZES)) for seed in range(3)]
+    for version in [*versions, versions[0]]:
+        partial = cache.begin(version.digest, version.manifest)
+        partial.resume()
+        partial.append(b"".join(version.bytes_of[piece.tensor, piece.offsets] for piece in partial.wanted))
+        cache.finish(version.digest, version.manifest, partial)  # and whoever would tidy is cancelled
+    cache.tidy()
+    for version in (versions[2], versions[0]):
+        assert cache.find(version.digest, version.manifest).exists()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_part_that_is_begun_again_before_it_was_deleted_stays(tmp_path):
+    cache = cache_in(tmp_path)
+    first, second = (Version(model(seed, **SIZES)) for seed in range(2))
+    cache.begin(second.digest, second.manifest).close()
+    partial = cache.begin(first.digest, first.manifest)
+    partial.resume()
+    partial.append(first.data)
+    cache.finish(first.digest, first.manifest, partial)
+    again = cache.begin(second.digest, second.manifest)
+    cache.tidy()
+    assert (tmp_path / f"{second.digest}.part").exists()
+    again.close()
+
+
 def test_whole_version_that_rotted_is_not_found_after_a_restart(tmp_path):
     version = Version(model(**SIZES))
     cache = cache_in(tmp_path)

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import sys
 
 import grpc
 import pytest
@@ -12,6 +13,7 @@ from atoll.protocol.chain import Checkpoint
 from atoll.protocol.channel import client_options
 from atoll.server.audit.budget import BURST
 from atoll.server.audit.reading import Source, events_of, verify
+from atoll.server.reading import READINGS_MAX
 from tests.wire.live import running
 from tests.wire.test_round import live, report
 
@@ -41,6 +43,30 @@ async def test_a_run_is_told_from_its_beginning_to_its_end(tmp_path):
     found = verify(Source.of_state(tmp_path))
     assert (found.faults, found.unsigned) == ([], 0)
     assert other.run_id == run_id
+
+
+@live
+async def test_a_reading_that_was_broken_off_is_no_success(tmp_path, monkeypatch):
+    code = "import sys; sys.stdout.buffer.write(bytes(50_000_000))"
+    monkeypatch.setattr("atoll.server.viewer.COMMAND", (sys.executable, "-c", code))
+    async with running(tmp_path) as it:
+        async with grpc.aio.insecure_channel(it.admin_address, options=client_options()) as channel:
+            admin, request = rpc.AdminStub(channel), pb.LookRequest(view="run", run_id=it.run.run_id)
+            assert sum([len(reply.json) async for reply in admin.Look(request)]) == 50_000_000
+            broken = [admin.Look(request) for _ in range(READINGS_MAX)]
+            for call in broken:
+                await call.read()
+            with pytest.raises(grpc.aio.AioRpcError, match="has 4 readings open already"):
+                await admin.Look(request).read()
+            for call in broken:
+                call.cancel()
+            async with asyncio.timeout(20):
+                while len(outcomes := [event.outcome for event in events(tmp_path, "call")]) < 2 + READINGS_MAX:
+                    await asyncio.sleep(0.05)
+                    it.coordinator.audit.flush()
+        assert outcomes[0] == "OK"
+        assert outcomes[1].startswith("RESOURCE_EXHAUSTED: ")
+        assert [outcome.partition(":")[0] for outcome in outcomes[2:]] == ["CANCELLED"] * READINGS_MAX
 
 
 @live
