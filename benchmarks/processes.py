@@ -1,6 +1,7 @@
 """The real thing as child processes, each with its log: the `atoll` command, or a module of the benchmarks."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -141,8 +142,14 @@ def wait_for_address(processes: Processes, name: str, state: Path) -> str:
     raise NotMeasured(f"{name} does not listen:\n{processes.last_words(name)}")
 
 
+PORTS = range(20_000, 32_000)
+"""Below those that the kernel gives to whoever asks for any, or calls somebody: none of them is taken by chance."""
+
+
 def free_address() -> str:
     """A loopback address that nobody uses: the same one for a coordinator's second life."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):  # whoever runs us may have seeded the other
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return f"127.0.0.1:{port}"
+    raise NotMeasured(f"no port of {PORTS} is free")

@@ -6,7 +6,6 @@ Its files lie in memory where that is possible, so that fsync, without which Ato
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -14,6 +13,8 @@ from itertools import count
 from pathlib import Path
 
 import psycopg
+
+from benchmarks.processes import free_address
 
 ROLE, PASSWORD = "atoll", "s3cret/of:tests"  # what a URL must escape
 WANTED = "PostgreSQL's server is not installed: apt-get install postgresql"
@@ -37,9 +38,7 @@ class Server:
         self._data = self._folder / "data"
         self._process: subprocess.Popen[bytes] | None = None
         self._names = count(1)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        self.port = int(free_address().rpartition(":")[2])
         if os.geteuid() == 0:
             shutil.chown(self._folder, "postgres", "postgres")
         secret = self._folder / "password"

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from atoll.cli.files import load_run
 from atoll.protocol.settings import _toml
 from atoll.simulations.experiments.grid import read_grid
 from atoll.simulations.federation.config import SimulationFile
+from benchmarks.processes import free_address
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -63,9 +63,7 @@ def execute(script: str, folder: Path) -> Outcome:
     (shims / "atoll").chmod(0o755)
     codes, log = folder / "codes", folder / "log"
     codes.touch()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = free_address()
     environment = os.environ | {
         "PATH": f"{shims}:{BIN}:{os.environ['PATH']}",
         "ADDRESS": address,

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from atoll.protocol.identity.names import Identity, Role
 from atoll.server.history import History
 from benchmarks.members import equip
+from benchmarks.processes import free_address
 
 ATOLL = str(Path(sys.executable).with_name("atoll"))
 TASK = str(Path(__file__).with_name("trouble.py")) + ":task"
@@ -23,9 +23,7 @@ class Federation:
 
     def __init__(self, folder, task=TASK):
         self.folder, self.task, self.running = folder, task, {}
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.address = free_address()
 
     @property
     def state(self):
