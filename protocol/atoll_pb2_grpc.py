@@ -649,7 +649,7 @@ class Aggregation(object):
 
 
 class AdminStub(object):
-    """For the operator's own commands, on loopback.
+    """For the commands of owners, operators and auditors, on a port of its own.
     """
 
     def __init__(self, channel):
@@ -716,7 +716,7 @@ class AdminStub(object):
 
 
 class AdminServicer(object):
-    """For the operator's own commands, on loopback.
+    """For the commands of owners, operators and auditors, on a port of its own.
     """
 
     def StartRun(self, request, context):
@@ -855,7 +855,7 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin(object):
-    """For the operator's own commands, on loopback.
+    """For the commands of owners, operators and auditors, on a port of its own.
     """
 
     @staticmethod

@@ -186,7 +186,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
 
 class AdminService(ReadingAdmin, MembersAdmin, rpc.AdminServicer):
-    """What the operator's own commands call."""
+    """What the commands of owners, operators and auditors call."""
 
     def __init__(self, coordinator: Coordinator, enrolments: Enrolments | None = None) -> None:
         ReadingAdmin.__init__(self, coordinator.state.path, Viewer(coordinator.state.path, coordinator.config.database))

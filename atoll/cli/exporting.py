@@ -92,7 +92,7 @@ def from_elsewhere(state: Path, run: str, version: int | None, out: Path) -> Exp
         raise _not_kept(chosen, sorted(kept))
     run_id, digest, gathered = RunId(seen["run"]), Digest(kept[chosen]["digest"]), _beside(out, "gathered")
     dialer, place = admin.elsewhere()
-    ranks = [row.address for row in admin.ranks(state).ranks] if kept[chosen]["parts"] > 1 else []
+    ranks = [row.address for row in admin.ranks(state).ranks]  # where there are some, the coordinator serves no version
     fetching = _fetch(dialer, place.address, ranks, run_id, digest, gathered, seen["metadata"])
     try:
         _copy(gathered, asyncio.run(fetching), out)
@@ -105,14 +105,12 @@ class _Place:
     """Where a run is kept, on this machine."""
 
     def __init__(self, history: History, run_id: RunId) -> None:
-
         folder = run_folder(history.path, run_id)
         self.state, self.run_id = history.path, run_id
         self.store, self.num_ranks = RunStore(folder), num_ranks_of(folder)
 
     def gather(self, version: Version, digest: str, manifest: VersionManifest, out: Path) -> None:
         """Put a version together from the parts at the ranks."""
-
         addresses = [""] * self.num_ranks
         if running_coordinator(self.state) is not None:
             here = [row.address for row in admin.ranks(self.state).ranks]

@@ -110,6 +110,22 @@ def test_an_operator_elsewhere_takes_the_model_that_is_here(
     assert {e["object"] for e in exports(it) if e["actor"] == "olga"} == {"done-1 version 2", "done-1 version 1"}
 
 
+def test_an_operator_elsewhere_takes_a_model_that_lies_at_ranks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with federation(tmp_path, "aggregators=2") as it:
+        code = invoke("client", "invite", "olga", "--role", "operator", "--state", it.state).stdout.strip()
+        monkeypatch.setenv("ATOLL_IDENTITY", str(tmp_path / "olga"))
+        shown("join", code)
+        start_run(it, "done", "rounds=1")
+        wait_for(lambda: it.run_state("done") == "finished")
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        local = shown("model", "export", "--out", "ours", "--state", it.state)
+        assert shown("model", "export", "--out", "theirs") == local | {"out": "theirs"}
+        assert Path("theirs").read_bytes() == Path("ours").read_bytes()
+
+
 def exports(it: Federation) -> list[dict[str, str]]:
     events: list[dict[str, str]] = shown("audit", "show", "--action", "model.export", "--state", it.state)["events"]
     return events
