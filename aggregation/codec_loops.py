@@ -5,14 +5,13 @@ integer operation or one correctly rounded one of float32, so not one bit differ
 sum is cut to 32 bits again: numba would go on with 64, at half the speed.)
 """
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from atoll.aggregation.kernel import COMPILED_FROM, has_compiler
+from atoll.aggregation.compiler import Meter
 
 u16, u32, f32 = np.uint16, np.uint32, np.float32
 FLOAT32_MAX = np.finfo(np.float32).max
@@ -140,28 +139,5 @@ def compiled() -> Loops:
     )
 
 
-class _Meter:
-    """Loads the compiler when this process has coded so much that it pays: it takes a second and 60 MB."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._seen = 0
-        self._loops: Loops | None = None
-        self._is_missing = False
-
-    def loops(self, num_elements: int) -> Loops | None:
-        """For a chunk of so many elements; None: let numpy do it, as also while another thread compiles."""
-        if self._loops is not None or self._is_missing:
-            return self._loops
-        self._seen += num_elements  # threads may lose a count: it only decides when
-        if self._seen >= COMPILED_FROM and self._lock.acquire(blocking=False):
-            try:
-                self._is_missing = not has_compiler()
-                self._loops = None if self._is_missing else compiled()
-            finally:
-                self._lock.release()
-        return self._loops
-
-
-loops_for = _Meter().loops
+loops_for = Meter(compiled).loops
 """The loops for a chunk of so many elements, or None."""

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from atoll.aggregation.chunks import chunk_bounds
 from atoll.aggregation.codecs import parse_codec
 from atoll.aggregation.layout import FLOATS, ITEM_BYTES, Piece
-from atoll.aggregation.tensorfile import NUMPY_DTYPES, read_into, to_float32
-
-BUFFER_BYTES = 1 << 20
-"""What is read from the file at once."""
+from atoll.aggregation.tally import Tally
+from atoll.aggregation.tensorfile import NUMPY_DTYPES, read_into
 
 TILE_ELEMENTS = 1 << 16
-"""Squares are summed within tiles of this many elements of a piece, then tile after tile; a chunk is one tile."""
+"""Looked at together. Squares are summed within tiles of a piece, then tile after tile; an encoded chunk is a tile."""
+
+Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class Inspection:
 def inspect(path: Path, pieces: Iterable[Piece], *, data: bytes | None = None, data_start: int = 0) -> Inspection:
     """Verify digests and finiteness, and record magnitudes and norms, in one pass.
 
-    Memory is one buffer of 4 MiB and a few tiles. Pieces must be of known dtypes (`cover.check_cover`). The magnitudes
-    and norms of an encoded piece are those of the values that the fold will read.
+    Memory is a few tiles. Pieces must be of known dtypes (`cover.check_cover`). The magnitudes and norms of an encoded
+    piece are those of the values that the fold will read.
 
     Args:
         path: the file with the bytes of the pieces, one after the other.
@@ -76,19 +76,27 @@ class Inspector:
         self._path, self._data, self._position = path, data, data_start
         self._pieces = iter(pieces)
         self._wrong_digests: list[Piece] = []
-        self._tallies: dict[str, _Tally] = {}
+        self._tallies: dict[str, Tally] = {}
+        self._last: Buffer = b""
+        self._last_begin = 0
         self._looks = self._look()
         self.next_end: float = 0.0
         """So many bytes must be there for the next look; infinite, when all has been looked at."""
 
-    def advance(self, end: float) -> None:
+    def advance(self, end: int, last: Buffer = b"") -> None:
         """Look at what has come, when the bytes before `end` are there.
 
+        Args:
+            end: see above.
+            last: the last of them, when they are in memory: a tile within them is not read from the file again.
+
         Raises:
-            TensorFileCorrupted: they are not.
+            TensorFileCorrupted: they are not there.
         """
+        self._last, self._last_begin = last, end - len(last)
         while self.next_end <= end:
             self.next_end = next(self._looks, math.inf)
+        self._last = b""
 
     def finish(self) -> Inspection:
         """Look at the rest."""
@@ -107,34 +115,30 @@ class Inspector:
         """One look after the other; before each, where the bytes end that it needs."""
         with _opened(self._path, self._data) as source:
             for piece in self._pieces:
-                tally = self._tallies.setdefault(piece.tensor, _Tally(0.0 if piece.dtype in FLOATS else 0))
+                tally = self._tallies.setdefault(piece.tensor, Tally(0.0 if piece.dtype in FLOATS else 0))
                 sha256 = hashlib.sha256()
-                for num_elements, num_bytes in _buffers(piece):
+                for num_elements, num_bytes in _tiles(piece):
                     yield self._position + num_bytes
-                    if piece.codec:
-                        self._look_at_chunk(piece, tally, sha256, source, num_elements, num_bytes)
-                    else:
-                        self._look_at_buffer(piece, tally, sha256, source, num_elements)
+                    self._look_at_tile(piece, tally, sha256, self._read(source, num_bytes), num_elements)
                     self._position += num_bytes
                 if sha256.hexdigest() != piece.sha256:
                     self._wrong_digests.append(piece)
 
-    def _look_at_buffer(
-        self, piece: Piece, tally: "_Tally", sha256: Any, source: int | bytes, num_elements: int
-    ) -> None:
-        raw = np.empty(num_elements, NUMPY_DTYPES[piece.dtype])
-        read_into(raw, source, self._position, path=self._path)
+    def _look_at_tile(self, piece: Piece, tally: Tally, sha256: Any, raw: NDArray[np.uint8], num_elements: int) -> None:
         sha256.update(raw.data)
-        for begin in range(0, raw.size, TILE_ELEMENTS):
-            tally.add(raw[begin : begin + TILE_ELEMENTS], piece.dtype)
+        if piece.codec:
+            tally.add_chunk(piece.codec, raw.data, num_elements)
+        else:
+            tally.add(raw.view(NUMPY_DTYPES[piece.dtype]), piece.dtype)
 
-    def _look_at_chunk(
-        self, piece: Piece, tally: "_Tally", sha256: Any, source: int | bytes, num_elements: int, num_bytes: int
-    ) -> None:
+    def _read(self, source: int | bytes, num_bytes: int) -> NDArray[np.uint8]:
         raw = np.empty(num_bytes, np.uint8)
-        read_into(raw, source, self._position, path=self._path)
-        sha256.update(raw.data)
-        tally.add_chunk(piece.codec, raw.data, num_elements)
+        begin = self._position - self._last_begin
+        if begin >= 0 and begin + num_bytes <= len(self._last):
+            raw[:] = np.frombuffer(self._last, np.uint8, num_bytes, begin)
+        else:
+            read_into(raw, source, self._position, path=self._path)
+        return raw
 
 
 @contextmanager
@@ -149,45 +153,13 @@ def _opened(path: Path, data: bytes | None) -> Iterator[int | bytes]:
         os.close(fd)
 
 
-def _buffers(piece: Piece) -> Iterator[tuple[int, int]]:
+def _tiles(piece: Piece) -> Iterator[tuple[int, int]]:
     """What is looked at together: elements, and the bytes that hold them. Of an encoded piece: each chunk."""
     if piece.codec:
         codec = parse_codec(piece.codec)
         for start, stop in chunk_bounds(piece.num_elements):
             yield stop - start, codec.num_bytes(stop - start)
         return
-    item_bytes = ITEM_BYTES[piece.dtype]
-    step = BUFFER_BYTES // item_bytes
-    for begin in range(0, piece.num_elements, step):
-        num_elements = min(step, piece.num_elements - begin)
-        yield num_elements, num_elements * item_bytes
-
-
-@dataclass(slots=True)
-class _Tally:
-    """What is known so far of one tensor."""
-
-    magnitude: float | int
-    non_finite: int = 0
-    squared_norm: float = 0.0
-    malformed: str = ""
-
-    def add_chunk(self, codec: str, chunk: memoryview, num_elements: int) -> None:
-        """Count what a chunk decodes to; nothing of a tensor that has had a malformed one."""
-        if self.malformed:
-            return
-        try:
-            self.add(parse_codec(codec).decode(chunk, num_elements), "F32")
-        except ValueError as fault:
-            self.malformed = str(fault)
-
-    def add(self, raw: NDArray[Any], dtype: str) -> None:
-        values = to_float32(raw, dtype) if dtype in FLOATS else raw
-        low, high = values.min().item(), values.max().item()
-        if not (math.isfinite(low) and math.isfinite(high)):
-            values = values[np.isfinite(values)]
-            self.non_finite += raw.size - values.size
-            low, high = (values.min().item(), values.max().item()) if values.size else (0.0, 0.0)
-        self.magnitude = max(self.magnitude, -low, high)
-        squares = values.astype(np.float64)
-        self.squared_norm += float(np.square(squares, out=squares).sum())
+    for begin in range(0, piece.num_elements, TILE_ELEMENTS):
+        num_elements = min(TILE_ELEMENTS, piece.num_elements - begin)
+        yield num_elements, num_elements * ITEM_BYTES[piece.dtype]

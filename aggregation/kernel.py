@@ -8,17 +8,15 @@ numpy makes six passes over a block, the compiled loop one. Every operation is a
 
 from collections.abc import Callable
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.compiler import COMPILED_FROM, has_compiler
+
 AddWithin = Callable[[NDArray[np.float64], NDArray[np.float32], np.float64, float], bool]
 """(total, values, scale, magnitude) -> whether every value is within the magnitude; NaN is within nothing."""
-
-COMPILED_FROM = 1 << 22
-"""Elements of one fold from which on it pays to load the compiler, which takes a second and 60 MB."""
 
 
 def add_within_by_numpy(
@@ -36,11 +34,6 @@ def add_within_by_numpy(
 def add_within_for(num_elements: int) -> AddWithin:
     """The loop for a fold of so many elements of updates in all."""
     return compiled() if num_elements >= COMPILED_FROM and has_compiler() else add_within_by_numpy
-
-
-def has_compiler() -> bool:
-    """Whether numba is installed (the extra `fast`)."""
-    return find_spec("numba") is not None
 
 
 @cache

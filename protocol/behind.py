@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from atoll.protocol.bulk import Buffer
 
 WAITING_BYTES_MAX = 1 << 20
-"""What may wait for the thread; whoever brings more waits."""
+"""What may wait for the thread, unless less is said; whoever brings more waits."""
 
 
 class Behind:
@@ -29,8 +29,8 @@ class Behind:
         self._running: asyncio.Future[None] | None = None
         self._error: BaseException | None = None
 
-    async def put(self, data: Buffer) -> None:
-        """Hand over bytes; waits while too many of those before them do.
+    async def put(self, data: Buffer, waiting_max: int = WAITING_BYTES_MAX) -> None:
+        """Hand over bytes; waits while more than so many bytes do.
 
         Raises:
             Exception: what the work raised, once; nothing is worked on after that.
@@ -39,7 +39,7 @@ class Behind:
         self._waiting.append(data)
         self._waiting_bytes += len(data)
         self._go_on()
-        while self._running is not None and self._waiting_bytes > WAITING_BYTES_MAX:
+        while self._running is not None and self._waiting_bytes > waiting_max:
             await asyncio.wait({self._running})
         self._raise()
 

@@ -21,7 +21,7 @@ from atoll.protocol.bulk import Buffer, Chunk, UploadMessage
 from atoll.protocol.channel import CHUNK_BYTES, INLINE_BYTES_MAX
 from atoll.protocol.manifest import ManifestError, UpdateManifest, digest_of, parse_update
 from atoll.protocol.vocabulary import ClientId, Digest, RejectReason, RoundId, RunId
-from atoll.protocol.windows import Confirmations, window_of
+from atoll.protocol.windows import Confirmations, chunk_of, window_of
 from atoll.server.downloads import BadRequest
 from atoll.server.incoming import SMALL_BYTES, Incoming
 from atoll.server.judge import refused
@@ -90,6 +90,9 @@ class Uploads:
         """Of each upload that is under way now."""
         return window_of(sum(map(len, self._in_flight.values())))
 
+    def _chunk_bytes(self) -> int:
+        return chunk_of(self._window)
+
     def is_in_flight(self, run_id: RunId, digest: Digest) -> bool:
         """Whether an update is being received or judged just now: its bytes must stay."""
         return digest in self._in_flight.get(run_id, ())
@@ -141,7 +144,7 @@ class Uploads:
                     else:
                         yield pb.UploadReply(position=file.position, window=window)
                     confirmations = Confirmations(file.position, window)
-                    async with aclosing(upload.take(file, requests, self._floor)) as taken:
+                    async with aclosing(upload.take(file, requests, self._floor, self._chunk_bytes)) as taken:
                         async for position, num_bytes in taken:
                             self._count(num_bytes)
                             is_due = confirmations.is_due(position, num_bytes)
@@ -234,11 +237,12 @@ class _Upload:
         return len(fresh)
 
     async def take(
-        self, file: Incoming, requests: AsyncIterator[UploadMessage], floor: float
+        self, file: Incoming, requests: AsyncIterator[UploadMessage], floor: float, waiting_max: Callable[[], int]
     ) -> AsyncGenerator[tuple[int, int], None]:
         """Take the chunks; each must begin where the last one ended. Gives the position, and how much is new.
 
-        They are written and looked at behind this loop; all of it is done when the last position has been given.
+        They are written and looked at behind this loop; all of it is done when the last position has been given. Bytes
+        that wait for that are in memory, confirmed or not: of a crowd's uploads fewer may, as of what is in flight.
         """
         position, total, patience = file.position, self._manifest.num_bytes, patience_of(floor)
         behind = Behind(partial(self._append, file), self._compute)
@@ -258,7 +262,7 @@ class _Upload:
                 if file.is_small:
                     self._append(file, [request.data])
                 else:
-                    await behind.put(request.data)
+                    await behind.put(request.data, waiting_max())
                 yield position, size
         finally:
             await behind.finish()
@@ -268,11 +272,11 @@ class _Upload:
         for data in chunks:
             file.append(data)
             steps.reached("upload.mid_chunk")
-        if file.is_small:
-            return
-        if self._inspector is None:
-            self._inspector = file.inspector(self._manifest.pieces)
-        self._inspector.advance(file.position)
+            if file.is_small:
+                continue
+            if self._inspector is None:
+                self._inspector = file.inspector(self._manifest.pieces)
+            self._inspector.advance(file.position, data)
 
     async def judged(self, file: Incoming) -> KeptUpdate | pb.Verdict:
         """All bytes are there: check them and make them durable, or say what is wrong."""

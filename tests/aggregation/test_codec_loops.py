@@ -1,15 +1,13 @@
 """The compiled loops against numpy, bit for bit, over values and bytes of every kind."""
 
-import threading
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation import codec_loops, quantization, sparsification
+from atoll.aggregation import quantization, sparsification
 from atoll.aggregation.codec import CHUNK_ELEMENTS
-from atoll.aggregation.codec_loops import COMPILED_FROM, compiled
+from atoll.aggregation.codec_loops import compiled
 from atoll.aggregation.codecs import parse_codec
 
 pytest.importorskip("numba")
@@ -102,33 +100,3 @@ def test_bytes_and_values_that_lie_oddly_are_taken(name):
     check_decode(name, memoryview(b"x" + data)[1:], 1200)
     check_decode(name, memoryview(bytearray(data)), 1200)
     check_decode(name, memoryview(b"x" + data)[1:], 1200)
-
-
-def test_compiler_is_loaded_once_and_only_when_it_pays(monkeypatch):
-    meter, loads = codec_loops._Meter(), []
-    monkeypatch.setattr(codec_loops, "compiled", lambda: loads.append(1) or LOOPS)
-    chunks = COMPILED_FROM // CHUNK_ELEMENTS
-    assert [meter.loops(CHUNK_ELEMENTS) for _ in range(chunks - 1)] == [None] * (chunks - 1)
-    assert loads == []
-    assert meter.loops(CHUNK_ELEMENTS) is LOOPS
-    assert meter.loops(1) is LOOPS
-    assert loads == [1]
-
-
-def test_while_a_thread_compiles_the_others_go_on_without(monkeypatch):
-    meter, go, begun = codec_loops._Meter(), threading.Event(), threading.Event()
-    monkeypatch.setattr(codec_loops, "compiled", lambda: begun.set() or (go.wait(10) and LOOPS))
-    thread = threading.Thread(target=meter.loops, args=(COMPILED_FROM,))
-    thread.start()
-    assert begun.wait(10)
-    assert meter.loops(CHUNK_ELEMENTS) is None
-    go.set()
-    thread.join()
-    assert meter.loops(1) is LOOPS
-
-
-def test_without_a_compiler_numpy_does_it(monkeypatch):
-    meter = codec_loops._Meter()
-    monkeypatch.setattr(codec_loops, "has_compiler", lambda: False)
-    monkeypatch.setattr(codec_loops, "compiled", lambda: pytest.fail("there is none"))
-    assert [meter.loops(COMPILED_FROM) for _ in range(3)] == [None] * 3

@@ -148,6 +148,7 @@ def test_any_update_comes_back_as_its_codec_gives_it(tmp_path_factory, name, n, 
         assert values["w"].tobytes() == codec.decode(raw, n).tobytes()
 
 
+@pytest.mark.usefixtures("compiled")
 def test_memory_is_a_few_chunks_beside_the_update(tmp_path):
     update = {"w": np.resize(normal(WIDE), 64 * CHUNK_ELEMENTS)}
     for name in ("topk:0.05", "qsgd8"):

@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation.inspection import BUFFER_BYTES, TILE_ELEMENTS, Inspector, inspect
+from atoll.aggregation import inspection
+from atoll.aggregation.inspection import TILE_ELEMENTS, Inspector, inspect
 from atoll.aggregation.tensorfile import TensorFileCorrupted
 from tests.aggregation.encoded import store_encoded
 from tests.aggregation.models import random_cuts, store, widened
+
+TILE_BYTES = 4 * TILE_ELEMENTS
 
 MIXED = {
     "w": np.linspace(-3, 2, 700, dtype=np.float32).reshape(70, 10),
@@ -21,6 +24,10 @@ MIXED = {
     "i": np.array([-128, 127], np.int8),
     "none": np.zeros((0, 2), np.float32),
 }
+
+
+def inspect_from(update):
+    return Inspector(update.path, update.pieces, data_start=update.data_start)
 
 
 def inspected(update):
@@ -85,21 +92,24 @@ def test_inspection_raises_when_the_file_is_too_short(tmp_path):
         inspected(update)
 
 
-def test_inspection_memory_is_bounded_by_its_buffer(tmp_path):
-    update = store(tmp_path / "u", {"w": np.ones(8 * BUFFER_BYTES // 4, np.float32)})
+@pytest.mark.usefixtures("compiled")
+def test_inspection_memory_is_bounded_by_its_tiles(tmp_path):
+    update = store(tmp_path / "u", {"w": np.ones(32 * TILE_ELEMENTS, np.float32)})
     tracemalloc.start()
     try:
         result = inspected(update)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert result.squared_norms["w"] == 8 * BUFFER_BYTES // 4
-    assert peak < 3 * BUFFER_BYTES
+    assert result.squared_norms["w"] == 32 * TILE_ELEMENTS
+    assert peak < 6 * TILE_BYTES
 
 
 @settings(deadline=None, max_examples=40)
-@given(ends=st.lists(st.integers(0, 90_000), max_size=8), codec=st.sampled_from(["", "qsgd8"]))
-def test_an_inspection_that_keeps_step_with_the_bytes_finds_what_one_at_the_end_finds(tmp_path_factory, ends, codec):
+@given(ends=st.lists(st.integers(0, 90_000), max_size=8), codec=st.sampled_from(["", "qsgd8"]), in_memory=st.booleans())
+def test_an_inspection_that_keeps_step_with_the_bytes_finds_what_one_at_the_end_finds(
+    tmp_path_factory, ends, codec, in_memory
+):
     folder, rng = tmp_path_factory.mktemp("grows"), np.random.default_rng(4)
     arrays = {**MIXED, "large": rng.standard_normal(20_000).astype(np.float32)}
     update = store(folder / "whole", arrays, cuts={"large": random_cuts(rng, (20_000,), depth=3)})
@@ -110,19 +120,51 @@ def test_an_inspection_that_keeps_step_with_the_bytes_finds_what_one_at_the_end_
     inspector = Inspector(grows, update.pieces, data_start=update.data_start)
     for end in sorted(ends):
         with grows.open("ab") as file:
-            file.write(data[file.tell() : end])
-        inspector.advance(min(end, len(data)))
+            last = data[file.tell() : end]
+            file.write(last)
+        inspector.advance(min(end, len(data)), memoryview(last) if in_memory else b"")
         assert inspector.next_end > min(end, len(data))
     grows.write_bytes(data)
     assert inspector.finish() == inspected(update)
 
 
+@pytest.mark.usefixtures("compiled")
 def test_an_inspection_that_waits_holds_no_bytes(tmp_path):
-    update = store(tmp_path / "u", {"w": np.zeros(3 * BUFFER_BYTES // 4, np.float32)})
-    inspector = Inspector(update.path, update.pieces, data_start=update.data_start)
+    update = store(tmp_path / "u", {"w": np.zeros(3 * TILE_ELEMENTS, np.float32)})
+    inspector = inspect_from(update)
     tracemalloc.start()
-    inspector.advance(update.data_start + BUFFER_BYTES)
+    inspector.advance(update.data_start + TILE_BYTES)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert inspector.next_end == update.data_start + 2 * BUFFER_BYTES
+    assert inspector.next_end == update.data_start + 2 * TILE_BYTES
     assert held < 100_000
+
+
+@pytest.mark.parametrize("junk", [b"", b"123"])  # what is in memory begins within a tile, too
+def test_what_is_in_memory_is_not_read_from_the_file_again(tmp_path, monkeypatch, junk):
+    values = np.random.default_rng(3).standard_normal(4 * TILE_ELEMENTS).astype(np.float32)
+    update = store(tmp_path / "u", {"w": values}, junk=junk)
+    data, reads, read_into = update.path.read_bytes(), [], inspection.read_into
+
+    def reading(buffer, source, position, *, path):
+        reads.append((position - update.data_start) // TILE_BYTES)
+        read_into(buffer, source, position, path=path)
+
+    monkeypatch.setattr(inspection, "read_into", reading)
+    inspector, middle = inspect_from(update), update.data_start + 3 * TILE_BYTES // 2
+    inspector.advance(middle, memoryview(data)[:middle])
+    inspector.advance(len(data), memoryview(data)[middle:])
+    found = inspector.finish()
+    assert reads == [1]  # that one lies in both parts
+    monkeypatch.undo()
+    assert found == inspected(update)
+    assert found.is_sound
+
+
+def test_wrong_bytes_in_memory_are_found(tmp_path):
+    update = store(tmp_path / "u", {"w": np.ones(2 * TILE_ELEMENTS, np.float32)})
+    data = bytearray(update.path.read_bytes())
+    data[-1] ^= 1
+    inspector = inspect_from(update)
+    inspector.advance(len(data), data)
+    assert inspector.finish().wrong_digests == update.pieces

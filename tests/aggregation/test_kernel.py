@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from atoll.aggregation import kernel
-from atoll.aggregation.kernel import COMPILED_FROM, add_within_by_numpy, add_within_for, compiled
+from atoll.aggregation.compiler import COMPILED_FROM, has_compiler
+from atoll.aggregation.kernel import add_within_by_numpy, add_within_for, compiled
 
-pytestmark = pytest.mark.skipif(not kernel.has_compiler(), reason="needs numba: make setup installs it")
+pytestmark = pytest.mark.skipif(not has_compiler(), reason="needs numba: make setup installs it")
 
 floats = st.floats(width=32)
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from atoll.aggregation import kernel, middle
+from atoll.aggregation import compiler, middle
 from atoll.aggregation.middle import by_network, by_sort, comparators, middle_mean
 
-needs_compiler = pytest.mark.skipif(not kernel.has_compiler(), reason="needs numba: make setup installs it")
+needs_compiler = pytest.mark.skipif(not compiler.has_compiler(), reason="needs numba: make setup installs it")
 
 values = st.floats(width=32, allow_nan=False, allow_infinity=False) | st.sampled_from([0.0, -0.0, 1.0, -1.0])
 

@@ -45,21 +45,23 @@ def test_all_is_done_in_order_and_what_came_meanwhile_goes_over_at_once():
     run(main())
 
 
-def test_what_waits_is_bounded():
+@pytest.mark.parametrize("waiting", [4, 2, 0])
+def test_what_waits_is_bounded(waiting):
     async def main():
         work = Work()
         behind = Behind(work)
-        for _ in range(5):  # one is worked on, and four wait
-            await behind.put(PART)
-        waiting = asyncio.ensure_future(behind.put(PART))
+        bound = (waiting * len(PART),) if waiting < 4 else ()
+        for _ in range(1 + waiting):  # one is worked on, and the others wait
+            await behind.put(PART, *bound)
+        another = asyncio.ensure_future(behind.put(PART, *bound))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert not waiting.done()
+        assert not another.done()
         work.go_on()
-        await waiting
+        await another
         work.go_on(2)
         await behind.finish()
-        assert [len(batch) for batch in work.batches] == [1, 5]
+        assert [len(batch) for batch in work.batches] == [1, 1 + waiting]
 
     run(main())
 

@@ -1,0 +1,167 @@
+"""The two passes of the stacked fold over columns of K rows: each row's largest magnitude, and the sum on the grid.
+
+    magnitudes (K)    max_i |u_k,i|, not finite where a value is not
+    sum (n)           sum_k rint(scale_k u_k,i)
+
+By numpy, or by loops that numba compiles when it is installed and much is folded. What is summed are integers below
+2^53 (`grid`), so that no order matters, and the bits are the same.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.aggregation.compiler import Meter
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Values = Floats | Sequence[Floats]
+"""(K, F): a matrix, or K rows wherever they lie."""
+
+TILE_VALUES = 1 << 17
+"""Values of all rows that numpy works on at once: 1 MiB as doubles stays in the cache."""
+
+STACKED_MAX = 1 << 24
+"""Bytes of rows that are laid beside each other for numpy: of small ones, that costs less than each row by itself."""
+
+COLUMNS_AT_ONCE = 1 << 12
+"""A share of a thread is a multiple of so many columns."""
+
+THREADS_FROM = 1 << 20
+"""Values from which on all cores take part: to wake them takes as long as so many."""
+
+SHARES = 4
+"""Of a thread: who is done earlier takes more."""
+
+
+class Passes(Protocol):
+    """Over the columns from `start` to `stop` of all rows."""
+
+    def magnitudes(self, start: int, stop: int) -> Doubles:
+        """(K) largest |value| of each row; 0 of no values."""
+
+    def sum(self, start: int, stop: int, scales: Doubles) -> Doubles:
+        """(stop - start) sums of all rows, each value scaled by (K) and rounded to an integer."""
+
+
+def passes_over(values: Values, num_columns: int) -> Passes:
+    """Compiled when it pays and can be had."""
+    loops = loops_for(len(values) * num_columns)
+    return ByNumpy(values) if loops is None else Compiled(values, loops)
+
+
+class ByNumpy:
+    """See `Passes`."""
+
+    def __init__(self, values: Values) -> None:
+        is_apart = not isinstance(values, np.ndarray) and sum(row.nbytes for row in values) <= STACKED_MAX
+        self._values = np.stack(list(values)) if is_apart else values
+
+    def magnitudes(self, start: int, stop: int) -> Doubles:
+        """See `Passes`."""
+        if start == stop:
+            return np.zeros(len(self._values))
+        found = [np.maximum(block.max(axis=1), -block.min(axis=1)) for block in self._blocks(start, stop)]
+        magnitudes: Doubles = np.abs(np.max(found, axis=0)).astype(np.float64)
+        return magnitudes
+
+    def sum(self, start: int, stop: int, scales: Doubles) -> Doubles:
+        """See `Passes`."""
+        total, begin = np.zeros(stop - start), 0
+        for block in self._blocks(start, stop):
+            scaled = block.astype(np.float64)
+            np.multiply(scaled, scales[:, np.newaxis], out=scaled)
+            np.rint(scaled, out=scaled)
+            end = begin + block.shape[1]
+            scaled.sum(axis=0, out=total[begin:end])
+            begin = end
+        return total
+
+    def _blocks(self, start: int, stop: int) -> list[Floats]:
+        """Matrices of some columns each."""
+        values, width = self._values, max(1, TILE_VALUES // len(self._values))
+        edges = [(begin, min(stop, begin + width)) for begin in range(start, stop, width)]
+        if isinstance(values, np.ndarray):
+            return [values[:, begin:end] for begin, end in edges]
+        return [np.stack([row[begin:end] for row in values]) for begin, end in edges]
+
+
+@dataclass(frozen=True, slots=True)
+class Loops:
+    """In machine code; the rows are given by the addresses of their first values."""
+
+    largest: Callable[[NDArray[np.uint64], int, int, NDArray[np.uint32]], None]
+    """(addresses, start, stop, largest): to the largest bits (K) that a value of each row has without its sign."""
+    add_up: Callable[[NDArray[np.uint64], int, Doubles, Doubles], None]
+    """(addresses, start, scales, total): to the sums (n) of the columns from `start` on."""
+
+
+class Compiled:
+    """See `Passes`."""
+
+    def __init__(self, values: Values, loops: Loops) -> None:
+        self._kept, self._addresses = _with_addresses(values)
+        self._loops = loops
+
+    def magnitudes(self, start: int, stop: int) -> Doubles:
+        """See `Passes`."""
+        found = np.zeros(len(self._addresses), np.uint32)
+
+        def look(first: int, last: int) -> None:
+            self._loops.largest(self._addresses[first:last], start, stop, found[first:last])
+
+        _by_threads(look, len(self._addresses), 1, stop - start)
+        return found.view(np.float32).astype(np.float64)
+
+    def sum(self, start: int, stop: int, scales: Doubles) -> Doubles:
+        """See `Passes`."""
+        total = np.zeros(stop - start)
+
+        def add_up(first: int, last: int) -> None:
+            self._loops.add_up(self._addresses, start + first, scales, total[first:last])
+
+        _by_threads(add_up, stop - start, COLUMNS_AT_ONCE, len(self._addresses))
+        return total
+
+
+def _with_addresses(values: Values) -> tuple[Values, NDArray[np.uint64]]:
+    """The rows, which must stay, and where each begins."""
+    if isinstance(values, np.ndarray):
+        matrix = np.ascontiguousarray(values, np.float32)
+        begins = np.arange(len(matrix)) * matrix.strides[0] + _address_of(matrix)
+        return matrix, begins.astype(np.uint64)
+    rows = [np.ascontiguousarray(row, np.float32) for row in values]
+    return rows, np.array([_address_of(row) for row in rows], np.uint64)
+
+
+def _address_of(array: Floats) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def _by_threads(work: Callable[[int, int], None], count: int, together: int, values_of_each: int) -> None:
+    """Let all cores work on shares of `count`, in multiples of `together`; what is computed of one needs no other."""
+    cores = len(os.sched_getaffinity(0))
+    if cores == 1 or count * values_of_each < THREADS_FROM:
+        work(0, count)
+        return
+    size = -(-count // (together * SHARES * cores)) * together
+    firsts = range(0, count, size)
+    with ThreadPoolExecutor(cores) as pool:
+        list(pool.map(work, firsts, [min(count, first + size) for first in firsts]))
+
+
+def compiled() -> Loops:
+    """The loops; compiled at their first use on a machine, and read from a file afterwards."""
+    from atoll.aggregation.stacked_compiled import add_up, largest
+
+    return Loops(largest, add_up)
+
+
+loops_for = Meter(compiled).loops
+"""The loops for so many values; None while numpy does it."""
