@@ -1,13 +1,15 @@
 """How fast versions come down and updates go up, against the tightest loop that does the same duties by hand.
 
-    python -m benchmarks.data_plane [--mb 100 1000] [--pairs N] [--crowds 4 16] [--folder DIR] [--quick]
+    python -m benchmarks.data_plane [--mb 100 1000] [--turns N] [--crowds 4 16] [--folder DIR] [--quick]
 
 Ours is a real coordinator and the agent's own code in a process of its own (`transfers`): mutual TLS, resumable, with
 back-pressure; an upload ends with the verdict, when every piece has its SHA-256, every number has been looked at, and
 bytes and journal are on disk. Theirs is `tight_wire`: mutual TLS, SHA-256 by the receiver, write, and fdatasync of an
-upload. Both sides alternate in one run; the tight loop has the best chunk of a printed sweep. Beside them: the tight
-loop without duties. Then crowds of clients upload 1 GB each at once (from one file, each under its own name), for the
-greatest memory of the coordinator.
+upload. Both sides alternate in one run, and in each turn either goes first once: of 1 GB the first of two is up to
+twice as slow, for it writes where no file was before. A turn's ratio is that of the seconds of its two transfers; the
+median of the turns counts. The tight loop has the best chunk of a printed sweep. Beside them: the tight loop without
+duties. Then crowds of clients upload 1 GB each at once (from one file, each under its own name), for the greatest
+memory of the coordinator.
 """
 
 import argparse
@@ -190,30 +192,30 @@ def sweep(processes: Processes, source: Path, size: int, chunks_kib: Sequence[in
     return min(found, key=lambda kib: found[kib]), found
 
 
-def compare(processes: Processes, source: Path, size: int, pairs: int, chunk_kib: int) -> dict[str, Side]:
+def compare(processes: Processes, source: Path, size: int, turns: int, chunk_kib: int) -> dict[str, Side]:
     """Both sides, one after the other, and the loop without duties."""
     sides = {name: Side() for name in ("ours", "tight", "raw")}
     name = f"mb{size // MB}"
     with ExitStack() as stack:
-        ours = Ours(processes, name, size, 1, rounds=pairs + 2)
+        ours = Ours(processes, name, size, 1, rounds=2 * turns + 2)
         stack.callback(ours.close)
         tight = Tight(processes, f"{name}-tight", source, size, chunk_kib)
         stack.callback(tight.close)
-        for pair in range(pairs + 1):
-            into = sides if pair else {key: Side() for key in sides}  # the first warms up
+        for number in range(2 * turns + 1):
+            into = sides if number else {key: Side() for key in sides}  # the first warms up
             ours.invited()  # and the round before has been committed
             time.sleep(0.2)
             for way in WAYS:
-                for who in ("ours", "tight") if pair % 2 else ("tight", "ours"):
+                for who in ("ours", "tight") if number % 2 else ("tight", "ours"):
                     if who == "ours":
                         ours.transfer(into["ours"], way)
                         settle(processes, name)
                     else:
                         tight.transfer(into["tight"], way)
                 tight.transfer(into["raw"], way, "raw")
-            if pair:
-                ratios = {way: into["tight"].seconds[way][-1] / into["ours"].seconds[way][-1] for way in WAYS}
-                say(f"{size / 1e6:g} MB, pair {pair}: of the tight loop's rate {_words(ratios)}")
+            if number and number % 2 == 0:
+                turn = ", ".join(f"{way} {ratios(sides, way)[-1]:.2f}" for way in WAYS)
+                say(f"{size / 1e6:g} MB, turn {number // 2}: of the tight loop's rate {turn}")
     return sides
 
 
@@ -240,28 +242,24 @@ def crowd(processes: Processes, num_clients: int, size: int) -> tuple[float, flo
     return usage.rss_bytes_max / 1e6, rate
 
 
-def _words(ratios: dict[str, float]) -> str:
-    return ", ".join(f"{way} {ratio:.2f}" for way, ratio in ratios.items())
-
-
-def ratio(sides: dict[str, Side], way: str) -> float:
-    """The median of the pairs: the tight loop's seconds over ours."""
-    pairs = zip(sides["tight"].seconds[way], sides["ours"].seconds[way], strict=True)
-    return median(theirs / ours for theirs, ours in pairs)
+def ratios(sides: dict[str, Side], way: str) -> list[float]:
+    """Of each turn: the tight loop's seconds over ours."""
+    theirs, ours = sides["tight"].seconds[way], sides["ours"].seconds[way]
+    return [sum(theirs[first : first + 2]) / sum(ours[first : first + 2]) for first in range(0, len(ours), 2)]
 
 
 def main() -> int:
     """Measure."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.data_plane", description=(__doc__ or "").split(".")[0])
     parser.add_argument("--mb", type=int, nargs="+", default=[100, 1000], help="sizes of a transfer")
-    parser.add_argument("--pairs", type=int, default=0, help="default: 15 up to 100 MB, 7 above")
+    parser.add_argument("--turns", type=int, default=0, help="of two transfers each; default: 8 up to 100 MB, 4 above")
     parser.add_argument("--crowds", type=int, nargs="*", default=[4, 16], help="clients that upload at once")
     parser.add_argument("--crowd-mb", type=int, default=1000, help="of each of them")
     parser.add_argument("--folder", type=Path, help="where the gigabytes lie; by default a temporary one")
-    parser.add_argument("--quick", action="store_true", help="8 MB, one pair, 2 clients: only that it works")
+    parser.add_argument("--quick", action="store_true", help="8 MB, one turn, 2 clients: only that it works")
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.mb, arguments.pairs, arguments.crowds, arguments.crowd_mb = [8], 1, [2], 8
+        arguments.mb, arguments.turns, arguments.crowds, arguments.crowd_mb = [8], 1, [2], 8
     results, memory = {}, {}
     with tempfile.TemporaryDirectory(prefix="atoll-bench-", dir=arguments.folder) as place:
         with Processes(Path(place)) as processes:
@@ -271,8 +269,8 @@ def main() -> int:
                 processes, source, min(arguments.mb) * MB, CHUNKS_KIB[2:3] if arguments.quick else CHUNKS_KIB
             )
             for mb in arguments.mb:
-                pairs = arguments.pairs or (15 if mb <= 100 else 7)
-                results[mb] = compare(processes, source, mb * MB, pairs, chunk_kib)
+                turns = arguments.turns or (8 if mb <= 100 else 4)
+                results[mb] = compare(processes, source, mb * MB, turns, chunk_kib)
         for num_clients in arguments.crowds:
             with tempfile.TemporaryDirectory(dir=place) as inner, Processes(Path(inner)) as processes:
                 memory[num_clients] = crowd(processes, num_clients, arguments.crowd_mb * MB)
@@ -316,7 +314,7 @@ def _prepare(folder: Path, mb: int) -> Path:
 def _speed(results: dict[int, dict[str, Side]]) -> Sequence[Bar]:
     words, least = {"down": "download", "up": "durable upload"}, {"down": BAR_DOWN, "up": BAR_UP}
     return [
-        Bar.at_least(f"{words[way]}, {mb} MB: rate over the tight loop's", ratio(sides, way), least[way])
+        Bar.at_least(f"{words[way]}, {mb} MB: rate over the tight loop's", median(ratios(sides, way)), least[way])
         for mb, sides in results.items()
         for way in WAYS
     ]
