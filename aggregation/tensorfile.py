@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from mmap import ACCESS_COPY, mmap
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -102,6 +103,23 @@ def read(path: Path) -> dict[str, NDArray[Any]]:
             read_into(array, file.fileno(), position, path=path)
             arrays[tensor.name] = array
             position += tensor.num_bytes
+    return arrays
+
+
+def mapped(path: Path) -> dict[str, NDArray[Any]]:
+    """All tensors of a file that nobody changes in place, as arrays over its pages. Raises as `parse_header`.
+
+    Nothing is read before it is looked at, or copied but what is written to, and the file never sees that. It may be
+    deleted meanwhile. Where a tensor does not lie at a multiple of its items' size it is copied.
+    """
+    layout, position = parse_header(path)
+    with path.open("rb") as file:
+        whole = np.frombuffer(mmap(file.fileno(), 0, access=ACCESS_COPY), np.uint8)
+    arrays = {}
+    for tensor in layout:
+        array = whole[position : position + tensor.num_bytes].view(NUMPY_DTYPES[tensor.dtype]).reshape(tensor.shape)
+        arrays[tensor.name] = array if array.flags.aligned else array.copy()
+        position += tensor.num_bytes
     return arrays
 
 

@@ -110,7 +110,7 @@ class Operations:
 
 def _received(request: Json) -> Received:
     own = tensorfile.read(Path(request["own"])) if request.get("own") else None
-    return Received(tensorfile.read(Path(request["model"])), own)
+    return Received(tensorfile.mapped(Path(request["model"])), own)
 
 
 def layout_fields(layout: Layout) -> list[tuple[Any, ...]]:

@@ -1,6 +1,7 @@
 import hashlib
 import json
 import os
+import re
 import struct
 from pathlib import Path
 
@@ -53,6 +54,12 @@ def test_file_reads_alike_in_the_safetensors_library(tmp_path_factory, layout, m
         assert piece.sha256 == hashlib.sha256(raw).hexdigest()
     with safetensors.safe_open(path, "np") as file:
         assert (file.metadata() or {}) == metadata == tensorfile.read_metadata(path)
+    mapped = tensorfile.mapped(path)
+    assert mapped.keys() == ours.keys()
+    for name, array in ours.items():
+        assert (mapped[name].dtype, mapped[name].shape) == (array.dtype, array.shape)
+        assert mapped[name].tobytes() == array.tobytes()
+        assert mapped[name].flags.aligned
 
 
 def test_file_of_the_safetensors_library_reads_alike_here(tmp_path):
@@ -279,6 +286,37 @@ def test_reading_names_the_path_when_the_file_ends_too_early(tmp_path: Path):
     (tmp_path / "m").write_bytes(bytes(10))
     with (tmp_path / "m").open("rb") as file, pytest.raises(TensorFileCorrupted, match=r"m: ends at byte 10, 2 bytes"):
         tensorfile.read_into(np.empty(2, np.float32), file.fileno(), 4, path=tmp_path / "m")
+
+
+def test_what_is_written_into_a_mapped_file_never_gets_there(tmp_path):
+    path = tmp_path / "m"
+    tensorfile.write(path, {"a": np.arange(5000, dtype=np.float32), "b": np.zeros(3, np.uint8), "c": np.float32([1])})
+    before, arrays, others = path.read_bytes(), tensorfile.mapped(path), tensorfile.mapped(path)
+    for array in arrays.values():
+        array += 1
+    assert path.read_bytes() == before
+    assert {name: float(array.sum()) for name, array in others.items()} == {"a": 12_497_500, "b": 0, "c": 1}
+    path.unlink()
+    assert {name: float(array.sum()) for name, array in arrays.items()} == {"a": 12_502_500, "b": 3, "c": 2}
+
+
+def test_a_tensor_that_does_not_lie_at_a_multiple_of_its_items_is_copied(tmp_path):
+    header = {"u": entry(dtype="U8", shape=[1], data_offsets=[0, 1]), "w": entry(data_offsets=[1, 9])}
+    raw = json.dumps(header).encode()
+    raw += b" " * (-len(raw) % 8)
+    (tmp_path / "m").write_bytes(framed(raw, data=b"\7" + np.float32([1.5, -2]).tobytes()))
+    arrays = tensorfile.mapped(tmp_path / "m")
+    assert arrays["w"].flags.aligned
+    assert (arrays["u"].tolist(), arrays["w"].tolist()) == ([7], [1.5, -2])
+
+
+def test_a_mapped_file_is_refused_like_one_that_is_read(tmp_path):
+    (tmp_path / "m").write_bytes(framed({"w": entry()}, data=bytes(7)))
+    with pytest.raises(TensorFileCorrupted, match=re.escape(str(tmp_path / "m"))):
+        tensorfile.mapped(tmp_path / "m")
+    (tmp_path / "m").write_bytes(b"")
+    with pytest.raises(TensorFileCorrupted, match=re.escape(str(tmp_path / "m"))):
+        tensorfile.mapped(tmp_path / "m")
 
 
 def test_a_model_tells_its_buffers(tmp_path):
