@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _CLIENT_ID = itemgetter(0)  # half the time that `attrgetter` takes
 
-MANY = 1 / 16
+MANY = 1 / 4
 """The share of all candidates beyond which they are put in order anew, rather than one by one."""
 
 

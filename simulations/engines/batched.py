@@ -4,7 +4,6 @@ Whether they do is tried at the start (`probe`).
 """
 
 import logging
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -157,6 +156,7 @@ class BatchTrainer:
                     own,
                     report_of(self._training, done),
                     rows.update[index],
+                    rows.largest[index] if are_written else None,
                 )
         return results
 
@@ -192,11 +192,11 @@ class BatchTrainer:
         first, count = members[0], len(members)
         if not self._is_whole or any(index != first + row for row, index in enumerate(members)):
             return False
-        together = rows.update[first : first + count]
-        for (_, columns, _), values in zip(self._places, trained, strict=True):
-            np.subtract(values, start[:, columns], out=together[:, columns])
-        values = together.reshape(-1)
-        return math.isfinite(np.dot(values, values))  # finite only if every number is; one that is not is found by row
+        together, largest = rows.update[first : first + count], rows.largest[first : first + count]
+        for number, ((_, columns, _), values) in enumerate(zip(self._places, trained, strict=True)):
+            moved = np.subtract(values, start[:, columns], out=together[:, columns])
+            largest[:, number] = np.maximum(moved.max(axis=1, initial=0.0), -moved.min(axis=1, initial=0.0))
+        return bool(np.isfinite(largest).all())  # one that is not is found by row
 
     def _write(
         self,

@@ -12,13 +12,15 @@ gradient behind a layer.
 W and b move as `stack` has it, each as soon as it has carried δ back.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from atoll.simulations.engines.pooling import SMALL, form_of
 from atoll.simulations.engines.stack import CannotBatch, Stack
+
+_behind_relu: Any = torch.ops.aten.threshold_backward.grad_input
 
 
 class Layer(Protocol):
@@ -117,7 +119,8 @@ class Rectifier:
 
     def backward(self, delta: torch.Tensor, is_last: bool) -> torch.Tensor:
         """As `Layer`."""
-        return delta.mul_(self._y > 0)
+        _behind_relu(delta, self._y, 0, grad_input=delta)
+        return delta
 
 
 class Pool:

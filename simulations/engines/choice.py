@@ -143,11 +143,13 @@ def _measured(
     engines = [_unbatched(training, number, threads) for number in numbers]
     reasons: tuple[str, ...] = ()
     try:
-        jobs = _jobs(engines[0], version, client_ids, clock)
+        at_once = 1
         try:
-            engines += _products(training, numbers, threads)
+            products, at_once = _products(training, numbers, threads)
+            engines += products
         except CannotBatch as error:
             reasons = (_reason(error),)
+        jobs = _jobs(engines[0], version, client_ids, clock, together=at_once * workers)
         reasons += _leave_out(engines, version, jobs, clock)
         best = dict.fromkeys(engines, 0.0)
         for _ in range(PASSES):
@@ -162,8 +164,8 @@ def _measured(
     return Choice(chosen, tuple(Figure(engine.name, best[engine]) for engine in ranking), reasons)
 
 
-def _products(training: Training, numbers: Sequence[int], threads: int) -> list[Engine]:
-    """Batched, in each of these numbers of processes.
+def _products(training: Training, numbers: Sequence[int], threads: int) -> tuple[list[Engine], int]:
+    """Batched, in each of these numbers of processes, and the clients of a product.
 
     Raises:
         CannotBatch: also when it would be a product of one, but one by hand, which is faster also for one.
@@ -171,7 +173,7 @@ def _products(training: Training, numbers: Sequence[int], threads: int) -> list[
     tried = Batched(training, threads=threads)
     if tried.at_once == 1 and tried.kind != "by hand":
         raise CannotBatch("the weights of one client fill the cache")
-    return [_batched(training, number, threads) for number in numbers]
+    return [_batched(training, number, threads) for number in numbers], tried.at_once
 
 
 def _leave_out(
@@ -196,8 +198,14 @@ def _close(engines: Sequence[Engine]) -> None:
         engine.close()
 
 
-def _jobs(engine: Engine, version: Arrays, client_ids: Sequence[str], clock: Callable[[], float]) -> list[Job]:
-    """As many clients as a pass has time for; where that is not a handful, only so many of their steps."""
+def _jobs(
+    engine: Engine, version: Arrays, client_ids: Sequence[str], clock: Callable[[], float], *, together: int
+) -> list[Job]:
+    """As many clients as a pass has time for; where that is not a handful, only so many of their steps.
+
+    Where that is more than all workers train `together`, a multiple of it: with three products two workers would seem
+    to be slower than they are in a round, where one of them does not wait for the other as long.
+    """
     every = [Job(client_id, seed=number) for number, client_id in enumerate(client_ids)]
     one = replace(every[0], steps=1)
     _speed(engine, version, [one], clock)  # what is only slow at first is no measure
@@ -206,7 +214,9 @@ def _jobs(engine: Engine, version: Arrays, client_ids: Sequence[str], clock: Cal
     step_s = max(clock() - began, 1e-9)
     requested = 1 if isinstance(trained, Failed) else round(1 / trained.work)
     steps = min(requested, max(1, int(PASS_S / (step_s * FEWEST))))
-    return [replace(job, steps=steps) for job in every[: max(FEWEST, int(PASS_S / (step_s * steps)))]]
+    count = max(FEWEST, int(PASS_S / (step_s * steps)))
+    count += -count % together if together <= count else 0
+    return [replace(job, steps=steps) for job in every[:count]]
 
 
 def _speed(engine: Engine, version: Arrays, jobs: Sequence[Job], clock: Callable[[], float]) -> float:

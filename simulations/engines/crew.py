@@ -102,6 +102,7 @@ class Written(NamedTuple):
     update: tuple[str, ...]
     own: tuple[str, ...]
     has_row: bool
+    has_magnitudes: bool
 
     @classmethod
     def of(cls, result: Trained, rows: Rows, index: int) -> "Written":
@@ -109,13 +110,16 @@ class Written(NamedTuple):
         if result.row is None:
             rows.write(index, result.update, result.own)
         told = result.client_id, result.num_examples, result.work, result.statistics, result.report
-        return cls(*told, tuple(result.update), tuple(result.own), result.row is not None)
+        has = result.row is not None, result.magnitudes is not None
+        return cls(*told, tuple(result.update), tuple(result.own), *has)
 
     def read(self, rows: Rows, index: int) -> Trained:
         """The result with its arrays."""
         update, own = _only(self.update, rows.update_of(index)), _only(self.own, rows.own_of(index))
         row = rows.update[index] if self.has_row else None
-        return Trained(self.client_id, update, self.num_examples, self.work, self.statistics, own, self.report, row)
+        magnitudes = rows.largest[index] if self.has_magnitudes else None
+        told = self.client_id, update, self.num_examples, self.work, self.statistics, own, self.report
+        return Trained(*told, row, magnitudes)
 
 
 def _only(names: Sequence[str], arrays: Arrays) -> Arrays:

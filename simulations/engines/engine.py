@@ -109,6 +109,9 @@ class Trained:
     """All float32 tensors of `update` side by side, (F,) in the canonical order of a version; they are views of it.
     None where an update does not lie in one piece."""
 
+    magnitudes: np.ndarray[Any, Any] | None = None
+    """The largest |element| of each tensor of `row`, (T,) float32; None where nobody has looked."""
+
 
 @dataclass(frozen=True, slots=True)
 class Failed:

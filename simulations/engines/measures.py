@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.func import vmap
+from torch.nn.utils.rnn import pad_sequence
 
 from atoll.parallel.metrics import Metric, Metrics, Statistics
 from atoll.simulations.engines.stack import CannotBatch
@@ -111,19 +112,19 @@ class Measured:
         """Of each client, as the sequential engine adds them up."""
         columns: dict[str, list[np.ndarray[Any, Any]]] = {}
         for name, steps in self._found.items():
-            columns[name] = [self._sum(list(numbers)) for numbers in zip(*steps, strict=True)]
+            columns[name] = [self._table(numbers).sum(axis=0) for numbers in zip(*steps, strict=True)]
         if "loss" not in columns:
-            sizes = [torch.from_numpy(size) for size in self._sizes]
-            means = [loss.cpu().double() * size for loss, size in zip(self._losses, sizes, strict=True)]
-            columns["loss"] = [self._sum(means), self._sum(sizes)]
+            sizes = self._table([torch.from_numpy(size) for size in self._sizes])
+            columns["loss"] = [(self._table(self._losses) * sizes).sum(axis=0), sizes.sum(axis=0)]
         lists = {name: np.stack(columns[name], axis=1).tolist() for name in sorted(columns)}
         return [{name: tuple(rows[i]) for name, rows in lists.items()} for i in range(self._clients)]
 
-    def _sum(self, steps: Sequence[torch.Tensor]) -> np.ndarray[Any, Any]:
-        total = np.zeros(self._clients)
-        for numbers in steps:
-            total[: len(numbers)] += numbers.cpu().double().numpy()
-        return total
+    def _table(self, steps: Sequence[torch.Tensor]) -> np.ndarray[Any, Any]:
+        """(S, k) float64 of what S steps gave for the first clients each; 0 of the others."""
+        table = np.zeros((len(steps), self._clients))
+        found = pad_sequence(list(steps), batch_first=True).cpu().numpy()
+        table[:, : found.shape[1]] = found
+        return table
 
 
 def metrics_of(metrics: Metrics) -> dict[str, Each]:
@@ -142,7 +143,7 @@ def weights(sizes: Sizes, like: torch.Tensor) -> torch.Tensor:
 
 def are_classes(targets: torch.Tensor) -> bool:
     """Classes by number: not shares of classes, and none to be ignored."""
-    return not targets.is_floating_point() and not bool((targets < 0).any())
+    return not targets.is_floating_point() and int(targets.min()) >= 0
 
 
 def _is_plain_module(loss: Any) -> bool:

@@ -2,6 +2,7 @@
 
     update   (n, F) float32    all float tensors of an update side by side, in canonical order
     own      (n, G) float32    those of what stays at the client
+    largest  (n, T) float32    of T float tensors of an update each one's largest magnitude, where somebody has looked
     whole    (n, ...) by name  integer tensors of either, in their own dtype
 
 A fold takes whole rows; the arrays of a `Trained` are views of them.
@@ -84,21 +85,22 @@ class Rows:
     def __init__(self, form: Form, count: int, buffer: Any = None) -> None:
         self.count = count
         self._columns = Columns(form.update), Columns(form.own)
-        shapes = list(_parts(form, count, [columns.width for columns in self._columns]))
+        shapes = list(_parts(form, count, self._columns))
         if buffer is None:
             buffer = np.empty(_end(shapes), np.uint8)
         memory = np.frombuffer(buffer, np.uint8)  # every view below holds on to this one array
         arrays = {name: memory[at : at + size].view(dtype).reshape(shape) for name, at, size, dtype, shape in shapes}
         self.update, self.own = arrays.pop("update"), arrays.pop("own")
         """(n, F) and (n, G) float32."""
+        self.largest = arrays.pop("largest")
+        """(n, T) float32."""
         self._whole = arrays
         self.memory = memory
 
     @staticmethod
     def num_bytes(form: Form, count: int) -> int:
         """How long a buffer for so many clients must be."""
-        widths = [Columns(form.update).width, Columns(form.own).width]
-        return _end(list(_parts(form, count, widths)))
+        return _end(list(_parts(form, count, (Columns(form.update), Columns(form.own)))))
 
     def update_of(self, index: int) -> Arrays:
         """The update of one client, as views."""
@@ -130,12 +132,17 @@ class Rows:
 
 
 def _parts(
-    form: Form, count: int, widths: Iterable[int]
+    form: Form, count: int, columns: tuple[Columns, Columns]
 ) -> Iterable[tuple[str, int, int, np.dtype[Any], tuple[int, ...]]]:
     """Name, offset, bytes, dtype and shape of each part of a buffer."""
     at = 0
     shapes: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = [
-        (name, np.dtype(np.float32), (count, width)) for name, width in zip(("update", "own"), widths, strict=True)
+        (name, np.dtype(np.float32), (count, width))
+        for name, width in (
+            ("update", columns[0].width),
+            ("own", columns[1].width),
+            ("largest", len(columns[0].places)),
+        )
     ]
     for part, layout in (("update", form.update), ("own", form.own)):
         shapes += [(f"{part} {t.name}", DTYPES[t.dtype], (count, *t.shape)) for t in layout if t.dtype != "F32"]

@@ -108,6 +108,11 @@ class Stack:
             raise CannotBatch(f"the loss does not depend on {', '.join(missing)}")
         self._seen.clear()
         self._steps += 1
+        if not self._is_direct or self._local.prox_mu or self._corrections is not None:
+            self._bend_and_descend()
+
+    def _bend_and_descend(self) -> None:
+        """What is still to do, where products have not moved the weights as far as they shall go."""
         local, m = self._local, self.clients
         starts = self._start if len(self._start) == 1 else self._start[:m]
         gradients = {name: block[:m] for name, block in self._targets_of_all.items()}

@@ -208,7 +208,9 @@ class Federation:
             plain_bytes = sum(array.nbytes for array in outcome.update.values())
             num_bytes = self._encoded(digest, training, outcome)
         else:
-            num_bytes = plain_bytes = self.updates.add(digest, outcome.update, outcome.report, outcome.row)
+            num_bytes = plain_bytes = self.updates.add(
+                digest, outcome.update, outcome.report, outcome.row, outcome.magnitudes
+            )
         self._train[digest] = outcome.statistics
         return Update(
             name,

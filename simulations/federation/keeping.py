@@ -12,7 +12,7 @@ from atoll.server.ledger import Ledger
 
 STATE = "state.json"
 
-SHARE = 0.02
+SHARE = 0.01
 """Of the real time that may go into saving. A round that was not saved is computed again, with the same outcome."""
 
 

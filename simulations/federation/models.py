@@ -9,6 +9,8 @@ from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from atoll.aggregation import tensorfile
 from atoll.aggregation.cuts import layout_of_pieces
 from atoll.aggregation.layout import Layout
@@ -108,9 +110,9 @@ class Models(Versions):
 
     def _fold_rows(self, effect: Aggregate, updates: Updates, layout: Layout) -> Digest:
         base, version = self.version(effect.base_version), Version(effect.base_version + 1)
-        values, steps = updates.rows([contribution.digest for contribution in effect.contributions])
-        weights, factors = weights_and_factors(effect, self.method, [1.0] * len(values))
-        nova = self.method.normalized(weights, steps)
+        found = updates.rows([contribution.digest for contribution in effect.contributions])
+        weights, factors = weights_and_factors(effect, self.method, [1.0] * len(found))
+        nova = self.method.normalized(weights, [row.steps for row in found])
         step = Step(
             self.method.optimizer,
             trained_of(layout, self.buffers),
@@ -118,7 +120,14 @@ class Models(Versions):
             num_clients=self.method.num_clients,
         )
         slots = dict(self._slots_of(base.version))
-        rows = Rows(values, weights, factors, nova.factors)
+        looked_at = [row.magnitudes for row in found if row.magnitudes is not None]
+        rows = Rows(
+            [row.values for row in found],
+            weights,
+            factors,
+            nova.factors,
+            np.stack(looked_at) if len(looked_at) == len(found) else None,
+        )
         new = fold_rows(self.arrays(base.digest), layout, rows, step, slots)
         path = self.store.version_path(version)
         note = tensorfile.read_metadata(self.store.version_path(Version(0))) if self.buffers else None

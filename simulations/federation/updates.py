@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,6 @@ from atoll.server.plan import FoldPlan
 
 IN_MEMORY_MAX = 1 << 30
 """Bytes of updates that are held in memory; those that come beyond them lie in files until they are folded."""
-
-STACKED_MAX = 1 << 24
-"""Bytes of rows that are laid beside each other for a fold: of small ones, that costs less than each row by itself."""
 
 Report = Mapping[str, Any]
 
@@ -51,6 +48,16 @@ class Held:
     meta: Meta
 
 
+class Row(NamedTuple):
+    """An update of float tensors, side by side; a tuple, for so many are kept."""
+
+    values: NDArray[np.float32]
+    """(F)"""
+    magnitudes: NDArray[np.float32] | None
+    """(T) of each tensor, where an engine has looked."""
+    steps: tuple[float, float]
+
+
 class Updates:
     """Those that a fold may still ask for.
 
@@ -66,7 +73,7 @@ class Updates:
             path.unlink()
         self._held: dict[Digest, Held] = {}
         self._in_memory = 0
-        self._rows: dict[Digest, tuple[NDArray[Any], tuple[float, float]]] = {}
+        self._rows: dict[Digest, Row] = {}
 
     @staticmethod
     def digest_of(client_id: ClientId, round_id: RoundId, steps: int | None) -> Digest:
@@ -78,12 +85,28 @@ class Updates:
 
     # ------------------------------------------------------------ in
 
-    def add(self, digest: Digest, update: Arrays, report: Report, row: NDArray[Any] | None = None) -> int:
-        """Take a plain update; its size [bytes]. `row`: all its values, side by side, which nobody changes any more."""
+    def add(
+        self,
+        digest: Digest,
+        update: Arrays,
+        report: Report,
+        row: NDArray[Any] | None = None,
+        magnitudes: NDArray[Any] | None = None,
+    ) -> int:
+        """Take a plain update; its size [bytes].
+
+        Args:
+            digest: its name.
+            update: its tensors.
+            report: what the client says beside it.
+            row: all its values, side by side, which nobody changes any more.
+            magnitudes: of the row; see `engine.Trained`.
+        """
         if self._layout is not None:
             if row is None:
                 row = np.concatenate([update[tensor.name].reshape(-1) for tensor in self._layout])
-            self._rows[digest] = row, _steps_of(report)
+                magnitudes = None
+            self._rows[digest] = Row(row, magnitudes, _steps_of(report))
             return row.nbytes
         layout = layout_of(update)
         pieces = tuple(Piece(t.name, t.dtype, (0,) * len(t.shape), t.shape, "") for t in layout)
@@ -114,13 +137,9 @@ class Updates:
 
     # ------------------------------------------------------------ out
 
-    def rows(
-        self, digests: Sequence[Digest]
-    ) -> tuple[NDArray[np.float32] | list[NDArray[np.float32]], list[tuple[float, float]]]:
-        """These updates in their order, small ones as a matrix, and the steps that each claims."""
-        found = [self._rows[digest] for digest in digests]
-        rows, steps = [row for row, _ in found], [steps for _, steps in found]
-        return np.stack(rows) if sum(row.nbytes for row in rows) <= STACKED_MAX else rows, steps
+    def rows(self, digests: Sequence[Digest]) -> list[Row]:
+        """These updates in their order."""
+        return [self._rows[digest] for digest in digests]
 
     def metas(self, digests: Collection[Digest]) -> dict[Digest, Meta]:
         """What is known of these."""
@@ -136,7 +155,7 @@ class Updates:
     def arrays(self, digest: Digest) -> Arrays:
         """The values of an update, decoded."""
         if digest in self._rows:
-            return self._views(self._rows[digest][0].copy())
+            return self._views(self._rows[digest].values.copy())
         stored = self._held[digest].stored
         with UpdateReader(stored) as reader:
             return {
@@ -156,7 +175,7 @@ class Updates:
 
     def replace(self, digest: Digest, update: Arrays) -> None:
         """Let an update be another one, plain."""
-        steps = self._rows[digest][1] if digest in self._rows else self._held[digest].meta.steps
+        steps = self._rows[digest].steps if digest in self._rows else self._held[digest].meta.steps
         self._forget(digest)
         self.add(digest, update, dict(zip(("normalizer", "effective_steps"), steps, strict=True)))
 
