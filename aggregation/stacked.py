@@ -6,7 +6,6 @@ For thousands of small updates a round, as a simulation has them. What is summed
 makes of it is said in `fold`; a test holds the two together. It takes whole updates of float tensors, and no rule.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,7 +75,7 @@ def _mean(
     is_trained = step.is_trained(tensor)
     factors = np.array(rows.factors)
     if is_trained:
-        factors = factors * np.array(rows.trained_factors)
+        factors *= rows.trained_factors
     magnitudes = passes.magnitudes(start, stop) if known is None else known
     if not np.isfinite(magnitudes).all():
         raise ValueError(f"tensor {tensor.name!r}: an update has values that are not finite")
@@ -87,7 +86,7 @@ def _mean(
         assert step.num_clients is not None
         weights, total_weight, divisor = [1] * count, count, step.num_clients
     exponent = grid_exponent(magnitude, total_weight=total_weight, count=count)
-    scales = np.array([math.ldexp(weight, -exponent) for weight in weights]) * factors
+    scales = np.ldexp(np.array(weights, np.float64), -exponent) * factors
     mean: Doubles = mean_from_grid(passes.sum(start, stop, scales), exponent, total_weight=divisor)
     return mean if scale == 1.0 else np.multiply(mean, scale, out=mean)
 

@@ -20,7 +20,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.cuts import cut_layout
+from atoll.aggregation.cuts import cut, cut_layout
 from atoll.aggregation.layout import ITEM_BYTES, Layout, Piece, Tensor, in_order
 from atoll.aggregation.tensorheader import HEADER_BYTES_MAX, decode_header, header_bytes
 
@@ -159,6 +159,18 @@ def write(
             if tensor.num_bytes:
                 writer.append(arrays[tensor.name])
         return writer.finish(durable=durable)
+
+
+def pieces_of(layout: Layout, arrays: Mapping[str, NDArray[Any]], piece_bytes: int) -> tuple[Piece, ...]:
+    """The pieces that `write` gives of arrays of such a layout, without a file."""
+    pieces = []
+    for tensor in in_order(layout):
+        data, position = np.ascontiguousarray(arrays[tensor.name]).reshape(-1).view(np.uint8).data, 0
+        for piece in cut(tensor, piece_bytes):
+            end = position + piece.num_bytes
+            pieces.append(replace(piece, sha256=hashlib.sha256(data[position:end]).hexdigest()))
+            position = end
+    return tuple(pieces)
 
 
 def read_into(buffer: NDArray[Any], source: int | bytes, position: int, *, path: Path) -> None:

@@ -4,14 +4,14 @@ Events are in the past tense, effects are imperatives; updates are referred to b
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from atoll.protocol.values import value
 from atoll.protocol.vocabulary import Digest, FailureReason, ReleaseReason, RoundId, RunId, Version
 
 Sums = Mapping[str, tuple[float, ...]]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Invitation:
     """Train from `base_version` and report within `time_left` seconds."""
 
@@ -28,7 +28,7 @@ class Invitation:
     manifest: bytes = b""
     data: bytes = b""  # of all pieces, when they are small
     algorithm: str = "fedavg"  # what training has to do for the run
-    counted_round: RoundId = RoundId(0)  # noqa: RUF009 - the newest whose model has an update of this client; 0: none
+    counted_round: RoundId = RoundId(0)  # the newest whose model has an update of this client; 0: none
     model_seed: int = 0  # of the task's initial model
 
     @property
@@ -37,7 +37,7 @@ class Invitation:
         return ("round", self.run_id, self.round_id)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EvaluationRequest:
     """Run a version on your own data and answer within `time_left` seconds."""
 
@@ -49,7 +49,7 @@ class EvaluationRequest:
     manifest: bytes = b""
     data: bytes = b""
     local: str = "{}"
-    counted_round: RoundId = RoundId(0)  # noqa: RUF009
+    counted_round: RoundId = RoundId(0)
     model_seed: int = 0
 
     @property
@@ -65,24 +65,24 @@ Key = tuple[str, RunId, int]
 # ---------------------------------------------------------------- events
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Connected:
     """The coordinator said Welcome."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Disconnected:
     """The control stream ended, or could not be opened."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Asked:
     """An invitation or an evaluation request arrived; possibly again, with a newer deadline."""
 
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Forbidden:
     """The site's own policy does not allow what was asked for, or no longer does."""
 
@@ -91,7 +91,7 @@ class Forbidden:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Released:
     """The coordinator no longer needs this round; `submit`: what is done may still count in the next one."""
 
@@ -101,21 +101,21 @@ class Released:
     submit: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunEnded:
     """The run is over."""
 
     run_id: RunId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ModelReady:
     """The version lies complete and checked on disk."""
 
     key: Key
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Trained:
     """The worker is done and the update lies in the spool."""
 
@@ -123,7 +123,7 @@ class Trained:
     digest: Digest
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Evaluated:
     """The worker has evaluated."""
 
@@ -132,7 +132,7 @@ class Evaluated:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class JobFailed:
     """The download or the worker failed for good."""
 
@@ -141,7 +141,7 @@ class JobFailed:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Answered:
     """The coordinator's verdict on an upload."""
 
@@ -152,14 +152,14 @@ class Answered:
     resend: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class UploadCut:
     """The upload broke off before the verdict."""
 
     key: Key
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TimePassed:
     """The session's deadline is here."""
 
@@ -184,21 +184,21 @@ Event = (
 # ---------------------------------------------------------------- effects
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Connect:
     """Dial the coordinator after `delay` seconds."""
 
     delay: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Download:
     """Fetch the version that the request names, whatever of it is not here yet."""
 
     request: Request
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Work:
     """Let the worker train or evaluate; it must stop by itself within `budget` seconds."""
 
@@ -206,28 +206,28 @@ class Work:
     budget: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Extend:
     """The deadline moved: the worker has `budget` seconds from now."""
 
     budget: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StopWork:
     """Cancel the download, or ask the worker to stop at the next step."""
 
     key: Key
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class KillWorker:
     """The worker did not stop in time."""
 
     key: Key
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Upload:
     """Send a spooled update, from wherever the coordinator's copy ends."""
 
@@ -235,7 +235,7 @@ class Upload:
     digest: Digest
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Discard:
     """The spooled update has been answered, or is not wanted: delete it and end its upload."""
 
@@ -244,7 +244,7 @@ class Discard:
     accepted: bool = False  # then what was staged with it becomes current, before it is deleted
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReportFailure:
     """Tell the coordinator that this client's part in the round is given up."""
 
@@ -254,7 +254,7 @@ class ReportFailure:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReportEvaluation:
     """Tell the coordinator the sums, or why there are none."""
 

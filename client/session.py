@@ -48,6 +48,7 @@ from atoll.client.events import (
     UploadCut,
     Work,
 )
+from atoll.protocol.values import value
 from atoll.protocol.vocabulary import Digest, FailureReason, RejectReason, RoundId, RunId
 
 
@@ -84,7 +85,7 @@ class Job:
     news_by: float = 0.0  # while DOWNLOADING: until then a newer deadline may come, after a reconnect
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Waiting:
     """What is begun when the worker is free, if that is before its deadline."""
 

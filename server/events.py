@@ -6,9 +6,10 @@ epoch, on a clock that never runs backward); updates are referred to by digest, 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
+from atoll.protocol.values import value
 from atoll.protocol.vocabulary import (
     AbandonReason,
     ClientId,
@@ -27,7 +28,7 @@ Sums = Mapping[str, tuple[float, ...]]
 """Sufficient statistics by metric; merged by addition."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Update:
     """An uploaded update whose bytes were found whole, finite and of the expected layout. `num_examples` is n_k."""
 
@@ -44,7 +45,7 @@ class Update:
     plain_bytes: int = 0  # what `num_bytes` would be without a codec
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Profile:
     """What a client says about itself: for sampling."""
 
@@ -55,21 +56,21 @@ class Profile:
 # ---------------------------------------------------------------- events
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RunStarted:
     """The run exists: version 0 of its model lies in the store."""
 
     model_digest: Digest
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CoordinatorStarted:
     """The process came up again; it was last known alive at `down_since`. Nobody is connected."""
 
     down_since: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ClientJoined:
     """A control stream was opened. The newest session of a client is the one that counts."""
 
@@ -79,7 +80,7 @@ class ClientJoined:
     working_on: tuple[RoundId, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ClientDisconnected:
     """A control stream ended. Not yet a loss: the client has its lease to come back."""
 
@@ -87,7 +88,7 @@ class ClientDisconnected:
     session: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ClientLost:
     """The lease ran out, or the client said goodbye."""
 
@@ -95,12 +96,12 @@ class ClientLost:
     reason: LossReason
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RoundDue:
     """The pause after the last round is over."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CohortDrawn:
     """The sampler's answer to DrawCohort."""
 
@@ -108,7 +109,7 @@ class CohortDrawn:
     clients: tuple[ClientId, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SamplerFailed:
     """The user's own sampler raised, or named someone who is not available."""
 
@@ -116,7 +117,7 @@ class SamplerFailed:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ClientFailed:
     """A client gives up its part in a round and says why."""
 
@@ -126,7 +127,7 @@ class ClientFailed:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class UploadBegun:
     """The first bytes of an update are on their way."""
 
@@ -134,14 +135,14 @@ class UploadBegun:
     round_id: RoundId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class UpdateReceived:
     """An update is complete and checked; the machine decides. A small one is written with this very event."""
 
     update: Update
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class UpdateRefused:
     """An update failed a check of its bytes or its manifest before the machine saw it."""
 
@@ -151,7 +152,7 @@ class UpdateRefused:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Aggregated:
     """The next version lies on disk."""
 
@@ -159,7 +160,7 @@ class Aggregated:
     model_digest: Digest
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AggregationFailed:
     """The fold or the server optimizer raised."""
 
@@ -167,7 +168,7 @@ class AggregationFailed:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ModelEvaluated:
     """The server's own data were run through a version; `statistics` is None when that failed, `detail` says why."""
 
@@ -176,7 +177,7 @@ class ModelEvaluated:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ClientEvaluated:
     """A client ran a version on its own data; None when it could not."""
 
@@ -186,26 +187,26 @@ class ClientEvaluated:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TimePassed:
     """The machine's deadline is here."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StopRequested:
     """The operator ends the run."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PauseRequested:
     """The operator wants no new round to begin."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ResumeRequested:
     """The operator lets a paused run go on, or reopens a stopped or failed one; or its turn has come again.
 
@@ -260,7 +261,7 @@ class Candidate(NamedTuple):
     """How often it was invited to a round."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DrawCohort:
     """Let the seeded sampler choose `count` of the candidates (sorted by client id)."""
 
@@ -271,7 +272,7 @@ class DrawCohort:
     relaxed: int = 0  # see `pacer`
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Invite:
     """Tell a client to train from `base_version` and to report by `deadline`. Repeated when it reconnects."""
 
@@ -279,10 +280,10 @@ class Invite:
     round_id: RoundId
     base_version: Version
     deadline: float
-    counted_round: RoundId = RoundId(0)  # noqa: RUF009 - the newest whose model has an update of the client; 0: none
+    counted_round: RoundId = RoundId(0)  # the newest whose model has an update of the client; 0: none
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Release:
     """Tell a client to stop training; `submit`: what it has may still be sent."""
 
@@ -292,7 +293,7 @@ class Release:
     submit: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Accept:
     """The update counts; `carried`: it was late and counts in the next round that commits."""
 
@@ -302,7 +303,7 @@ class Accept:
     carried: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reject:
     """The update does not count; the client is told why."""
 
@@ -313,7 +314,7 @@ class Reject:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Contribution:
     """One accepted update as the fold takes it: weight n_k * scale; in an asynchronous run weight 1, update * scale."""
 
@@ -324,7 +325,7 @@ class Contribution:
     base_version: Version | None = None  # that it was trained from; of an asynchronous run
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Aggregate:
     """Fold these updates (sorted by client id) into `base_version` + 1, as `mode` has it."""
 
@@ -334,7 +335,7 @@ class Aggregate:
     mode: Mode = "sync"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Commit:
     """The version is the global model from now on: publish it, write the record, take a snapshot."""
 
@@ -344,7 +345,7 @@ class Commit:
     used: tuple[Digest, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Abandon:
     """The round ended without a model: write its record."""
 
@@ -352,31 +353,31 @@ class Abandon:
     reason: AbandonReason
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AmendRecord:
     """Something was learnt about a round that had ended: write its record again."""
 
     round_id: RoundId
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EvaluateModel:
     """Run a version on the server's own data."""
 
     version: Version
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AskEvaluation:
     """Ask a client to run a version on its own data, by `deadline`."""
 
     client_id: ClientId
     version: Version
     deadline: float
-    counted_round: RoundId = RoundId(0)  # noqa: RUF009 - as in Invite
+    counted_round: RoundId = RoundId(0)  # as in Invite
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CloseEvaluation:
     """All answers are in, or the deadline is over: merge them and write them down."""
 
@@ -385,19 +386,19 @@ class CloseEvaluation:
     failures: Mapping[ClientId, str]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class OpenNextRound:
     """Deliver RoundDue after the configured pause."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PauseRun:
     """No round is open and none will be until the run is resumed. Delivered once for each pause."""
 
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EndRun:
     """The run is over, with this cause. Delivered once for each end."""
 

@@ -11,8 +11,8 @@ from atoll.simulations.engines.examples import Examples
 
 def of_one_kind(found: Sequence[Examples]) -> list[int]:
     """Which clients' examples can lie in one tensor: those like the first that has tensors."""
-    kinds = [examples.tensors and [(t.shape[1:], t.dtype) for t in examples.tensors] for examples in found]
-    return [index for index, kind in enumerate(kinds) if kind and kind == next(filter(None, kinds))]
+    first = next((examples.kind for examples in found if examples.kind), None)
+    return [index for index, examples in enumerate(found) if first is not None and examples.kind == first]
 
 
 def beside(found: Sequence[Examples]) -> tuple[list[Examples], tuple[torch.Tensor, ...], list[int]]:

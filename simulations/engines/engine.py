@@ -15,6 +15,7 @@ from atoll.parallel.errors import TaskBroken
 from atoll.parallel.local import Local
 from atoll.parallel.metrics import Statistics
 from atoll.parallel.task import Task
+from atoll.protocol.values import value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ class Training:
         return self.task.local.with_overrides(self.overrides)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Job:
     """One client that is to train."""
 
@@ -80,7 +81,7 @@ class Job:
             raise ValueError(f"a job needs at least one step, got {self.steps} for {self.client_id}")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Trained:
     """What a client would send. The arrays may be views of memory that many clients share: copy what is to be kept
     for long."""
@@ -113,7 +114,7 @@ class Trained:
     """The largest |element| of each tensor of `row`, (T,) float32; None where nobody has looked."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Failed:
     """A client whose update cannot be sent, because it has left the finite numbers."""
 

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,6 +32,13 @@ class Examples:
 
     fetch: Callable[[torch.Tensor], Any]
     """Positions (B,) -> the collated batch on the device, as a deployed client makes it."""
+
+    kind: tuple[tuple[torch.Size, torch.dtype], ...] | None = field(init=False, compare=False)
+    """Of one example: the shape and the dtype of each tensor."""
+
+    def __post_init__(self) -> None:
+        kind = None if self.tensors is None else tuple((tensor.shape[1:], tensor.dtype) for tensor in self.tensors)
+        object.__setattr__(self, "kind", kind)
 
     def rows(self, positions: torch.Tensor) -> torch.Tensor:
         """Rows of `tensors`, on their device, for positions in this client's data."""

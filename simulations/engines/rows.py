@@ -66,11 +66,11 @@ class Columns:
             if tensor.dtype == "F32":
                 self.places.append((tensor.name, slice(width, width + tensor.num_elements), tensor.shape))
                 width += tensor.num_elements
-        self.width, self.is_empty = width, not layout
+        self.width = width
 
-    def views(self, row: np.ndarray[Any, Any]) -> Arrays:
-        """The tensors of one row (width,)."""
-        return {name: row[place].reshape(shape) for name, place, shape in self.places}
+    def views(self, rows: np.ndarray[Any, Any]) -> Arrays:
+        """The tensors of n rows (n, width), each as (n, ...)."""
+        return {name: rows[:, place].reshape(len(rows), *shape) for name, place, shape in self.places}
 
 
 class Rows:
@@ -84,8 +84,8 @@ class Rows:
 
     def __init__(self, form: Form, count: int, buffer: Any = None) -> None:
         self.count = count
-        self._columns = Columns(form.update), Columns(form.own)
-        shapes = list(_parts(form, count, self._columns))
+        both = Columns(form.update), Columns(form.own)
+        shapes = list(_parts(form, count, both))
         if buffer is None:
             buffer = np.empty(_end(shapes), np.uint8)
         memory = np.frombuffer(buffer, np.uint8)  # every view below holds on to this one array
@@ -94,7 +94,10 @@ class Rows:
         """(n, F) and (n, G) float32."""
         self.largest = arrays.pop("largest")
         """(n, T) float32."""
-        self._whole = arrays
+        self._views = [
+            columns.views(floats) | {t.name: arrays[f"{part} {t.name}"] for t in columns.integers}
+            for columns, floats, part in zip(both, (self.update, self.own), ("update", "own"), strict=True)
+        ]
         self.memory = memory
 
     @staticmethod
@@ -104,31 +107,17 @@ class Rows:
 
     def update_of(self, index: int) -> Arrays:
         """The update of one client, as views."""
-        return self._views(0, self.update, "update", index)
+        return {name: view[index, ...] for name, view in self._views[0].items()}
 
     def own_of(self, index: int) -> Arrays:
         """What one client keeps, as views."""
-        return self._views(1, self.own, "own", index)
-
-    @property
-    def columns(self) -> Columns:
-        """Where the float tensors of an update lie."""
-        return self._columns[0]
+        return {name: view[index, ...] for name, view in self._views[1].items()}
 
     def write(self, index: int, update: Mapping[str, np.ndarray[Any, Any]], own: Arrays | None) -> None:
         """Copy a client's arrays to their places."""
         for views, arrays in ((self.update_of(index), update), (self.own_of(index), own or {})):
             for name, array in arrays.items():
                 views[name][...] = array
-
-    def _views(self, which: int, floats: np.ndarray[Any, Any], part: str, index: int) -> Arrays:
-        columns = self._columns[which]
-        if columns.is_empty:
-            return {}
-        views = columns.views(floats[index])
-        for tensor in columns.integers:
-            views[tensor.name] = self._whole[f"{part} {tensor.name}"][index, ...]
-        return views
 
 
 def _parts(

@@ -361,6 +361,8 @@ class Federation:
     # ------------------------------------------------------------ interruptions
 
     def _snapshot(self) -> Snapshot:
+        """Where the run stands; what it refers to is on disk."""
+        self.versions.write()
         sites = {
             str(name): (site.seconds_of_uploads, site.held, site.num_sessions)
             for name, site in self.sites.items()

@@ -1,13 +1,15 @@
 """The versions of a simulated run's model: made from the updates of a round, read by whoever trains or measures.
 
 Updates that lie as rows are folded where they are (`aggregation.stacked`), all others by the coordinator's own fold;
-the bits are the same. Versions are files, so that an interrupted run finds them; a few are held in memory, too.
+the bits are the same. The newest versions of rows lie in memory, and become files when an interrupted run would need
+them, or when they have to stay for longer: of small models there are hundreds a second, and hardly one is asked for.
 """
 
 import time
 from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +21,6 @@ from atoll.aggregation.step import Step
 from atoll.parallel.arrays import Arrays
 from atoll.parallel.bench import Bench
 from atoll.parallel.model_files import write_initial
-from atoll.protocol.channel import INLINE_BYTES_MAX
 from atoll.protocol.manifest import VersionManifest, digest_of
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.config import RunConfig
@@ -29,12 +30,22 @@ from atoll.server.plan import plan_of, trained_of, weights_and_factors
 from atoll.server.reduce import fold_version
 from atoll.server.retention import Keep
 from atoll.server.store import RunStore
-from atoll.server.versions import VersionFile, Versions
+from atoll.server.versions import VersionFile, Versions, version_file
 from atoll.simulations.federation.updates import IN_MEMORY_MAX, Updates
 
 KEEP_VERSIONS = 5
 CACHED_MAX = 3
+"""Versions in memory, the newest ones."""
+
 GARBAGE_EVERY_S = 1.0
+
+
+class _Unwritten(NamedTuple):
+    """A version that is no file yet."""
+
+    described: VersionFile
+    arrays: Arrays
+    slots: Arrays
 
 
 class Models(Versions):
@@ -54,6 +65,7 @@ class Models(Versions):
         self.method = Method.of(*self._settings)
         self._arrays: dict[Digest, Arrays] = {}
         self._slots: dict[Version, Arrays] = {}
+        self._unwritten: dict[Version, _Unwritten] = {}  # of the newest ones those that are no files yet, oldest first
         self._collected_at = 0.0
         if self.known(Version(0)) is None:
             pieces = write_initial(self.store.version_path(Version(0)), bench, config.seed)
@@ -74,12 +86,23 @@ class Models(Versions):
         can = can_stack(layout, Step(self.method.optimizer, rule=self.method.rule))
         return layout if is_plain and has_step and is_small and can else None
 
+    def version(self, version: Version) -> VersionFile:
+        """As `Versions.version`; of one that is no file yet its `held` is empty."""
+        unwritten = self._unwritten.get(version)
+        return super().version(version) if unwritten is None else unwritten.described
+
+    def by_digest(self, digest: str) -> VersionFile | None:
+        """As `Versions.by_digest`."""
+        unwritten = (each.described for each in self._unwritten.values())
+        return next((file for file in unwritten if file.digest == digest), None) or super().by_digest(digest)
+
     def arrays(self, digest: Digest) -> Arrays:
         """The tensors of a version that is kept; nobody may change them."""
         if digest not in self._arrays:
             version = self.by_digest(digest)
             assert version is not None
-            self._hold(digest, tensorfile.read(version.path))
+            unwritten = self._unwritten.get(version.version)
+            self._hold(digest, tensorfile.read(version.path) if unwritten is None else unwritten.arrays)
         return self._arrays[digest]
 
     def _hold(self, digest: Digest, arrays: Arrays) -> None:
@@ -129,23 +152,14 @@ class Models(Versions):
             np.stack(looked_at) if len(looked_at) == len(found) else None,
         )
         new = fold_rows(self.arrays(base.digest), layout, rows, step, slots)
-        path = self.store.version_path(version)
-        note = tensorfile.read_metadata(self.store.version_path(Version(0))) if self.buffers else None
-        pieces = tensorfile.write(path, new, metadata=note, piece_bytes=base.manifest.piece_bytes, durable=False)
-        self._write_slots(version, slots, base)
+        pieces = tensorfile.pieces_of(layout, new, base.manifest.piece_bytes)
         manifest = VersionManifest.of(pieces, model_dtypes=base.manifest.model_dtypes)
-        self.remember(self._written(version, manifest, new))
-        digest = self.version(version).digest
-        self._hold(digest, new)
-        return digest
-
-    def _written(self, version: Version, manifest: VersionManifest, arrays: Arrays) -> VersionFile:
-        """A version whose tensors are on disk, and from now on its manifest."""
-        encoded, path, size = manifest.encode(), self.store.version_path(version), manifest.num_bytes
-        self.store.write_manifest(version, encoded)
-        small = b"".join(arrays[t.name].tobytes() for t in manifest.layout) if size <= INLINE_BYTES_MAX else b""
-        begins = path.stat().st_size - size
-        return VersionFile(version, digest_of(encoded), path, manifest, encoded, begins, range(size), small)
+        encoded, path = manifest.encode(), self.store.version_path(version)
+        described = VersionFile(version, digest_of(encoded), path, manifest, encoded, 0, range(0), b"")
+        self._unwritten[version] = _Unwritten(described, new, slots)
+        self._slots = {version: slots}
+        self._hold(described.digest, new)
+        return described.digest
 
     def _slots_of(self, version: Version) -> Arrays:
         """What the server optimizer keeps beside a version, by "<slot>/<tensor>"."""
@@ -157,27 +171,42 @@ class Models(Versions):
             }
         return self._slots.get(version, {})
 
-    def _write_slots(self, version: Version, slots: Arrays, base: VersionFile) -> None:
+    # ------------------------------------------------------------ files
+
+    def write(self) -> None:
+        """Let all versions be files, as who goes on with an interrupted run needs them. Raises OSError."""
+        for version in list(self._unwritten):
+            self._write(version)
+
+    def _write(self, version: Version) -> None:
         """As `server.reduce.fold_version` has it."""
-        self._slots = {version: slots}
-        shapes = {tensor.name: tensor.shape for tensor in base.manifest.layout}
+        described, arrays, slots = self._unwritten[version]
+        manifest = described.manifest
+        note = tensorfile.read_metadata(self.store.version_path(Version(0))) if self.buffers else None
+        tensorfile.write(described.path, arrays, metadata=note, piece_bytes=manifest.piece_bytes, durable=False)
         for slot in self.method.slots:
-            prefix = f"{slot}/"
             of_slot = {
-                name.removeprefix(prefix): array.reshape(shapes[name.removeprefix(prefix)])
-                for name, array in slots.items()
-                if name.startswith(prefix)
+                tensor.name: slots[key].reshape(tensor.shape)
+                for tensor in manifest.layout
+                if (key := f"{slot}/{tensor.name}") in slots
             }
-            piece_bytes = base.manifest.piece_bytes
             path = self.store.version_path(version, slot)
-            pieces = tensorfile.write(path, of_slot, piece_bytes=piece_bytes, durable=False)
-            manifest = VersionManifest(layout_of_pieces(pieces), pieces, piece_bytes)
-            self.store.write_manifest(version, manifest.encode(), slot)
+            pieces = tensorfile.write(path, of_slot, piece_bytes=manifest.piece_bytes, durable=False)
+            of_pieces = VersionManifest(layout_of_pieces(pieces), pieces, manifest.piece_bytes)
+            self.store.write_manifest(version, of_pieces.encode(), slot)
+        self.store.write_manifest(version, described.manifest_bytes)
+        self.remember(version_file(self.store, version, described.manifest_bytes))
+        del self._unwritten[version]
 
     # ------------------------------------------------------------ room
 
     def collect(self, keep: Keep, live: Collection[Digest], *, at_once: bool = False) -> None:
-        """Delete the versions that no decision can need any more; now and then."""
+        """Forget the versions that no decision can need any more; now and then, delete their files."""
+        for version in [version for version in self._unwritten if version <= keep.version - CACHED_MAX]:
+            if version in keep.versions:
+                self._write(version)
+            else:
+                del self._unwritten[version]
         now = time.monotonic()
         if at_once or now - self._collected_at >= GARBAGE_EVERY_S:
             self._collected_at = now

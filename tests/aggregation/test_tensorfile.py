@@ -348,3 +348,13 @@ def test_a_version_s_large_tensor_is_written_in_pieces(tmp_path):
         for start in range(0, array.size, 70_001):  # blocks need not end where pieces do
             writer.append(array.reshape(-1)[start : start + 70_001])
         assert writer.finish() == pieces[1:]
+
+
+@given(layout=layouts, piece_bytes=st.integers(8, 200))
+def test_pieces_of_arrays_in_memory_are_those_that_their_file_would_have(tmp_path_factory, layout, piece_bytes):
+    tensors = in_order(Tensor(name, dtype, shape) for name, (dtype, shape) in layout.items())
+    random = np.random.default_rng(0)
+    arrays = {t.name: np.frombuffer(random.bytes(t.num_bytes), NUMPY[t.dtype]).reshape(t.shape) for t in tensors}
+    path = tmp_path_factory.mktemp("pieces") / "m"
+    written = tensorfile.write(path, arrays, piece_bytes=piece_bytes)
+    assert tensorfile.pieces_of(tensors, arrays, piece_bytes) == written
