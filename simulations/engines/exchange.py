@@ -55,10 +55,7 @@ class Exchange:
             raise TaskMismatch(f"local.keep lets {', '.join(travelled)} stay at clients, and the global model has them")
         check_like(version, self.form.update)
         self._version, self._control = split(version)
-        self._start = [
-            torch.tensor(self._version[name]).to(tensor) for name, tensor in zip(self._names, self._state, strict=True)
-        ]
-        self._see()
+        self._start = []  # until a client trains alone
 
     def load(self, job: Job) -> ControlVariates | None:
         """Put the version, and the client's own layers, into the model.
@@ -68,11 +65,19 @@ class Exchange:
         """
         kept, control = self.own_of(job)
         self._find_new_buffers()
+        if not self._start:
+            self._begin_in_the_model()
         with torch.no_grad():
             torch._foreach_copy_(self._state, self._start)
             for own, place in zip(self._own_layout, self._own_state, strict=True):
                 place.copy_(torch.tensor(kept[own.name]))
         return control
+
+    def _begin_in_the_model(self) -> None:
+        self._start = [
+            torch.tensor(self._version[name]).to(tensor) for name, tensor in zip(self._names, self._state, strict=True)
+        ]
+        self._see()
 
     def own_of(self, job: Job) -> tuple[Arrays, ControlVariates | None]:
         """The layers of its own that a client begins with, and its control variate.
@@ -138,7 +143,8 @@ class Exchange:
         """A module may put another tensor in a buffer's place at each step."""
         if any(module._buffers[name] is not tensor for module, name, tensor in self._buffers):
             self._find_state()
-            self._see()
+            if self._start:
+                self._see()
 
     def _see(self) -> None:
         """The state and its start beside each other: those in float32 on the CPU as arrays, the others as tensors."""
