@@ -33,6 +33,7 @@ ALSO = {
 PURE = {
     "aggregation/weights.py",
     "protocol/identity/names.py",
+    "protocol/values.py",
     "protocol/vocabulary.py",
     "server/admission.py",
     "server/buffer.py",
