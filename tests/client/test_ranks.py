@@ -68,7 +68,13 @@ async def test_parts_come_from_the_ranks_that_own_them_and_the_update_goes_to_th
 
 async def uploaded(tmp_path, *, gone, back=False):
     """The calls of `Upload` at ranks 0 and 1, when the update is for rank 0 and that one is `gone` when it is made."""
-    version = Version(model(w=8))
+    version, heard, update = Version(model(w=8)), [], Ranks.update
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(Ranks, "update", lambda self, told: (heard.append(list(told)), update(self, told)))
+        return await _uploaded(tmp_path, version, heard, gone=gone, back=back)
+
+
+async def _uploaded(tmp_path, version, heard, *, gone, back):
     async with lagoon() as coordinator, rank(version) as first, rank(version) as second:
         coordinator.add(version)
         welcome(coordinator, first.address, second.address)
@@ -79,6 +85,7 @@ async def uploaded(tmp_path, *, gone, back=False):
             await runner.begun.wait()
             if gone == "said":
                 await coordinator.push(ranks=pb.Ranks(addresses=["", second.address]))
+                await until(lambda: heard[-1] == ["", second.address])  # before the update is made
             else:
                 first.upload_status = grpc.StatusCode.UNAVAILABLE, "it is not reached"
             runner.go.set()
