@@ -252,7 +252,7 @@ def main() -> int:
     """Measure."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.data_plane", description=(__doc__ or "").split(".")[0])
     parser.add_argument("--mb", type=int, nargs="+", default=[100, 1000], help="sizes of a transfer")
-    parser.add_argument("--turns", type=int, default=0, help="of two transfers each; default: 8 up to 100 MB, 4 above")
+    parser.add_argument("--turns", type=int, default=8, help="of two transfers each")
     parser.add_argument("--crowds", type=int, nargs="*", default=[4, 16], help="clients that upload at once")
     parser.add_argument("--crowd-mb", type=int, default=1000, help="of each of them")
     parser.add_argument("--folder", type=Path, help="where the gigabytes lie; by default a temporary one")
@@ -269,8 +269,7 @@ def main() -> int:
                 processes, source, min(arguments.mb) * MB, CHUNKS_KIB[2:3] if arguments.quick else CHUNKS_KIB
             )
             for mb in arguments.mb:
-                turns = arguments.turns or (8 if mb <= 100 else 4)
-                results[mb] = compare(processes, source, mb * MB, turns, chunk_kib)
+                results[mb] = compare(processes, source, mb * MB, arguments.turns, chunk_kib)
         for num_clients in arguments.crowds:
             with tempfile.TemporaryDirectory(dir=place) as inner, Processes(Path(inner)) as processes:
                 memory[num_clients] = crowd(processes, num_clients, arguments.crowd_mb * MB)

@@ -1,10 +1,13 @@
 """Both ends have the same limits; what an address is, and which of them are this machine."""
 
+import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 
+from atoll.protocol import channel
 from atoll.protocol.channel import (
     CHUNK_BYTES,
     MESSAGE_BYTES_MAX,
@@ -92,3 +95,18 @@ def test_a_second_server_on_the_same_port_fails_to_bind() -> None:
     port = first.add_insecure_port("127.0.0.1:0")
     with pytest.raises(RuntimeError):
         second.add_insecure_port(f"127.0.0.1:{port}")
+
+
+def test_a_server_gives_up_a_silent_connection_before_its_client_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert channel.PROOF_S < channel.HANDSHAKE_S
+    monkeypatch.setattr(channel, "PROOF_S", 1)
+    server = grpc.server(ThreadPoolExecutor(1), options=server_options())
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with socket.create_connection(("127.0.0.1", port), timeout=channel.HANDSHAKE_S) as silent:
+        begun = time.monotonic()
+        while silent.recv(4096):  # its settings, and then the end; a timeout when there is none
+            pass
+        waited = time.monotonic() - begun
+    server.stop(0)
+    assert waited > 0.5, "it was not even given the time to speak"
