@@ -4,6 +4,8 @@ Whether they do is tried at the start (`probe`).
 """
 
 import logging
+import math
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -21,6 +23,7 @@ from atoll.parallel.task import Task
 from atoll.simulations.engines.beside import beside, of_one_kind
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
 from atoll.simulations.engines.examples import Examples
+from atoll.simulations.engines.factors import pay
 from atoll.simulations.engines.flow import flow_bytes
 from atoll.simulations.engines.loop import Loop, report_of, requested_steps
 from atoll.simulations.engines.measures import Losses, Measured, metrics_of
@@ -29,7 +32,7 @@ from atoll.simulations.engines.one_process import OneProcess, on_device, threads
 from atoll.simulations.engines.probe import Probe
 from atoll.simulations.engines.rows import Columns, Rows
 from atoll.simulations.engines.schedule import Schedule
-from atoll.simulations.engines.stack import CannotBatch
+from atoll.simulations.engines.stack import CannotBatch, is_plain
 from atoll.simulations.engines.stacked_layers import obstacles_to_batching
 
 logger = logging.getLogger(__name__)
@@ -68,7 +71,7 @@ class BatchTrainer:
         self._loop = Loop(training)
         self.form = self._loop.form
         self._layout()
-        self.at_once = at_once or self._fitting()
+        self._wanted, self._flow_bytes = at_once, self._flow_of_one()
         self._losses, self._metrics = Losses(self._task.loss), metrics_of(self._task.metrics)
         self._version: Arrays = {}
         if kind is None:
@@ -78,6 +81,7 @@ class BatchTrainer:
 
     def take(self, kind: str) -> None:
         """Compute with a net of this kind; raises CannotBatch when it cannot take the model."""
+        self.at_once = self._wanted or self._fitting(kind)
         model = build_model(self._task).to(self._training.device).train()
         self._net = Net(kind, model, self._losses, self._local, self._places, self.at_once, self._training.device)
         self.kind = kind
@@ -129,21 +133,22 @@ class BatchTrainer:
         owns = [self._loop.exchange.own_of(jobs[index]) for index in members]
         start = self._starts([kept for kept, _ in owns])
         corrections = self._corrections([control for _, control in owns])
-        self._net.begin(torch.from_numpy(start).to(self._training.device), corrections)
+        begun = torch.from_numpy(start).to(self._training.device)
+        self._net.begin(begun, corrections, clients=len(chosen), length=schedule.length)
         statistics = self._run(schedule, tensors, len(chosen))
-        blocks = self._net.stack.blocks
-        trained = [blocks[name][: len(chosen)].cpu().numpy() for name, _, _ in self._places]
         results: dict[int, Trained | Failed] = {}
         with np.errstate(over="ignore", invalid="ignore"):
-            are_written = self._write_together(rows, members, trained, start)
+            are_written = self._write_together(rows, members)
+            trained = [] if are_written else self._trained(len(chosen))
             for row, (at, index) in enumerate(zip(schedule.order, members, strict=True)):
-                begun, done = start[min(row, len(start) - 1)], schedule.steps[at]
+                done = schedule.steps[at]
                 try:
                     if are_written:
                         update, own = rows.update_of(index), rows.own_of(index)
                     else:
                         each = [block[row] for block in trained]
-                        update, own = self._write(rows, index, each, begun, *owns[row], done)
+                        began = start[min(row, len(start) - 1)]
+                        update, own = self._write(rows, index, each, began, *owns[row], done)
                 except NotFinite as error:
                     results[index] = Failed(jobs[index].client_id, "not_finite", str(error))
                     continue
@@ -183,7 +188,12 @@ class BatchTrainer:
             measured.add(losses, outputs, targets, batch.sizes)
         return measured.statistics()
 
-    def _write_together(self, rows: Rows, members: Sequence[int], trained: Sequence[Array], start: Array) -> bool:
+    def _trained(self, clients: int) -> list[Array]:
+        """(clients, n) of each parameter."""
+        self._net.stack.settle()
+        return [self._net.stack.blocks[name][:clients].cpu().numpy() for name, _, _ in self._places]
+
+    def _write_together(self, rows: Rows, members: Sequence[int]) -> bool:
         """The rows of a product, where they lie beside each other and are nothing but what the weights have moved.
 
         Returns:
@@ -193,9 +203,8 @@ class BatchTrainer:
         if not self._is_whole or any(index != first + row for row, index in enumerate(members)):
             return False
         together, largest = rows.update[first : first + count], rows.largest[first : first + count]
-        for number, ((_, columns, _), values) in enumerate(zip(self._places, trained, strict=True)):
-            moved = np.subtract(values, start[:, columns], out=together[:, columns])
-            largest[:, number] = np.maximum(moved.max(axis=1, initial=0.0), -moved.min(axis=1, initial=0.0))
+        for number, (name, columns, _) in enumerate(self._places):
+            largest[:, number] = self._net.stack.moved(name, together[:, columns])
         return bool(np.isfinite(largest).all())  # one that is not is found by row
 
     def _write(
@@ -270,16 +279,28 @@ class BatchTrainer:
         if fixed := [t.name for t in self.form.own if t.name not in trained and not t.name.startswith(CONTROL)]:
             raise CannotBatch(f"{', '.join(fixed)} stay at the clients and are not trained")
 
-    def _fitting(self) -> int:
+    def _fitting(self, kind: str) -> int:
         """Clients in a product: as many as the cache holds."""
-        size: int = 4 * max(columns.stop for _, columns, _ in self._places)
-        fitting = min(AT_ONCE_MAX, STACK_BYTES // size)
+        may_factor = kind == "by hand" and is_plain(self._local) and self._training.algorithm != "scaffold"
+        length, shapes = self._length_of_one(), [shape for _, _, shape in self._places]
+        sizes = [length * sum(shape) if may_factor and pay(shape, length) else math.prod(shape) for shape in shapes]
+        return max(1, min(AT_ONCE_MAX, STACK_BYTES // (4 * sum(sizes)), FLOW_BYTES // self._flow_bytes))
+
+    def _length_of_one(self) -> int:
+        """Examples that a client takes over all steps: the first one, as far as that can be told."""
+        if (site := next(iter(self._task.sites), None)) is None:
+            return sys.maxsize
+        examples = self._loop.examples(site)
+        return self._num_steps(Job(site, 0), examples) * self._width(examples)
+
+    def _flow_of_one(self) -> int:
+        """Bytes that come out of all layers in a step of the first client; 1 where nobody knows."""
         if self._training.device == "cpu" and (site := next(iter(self._task.sites), None)) is not None:
             examples = self._loop.examples(site)
-            batch = torch.arange(min(examples.count, self._local.batch_size or examples.count))
             with suppress(Exception):  # what is wrong with the model is found and told by trying it (`probe`)
-                fitting = min(fitting, FLOW_BYTES // flow_bytes(build_model(self._task), examples.fetch(batch)[0]))
-        return max(1, fitting)
+                batch = torch.arange(self._width(examples))
+                return max(1, flow_bytes(build_model(self._task), examples.fetch(batch)[0]))
+        return 1
 
 
 class Batched(OneProcess):

@@ -53,15 +53,26 @@ class Weights:
 class Linear(Weights):
     """nn.Linear: (m, n, in) -> (m, n, out)"""
 
+    def __init__(self, stack: Stack, name: str, module: nn.Linear) -> None:
+        super().__init__(stack, name, module)
+        stack.allow_factors(self.weight, (module.out_features, module.in_features))
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """As `Layer`."""
         self._x, weights = x, self.stack.weights
+        bias = weights[self.bias].unsqueeze(1) if self.bias else None
+        if factors := self.stack.factors.get(self.weight):
+            product = factors.forward(x)
+            return product if bias is None else product.add_(bias)
         across = weights[self.weight].transpose(1, 2)
-        return torch.bmm(x, across) if self.bias is None else torch.baddbmm(weights[self.bias].unsqueeze(1), x, across)
+        return torch.bmm(x, across) if bias is None else torch.baddbmm(bias, x, across)
 
     def backward(self, delta: torch.Tensor, is_last: bool) -> torch.Tensor:
         """As `Layer`."""
-        before = delta if is_last else torch.bmm(delta, self.stack.weights[self.weight])
+        before = delta
+        if not is_last:
+            factors = self.stack.factors.get(self.weight)
+            before = factors.backward(delta) if factors else torch.bmm(delta, self.stack.weights[self.weight])
         self.stack.linear(self.weight, self.bias, delta, self._x)
         return before
 

@@ -66,10 +66,10 @@ class Net:
                 if name in version and name not in trained:
                     tensor.copy_(torch.tensor(version[name]))
 
-    def begin(self, start: torch.Tensor, corrections: torch.Tensor | None) -> None:
+    def begin(self, start: torch.Tensor, corrections: torch.Tensor | None, *, clients: int, length: int) -> None:
         """New clients, as `Stack.begin`; what is left of a step that failed is forgotten."""
         self._shared.leaves.clear()
-        self.stack.begin(start, corrections)
+        self.stack.begin(start, corrections, clients=clients, length=length)
 
     def advance(self, inputs: torch.Tensor, targets: torch.Tensor, sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor]:
         """One step of m clients, whose n examples each lie beside each other.

@@ -65,6 +65,11 @@ class Schedule:
         """Row -> index of its job."""
         return self._order
 
+    @property
+    def length(self) -> int:
+        """Examples of the longest row, over all steps."""
+        return int(self._sizes.max(axis=0).sum())
+
     def __iter__(self) -> Iterator[Batch]:
         """Step after step."""
         active = (self._sizes > 0).sum(axis=0)

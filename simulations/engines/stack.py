@@ -7,20 +7,26 @@
 
 Legend: η rate, λ weight decay, μ FedProx, δ_i the gradient behind a linear layer and x_i what went into it, c - c_i
 SCAFFOLD's correction. A gradient of 200,000 numbers is then never written: that is half of such a step's time. In
-blocks, for a product of many matrices into columns of wider rows is done one by one, at a third of the speed.
+blocks, for a product of many matrices into columns of wider rows is done one by one, at a third of the speed. Of a
+linear layer whose clients all begin with the same weights, W is not even there until it is asked for: see `factors`.
 
 Clients are sorted by their number of steps: those that still train are always the first ones.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 from atoll.parallel.local import Local
+from atoll.simulations.engines.factors import Factors, pay
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8
 """Of Adam, as torch.optim has them."""
+
+Array = np.ndarray[Any, Any]
 
 Place = tuple[str, slice, tuple[int, ...]]
 """A parameter's name, its columns and its shape."""
@@ -30,6 +36,16 @@ Blocks = Mapping[str, torch.Tensor]
 
 class CannotBatch(Exception):
     """Why clients cannot be trained in one product; a sentence for a person."""
+
+
+def is_direct(local: Local) -> bool:
+    """Whether products may move the weights by themselves."""
+    return local.optimizer == "sgd" and not local.momentum and local.clip_norm is None
+
+
+def is_plain(local: Local) -> bool:
+    """Whether a step is W - η G and nothing else."""
+    return is_direct(local) and not local.weight_decay and not local.prox_mu
 
 
 class Stack:
@@ -43,10 +59,14 @@ class Stack:
     """
 
     def __init__(self, local: Local, places: Sequence[Place], count: int, device: str) -> None:
-        self._local, self._places = local, places
+        self._local, self._places, self._device = local, places, device
         self.blocks = {name: torch.empty(count, c.stop - c.start, device=device) for name, c, _ in places}
         """(k, n) by name."""
-        self._is_direct = local.optimizer == "sgd" and not local.momentum and local.clip_norm is None
+        self._columns = {name: columns for name, columns, _ in places}
+        self._factorable: dict[str, Factors] = {}
+        self.factors: dict[str, Factors] = {}
+        """Of the layers whose weights are not in `blocks` now."""
+        self._is_direct = is_direct(local)
         self._targets_of_all = self.blocks if self._is_direct else self._zeros()
         keep = 1 - local.lr * (local.weight_decay + local.prox_mu)
         self._scales = {"beta": keep, "alpha": -local.lr} if self._is_direct else {"beta": 0.0, "alpha": 1.0}
@@ -58,21 +78,32 @@ class Stack:
     def _zeros(self) -> Blocks:
         return {name: torch.zeros_like(block) for name, block in self.blocks.items()}
 
-    def begin(self, start: torch.Tensor, corrections: torch.Tensor | None) -> None:
+    def allow_factors(self, weight: str, shape: tuple[int, int]) -> None:
+        """Whoever computes with this layer's weights (out, in) takes its `factors` where there are some."""
+        if is_plain(self._local):
+            self._factorable[weight] = Factors(shape, self._local.lr, self._device)
+
+    def begin(self, start: torch.Tensor, corrections: torch.Tensor | None, *, clients: int, length: int) -> None:
         """New clients.
 
         Args:
             start: (1, T) or (k', T), where they begin; k' <= k.
             corrections: (k', T), c - c_i.
+            clients: k'.
+            length: examples of the longest, over all steps.
         """
         self._start, self._corrections, self._steps = start, corrections, 0
+        is_factored = len(start) == 1 and corrections is None
+        self.factors = {n: f for n, f in self._factorable.items() if is_factored and pay(f.shape, length)}
+        for name, factors in self.factors.items():
+            factors.begin(start[0, self._columns[name]].view(factors.shape), clients, length)
         self._seen.clear()  # of a step that failed
         for moment in self._moments:
             for block in moment.values():
                 block.zero_()
-        for name, columns, _ in self._places:
-            block = self.blocks[name]
-            (block if len(start) == 1 else block[: len(start)]).copy_(start[:, columns])
+        for name, columns in self._columns.items():
+            if name not in self.factors:
+                self.blocks[name][:clients].copy_(start[:, columns])
 
     def take(self, clients: int) -> None:
         """So many of them train from now on."""
@@ -84,7 +115,10 @@ class Stack:
     def linear(self, weight: str, bias: str | None, delta: torch.Tensor, x: torch.Tensor) -> None:
         """Take the gradient of a linear layer, from δ (clients, n, out) and x (clients, n, in)."""
         self._see(weight)
-        self._targets[weight].baddbmm_(delta.transpose(1, 2), x, **self._scales)
+        if weight in self.factors:
+            self.factors[weight].add(delta, x)
+        else:
+            self._targets[weight].baddbmm_(delta.transpose(1, 2), x, **self._scales)
         if bias is not None:
             self.put(bias, delta.sum(1))
 
@@ -110,6 +144,27 @@ class Stack:
         self._steps += 1
         if not self._is_direct or self._local.prox_mu or self._corrections is not None:
             self._bend_and_descend()
+
+    def moved(self, name: str, out: Array) -> Array:
+        """Write what the clients' weights have moved, (k', n); gives each one's largest magnitude (k')."""
+        if name not in self.factors:
+            now, start = self.blocks[name][: len(out)], self._start[:, self._columns[name]]
+            np.subtract(now.cpu().numpy(), start.cpu().numpy(), out=out)
+            of_each: Array = np.maximum(out.max(axis=1, initial=0.0), -out.min(axis=1, initial=0.0))
+            return of_each
+        largest = np.empty(len(out), out.dtype)
+        for number, moved in enumerate(self.factors[name].moved()):
+            torch.from_numpy(out[number]).view(moved.shape).copy_(moved)
+            largest[number] = torch.maximum(moved.amax(), -moved.amin())  # while it is in the cache
+        return largest
+
+    def settle(self) -> None:
+        """Put the weights of all layers into `blocks`."""
+        for name, factors in self.factors.items():
+            start = self._start[0, self._columns[name]].view(factors.shape)
+            for row, moved in zip(self.blocks[name], factors.moved(), strict=False):
+                torch.add(start, moved, out=row.view(factors.shape))
+        self.factors = {}
 
     def _bend_and_descend(self) -> None:
         """What is still to do, where products have not moved the weights as far as they shall go."""

@@ -52,6 +52,11 @@ def mlp() -> nn.Module:
     return MLP([6, 8, 3])
 
 
+def wide_chain() -> nn.Module:
+    """The layer in its middle is held as factors, as long as a client takes at most 80 examples."""
+    return nn.Sequential(nn.Linear(6, 160), nn.ReLU(), nn.Linear(160, 160), nn.ReLU(), nn.Linear(160, 3))
+
+
 def cnn() -> nn.Module:
     return CNN([1, 4, 6], side=8, hidden=8, classes=3, norm=False)
 
@@ -140,6 +145,16 @@ BATCHABLE = [
     Case("mlp at most three steps", local={"epochs": 3, "max_steps": 3}),
     Case("mlp own head", local={"keep": "layers.1.*"}),
     Case("mlp own head scaffold", local={"keep": "layers.1.*"}, algorithm="scaffold"),
+    Case("wide chain", model=wide_chain),
+    Case("wide chain two epochs", model=wide_chain, local={"epochs": 2}),
+    Case("wide chain three epochs", model=wide_chain, local={"epochs": 3}),
+    Case("wide chain one step of all", model=wide_chain, local={"batch_size": None}),
+    Case("wide chain stopped early", model=wide_chain, local={"epochs": 3}, steps=2),
+    Case("wide chain fedprox", model=wide_chain, local={"prox_mu": 0.5}),
+    Case("wide chain decay", model=wide_chain, local={"weight_decay": 0.1}),
+    Case("wide chain scaffold", model=wide_chain, local={"epochs": 2}, algorithm="scaffold"),
+    Case("wide chain own head", model=wide_chain, local={"keep": "4.*"}),
+    Case("wide chain own middle", model=wide_chain, local={"keep": "2.*"}),
     Case("cnn", model=cnn, **IMAGES),
     Case("groupnorm cnn", model=groupnorm_cnn, **IMAGES),
     Case("groupnorm cnn scaffold", model=groupnorm_cnn, algorithm="scaffold", **IMAGES),
