@@ -32,6 +32,9 @@ class Database(ABC):
     name: str
     """What an error calls it."""
 
+    away = ""
+    """Why it does not answer now; empty while it does."""
+
     @abstractmethod
     def transaction(self) -> AbstractContextManager[Connection]:
         """Everything inside is one transaction; a reader sees one instant.

@@ -128,10 +128,12 @@ class PostgresDatabase(Database):
         while True:
             try:
                 found = work()
+                self.away = ""
                 if waited:
                     logger.warning("%s is back after %.1f s; nothing is lost", self.name, waited)
                 return found
             except DatabaseAway as error:
+                self.away = str(error)
                 if waited % SAY_AGAIN_S == 0.0:
                     logger.error("the journal waits for its database: %s", error)
                 waited += RETRY_S

@@ -190,13 +190,14 @@ class AdminService(ReadingAdmin, MembersAdmin, rpc.AdminServicer):
 
     def __init__(self, coordinator: Coordinator, enrolments: Enrolments | None = None) -> None:
         ReadingAdmin.__init__(self, coordinator.state.path, Viewer(coordinator.state.path, coordinator.config.database))
-        MembersAdmin.__init__(self, enrolments, coordinator.config.aggregators)
+        MembersAdmin.__init__(self, enrolments, coordinator.config.aggregators, coordinator.state.database)
         if enrolments is not None:
             enrolments.audit = coordinator.audit
         self._coordinator = coordinator
 
     async def StartRun(self, request: pb.StartRunRequest, context: Context) -> pb.RunReply:
         """Host one more run; it begins when there is room."""
+        await self.check_database(context)
         try:
             config = load_text(RunFile, request.config_toml, list(request.overrides), name="the run")
             run_id = await self._coordinator.add_run(config.run)
@@ -233,6 +234,7 @@ class AdminService(ReadingAdmin, MembersAdmin, rpc.AdminServicer):
     async def _change(
         self, context: Context, run_id: str, change: Callable[[Coordinator, RunId], Awaitable[str]]
     ) -> pb.RunReply:
+        await self.check_database(context)
         try:
             message = await change(self._coordinator, RunId(run_id))
         except UnknownRun as error:

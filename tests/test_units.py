@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.cli.faults import EXIT_AWAY, EXIT_FAILED, EXIT_OPERATOR
 from tests.cli.invoking import TINY, said
 
 UNITS = sorted((Path(__file__).parents[1] / "docs" / "operations").glob("*.service"))
@@ -54,6 +55,14 @@ def test_a_unit_is_hardened_and_its_command_knows_every_option(unit):
     assert options
     assert all(option in help_ for option in options)
     assert f"--state %S/{found['StateDirectory']}" in found["ExecStart"], "nothing else may be written to"
+
+
+def test_a_coordinator_is_started_until_its_database_is_back():
+    found = settings(next(unit for unit in UNITS if unit.stem == "atoll-coordinator"))
+    never_again = found["RestartPreventExitStatus"].split()
+    assert {str(EXIT_FAILED), str(EXIT_OPERATOR)} == set(never_again)
+    assert str(EXIT_AWAY) not in never_again
+    assert found["StartLimitIntervalSec"] == "0", "systemd gives up after so many starts otherwise"
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)

@@ -3,9 +3,10 @@
 import asyncio
 import json
 import os
+import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,9 @@ STARTING_S = 30.0
 class NoAnswer(CommandError):
     """Nobody answers at the coordinator's address."""
 
+
+QUIET_S = 5.0
+"""Then it is said that the coordinator has not answered yet."""
 
 TIMEOUT_S = 660.0
 """A run starts when its task is loaded and its version 0 is made: the coordinator gives that ten minutes."""
@@ -117,11 +121,23 @@ def _ask_elsewhere(state: Path, request: "Callable[[rpc.AdminStub], Any]") -> An
 
 
 def _ask(dialer: Dialer, address: str, request: "Callable[[rpc.AdminStub], Any]") -> Any:
-    with dialer.blocking_channel(address, COORDINATOR) as channel:
+    with dialer.blocking_channel(address, COORDINATOR) as channel, _patience(address):
         try:
             return request(rpc.AdminStub(channel))
         except grpc.RpcError as error:
             raise _refusal(error, address) from error
+
+
+@contextmanager
+def _patience(address: str) -> Iterator[None]:
+    """Tell the person who waits that somebody does."""
+    what = f"the coordinator on {address} has not answered yet; what it has begun it will do, whether or not you wait"
+    telling = threading.Timer(QUIET_S, note, [what])
+    telling.start()
+    try:
+        yield
+    finally:
+        telling.cancel()
 
 
 def _refusal(error: Any, address: str) -> CommandError:

@@ -9,8 +9,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-EXIT_FAILED, EXIT_OPERATOR, EXIT_BUG, EXIT_PIPE = 1, 2, 70, 141
-"""The last one is what a shell says of a program that SIGPIPE has ended."""
+EXIT_FAILED, EXIT_OPERATOR, EXIT_BUG, EXIT_AWAY, EXIT_PIPE = 1, 2, 70, 75, 141
+"""75: what it needs is away, and may be back (sysexits.h: EX_TEMPFAIL). 141: as a shell says it of SIGPIPE."""
 
 
 class CommandError(Exception):
@@ -44,7 +44,8 @@ def without_frames(message: str) -> list[str]:
 
 
 class Commands(TyperGroup):
-    """A group of commands that ends with exit code 2 when the operator, or the disk, is at fault; 1: a run failed."""
+    """A group of commands that ends with exit code 2 when the operator, or the disk, is at fault; 1: a run failed; 75:
+    its database is away."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -58,7 +59,7 @@ class Commands(TyperGroup):
                 raise
             for fault in faults:
                 typer.echo(f"atoll: {fault}", err=True)
-            raise typer.Exit(error.code if isinstance(error, CommandError) else EXIT_OPERATOR) from error
+            raise typer.Exit(_code_of(error)) from error
 
 
 def _discard_output() -> None:
@@ -66,6 +67,15 @@ def _discard_output() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+def _code_of(error: Exception) -> int:
+    """A database that is away comes back by itself: whoever supervises us shall try again."""
+    from atoll.server.database import DatabaseAway
+
+    if isinstance(error, CommandError):
+        return error.code
+    return EXIT_AWAY if isinstance(error, DatabaseAway) else EXIT_OPERATOR
 
 
 def _faults_of(error: Exception) -> Sequence[str] | None:

@@ -9,6 +9,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.certificates import CertificateError, server_name
 from atoll.protocol.identity.names import Identity, Role, Wanted
+from atoll.server.database import Database
 from atoll.server.identity.authority import AuthorityAway, NotSigned
 from atoll.server.identity.buckets import Buckets
 from atoll.server.identity.enrolments import Enrolments, TooOften
@@ -92,10 +93,17 @@ class MembersAdmin:
     Args:
         enrolments: of the coordinator; None: it proves nothing itself (`--insecure`).
         num_ranks: of its aggregation.
+        database: that everything is written to.
     """
 
-    def __init__(self, enrolments: Enrolments | None, num_ranks: int) -> None:
-        self._enrolments, self.num_ranks = enrolments, num_ranks
+    def __init__(self, enrolments: Enrolments | None, num_ranks: int, database: Database) -> None:
+        self._enrolments, self.num_ranks, self._database = enrolments, num_ranks, database
+
+    async def check_database(self, context: Context) -> None:
+        """Refuse what could only wait: whoever asked may have given up by the time when it would be done."""
+        if self._database.away:
+            what = f"nothing was done, as the journal waits for its database: {self._database.away}"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, what)
 
     async def Invite(self, request: pb.InviteRequest, context: Context) -> pb.InviteReply:
         """An invitation, as a join code."""
@@ -126,6 +134,7 @@ class MembersAdmin:
             what = "this coordinator is --insecure: it has no authority, and no members to invite or revoke"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, what)
         assert self._enrolments is not None
+        await self.check_database(context)
         return self._enrolments
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli import main
+from atoll.cli.faults import EXIT_AWAY
 from atoll.server.statedir import StateDirectory
 from tests.cli.invoking import TINY, invoke, refused
 
@@ -40,6 +41,16 @@ def test_a_task_that_is_not_there_is_named_with_its_absolute_path(command: list[
         f"{run_toml}: task: there is no file {tmp_path / 'nowhere.py'}",
         f"{run_toml}: cohort.sampler: there is no file {tmp_path / 'neither.py'}",
     ]
+
+
+def test_a_database_that_is_away_is_worth_another_try(tmp_path: Path) -> None:
+    """A unit starts a coordinator again after this exit code, and not after that of an operator's mistake."""
+    pytest.importorskip("psycopg")
+    where = ["--set", "coordinator.database=postgresql://127.0.0.1:1/atoll", "--set", "coordinator.listen=127.0.0.1:0"]
+    result = invoke("coordinator", "--state", tmp_path / "state", *where)
+    assert result.exit_code == EXIT_AWAY == 75
+    assert "cannot be reached" in result.stderr
+    assert "Traceback" not in result.output
 
 
 def test_what_is_no_task_is_refused_with_the_two_forms(tmp_path: Path) -> None:

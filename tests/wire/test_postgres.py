@@ -3,9 +3,12 @@
 import asyncio
 import logging
 
+import grpc
 import numpy as np
+import pytest
 
 from atoll.aggregation.tensorfile import read
+from atoll.protocol import atoll_pb2 as pb
 from atoll.server.history import History
 from tests.cli.invoking import shown
 from tests.wire.live import running
@@ -27,12 +30,15 @@ async def test_server_that_restarts_in_mid_round_keeps_everybody_waiting_and_los
                 invite = await b.next("invite")
                 manifest, data = await b.train(invite, value=5.0)
                 postgres_server.crash()
-                upload = asyncio.ensure_future(b.upload(manifest, data))
-                while not errors.messages:
-                    await asyncio.sleep(0.01)
-                assert "the journal waits for its database" in errors.messages[0]
-                assert not upload.done(), "an update must not be acknowledged before it is in the journal"
-                postgres_server.start()
+                try:
+                    upload = asyncio.ensure_future(b.upload(manifest, data))
+                    while not errors.messages:
+                        await asyncio.sleep(0.01)
+                    assert "the journal waits for its database" in errors.messages[0]
+                    assert not upload.done(), "an update must not be acknowledged before it is in the journal"
+                    await nothing_is_changed_meanwhile(it)
+                finally:
+                    postgres_server.start()
                 assert (await upload).accepted
                 await committed(it, 1)
     finally:
@@ -48,3 +54,16 @@ async def test_server_that_restarts_in_mid_round_keeps_everybody_waiting_and_los
     for source in (["--state", str(tmp_path / "state")], ["--database", schema_url, "--state", "/nowhere"]):
         assert shown("round", "show", "1", *source)["phase"] == "committed"
         assert [found["client"] for found in shown("client", "list", *source)] == ["a", "b"]
+
+
+async def nothing_is_changed_meanwhile(it):
+    """Operators are told at once, rather than when they have given up."""
+    async with it.admin() as admin:
+        for ask, request in (
+            (admin.PauseRun, pb.PauseRunRequest(run_id="tiny-1")),
+            (admin.StartRun, pb.StartRunRequest(config_toml='task = "m:t"')),
+            (admin.StopRun, pb.StopRunRequest(run_id="tiny-1")),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError, match="nothing was done, as the journal waits for its") as refused:
+                await ask(request, timeout=10)
+            assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
