@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,10 @@ STACK_BYTES = 4 << 20
 FLOW_BYTES = 16 << 20
 """Of what comes out of all layers in a step of all clients: on a CPU the backward should find it in the cache."""
 
+ADAPTIVE = ("adam", "adamw")
+"""Optimizers that make whole steps of a gradient that is nothing but rounding, such as that of an attention's key bias:
+where such steps lead is no sign of how gradients came about."""
+
 PADDED = 3
 """A product may be so many times as large as what its clients' batches hold."""
 
@@ -74,6 +79,8 @@ class BatchTrainer:
         self._wanted, self._flow_bytes = at_once, self._flow_of_one()
         self._losses, self._metrics = Losses(self._task.loss), metrics_of(self._task.metrics)
         self._version: Arrays = {}
+        if kind is None and self._local.optimizer in ADAPTIVE:
+            kind = BatchTrainer(_with_plain_steps(training), at_once=at_once).kind
         if kind is None:
             Probe(self, training, self._loop, self._resting).choose_kind()
         else:
@@ -320,6 +327,11 @@ class Batched(OneProcess):
             trainer = BatchTrainer(training, at_once=at_once)
         super().__init__(on_device(f"batched (k={trainer.at_once})", training), trainer, threads)
         self.at_once, self.kind = trainer.at_once, trainer.kind
+
+
+def _with_plain_steps(training: Training) -> Training:
+    """The same clients, whose updates tell their gradients."""
+    return replace(training, overrides={**training.overrides, "optimizer": "sgd", "lr": 0.1})
 
 
 def _last_line(error: Exception) -> str:

@@ -1,26 +1,53 @@
-"""Whether the same client with the same seed gives the same update: without that nothing of a simulation repeats."""
+"""Whether the same seed gives the same model, and the same update of a client: else nothing of a simulation repeats."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from atoll.parallel.arrays import Arrays
 from atoll.parallel.errors import TaskBroken
-from atoll.simulations.engines.engine import Engine, Failed, Job, Trained
+from atoll.parallel.parameters import initial_parameters
+from atoll.parallel.task import Task
+from atoll.simulations.engines.engine import Engine, Failed, Job, Trained, Training
 
 CLIENTS = 2
 STEPS = 3
 
+TRAINED_TWICE = (
+    "two trainings of client {} with the same seed differ in {} by up to {:.1e}. Look for a generator that the seed "
+    "does not set, for what is kept from one training to the next, and for operations that "
+    "torch.use_deterministic_algorithms warns of"
+)
+READ_TWICE = (
+    "client {} trains to another update when its data have been read again: it differs in {} by up to {:.1e}. "
+    "task.data must give a site the same examples, in the same order, whenever it is asked"
+)
+BUILT_TWICE = (
+    "{} made twice from the same seed differs in {} by up to {:.1e}. Only torch's generator is set before: draw from "
+    "it, or from one with a seed of its own"
+)
+
 
 class NotDeterministic(TaskBroken):
-    """Two trainings of the same client with the same seed differ; the message says where, and what to look for."""
+    """What should be the same twice differs; the message says what and where, and what to look for."""
 
 
-def check_deterministic(engine: Engine, version: Arrays, client_ids: Sequence[str]) -> None:
-    """Train the first few clients twice, a few steps of each.
+def check_model(training: Training) -> None:
+    """Make the initial model twice.
+
+    Raises:
+        NotDeterministic: they differ.
+    """
+    task, seed = training.task, training.model_seed
+    first, second = (initial_parameters(task, seed) if isinstance(task, Task) else task.initial(seed) for _ in range(2))
+    _compare("the model", first, second, BUILT_TWICE)
+
+
+def check_deterministic(make: Callable[[], Engine], version: Arrays, client_ids: Sequence[str]) -> None:
+    """Train the first few clients twice, a few steps of each, and once more with their data read anew.
 
     Args:
-        engine: best the sequential one, in which the second training follows the first in one process.
+        make: a new engine; best the sequential one, in which the second training follows the first in one process.
         version: that they train from.
         client_ids: of the run.
 
@@ -29,17 +56,18 @@ def check_deterministic(engine: Engine, version: Arrays, client_ids: Sequence[st
         ClientFailed: the task's code failed.
     """
     jobs = [Job(client_id, seed=number, steps=STEPS) for number, client_id in enumerate(client_ids[:CLIENTS])]
-    first, second = [[_arrays(result) for result in engine.train(version, jobs)] for _ in range(2)]
-    for job, before, after in zip(jobs, first, second, strict=True):
-        for name, array in before.items():
-            if not np.array_equal(array, after[name], equal_nan=True):
-                distance = float(np.max(np.abs(array.astype(np.float64) - after[name])))
-                raise NotDeterministic(
-                    f"the task is not deterministic: two trainings of client {job.client_id} with the same seed differ "
-                    f"in {name} by up to {distance:.1e}. Look for a generator that the seed does not set, for what is "
-                    "kept from one training to the next, and for operations that torch.use_deterministic_algorithms "
-                    "warns of"
-                )
+    engine = make()
+    first, second, anew = ([_arrays(result) for result in one.train(version, jobs)] for one in (engine, engine, make()))
+    for others, what in ((second, TRAINED_TWICE), (anew, READ_TWICE)):
+        for job, before, after in zip(jobs, first, others, strict=True):
+            _compare(job.client_id, before, after, what)
+
+
+def _compare(name: str, before: Arrays, after: Arrays, what: str) -> None:
+    for tensor, array in before.items():
+        if not np.array_equal(array, other := after[tensor], equal_nan=True):
+            distance = float(np.max(np.abs(array.astype(np.float64) - other)))
+            raise NotDeterministic(f"the task is not deterministic: {what.format(name, tensor, distance)}")
 
 
 def _arrays(result: Trained | Failed) -> Arrays:

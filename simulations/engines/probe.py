@@ -33,6 +33,9 @@ AGREE = 1e-3
 TRIED = 4
 """Clients that are trained both ways, in one product."""
 
+LOUD = 1000.0
+"""Times as large as its own are one client's inputs once: no other client's update may hear of it."""
+
 TRIES = 3
 """Of so many clients each, until one of them has an update to compare."""
 
@@ -125,7 +128,26 @@ class Probe:
             theirs = self._loop.one(job, alone, index, examples)
             kept = self._loop.exchange.own_of(job)[0]
             compared.append(_compare(results[index], theirs, self._resting, kept))
+        self._check_apart(jobs, found, results)
         return any(compared[1:] or compared)  # the first one's batches are full, and so tell less
+
+    def _check_apart(
+        self, jobs: Sequence[Job], found: Sequence[Examples], results: dict[int, Trained | Failed]
+    ) -> None:
+        """Train the same clients while the last of them has far larger inputs, which may cross any threshold.
+
+        Raises:
+            CannotBatch: another one's update has changed.
+        """
+        *others, last = found
+        if not others or (loud := _loud(last)) is None:
+            return
+        again = self._trainer.product(range(len(jobs)), jobs, [*others, loud], Rows(self._loop.form, len(jobs)))
+        for index in range(len(others)):
+            try:
+                _compare(again[index], results[index], (), self._loop.exchange.own_of(jobs[index])[0])
+            except CannotBatch as error:
+                raise CannotBatch(f"what {jobs[-1].client_id} trains on reaches others: {error}") from None
 
     def _telling_seed(self, examples: Examples, number: int) -> int:
         """One with which the first example is in the first batch, so that it only fills the second one up."""
@@ -152,6 +174,16 @@ def _telling(examples: Examples, batch_size: int | None, number: int) -> Example
         scales[0] = 0.6**number
         inputs = inputs * scales
     return replace(examples, count=taken, tensors=(inputs, *others), chosen=None)
+
+
+def _loud(examples: Examples) -> Examples | None:
+    """The same examples, every other one negative; None where they are no floats."""
+    inputs, *others = examples.tensors or ()
+    if not inputs.is_floating_point():
+        return None
+    signs = torch.where(torch.arange(len(inputs), device=inputs.device) % 2 == 0, LOUD, -LOUD).to(inputs.dtype)
+    shaped = signs.view(-1, *(1 for _ in inputs.shape[1:]))
+    return replace(examples, tensors=(inputs * shaped, *others))
 
 
 def _compare(ours: Trained | Failed, theirs: Trained | Failed, resting: Sequence[str], kept: Arrays) -> bool:

@@ -11,7 +11,7 @@ from atoll.parallel.task import Task
 from atoll.protocol.settings import ConfigError
 from atoll.server.config import RunConfig
 from atoll.simulations.engines.choice import choose
-from atoll.simulations.engines.determinism import check_deterministic
+from atoll.simulations.engines.determinism import check_deterministic, check_model
 from atoll.simulations.engines.engine import Engine, Training
 from atoll.simulations.engines.over_ray import RayMissing
 from atoll.simulations.engines.sequential import Sequential
@@ -50,7 +50,7 @@ def engine_of(
     before: str,
     tell: Tell,
 ) -> Engine:
-    """Ready to train, and tried: two trainings of one client must be the same.
+    """Ready to train, and tried: two models of one seed, and two trainings of one client, must be the same.
 
     Args:
         simulation: says which.
@@ -66,7 +66,8 @@ def engine_of(
     """
     name = before if simulation.engine == "auto" and before else simulation.engine
     try:
-        check_deterministic(Sequential(training, threads=simulation.threads), version, clients)
+        check_model(training)
+        check_deterministic(lambda: Sequential(training, threads=simulation.threads), version, clients)
         choice = choose(
             training,
             version,

@@ -216,6 +216,23 @@ def test_other_models_and_losses_agree_too(case: Case, kind: str) -> None:
     check(case, training)
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+def test_a_transformer_is_taken_with_adam(optimizer: str) -> None:
+    """Its keys' bias has no gradient but rounding, of which Adam makes whole steps: all else must agree."""
+    case = Case("encoder", model=seeded(Encoder), examples=sentences, loss=token_loss)
+    case = replace(case, local={"optimizer": optimizer, "lr": 0.01, "epochs": 2})
+    training = case.training()
+    assert BatchTrainer(training, at_once=3).kind == "mapped"
+    version, jobs = first_version(training), [Job(site, seed) for seed, site in enumerate(SIZES)]
+    batched = all_trained(Batched(training, at_once=3).train(version, jobs))
+    for ours, theirs in zip(batched, all_trained(Sequential(training).train(version, jobs)), strict=True):
+        for name, expected in theirs.update.items():
+            found = ours.update[name]
+            if name == "block.self_attn.in_proj_bias":
+                found, expected = np.delete(found, np.s_[8:16]), np.delete(expected, np.s_[8:16])
+            np.testing.assert_allclose(found, expected, atol=2e-3 * np.abs(expected).max(), err_msg=name)
+
+
 def frozen_in_part() -> nn.Module:
     layer = nn.Linear(6, 6)
     layer.bias.requires_grad_(False)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from atoll.simulations.engines.choice import BESIDE, Choice, choose
-from atoll.simulations.engines.determinism import NotDeterministic, check_deterministic
+from atoll.simulations.engines.determinism import NotDeterministic, check_deterministic, check_model
 from atoll.simulations.engines.engine import ClientFailed, Job, Trained, Training
 from atoll.simulations.engines.sequential import Sequential
 from tests.simulations.engines.cases import (
@@ -21,7 +21,9 @@ from tests.simulations.engines.cases import (
     dropout_mlp,
     first_version,
     images,
+    mlp,
     one_by_one_task,
+    vectors,
 )
 
 SITES = list(SIZES)
@@ -130,9 +132,10 @@ def test_by_hand_means_by_hand() -> None:
 
 def test_a_task_that_keeps_its_seeds_passes() -> None:
     training = Case("dropout", model=dropout_mlp).training()
-    check_deterministic(Sequential(training), first_version(training), SITES)
+    check_model(training)
+    check_deterministic(lambda: Sequential(training), first_version(training), SITES)
     training = replace(training, task=one_by_one_task(Case("dropout", model=dropout_mlp).task()))
-    check_deterministic(Sequential(training), first_version(training), SITES)
+    check_deterministic(lambda: Sequential(training), first_version(training), SITES)
 
 
 def test_a_task_with_a_generator_of_its_own_is_told_where_it_differs() -> None:
@@ -145,7 +148,28 @@ def test_a_task_with_a_generator_of_its_own_is_told_where_it_differs() -> None:
     training = replace(Case("mlp").training(), task=replace(Case("mlp").task(), loss=loss))
     version = first_version(training)
     with pytest.raises(NotDeterministic, match=r"two trainings of client a with the same seed differ in layers\.0"):
-        check_deterministic(Sequential(training), version, SITES)
+        check_deterministic(lambda: Sequential(training), version, SITES)
+
+
+def test_a_model_that_begins_elsewhere_each_time_is_found() -> None:
+    generator = np.random.default_rng(3)
+
+    def model() -> nn.Module:
+        made = mlp()
+        with torch.no_grad():
+            next(made.parameters()).add_(float(generator.standard_normal()))
+        return made
+
+    with pytest.raises(NotDeterministic, match=r"the model made twice from the same seed differs in layers\.0"):
+        check_model(Case("elsewhere", model=model).training())
+
+
+def test_data_that_are_others_each_time_are_found() -> None:
+    generator = torch.Generator().manual_seed(3)
+    case = Case("others", examples=lambda count, seed: vectors(count, int(torch.randint(99, (), generator=generator))))
+    training = case.training()
+    with pytest.raises(NotDeterministic, match="client a trains to another update when its data have been read again"):
+        check_deterministic(lambda: Sequential(training), first_version(training), SITES)
 
 
 def test_examples_that_see_each_other_are_found_by_trying() -> None:

@@ -69,6 +69,18 @@ def test_examples_that_see_each_other_are_refused_also_where_clients_are_alike(
             Batched(case.training())
 
 
+@pytest.mark.parametrize("of", [lambda x: x.amax().clamp(min=50.0), lambda x: (-x.amin()).clamp(min=50.0)])
+def test_clients_that_see_each_other_beyond_a_threshold_are_refused(
+    of: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No input of those that are tried comes near it by itself."""
+    training = Case("mixing", model=lambda: Mixing(of)).training()
+    assert Batched(training).kind == "mapped"  # in which each client has its own
+    monkeypatch.setattr(probe, "KINDS", ("stacked",))
+    with pytest.raises(CannotBatch, match=r"stacked: what \w trains on reaches others: the update of \w is .* off"):
+        Batched(training)
+
+
 def with_factors(factors: dict[str, float], model: Callable[[], nn.Module]) -> Training:
     """The task of Case("mlp"), with some clients' inputs times a number."""
 
