@@ -1,13 +1,15 @@
 """The files of an audit log: appended to by one process at a time, read at any time, repaired after a crash.
 
 audit-<seq of its first line>.jsonl   the lines; the next file goes on with the chain
-cut-<seq>.bin                         the unfinished end that a crash has left there, as it was cut off
+cut-<seq>.bin                         the torn end that a crash has left there, as it was cut off
 key.pem, public.pem                   what checkpoints are signed with, and what they are verified with
 lock                                  held while lines are appended
 
-Lines that no checkpoint signs yet may be damaged after a power failure, for only a checkpoint waits for the disk: what
-can be read of them stays, the rest is cut off and kept beside the log, and the log says so. What lies before a
-checkpoint is never touched: damage there is a fault, which `atoll audit verify` names.
+Lines that no checkpoint signs yet may be torn by a power failure, for only a checkpoint waits for the disk: what can be
+read of them stays, the rest is cut off and kept beside the log, and the log says so (`audit.repair`). A checkpoint is
+written when all before it is on the disk: so what lies before one is never torn, and never touched. Damage there, or
+such as no crash leaves, stays as it is for `atoll audit verify` to name; the log goes on in the next file, whose first
+line says so (`audit.fault`).
 """
 
 import fcntl
@@ -16,7 +18,7 @@ import mmap
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -27,16 +29,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from atoll.aggregation.tensorfile import sync_folder
 from atoll.protocol.chain import (
     EVENTS_MAX,
+    FAULT,
+    GENESIS,
     LINE_BYTES_MAX,
+    REPAIR,
     Checkpoint,
     Event,
     Head,
-    LineFault,
     checkpoint_line,
     event_line,
     instant,
-    read_line,
 )
+from atoll.protocol.chain_end import Data, End, find_end, first_line, last_line
 from atoll.protocol.durable import naming_full_disk, write_atomically
 
 logger = logging.getLogger(__name__)
@@ -48,8 +52,6 @@ FILE_BYTES = 16 * 2**20
 
 APPEND_MAX = 4 * EVENTS_MAX
 """Events that may be written at once: so many are in danger when the power fails."""
-CHECKPOINTS_BACK = APPEND_MAX // EVENTS_MAX + 2
-_CHECKPOINT = b'"signature":"'  # in an event's texts the quotes are escaped
 
 
 class AuditUnusable(OSError):
@@ -64,6 +66,11 @@ def audit_folder(state: Path) -> Path:
 def log_files(folder: Path) -> list[Path]:
     """The files of a log, in its order."""
     return sorted(folder.glob("audit-" + "[0-9]" * 12 + ".jsonl"))
+
+
+def cut_files(folder: Path) -> list[Path]:
+    """The torn ends that were cut off, in the log's order."""
+    return sorted(folder.glob("cut-" + "[0-9]" * 12 + ".bin"))
 
 
 def is_log_file(name: str) -> bool:
@@ -122,6 +129,10 @@ class _Place:
     head: Head
 
 
+_Parts = list[list[bytes]]
+"""Lines to write: the second part and all further ones begin with a checkpoint."""
+
+
 class AuditFiles:
     """Appends to a log. Threads must not share one; processes may have one each.
 
@@ -169,21 +180,14 @@ class AuditFiles:
         On return they outlive this process; and the machine, when a checkpoint was written after them.
 
         Raises:
-            DiskFull: nothing, or a part that the next append cuts off, was written.
+            DiskFull: nothing was written.
         """
         assert len(events) <= APPEND_MAX
         with self._alone():
             place = self._find_end()
-            head, lines, signed = place.head, [], None
-            for event in events:
-                line, head = event_line(event, head)
-                lines.append(line)
-                if head.unsigned >= EVENTS_MAX:
-                    signed, head = self._sign(head, lines)
-            if sign and head.unsigned:
-                signed, head = self._sign(head, lines)
-            if lines:
-                self._write(place, b"".join(lines), head, is_signed=signed is not None)
+            parts, head, signed = self._compose(events, place.head, sign=sign)
+            if events or signed:
+                self._write(place, parts, head)
             self.checkpoint = signed or self.checkpoint
 
     def close(self) -> None:
@@ -201,21 +205,46 @@ class AuditFiles:
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
-    def _sign(self, head: Head, lines: list[bytes]) -> tuple[Checkpoint, Head]:
+    def _compose(self, events: Sequence[Event], head: Head, *, sign: bool) -> tuple[_Parts, Head, Checkpoint | None]:
+        """The lines of events with the checkpoints among them, where the log ends then, and the last checkpoint."""
+        parts: _Parts = [[]]
+        signed = None
+        for event in events:
+            if head.unsigned >= EVENTS_MAX:  # a crash has come between these events and their checkpoint
+                signed, head = self._sign(head, parts)
+            line, head = event_line(event, head)
+            parts[-1].append(line)
+            if head.unsigned >= EVENTS_MAX:
+                signed, head = self._sign(head, parts)
+        if sign and head.unsigned:
+            signed, head = self._sign(head, parts)
+        return parts, head, signed
+
+    def _sign(self, head: Head, parts: _Parts) -> tuple[Checkpoint, Head]:
         line, after = checkpoint_line(instant(self._clock()), head, self._key)
-        lines.append(line)
+        parts.append([line])
         return Checkpoint(head.seq, head.digest), after
 
-    def _write(self, place: _Place, data: bytes, head: Head, *, is_signed: bool) -> None:
+    def _write(self, place: _Place, parts: _Parts, head: Head) -> None:
         self._place = None  # until all of it is written
-        view, at = memoryview(data), place.num_bytes
-        with naming_full_disk(place.path):
+        try:
+            with naming_full_disk(place.path):
+                num_bytes = self._write_parts(parts, place.num_bytes)
+        except OSError:
+            with suppress(OSError):  # what stays is as a crash leaves it; but whoever tries again would say it twice
+                os.ftruncate(self._file, place.num_bytes)
+            raise
+        self._place = _Place(place.path, num_bytes, head)
+
+    def _write_parts(self, parts: _Parts, at: int) -> int:
+        for lines in parts:
+            view = memoryview(b"".join(lines))
             while view:
                 count = os.pwrite(self._file, view, at)
                 view, at = view[count:], at + count
-            if is_signed:
+            if len(parts) > 1:  # a checkpoint that is there proves that all before it is: no crash has torn that
                 os.fdatasync(self._file)
-        self._place = _Place(place.path, at, head)
+        return at
 
     def _find_end(self) -> _Place:
         """Where to append: where this process left off, unless another was here, or the file is full."""
@@ -244,38 +273,41 @@ class AuditFiles:
     # ------------------------------------------------------------ after a crash
 
     def _recover(self, files: list[Path]) -> _Place:
-        """The end of the last file; what is damaged there behind the last checkpoint is cut off, and this is said."""
+        """The end of the last file: what a crash has torn is cut off; behind other damage the next file begins."""
         path = files[-1]
+        with _opened(path) as data:
+            end = find_end(data, _start_of(files, data), self._key.public_key().public_bytes_raw().hex())
+            if end.damage:
+                return self._go_on_behind(path, end, sha256(data).hexdigest())
+            torn = data[end.num_bytes :]
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        head, good = _end_of(path)
-        if head is None:  # the file was begun, and nothing of it was written
-            before, _ = _end_of(files[-2]) if len(files) > 1 else (Head(), 0)
-            if before is None:
-                raise AuditUnusable(f"{files[-2]} holds no line: put it back from a backup, or move {self.folder} away")
-            head = before
-        place = _Place(path, good, head)
-        if good < path.stat().st_size:
-            self._cut_off(place)
-        return self._place or place
+        place = _Place(path, end.num_bytes, end.head)
+        return self._cut_off(place, torn) if torn else place
 
-    def _cut_off(self, place: _Place) -> None:
-        cut = os.pread(self._file, 2**30, place.num_bytes)
-        write_atomically(self.folder / f"cut-{place.head.seq:012d}.bin", cut)
+    def _cut_off(self, place: _Place, torn: bytes) -> _Place:
+        write_atomically(self.folder / f"cut-{place.head.seq:012d}.bin", torn)
         os.ftruncate(self._file, place.num_bytes)
-        logger.warning("%s: %d bytes of unfinished lines were cut off", place.path, len(cut))
-        repair = Event(
-            time=instant(self._clock()),
-            actor=self._writer,
-            role=self._writer,
-            action="audit.repair",
-            object=f"line {place.head.seq}",
-            outcome=f"{len(cut)} bytes of unfinished lines were cut off",
-            digests={"cut": sha256(cut).hexdigest()},
+        logger.warning("%s: %d bytes of unfinished lines were cut off", place.path, len(torn))
+        outcome = f"{len(torn)} bytes of unfinished lines were cut off"
+        return self._say(place, REPAIR, f"line {place.head.seq}", outcome, {"cut": sha256(torn).hexdigest()})
+
+    def _go_on_behind(self, path: Path, end: End, digest: str) -> _Place:
+        """Leave a damaged file as it is, and say so in the first line of the next one."""
+        place = self._begin(end.head)
+        logger.error(
+            "%s was changed, by somebody or a failing disk, and by no crash: %s. It stays as it is, and the log goes "
+            "on in %s; `atoll audit verify` names the lines: keep a copy of the folder before anything else",
+            *(path, end.damage, place.path.name),
         )
-        line, head = event_line(repair, place.head)
-        lines = [line]
-        self.checkpoint, head = self._sign(head, lines)
-        self._write(place, b"".join(lines), head, is_signed=True)
+        return self._say(place, FAULT, path.name, end.damage, {"file": digest})
+
+    def _say(self, place: _Place, action: str, about: str, outcome: str, digests: dict[str, str]) -> _Place:
+        """One signed line by the log itself."""
+        event = Event(instant(self._clock()), self._writer, self._writer, action, about, outcome, digests)
+        parts, head, self.checkpoint = self._compose([event], place.head, sign=True)
+        self._write(place, parts, head)
+        assert self._place is not None
+        return self._place
 
     # ------------------------------------------------------------ the key
 
@@ -316,40 +348,27 @@ class AuditFiles:
 
 
 def _is_end(place: _Place) -> bool:
-    try:
-        has_grown = place.path.stat().st_size != place.num_bytes
-    except FileNotFoundError:
-        return False
-    return not has_grown and not (place.path.parent / f"audit-{place.head.seq:012d}.jsonl").exists()
+    return log_files(place.path.parent)[-1:] == [place.path] and place.path.stat().st_size == place.num_bytes
 
 
-def _end_of(path: Path) -> tuple[Head | None, int]:
-    """Where the sound lines of a file end, and at which byte; None: there is no sound line.
-
-    It reads from a checkpoint on behind which at least one whole append lies: what was written before is on disk.
-    """
-    if path.stat().st_size == 0:
-        return None, 0
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        head, at = None, _old_checkpoint(data)
-        while (end := data.find(b"\n", at) + 1) > 0:
-            try:
-                line = read_line(data[at:end])
-            except LineFault:
-                break
-            if head is not None and (line.seq, line.prev) != (head.seq, head.digest):
-                break
-            unsigned = 0 if line.event is None else 1 + (head.unsigned if head is not None else 0)
-            head, at = Head(line.seq + 1, line.digest, unsigned), end
-        return head, at
+@contextmanager
+def _opened(path: Path) -> Iterator[Data]:
+    """A file's bytes."""
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            yield b""
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            yield data
 
 
-def _old_checkpoint(data: mmap.mmap) -> int:
-    """Where the line of an old enough checkpoint begins; 0: there is none in this file."""
-    begin = len(data)
-    for _ in range(CHECKPOINTS_BACK):
-        found = data.rfind(_CHECKPOINT, 0, begin)
-        if found < 0:
-            return 0
-        begin = data.rfind(b"\n", 0, found) + 1
-    return begin
+def _start_of(files: list[Path], data: Data) -> Head:
+    """What the first line of the last file follows from: it says so itself, or else the file before does."""
+    number = int(files[-1].stem.removeprefix("audit-"))
+    first, before = first_line(data), None
+    if first is not None and first.seq == number:
+        return Head(number, first.prev)
+    if len(files) > 1:
+        with _opened(files[-2]) as older:
+            before = last_line(older)
+    return Head(number, before.digest if before is not None else GENESIS)

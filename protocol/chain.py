@@ -36,6 +36,9 @@ DIGESTS_MAX = 4
 
 GENESIS = "0" * 64
 
+REPAIR, FAULT = "audit.repair", "audit.fault"
+"""What a log says of itself: that a torn end was cut off; that it goes on behind a damaged file."""
+
 _EVENT_KEYS = frozenset({"action", "actor", "digests", "object", "outcome", "prev", "role", "seq", "time"})
 _CHECKPOINT_KEYS = frozenset({"key", "prev", "seq", "signature", "time"})
 _HEX = {length: re.compile(f"[0-9a-f]{{{length}}}") for length in (64, 128)}
@@ -235,6 +238,8 @@ class Verifier:
     newest: Line | None = None
     """The line with the highest number."""
     last_checkpoint: Line | None = None
+    mended: list[Line] = field(default_factory=list)
+    """Where the log says that it was repaired, or goes on behind damage: at most FAULTS_MAX of them."""
     _before: Line | None = None
     _before_where: str = ""
     _missing: list[tuple[int, int, str]] = field(default_factory=list)
@@ -251,6 +256,8 @@ class Verifier:
         if self._before is not None and line.seq == self._before.seq + 1 and line.prev != self._before.digest:
             self._fault(self._before_where, f"changed: line {line.seq} does not follow from line {self._before.seq}")
         self.events, self.unsigned = self.events + (line.event is not None), self.unsigned + (line.event is not None)
+        if line.event is not None and line.event.action in (REPAIR, FAULT) and len(self.mended) < FAULTS_MAX:
+            self.mended.append(line)
         if line.event is None:
             self._check_signature(line, where)
         elif self.unsigned == EVENTS_MAX + 1:

@@ -1,7 +1,7 @@
 """`atoll audit ...`: who did what, and whether the log of it is whole."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -68,9 +68,11 @@ def verify(
     with _source(files, key, state) as source:
         found = verify_source(source, expected)
     if json:
-        as_json(_summary(found) | {"num_faults": found.num_faults, "faults": [str(fault) for fault in found.faults]})
+        said = {"mended": [_event(line) for line in found.mended], "cut_files": [path.name for path in source.cut]}
+        faults = {"num_faults": found.num_faults, "faults": [str(fault) for fault in found.faults]}
+        as_json(_summary(found) | said | faults)
     else:
-        _say_verdict(found)
+        _say_verdict(found, source.cut)
     if found.num_faults:
         raise typer.Exit(EXIT_FAULTS)
 
@@ -181,7 +183,12 @@ def _summary(found: "Verifier") -> dict[str, Any]:
     }
 
 
-def _say_verdict(found: "Verifier") -> None:
+def _say_verdict(found: "Verifier", cut: Sequence[Path]) -> None:
+    for line in found.mended:
+        event = _event(line)
+        say(printable(f"line {line.seq} of {line.time}: {event['action']}: {event['object']}: {event['outcome']}"))
+    for path in cut:
+        say(printable(f"{path.name}: what was cut off, kept beside the log"))
     for fault in found.faults:
         say(printable(str(fault)))
     if found.num_faults > len(found.faults):

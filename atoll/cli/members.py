@@ -1,6 +1,8 @@
 """`atoll client revoke` and `atoll client members`: who may take part, and who no longer."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Annotated, Any
 
 import typer
 
@@ -29,11 +31,32 @@ def revoke(
     from atoll.cli import admin
 
     request = pb.RevokeRequest(role=role, name=name)
+    before: pb.ListMembersReply = admin.ask(state, _list)
     admin.ask(state, lambda it: it.Revoke(request, timeout=TIMEOUT_S))
+    known = {row.name: row.standing for row in before.members if row.role == role}
     if json:
-        as_json({"role": role, "name": name, "standing": "revoked"})
-    else:
-        note(f"{role} {name} is revoked")
+        said = {"role": role, "name": name, "standing": "revoked"}
+        as_json(said | {"was_known": name in known, "alike": alike(name, known)})
+        return
+    note(f"{role} {name} is revoked")
+    if name not in known:
+        note(unknown(role, name, known))
+
+
+def alike(name: str, known: Mapping[str, str]) -> list[str]:
+    """Those who may have been meant by a name that is none of the known ones, which come with their standing."""
+    still_in = [other for other, standing in known.items() if standing != "revoked"]
+    return [] if name in known else get_close_matches(name, still_in)
+
+
+def unknown(role: Role, name: str, known: Mapping[str, str]) -> str:
+    """That whoever was revoked is nobody that the coordinator knows."""
+    close = alike(name, known)
+    meant = f" Not revoked is {' or '.join(close)}: was that meant?" if close else ""
+    return (
+        f"but no {role} of this name was invited here or has a certificate from here: only certificates that were made "
+        f"by hand for it count no more.{meant}"
+    )
 
 
 @app.command("members")
@@ -41,7 +64,7 @@ def members(state: options.State = options.STATE, json: options.Json = False) ->
     """List who was invited, is a member, has let its certificate lapse, or is revoked."""
     from atoll.cli import admin
 
-    reply: pb.ListMembersReply = admin.ask(state, lambda it: it.ListMembers(pb.ListMembersRequest(), timeout=TIMEOUT_S))
+    reply: pb.ListMembersReply = admin.ask(state, _list)
     rows = [
         {
             "role": row.role,
@@ -60,3 +83,7 @@ def members(state: options.State = options.STATE, json: options.Json = False) ->
         [(row.role, row.name, row.standing, clock(row.since), clock(row.expires_at or None)) for row in reply.members],
         empty="nobody was invited yet: atoll client invite NAME",
     )
+
+
+def _list(admin: Any) -> Any:
+    return admin.ListMembers(pb.ListMembersRequest(), timeout=TIMEOUT_S)

@@ -31,5 +31,6 @@ class Action(StrEnum):
     STATE_BACKUP = "state.backup"
     STATE_RESTORE = "state.restore"
     AUDIT_REPAIR = "audit.repair"
+    AUDIT_FAULT = "audit.fault"
     AUDIT_WITHHELD = "audit.withheld"
     AUDIT_LOST = "audit.lost"

@@ -9,7 +9,7 @@ BURST = 10
 REFILL_S = 30.0
 """Seconds after which one more is allowed."""
 ALL_BURST, ALL_REFILL_S = 1000, 0.1
-"""The same of all together: 3 MB of log an hour at most, besides what is bounded otherwise."""
+"""The same of all together: about 12 MB of log an hour at most, besides what is bounded otherwise."""
 KEYS_MAX = 1000
 """Who is told apart at once; further ones are counted together."""
 OTHERS = "others"

@@ -1,6 +1,7 @@
 """Every admin call with its caller and outcome, and every call that was refused, into the audit log.
 
-It stands before all other interceptors, so that it sees what those refuse.
+An admin call that came to nothing costs its caller nothing: as refused ones it is soon only counted, so that nobody who
+may do nothing fills the log. It stands before all other interceptors, so that it sees what those refuse.
 """
 
 from collections.abc import AsyncIterator
@@ -53,10 +54,13 @@ class CallAudit(Interceptor):
             self._said(method, _object_of(request), context, caller, code)
 
     def _said(self, method: str, about: str, context: Context, caller: Caller, code: grpc.StatusCode) -> None:
-        object_ = f"{method} {about}".rstrip()
         outcome = code.name if code is grpc.StatusCode.OK else f"{code.name}: {context.details() or ''}"
         if method.startswith(ADMIN):
-            self._audit.say(Action.CALL, object_, outcome, caller=caller)
+            object_ = f"{method} {about}".rstrip()
+            if code is grpc.StatusCode.OK:
+                self._audit.say(Action.CALL, object_, outcome, caller=caller)
+            else:  # whatever run it names: of these a caller has as many as it likes
+                self._audit.say_seldom(Action.CALL, object_, outcome, caller=caller, counted_as=method)
         elif code in REFUSALS:
             self._audit.say_seldom(Action.CALL_REFUSE, method, outcome, caller=caller)
 

@@ -121,10 +121,21 @@ class AuditLog:
         self._queue.put(event)
 
     def say_seldom(
-        self, action: Action, object_: str = "", outcome: str = "ok", *, caller: Caller | None = None
+        self,
+        action: Action,
+        object_: str = "",
+        outcome: str = "ok",
+        *,
+        caller: Caller | None = None,
+        counted_as: str = "",
     ) -> None:
-        """The same of what a stranger can repeat as often as he likes: beyond his allowance it is only counted."""
-        who = f"{action} {object_} by {(caller or _caller.get()).name}"
+        """The same of what a stranger can repeat as often as he likes: beyond his allowance it is only counted.
+
+        Args:
+            action, object_, outcome, caller: see `say`.
+            counted_as: what shares one allowance, when strangers choose the object; empty: the object.
+        """
+        who = f"{action} {counted_as or object_} by {(caller or _caller.get()).name}"
         with self._mutex:
             is_allowed = self._budget.allows(who, time.monotonic())
         if is_allowed:

@@ -3,10 +3,19 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from atoll.protocol.audit_files import PUBLIC_KEY, AuditUnusable, audit_folder, log_files, public_key, read_lines, sizes
+from atoll.protocol.audit_files import (
+    PUBLIC_KEY,
+    AuditUnusable,
+    audit_folder,
+    cut_files,
+    log_files,
+    public_key,
+    read_lines,
+    sizes,
+)
 from atoll.protocol.chain import Checkpoint, Line, LineFault, Verifier, read_line
 
 
@@ -19,6 +28,8 @@ class Source:
     """The public key [hex] that its checkpoints must be signed with; None: any one."""
     is_whole: bool
     """Whether the files are said to be the whole log."""
+    cut: tuple[Path, ...] = ()
+    """What was cut off after crashes, and kept."""
 
     @classmethod
     def of_state(cls, state: Path) -> "Source":
@@ -30,7 +41,7 @@ class Source:
         folder = audit_folder(state)
         if not log_files(folder):
             raise AuditUnusable(f"{state} holds no audit log: there is no {folder.name}/audit-*.jsonl in it")
-        return cls(tuple(sizes(folder)), public_key(folder / PUBLIC_KEY), is_whole=True)
+        return cls(tuple(sizes(folder)), public_key(folder / PUBLIC_KEY), is_whole=True, cut=tuple(cut_files(folder)))
 
     @classmethod
     def of_files(cls, files: Iterable[Path]) -> "Source":
@@ -39,7 +50,7 @@ class Source:
 
     def with_key(self, path: Path) -> "Source":
         """The same, held against the public key in a file."""
-        return Source(self.files, public_key(path), self.is_whole)
+        return replace(self, key=public_key(path))
 
     def lines(self) -> Iterator[tuple[str, bytes]]:
         """Each line with its end, and where it stands: file and line, counted from 1."""

@@ -50,6 +50,40 @@ def test_a_changed_line_is_named_and_the_exit_code_is_1(state: Path) -> None:
     assert "FAULTY: 1 faults" in result.stdout
 
 
+def once_more(state: Path) -> None:
+    """The next process writes."""
+    files = AuditFiles(audit_folder(state), lambda: NOON + 86400, file_bytes=1500)
+    files.append([Event(instant(NOON + 86400), "ada", "operator", "run.stop", "run-x", "ok")], sign=True)
+    files.close()
+
+
+def test_what_a_crash_has_torn_is_no_fault_and_is_said(state: Path) -> None:
+    folder = audit_folder(state)
+    with log_files(folder)[-1].open("ab") as file:
+        file.write(b'{"action":"run.st')
+    once_more(state)
+    code, found = verdict("--state", state)
+    assert (code, found["num_faults"], found["cut_files"]) == (0, 0, ["cut-000000000020.bin"])
+    assert [(line["seq"], line["action"]) for line in found["mended"]] == [(20, "audit.repair")]
+    assert said("audit", "verify", "--state", state).splitlines()[:2] == [
+        "line 20 of 2026-02-01T12:00:00.000000Z: audit.repair: line 20: 17 bytes of unfinished lines were cut off",
+        "cut-000000000020.bin: what was cut off, kept beside the log",
+    ]
+
+
+def test_a_damaged_log_stays_faulty_when_the_next_process_has_written(state: Path) -> None:
+    folder = audit_folder(state)
+    damaged = log_files(folder)[-1]
+    lines = damaged.read_bytes().splitlines(keepends=True)
+    damaged.write_bytes(b"".join(lines[:-2] + lines[-1:]))
+    faults = verdict("--state", state)[1]["faults"]
+    assert faults
+    once_more(state)
+    code, found = verdict("--state", state)
+    assert (code, found["faults"], found["cut_files"]) == (1, faults, [])
+    assert [(line["action"], line["object"]) for line in found["mended"]] == [("audit.fault", damaged.name)]
+
+
 def test_a_log_that_was_cut_off_is_found_by_who_remembers(state: Path) -> None:
     known = shown("audit", "show", "--state", state)["checkpoint"]
     assert verdict("--state", state, "--checkpoint", known)[0] == 0

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from atoll.cli.join import given_code
+from atoll.cli.members import alike, unknown
 from atoll.protocol.identity.join_code import JoinCode
+from atoll.protocol.identity.names import Role
 from atoll.server.statedir import running_coordinator
 from tests.cli.federation import Federation, wait_for
 from tests.cli.invoking import TINY, invoke, refused, shown
@@ -39,7 +41,12 @@ def test_a_site_joins_with_a_code_and_ends_when_an_operator_elsewhere_revokes_it
         monkeypatch.chdir(tmp_path / "elsewhere")
         wait_for(lambda: standing().get("a") == "member")
         assert "operator olga may call" in refused("client", "invite", "eve", "--role", "owner")[0]
-        assert invoke("client", "revoke", "a").exit_code == 0
+        mistyped = invoke("client", "revoke", "aa")
+        assert (mistyped.exit_code, standing()["a"]) == (0, "member")
+        assert "but no client of this name was invited here" in mistyped.stderr
+        assert "is a: was that meant?" in mistyped.stderr
+        known = invoke("client", "revoke", "a")
+        assert (known.exit_code, known.stderr.strip()) == (0, "client a is revoked")
         assert it.processes["a"].wait(20) == 2
         assert "client a is revoked: this agent ends; it takes a new join code" in it.log("a").splitlines()[-1]
         assert standing()["a"] == "revoked"
@@ -49,6 +56,14 @@ def test_a_site_joins_with_a_code_and_ends_when_an_operator_elsewhere_revokes_it
         for process in it.processes.values():
             process.kill()
             process.wait()
+
+
+def test_whoever_is_revoked_and_not_known_may_have_been_spelt_otherwise() -> None:
+    known = {"north": "member", "harbour": "member", "north-2": "invited", "nort": "revoked"}
+    assert alike("nroth", known) == ["north", "north-2"]
+    assert alike("north", known) == []
+    assert unknown(Role.CLIENT, "nroth", known).endswith(" Not revoked is north or north-2: was that meant?")
+    assert unknown(Role.CLIENT, "xyz", known).endswith("only certificates that were made by hand for it count no more.")
 
 
 def standing() -> dict[str, str]:

@@ -3,10 +3,15 @@
 import os
 import shutil
 import stat
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from atoll.protocol.audit_files import APPEND_MAX, AuditFiles, AuditUnusable, log_files, sizes
+from atoll.protocol.audit_files import APPEND_MAX, AuditFiles, AuditUnusable, cut_files, log_files, sizes
 from atoll.protocol.chain import EVENTS_MAX, Event, instant, read_line
 from atoll.server.audit.reading import Source, last_checkpoint, verify
 
@@ -115,31 +120,212 @@ def test_an_unfinished_end_is_cut_off_kept_and_said(folder, lost):
     found = checked(folder)
     assert found.faults == []
     assert objects(folder)[-2:] == [("audit.repair", f"line {left}"), ("run.stop", "run-0")]
-    (cut,) = folder.glob("cut-*.bin")
+    (cut,) = cut_files(folder)
     assert whole[:-lost].endswith(cut.read_bytes())
 
 
 def test_blocks_that_a_power_failure_has_taken_behind_a_checkpoint_are_cut_off(folder):
     written(folder, 5)
     at = log_files(folder)[0].stat().st_size
-    written(folder, APPEND_MAX, sign=False)
+    written(folder, EVENTS_MAX - 1, sign=False)
     path = log_files(folder)[0]
     data = bytearray(path.read_bytes())
-    data[at + 100 : at + 4196] = bytes(4096)  # checkpoints after it were written, and nobody had waited for the disk
+    data[at + 100 : at + 4196] = bytes(4096)
     path.write_bytes(data)
     written(folder, 1)
     assert checked(folder).faults == []
     assert [kind for kind, _ in objects(folder)] == ["run.stop"] * 5 + ["audit.repair", "run.stop"]
+    assert [path.read_bytes() for path in cut_files(folder)] == [bytes(data[at:])]
 
 
-def test_damage_that_no_crash_can_have_done_stays_to_be_found(folder):
-    for _ in range(10):
-        written(folder, 5)
+def test_a_checkpoint_is_written_when_all_before_it_is_on_the_disk(folder, monkeypatch):
+    files, said = opened(folder), []
+    files.append([event()], sign=True)
+    real_write, real_sync = os.pwrite, os.fdatasync
+
+    def write(file, data, at):
+        said.append(["checkpoint" if b'"signature":"' in line else "event" for line in bytes(data).splitlines()])
+        return real_write(file, data, at)
+
+    monkeypatch.setattr(os, "pwrite", write)
+    monkeypatch.setattr(os, "fdatasync", lambda file: said.append("sync") or real_sync(file))
+    files.append([event()] * 2)
+    files.append([], sign=True)
+    assert said == [["event"] * 2, "sync", ["checkpoint"], "sync"]
+    said.clear()
+    files.append([event()] * (EVENTS_MAX + 3), sign=True)
+    full, rest = ["event"] * EVENTS_MAX, ["event"] * 3
+    assert said == [full, "sync", ["checkpoint", *rest], "sync", ["checkpoint"], "sync"]
+
+
+def test_as_many_events_as_may_be_unsigned_are_signed_before_one_more_follows(folder):
+    written(folder, EVENTS_MAX)
     path = log_files(folder)[0]
-    path.write_bytes(path.read_bytes().replace(b"run-3", b"run-8", 1))
+    whole = path.read_bytes()
+    events, checkpoint = whole[: whole.rindex(b"\n", 0, -1) + 1], whole[whole.rindex(b"\n", 0, -1) + 1 :]
+    for left in (b"", checkpoint[:50]):
+        path.write_bytes(events + left)
+        written(folder, 1)
+        found = checked(folder)
+        assert (found.faults, found.unsigned) == ([], 0)
+
+
+BLOCK = 64
+"""Of the disk that loses them: smaller than any, so that the log is many."""
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=6), st.data())
+def test_whatever_a_power_failure_takes_no_fault_is_left_and_nothing_that_is_signed_is_lost(appends, data):
+    with TemporaryDirectory() as state, pytest.MonkeyPatch.context() as patch:
+        for module in ("audit_files", "chain"):
+            patch.setattr(f"atoll.protocol.{module}.EVENTS_MAX", 3)
+        folder = Path(state) / "audit"
+        disk = Disk()
+        with pytest.MonkeyPatch.context() as watched:
+            watched.setattr(os, "pwrite", disk.write)
+            watched.setattr(os, "fdatasync", disk.sync)
+            files = opened(folder)
+            for count, sign in appends:
+                files.append([event(n) for n in range(count)], sign=sign)
+            files.close()
+        if not log_files(folder):
+            return
+        missing = data.draw(st.integers(0, len(disk.moments)), label="writes that were never begun")
+        safe, written_ = disk.at(len(disk.moments) - missing)
+        blocks = st.integers(len(safe) // BLOCK, len(written_) // BLOCK)
+        lost = data.draw(st.sets(blocks, max_size=4), label="blocks that are lost")
+        short = data.draw(st.integers(0, len(written_) - len(safe)), label="bytes that the file is too short")
+        log_files(folder)[0].write_bytes(torn(safe, written_, lost)[: len(written_) - short])
+        written(folder, 1)
+        found = checked(folder)
+        assert (found.faults, len(log_files(folder))) == ([], 1)
+        assert log_files(folder)[0].read_bytes().startswith(safe)
+
+
+class Disk:
+    """Remembers what was written, and what of it was waited for."""
+
+    def __init__(self):
+        self.written, self.num_safe, self.moments = b"", 0, []
+        self._write, self._sync = os.pwrite, os.fdatasync
+
+    def write(self, file, data, at):
+        assert at == len(self.written)
+        self.written += bytes(data)
+        self.moments.append((self.num_safe, len(self.written)))
+        return self._write(file, data, at)
+
+    def sync(self, file):
+        self.num_safe = len(self.written)
+        self._sync(file)
+
+    def at(self, moment):
+        """What is on the disk, and what may be, after so many writes."""
+        num_safe, num_written = (0, 0) if moment == 0 else self.moments[moment - 1]
+        return self.written[:num_safe], self.written[:num_written]
+
+
+def torn(safe, written_, lost):
+    """Of what was waited for everything, of the rest but the blocks that are lost."""
+    it = bytearray(written_)
+    for block in lost:
+        it[block * BLOCK : (block + 1) * BLOCK] = bytes(len(it[block * BLOCK : (block + 1) * BLOCK]))
+    return safe + bytes(it[len(safe) :])
+
+
+# ---------------------------------------------------------------- what no crash does
+
+
+def removed(number):
+    def change(lines):
+        del lines[number]
+
+    return change
+
+
+def changed(number):
+    def change(lines):
+        lines[number] = lines[number].replace(b"ada", b"eve").replace(b'"signature":"', b'"signature":"ff', 1)
+
+    return change
+
+
+def garbage(lines):
+    lines[:] = [bytes(range(1, 200)) * 3 + b"\n"] * 4
+
+
+def short_garbage(lines):
+    lines[:] = [b"garbage"]
+
+
+TAMPERED = {
+    **{f"line {n} from the end is removed": removed(-n) for n in range(2, 19)},
+    **{f"line {n} from the end is changed": changed(-n) for n in range(1, 19)},
+    "garbage": garbage,
+    "a word of garbage": short_garbage,
+}
+
+
+@pytest.mark.parametrize("how", TAMPERED)
+def test_damage_that_no_crash_has_done_is_never_mended_and_always_found(folder, how):
+    for _ in range(6):
+        written(folder, 2)
+    damaged = log_files(folder)[0]
+    lines = damaged.read_bytes().splitlines(keepends=True)
+    TAMPERED[how](lines)
+    damaged.write_bytes(b"".join(lines))
+    before = checked(folder).faults
+    assert before
+    for _ in range(3):
+        written(folder, 2)
+        found = checked(folder)
+        assert set(before) <= set(found.faults)
+        assert damaged.read_bytes() == b"".join(lines), "it is evidence"
+    assert (len(log_files(folder)), cut_files(folder)) == (2, [])
+    assert [line.event.object for line in found.mended] == [damaged.name], "it is said once"
+    assert found.mended[0].event.digests == {"file": sha256(damaged.read_bytes()).hexdigest()}
+    assert not any(fault.where.startswith(log_files(folder)[1].name + ":2") for fault in found.faults)
+
+
+def test_a_file_that_is_put_back_makes_the_log_whole_again(folder):
+    for _ in range(3):
+        written(folder, 2)
+    path = log_files(folder)[0]
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"run-1", b"run-8", 1))
     written(folder, 1)
-    assert len(checked(folder).faults) == 1
-    assert not list(folder.glob("cut-*"))
+    assert checked(folder).faults != []
+    path.write_bytes(whole)
+    assert checked(folder).faults == []
+
+
+def test_an_older_file_in_the_place_of_the_last_one_is_found_and_not_written_over(folder):
+    files = opened(folder, file_bytes=2000)
+    for _ in range(4):
+        files.append([event()] * 3, sign=True)
+    files.close()
+    first, *_, last = log_files(folder)
+    shutil.copy(first, last)
+    written(folder, 1)
+    assert last.read_bytes() == first.read_bytes()
+    assert log_files(folder)[-1] > last
+    assert checked(folder).faults != []
+
+
+def test_a_writer_that_is_still_there_goes_on_in_the_file_that_another_has_begun(folder):
+    files = opened(folder)
+    files.append([event()] * 3, sign=True)
+    path = log_files(folder)[0]
+    path.write_bytes(bytes(range(1, 256)) + path.read_bytes()[255:])
+    written(folder, 1)
+    files.append([event()], sign=True)
+    assert [kind for kind, _ in events_in(log_files(folder)[1])] == ["audit.fault", "run.stop", "run.stop"]
+
+
+def events_in(path):
+    lines = map(read_line, path.read_bytes().splitlines(keepends=True))
+    return [(line.event.action, line.event.object) for line in lines if line.event is not None]
 
 
 def test_a_file_that_was_begun_and_not_written_is_gone_on_with(folder):
@@ -169,10 +355,10 @@ def test_a_key_of_another_kind_is_refused(folder):
         opened(folder)
 
 
-def test_a_full_disk_leaves_nothing_that_the_next_append_does_not_mend(folder, monkeypatch):
+def test_on_a_full_disk_nothing_is_written_that_the_next_try_would_write_twice(folder, monkeypatch):
     files = opened(folder)
     files.append([event(1)], sign=True)
-    real = os.pwrite
+    whole, real = log_files(folder)[0].read_bytes(), os.pwrite
 
     def full(file, data, at):
         if len(data) > 100:
@@ -183,6 +369,7 @@ def test_a_full_disk_leaves_nothing_that_the_next_append_does_not_mend(folder, m
     with pytest.raises(OSError, match="no room"):
         files.append([event(2)])
     monkeypatch.undo()
+    assert log_files(folder)[0].read_bytes() == whole
     files.append([event(2)], sign=True)
     found = checked(folder)
     assert found.faults == []
