@@ -20,6 +20,7 @@ def train_centrally(task: Task, epochs: int, seed: int) -> float:
     A federated run of R rounds with E local epochs each takes as many steps as R x E epochs here.
     """
     torch.manual_seed(seed)
+    torch.set_num_threads(1)  # so small a model gains nothing from more, and on a busy machine they wait for each other
     model = task.model()
     pooled: ConcatDataset[Any] = ConcatDataset([task.data(site, "train") for site in task.sites])
     batches = DataLoader(pooled, batch_size=task.local.batch_size or len(pooled), shuffle=True)

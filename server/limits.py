@@ -103,8 +103,8 @@ class Patience:
 
     def __init__(self, floor: float, silence: float) -> None:
         self.floor, self._silence = floor, silence
-        self._most = FLOOR_S + CHUNK_BYTES / floor if floor else silence
-        self._left = self._most
+        self.most = FLOOR_S + CHUNK_BYTES / floor if floor else silence
+        self._left = self.most
 
     @property
     def left(self) -> float:
@@ -114,4 +114,4 @@ class Patience:
     def received(self, num_bytes: int, waited: float) -> None:
         """Bytes came after a wait [s]."""
         if self.floor:
-            self._left = min(self._most, self._left - waited + num_bytes / self.floor)
+            self._left = min(self.most, self._left - waited + num_bytes / self.floor)

@@ -50,8 +50,11 @@ async def next_bytes(messages: AsyncIterator[T], patience: Patience) -> tuple[T 
         async with asyncio.timeout(patience.left):
             return await anext(messages, None), loop.time() - begun
     except TimeoutError:
-        what = f"fewer than {patience.floor:g} bytes a second came" if patience.floor else "nothing came"
-        raise Silent(f"{what} for {loop.time() - begun:.0f} s and more: connect again, and go on") from None
+        waited = loop.time() - begun
+        what = f"nothing came for {waited:.0f} s"
+        if patience.floor:
+            what = f"fewer than {patience.floor:g} bytes a second came, for more than {patience.most:.0f} s of waiting"
+        raise Silent(f"{what}: connect again, and go on") from None
 
 
 def patience_of(floor: float) -> Patience:

@@ -84,7 +84,8 @@ def delete(
     from atoll.cli import admin
 
     if not yes:
-        typer.confirm(f"delete {run} with all versions of its model from {state}?", abort=True, err=True)
+        where = "the coordinator that you have joined" if admin.is_elsewhere(state) else state
+        typer.confirm(f"delete {run} with all versions of its model from {where}?", abort=True, err=True)
     _report(admin.delete(state, run), json)
 
 
