@@ -47,6 +47,7 @@ from atoll.client.messages import BadMessage
 from atoll.client.models import ModelCache
 from atoll.client.personal import PersonalState
 from atoll.client.policy.decide import Decision
+from atoll.client.policy.disclosure import disclosed_evaluation, disclosed_failure
 from atoll.client.policy.gate import Gate, failure_of
 from atoll.client.runner import Runner
 from atoll.client.session import Session, SessionRules
@@ -146,6 +147,7 @@ class Agent:
             spawn=self._spawn,
             on_event=self._receive,
             ask=gate.ask_upload,
+            tell=self._tell_failure,
         )
         self._num_examples = 0
         self._job: _Job | None = None
@@ -266,15 +268,17 @@ class Agent:
         except BadMessage as error:
             logger.warning("a message of the coordinator is ignored: %s", error)
             return
-        if self._verifier is not None and (refused := self._verifier.check(message, event)) is not None:
-            self._refuse(event, refused)
-            return
+        if self._verifier is not None:
+            if (refused := self._verifier.check(message, event)) is not None:
+                self._refuse(event, refused)
+                return
+            event = self._verifier.timed(message, event)
         if message.HasField("invite"):
             self._gate.told(message.invite.audit_checkpoint)
         match event:
             case None:
                 return
-            case Asked(request) if not (decision := self._gate.ask(request)).is_allowed:
+            case Asked(request) if (decision := self._objection(request)) is not None:
                 event = self._forbidden(request, decision)
             case Asked(Invitation() as invitation):
                 self._tell_of(invitation)
@@ -295,13 +299,19 @@ class Agent:
                 self._carry_out(ReportFailure(run_id, round_id, refused.reason, refused.detail))
             case Asked(EvaluationRequest() as request):
                 detail = f"{refused.reason}: {refused.detail}"
-                self._carry_out(ReportEvaluation(request.run_id, request.version, None, detail))
+                self._carry_out(ReportEvaluation(request.run_id, request.version, None, detail, refused.reason))
 
     def _tell_of(self, invitation: Invitation) -> None:
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + invitation.time_left))
         logger.info("invited to round %d of %s, until %s", invitation.round_id, invitation.run_id, until)
 
     # ------------------------------------------------------------ the policy
+
+    def _objection(self, request: Request) -> Decision | None:
+        """What the policy has against a request; nothing is begun for a round whose update waits to be answered."""
+        if request.key in self.session.outgoing or (decision := self._gate.ask(request)).is_allowed:
+            return None
+        return decision
 
     def _forbidden(self, request: Request, decision: Decision) -> Forbidden:
         self._has_declined = True
@@ -332,9 +342,9 @@ class Agent:
                 self._line.dial(delay)
             case ReportFailure(run_id, round_id, reason, detail):
                 logger.warning("giving up round %d of %s: %s: %s", round_id, run_id, reason, detail)
-                self._line.send(messages.failure(effect))
+                self._tell_failure(effect)
             case ReportEvaluation():
-                self._line.send(messages.evaluation(effect))
+                self._tell_evaluation(effect)
             case Upload(key, digest):
                 self._uploads.begin(key, digest)
             case Discard(key, digest, accepted):
@@ -343,6 +353,17 @@ class Agent:
                 self._uploads.discard(key, digest)
             case _:
                 self._carry_out_job(effect)
+
+    def _tell_failure(self, report: ReportFailure) -> None:
+        disclosed = disclosed_failure(report, error_details=self._gate.error_details)
+        self._line.send(messages.failure(disclosed))
+
+    def _tell_evaluation(self, report: ReportEvaluation) -> None:
+        if report.reason is not None:
+            what = "giving up the evaluation of version %d of %s: %s"
+            logger.warning(what, report.version, report.run_id, report.detail)
+        disclosed = disclosed_evaluation(report, error_details=self._gate.error_details)
+        self._line.send(messages.evaluation(disclosed))
 
     def _carry_out_job(self, effect: Effect) -> None:
         match effect:

@@ -130,6 +130,7 @@ class Evaluated:
     key: Key
     statistics: Sums | None
     detail: str = ""
+    reason: FailureReason | None = None  # why there are none; None: nothing went wrong
 
 
 @value
@@ -262,6 +263,7 @@ class ReportEvaluation:
     version: Version
     statistics: Sums | None
     detail: str
+    reason: FailureReason | None = None  # what the detail begins with, when something went wrong
 
 
 Effect = (

@@ -279,11 +279,11 @@ class Session:
                     return (Discard(key, digest),)
                 self.outgoing[key] = Outgoing(digest, retry_at=now)
                 return ()
-            case Evaluated(_, statistics, detail):
+            case Evaluated(_, statistics, detail, reason):
                 self.job = None
                 if job.is_released:
                     return ()
-                return (_evaluation_report(job.request, statistics, detail),)
+                return (_evaluation_report(job.request, statistics, detail, reason),)
             case JobFailed(_, reason, detail):
                 self.job = None
                 return () if job.is_released else self._report(job.request, reason, detail)
@@ -331,7 +331,7 @@ class Session:
 
     def _report(self, request: Request, reason: FailureReason, detail: str) -> Effects:
         if isinstance(request, EvaluationRequest):
-            return (_evaluation_report(request, None, f"{reason}: {detail}"),)
+            return (_evaluation_report(request, None, f"{reason}: {detail}", reason),)
         return (ReportFailure(request.run_id, request.round_id, reason, detail),)
 
     # ------------------------------------------------------------ uploads
@@ -368,6 +368,8 @@ class Session:
         return tuple(effects)
 
 
-def _evaluation_report(request: Request, statistics: Sums | None, detail: str) -> ReportEvaluation:
+def _evaluation_report(
+    request: Request, statistics: Sums | None, detail: str, reason: FailureReason | None
+) -> ReportEvaluation:
     assert isinstance(request, EvaluationRequest)
-    return ReportEvaluation(request.run_id, request.version, statistics, detail)
+    return ReportEvaluation(request.run_id, request.version, statistics, detail, reason)

@@ -7,7 +7,6 @@ from typing import Any
 
 import grpc
 
-from atoll.client import messages
 from atoll.client.events import Answered, Event, Key, ReportFailure, UploadCut
 from atoll.client.line import Line
 from atoll.client.policy.decide import Decision, Outcome
@@ -40,6 +39,7 @@ class Uploads:
         spawn: runs a coroutine whose failure ends the agent.
         on_event: Answered or UploadCut, called on the event loop.
         ask: the site's own policy, before each attempt.
+        tell: says to the coordinator that an update is given up.
     """
 
     def __init__(
@@ -51,8 +51,10 @@ class Uploads:
         spawn: Callable[[Coroutine[Any, Any, Event]], asyncio.Task[Event]],
         on_event: Callable[[Event], None],
         ask: Callable[[Entry], Decision],
+        tell: Callable[[ReportFailure], None],
     ) -> None:
-        self._spool, self._line, self._spawn, self._on_event, self._ask = spool, line, spawn, on_event, ask
+        self._spool, self._line, self._spawn, self._on_event = spool, line, spawn, on_event
+        self._ask, self._tell = ask, tell
         self._slots, self._pace = asyncio.Semaphore(UPLOADS_MAX), Pace(bytes_per_s)
         self._tried = set(spool.entries().values())  # updates of which the coordinator may have a part
         self._running: dict[Key, asyncio.Task[Event]] = {}
@@ -144,6 +146,5 @@ class Uploads:
         """Neither cut nor answered: something is wrong, here or there, that time does not heal."""
         _, run_id, round_id = key
         logger.error("the update of round %d of %s cannot be sent: %s", round_id, run_id, detail)
-        report = ReportFailure(run_id, RoundId(round_id), reason, detail)
-        self._line.send(messages.failure(report))
+        self._tell(ReportFailure(run_id, RoundId(round_id), reason, detail))
         return Answered(key, accepted=False, detail=detail)

@@ -6,7 +6,9 @@ instant than the one before it. So whatever is older is a replay, or comes from 
 said before (restored from a backup, or begun anew under the run's name); only this site's operator can allow that.
 
 A client that comes back is invited again to the round that it works for: a later instant, and the same round, version
-and digest.
+and digest. What a round that is told again may cost a site is for its policy to say (`policy/`).
+
+The time that is left was counted when the message was signed: what has passed since is over.
 """
 
 from dataclasses import dataclass, replace
@@ -46,7 +48,7 @@ def judge(event: Event | None, issued_us: int, seen: Seen, now: float) -> Seen |
         seen: of the run that it is about.
         now: this client's wall clock [s since the epoch].
     """
-    if abs(late := now - issued_us / 1e6) > SKEW_S:
+    if abs(late := _age(issued_us, now)) > SKEW_S:
         return Refused(FailureReason.CLOCK_SKEW, _clocks(late))
     if issued_us <= seen.issued_us:
         what = "a message that is as new as this one, or newer, was here before"
@@ -57,11 +59,25 @@ def judge(event: Event | None, issued_us: int, seen: Seen, now: float) -> Seen |
     request = event.request
     if fault := _older(request, seen):
         return Refused(FailureReason.ROLLBACK, fault)
+    if (over := late - request.time_left) >= 0:
+        return Refused(FailureReason.OUT_OF_TIME, f"its deadline was {over:.1f} s ago when it arrived")
     version = _version(request)
     seen = replace(seen, version=version, digest=request.model_digest)
     if isinstance(request, Invitation):
         seen = replace(seen, round_id=request.round_id, base_version=version)
     return seen
+
+
+def timed(event: Event | None, issued_us: int, now: float) -> Event | None:
+    """The same event with the time that is left of it now; a clock that is behind makes no time."""
+    if not isinstance(event, Asked):
+        return event
+    left = max(0.0, event.request.time_left - max(0.0, _age(issued_us, now)))
+    return Asked(replace(event.request, time_left=left))
+
+
+def _age(issued_us: int, now: float) -> float:
+    return now - issued_us / 1e6
 
 
 def _older(request: Request, seen: Seen) -> str:

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from atoll.client.events import Asked, Event, Invitation
 from atoll.client.memory import Memory
-from atoll.client.verification import Refused, judge, run_of
+from atoll.client.verification import Refused, judge, run_of, timed
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.statement import NotTrusted, check_publisher, check_signature
 from atoll.protocol.vocabulary import FailureReason
@@ -65,6 +65,10 @@ class Verifier:
         if judged is None and isinstance(event, Asked):
             _tell(event)
         return judged
+
+    def timed(self, message: pb.ServerMessage, event: Event | None) -> Event | None:
+        """What a message says, with the time that is left of it by now."""
+        return timed(event, message.signature.issued_us, self._clock())
 
     def _judged(self, message: pb.ServerMessage, event: Event | None, now: float) -> Refused | None:
         run_id = run_of(event)

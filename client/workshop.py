@@ -312,9 +312,10 @@ class Workshop:
             sums = await self._runner.evaluate(order)
             await on_thread(self._remember)
         except RunnerFailed as error:
-            return Evaluated(request.key, None, f"{error.reason}: {error.detail}")
+            return Evaluated(request.key, None, f"{error.reason}: {error.detail}", error.reason)
         except OSError as error:
-            return Evaluated(request.key, None, _text(error))
+            reason = _disk_reason(error, FailureReason.TRAINING_FAILED)
+            return Evaluated(request.key, None, f"{reason}: {_text(error)}", reason)
         logger.info("evaluated version %d of %s", request.version, request.run_id)
         return Evaluated(request.key, sums, "" if sums is not None else "this site has no test data")
 

@@ -27,7 +27,8 @@ State = Annotated[
 def list_runs(state: State = None, json: options.Json = False) -> None:
     """List the runs that have asked this site, and what was said to each.
 
-    With `approval = "each_run"` in the site's policy, a run is taken part in once it is approved.
+    With `approval = "each_run"` in the site's policy, a run is taken part in once it is approved. A run without an
+    algorithm (-) has only asked for evaluations.
     """
     with _history(state) as history:
         runs = [_summary(terms) for terms in history.runs()]
@@ -35,11 +36,13 @@ def list_runs(state: State = None, json: options.Json = False) -> None:
         as_json(runs)
         return
     table(
-        ["run", "task", "standing", "asked", "decided", "local"],
+        ["run", "task", "standing", "asked", "decided", "algorithm", "codec", "local"],
         [
             (
                 *(run[name] for name in ("run", "task", "standing")),
                 *(clock(run[name]) for name in ("asked_at", "decided_at")),
+                run["algorithm"] or "-",
+                _codec(run["algorithm"], run["codec"]),
                 run["local"],
             )
             for run in runs
@@ -50,10 +53,10 @@ def list_runs(state: State = None, json: options.Json = False) -> None:
 
 @app.command()
 def approve(run: options.RunArgument, state: State = None, json: options.Json = False) -> None:
-    """Approve a run, for the task and the settings of the training that `atoll site list` shows.
+    """Approve a run, for the task, algorithm, codec and settings of the training that `atoll site list` shows.
 
     The running agent notices within a second, and tells the coordinator that it may be invited. When the run asks for
-    another task, or with other settings, it waits for approval again.
+    another task, or with another algorithm, codec or settings, it waits for approval again.
     """
     from atoll.client.policy.decide import Standing
 
@@ -117,7 +120,13 @@ def _decide(run: str, standing: "Standing", state: Path | None, json: bool) -> N
     if json:
         as_json(_summary(terms))
         return
-    say(f"run {run} is {standing}, for task {terms.task} with local = {terms.local}")
+    training = f"{terms.algorithm}, codec {_codec(terms.algorithm, terms.codec)}" if terms.algorithm else "evaluations"
+    say(f"run {run} is {standing}, for task {terms.task} with {training}, local = {terms.local}")
+
+
+def _codec(algorithm: str, codec: str) -> str:
+    """For a person; a run that has only asked for evaluations sends no update."""
+    return (codec or "plain") if algorithm else "-"
 
 
 def _known(history: "PolicyHistory", run: str) -> None:
@@ -156,6 +165,8 @@ def _summary(terms: "RunTerms") -> dict[str, Any]:
         "run": terms.run_id,
         "task": terms.task,
         "standing": str(terms.standing),
+        "algorithm": terms.algorithm,
+        "codec": terms.codec,
         "local": terms.local,
         "asked_at": terms.asked_at,
         "decided_at": terms.decided_at,

@@ -66,8 +66,9 @@ class SitePolicy(BaseModel):
     """Ids of the runs that are allowed, such as digits-1, or patterns. Required."""
 
     approval: Literal["none", "each_run"] = "none"
-    """"each_run": a run that asks for the first time, or with another task or other settings of the training than were
-    approved, waits for `atoll site approve`. A run that `atoll site reject` was said about is refused in any case."""
+    """"each_run": a run that asks for the first time, or with another task, algorithm, codec or other settings of the
+    training than were approved, waits for `atoll site approve`. A run that `atoll site reject` was said about is
+    refused in any case."""
 
     metrics_only: bool = False
     """Whether this site answers evaluations and nothing else: it never trains, and no weights leave it."""
@@ -76,12 +77,17 @@ class SitePolicy(BaseModel):
     """Most bytes of one update, its manifest included. A model that is larger is not even downloaded for training."""
 
     rounds_per_day: int = Field(default=1_000_000, ge=0, le=1_000_000)
-    """Most rounds that are begun in one day of `time_zone`; an evaluation is no round."""
+    """Most rounds that are begun in one day of `time_zone`. A round that is begun again counts again, unless it is the
+    same work on the same day and no update of it has left; an evaluation is no round."""
 
     time_zone: str = "UTC"
     """Of `hours` and of the days of `rounds_per_day`: an IANA name such as Europe/Berlin."""
 
     hours: Hours = Hours()
+
+    error_details: bool = False
+    """Whether the text of an error leaves this site, with what the task's code raised and lines of its traceback.
+    Otherwise the coordinator is told the reason alone, and the text stays in the agent's own log."""
 
     @field_validator("time_zone")
     @classmethod
@@ -113,4 +119,4 @@ EVERYTHING: Sequence[str] = ("*",)
 
 def default_policy() -> SitePolicy:
     """Without a policy file: the tasks that the agent was started with, in any run, at any time, of any size."""
-    return SitePolicy(tasks=list(EVERYTHING), runs=list(EVERYTHING))
+    return SitePolicy(tasks=list(EVERYTHING), runs=list(EVERYTHING), error_details=True)

@@ -64,6 +64,10 @@ class PolicyRequest:
     run_id: str
     task: str
     number: int  # the round; the version, of an evaluation
+    local: str | None = None  # JSON: settings of the training; None: of an update, whose training was asked about
+    algorithm: str | None = None  # of a training
+    codec: str | None = None  # of a training; empty: plain
+    content: str = ""  # SHA-256: what is to be trained (`content_of`), or the update
     num_bytes: int | None = None  # of the update; of the model, before there is one; None: not known yet
 
 
@@ -73,7 +77,8 @@ class History:
 
     standing: Standing = Standing.UNDECIDED
     rounds_today: int = 0  # counted on `day_of` the instant of the decision
-    is_counted: bool = False  # the request's own round is among those of this or another day
+    is_counted: bool = False  # what is asked for goes on with a round that was counted
+    turn: int = 0  # how many times the round has been begun, with this one; an evaluation has none
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ A hash chain as the coordinator's audit log (`protocol/chain`), which `atoll aud
     action         what was asked for and the answer: train.allowed, evaluate.waiting, upload.refused
     object         the round, or the version of an evaluation
     outcome        the rule's name, and a sentence
-    digests        the task, and the bytes of the update as far as they are known
+    digests        the task, the bytes of the update as far as they are known, and which work or update it is (SHA-256)
 
 Between them stand the checkpoints of the coordinator's own audit log, as it has told them in signed messages.
 """
@@ -40,15 +40,21 @@ class DecisionLog:
         self._files = AuditFiles(folder / NAME, now, writer="agent")
         self._now, self._sign_by = now, 0.0
         self._told = ""
-        self._answers: OrderedDict[PolicyRequest, Decision] = OrderedDict()
+        self._answers: OrderedDict[tuple[PolicyRequest, int], Decision] = OrderedDict()
 
-    def write(self, request: PolicyRequest, decision: Decision) -> None:
-        """One decision; a repetition of the last one about the same request is no news."""
-        if self._answers.get(request) == decision:
+    def write(self, request: PolicyRequest, decision: Decision, turn: int = 0) -> None:
+        """One decision; a repetition of the last one about the same request is no news.
+
+        Args:
+            request: what was wanted.
+            decision: the answer.
+            turn: how many times the round has been begun: what is begun once more is news.
+        """
+        if self._answers.get((request, turn)) == decision:
             return
         self._append(_event(self._now(), request, decision))
-        self._answers[request] = decision
-        self._answers.move_to_end(request)
+        self._answers[request, turn] = decision
+        self._answers.move_to_end((request, turn))
         if len(self._answers) > REMEMBERED_MAX:
             self._answers.popitem(last=False)
 
@@ -86,6 +92,7 @@ class DecisionLog:
 def _event(at: float, request: PolicyRequest, decision: Decision) -> Event:
     what = "version" if request.kind is Kind.EVALUATE else "round"
     size = {} if request.num_bytes is None else {"bytes": str(request.num_bytes)}
+    content = {"update" if request.kind is Kind.UPLOAD else "work": request.content} if request.content else {}
     return Event(
         time=instant(at),
         actor=request.run_id,
@@ -93,5 +100,5 @@ def _event(at: float, request: PolicyRequest, decision: Decision) -> Event:
         action=f"{request.kind}.{decision.outcome}",
         object=f"{what} {request.number}",
         outcome=f"{decision.rule}: {decision.detail}" if decision.detail else decision.rule,
-        digests={"task": request.task, **size},
+        digests={"task": request.task, **size, **content},
     )

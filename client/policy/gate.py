@@ -11,6 +11,7 @@ from pathlib import Path
 from atoll.aggregation.chunks import encoded_bytes
 from atoll.aggregation.codecs import parse_codec
 from atoll.client.events import EvaluationRequest, Request
+from atoll.client.policy.content import content_of
 from atoll.client.policy.decide import (
     Decision,
     Kind,
@@ -67,6 +68,11 @@ class Gate:
         except (OSError, ValueError) as error:
             logger.error("a checkpoint of the coordinator's audit log is not written down: %s", error)
 
+    @property
+    def error_details(self) -> bool:
+        """Whether the text of an error may leave; not while the policy is not valid."""
+        return self._file.policy is not None and self._file.policy.error_details
+
     def poll(self) -> bool:
         """Whether anything may be decided otherwise than before: another policy, an approval, an hour, a day."""
         try:
@@ -90,18 +96,16 @@ class Gate:
     def ask(self, request: Request) -> Decision:
         """Whether to take on what the coordinator asks for, before anything is known of its size."""
         asked = _asked(request, None)
-        decision = self._decide(asked, request.local)
-        if not decision.is_allowed:
-            decision = self._written(asked, decision)
-        return decision
+        decision, turn = self._decide(asked)
+        return decision if decision.is_allowed else self._written(asked, decision, turn)
 
     def admit(self, request: Request, model: VersionManifest) -> Decision:
         """Whether to begin, now that the model is known; a round that is begun has been counted when this returns."""
         num_bytes = None if isinstance(request, EvaluationRequest) else _update_bytes(model, request.codec)
-        return self._begun(_asked(request, num_bytes), request.local)
+        return self._begun(_asked(request, num_bytes))
 
     def ask_upload(self, entry: Entry) -> Decision:
-        """Whether an update may leave, before its first byte does."""
+        """Whether an update may leave, before its first byte does; that it does has been noted when this returns."""
         manifest = parse_update(entry.manifest)
         try:
             task = self._history.task_of(manifest.run_id)
@@ -109,41 +113,50 @@ class Gate:
             return _unusable(error)
         size = entry.num_bytes + len(entry.manifest)
         upload = PolicyRequest(
-            kind=Kind.UPLOAD, run_id=manifest.run_id, task=task, number=manifest.round_id, num_bytes=size
+            kind=Kind.UPLOAD,
+            run_id=manifest.run_id,
+            task=task,
+            number=manifest.round_id,
+            num_bytes=size,
+            content=entry.digest,
         )
-        return self._begun(upload, None)
+        return self._begun(upload)
 
-    def _begun(self, request: PolicyRequest, local: str | None) -> Decision:
-        decision = self._written(request, self._decide(request, local))
+    def _begun(self, request: PolicyRequest) -> Decision:
+        decision = self._written(request, *self._decide(request))
         policy = self._file.policy
         if decision.is_allowed and request.kind is not Kind.EVALUATE and self._file.path is not None:
             assert policy is not None
             try:
-                self._history.begun(request.run_id, request.number, day_of(policy, self._now()))
+                self._history.begun(request, day_of(policy, self._now()))
             except HistoryUnusable as error:
                 return _unusable(error)
         return decision
 
-    def _decide(self, request: PolicyRequest, local: str | None) -> Decision:
+    def _decide(self, request: PolicyRequest) -> tuple[Decision, int]:
+        """The answer, and the turn that it is about."""
         policy, now = self._file.policy, self._now()
         if policy is None:
             detail = "this site's policy is not valid at present: nothing is allowed until it is"
-            return Decision(Outcome.WAITING, Rule.POLICY_FILE, detail)
+            return Decision(Outcome.WAITING, Rule.POLICY_FILE, detail), 0
         try:
-            if local is not None:
-                self._note(request, local, now)
-            history = self._history.of(request, local=local, day=day_of(policy, now))
+            self._note(request, now)
+            history = self._history.of(request, day=day_of(policy, now))
         except HistoryUnusable as error:
-            return _unusable(error)
-        return decide(policy, request, history, now)
+            return _unusable(error), 0
+        return decide(policy, request, history, now), history.turn
 
-    def _note(self, request: PolicyRequest, local: str, now: float) -> None:
-        if self._history.asked(request.run_id, request.task, local, now):
-            logger.info("run %s asks here for task %s, with local = %s", request.run_id, request.task, local)
+    def _note(self, request: PolicyRequest, now: float) -> None:
+        local, algorithm, codec = request.local, request.algorithm, request.codec
+        if local is None:
+            return
+        if self._history.asked(request.run_id, request.task, local, now, algorithm=algorithm, codec=codec):
+            what = "" if algorithm is None else f"{algorithm}, codec {codec or 'plain'}, "
+            logger.info("run %s asks here for task %s, with %slocal = %s", request.run_id, request.task, what, local)
 
-    def _written(self, request: PolicyRequest, decision: Decision) -> Decision:
+    def _written(self, request: PolicyRequest, decision: Decision, turn: int) -> Decision:
         try:
-            self._log.write(request, decision)
+            self._log.write(request, decision, turn)
         except OSError as error:
             return _unusable(error)
         return decision
@@ -160,10 +173,20 @@ def _unusable(error: OSError) -> Decision:
 
 
 def _asked(request: Request, num_bytes: int | None) -> PolicyRequest:
-    is_evaluation = isinstance(request, EvaluationRequest)
-    kind = Kind.EVALUATE if is_evaluation else Kind.TRAIN
+    if isinstance(request, EvaluationRequest):
+        return PolicyRequest(
+            kind=Kind.EVALUATE, run_id=request.run_id, task=request.task, number=request.version, local=request.local
+        )
     return PolicyRequest(
-        kind=kind, run_id=request.run_id, task=request.task, number=request.key[2], num_bytes=num_bytes
+        kind=Kind.TRAIN,
+        run_id=request.run_id,
+        task=request.task,
+        number=request.round_id,
+        num_bytes=num_bytes,
+        local=request.local,
+        algorithm=request.algorithm,
+        codec=request.codec,
+        content=content_of(request),
     )
 
 

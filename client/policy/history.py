@@ -2,29 +2,51 @@
 
 One SQLite file in the agent's state directory. Every change is durable (synchronous=FULL) before the call returns, so
 that what was counted stays counted after kill -9; `atoll site` writes into it beside the running agent, which notices.
+
+A round has a row for each time that it was counted. The row is open until an update of the round may leave: what is
+the same work is then no new round, so that a client that comes back, or starts again, goes on with it.
 """
 
+import logging
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.client.policy.decide import History, PolicyRequest, Standing
+from atoll.client.policy.decide import History, Kind, PolicyRequest, Standing
+
+logger = logging.getLogger(__name__)
 
 NAME = "policy.db"
-SCHEMA = 1
+SCHEMA = 2
 RUNS_MAX = 1000
 """Runs that are remembered; beyond it those that nobody has decided about are forgotten, the oldest first."""
 
 BUSY_S = 5.0
 
-_TABLES = """
+_RUNS = """
 CREATE TABLE runs (run_id TEXT PRIMARY KEY, task TEXT NOT NULL, local TEXT NOT NULL, standing TEXT NOT NULL,
-                   asked_at REAL NOT NULL, decided_at REAL) STRICT, WITHOUT ROWID;
-CREATE TABLE rounds (run_id TEXT, round_id INTEGER, day TEXT NOT NULL, PRIMARY KEY (run_id, round_id)) STRICT;
+                   asked_at REAL NOT NULL, decided_at REAL, algorithm TEXT NOT NULL, codec TEXT NOT NULL)
+                  STRICT, WITHOUT ROWID;
+"""
+_ROUNDS = """
+CREATE TABLE rounds (run_id TEXT NOT NULL, round_id INTEGER NOT NULL, work TEXT NOT NULL, day TEXT NOT NULL,
+                     sent TEXT) STRICT;
+CREATE INDEX rounds_by_round ON rounds (run_id, round_id);
 CREATE INDEX rounds_by_day ON rounds (day);
 """
+_FROM_SCHEMA_1 = f"""
+ALTER TABLE runs ADD COLUMN algorithm TEXT NOT NULL DEFAULT '';
+ALTER TABLE runs ADD COLUMN codec TEXT NOT NULL DEFAULT '';
+UPDATE runs SET standing = 'undecided', decided_at = NULL WHERE standing = 'approved';
+ALTER TABLE rounds RENAME TO counted;
+DROP INDEX rounds_by_day;
+{_ROUNDS}
+INSERT INTO rounds SELECT run_id, round_id, '', day, NULL FROM counted;
+DROP TABLE counted
+"""
+"""What was approved there was not said with which algorithm and codec: it waits for approval again."""
 
 
 class HistoryUnusable(OSError):
@@ -46,6 +68,10 @@ class RunTerms:
     standing: Standing
     asked_at: float
     decided_at: float | None
+    algorithm: str
+    """Empty: the run has only asked for evaluations."""
+    codec: str
+    """Of the updates; empty: plain."""
 
 
 class PolicyHistory:
@@ -80,37 +106,42 @@ class PolicyHistory:
 
     # ------------------------------------------------------------ for a decision
 
-    def of(self, request: PolicyRequest, *, local: str | None, day: str) -> History:
-        """What matters for a request.
-
-        Args:
-            request: what is wanted.
-            local: the settings that it is wanted with; None: those that the run has asked with.
-            day: of the decision.
-        """
+    def of(self, request: PolicyRequest, *, day: str) -> History:
+        """What matters for a request, on the day of the decision."""
         with self._faults():
             terms = self._run(request.run_id)
             (today,) = self._db.execute("SELECT count(*) FROM rounds WHERE day = ?", (day,)).fetchone()
-            counted = self._db.execute(
-                "SELECT 1 FROM rounds WHERE run_id = ? AND round_id = ?", (request.run_id, request.number)
-            ).fetchone()
+            counts = self._counts(request)
         standing = Standing.UNDECIDED if terms is None else terms.standing
-        is_same = terms is not None and request.task == terms.task and local in (None, terms.local)
-        if standing is Standing.APPROVED and not is_same:
+        if standing is Standing.APPROVED and not (terms is not None and _covers(terms, request)):
             standing = Standing.UNDECIDED
-        return History(standing=standing, rounds_today=today, is_counted=counted is not None)
+        is_counted = any(_goes_on(count, request, day) for count in counts)
+        turn = 0 if request.kind is Kind.EVALUATE else len(counts) + (not is_counted)
+        return History(standing=standing, rounds_today=today, is_counted=is_counted, turn=turn)
 
-    def asked(self, run_id: str, task: str, local: str, at: float) -> bool:
-        """Remember that a run asks on these terms; True when it is new, or they are. What was rejected stays so."""
+    def asked(
+        self, run_id: str, task: str, local: str, at: float, *, algorithm: str | None = None, codec: str | None = None
+    ) -> bool:
+        """Remember that a run asks on these terms; True when it is new, or they are. What was rejected stays so.
+
+        Args:
+            run_id: of the run.
+            task: that it asks for.
+            local: JSON: the settings of the training.
+            at: seconds since the epoch.
+            algorithm: of a training; None: an evaluation, to which neither it nor the codec matters.
+            codec: of a training.
+        """
         with self._faults(), self._transaction():
             terms = self._run(run_id)
-            if terms is not None and (terms.task, terms.local) == (task, local):
+            if terms is not None and _has_terms(terms, task, local, algorithm, codec):
                 return False
             standing = terms.standing if terms is not None else Standing.UNDECIDED
             if standing is Standing.APPROVED:
                 standing = Standing.UNDECIDED
-            row = (run_id, task, local, standing, at, None if terms is None else terms.decided_at)
-            self._db.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?)", row)
+            decided_at = None if terms is None else terms.decided_at
+            row = (run_id, task, local, standing, at, decided_at, algorithm or "", codec or "")
+            self._db.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
             self._db.execute(
                 "DELETE FROM runs WHERE run_id IN (SELECT run_id FROM runs WHERE standing = ? ORDER BY asked_at DESC "
                 "LIMIT -1 OFFSET ?)",
@@ -118,10 +149,21 @@ class PolicyHistory:
             )
             return True
 
-    def begun(self, run_id: str, round_id: int, day: str) -> None:
-        """Count a round, once."""
+    def begun(self, request: PolicyRequest, day: str) -> None:
+        """Count a training, or an update that leaves, unless it goes on with what was counted.
+
+        With an update its round is over: whatever is trained for it from then on counts.
+        """
         with self._faults(), self._transaction():
-            self._db.execute("INSERT OR IGNORE INTO rounds VALUES (?, ?, ?)", (run_id, round_id, day))
+            if not any(_goes_on(count, request, day) for count in self._counts(request)):
+                work = "" if request.kind is Kind.UPLOAD else request.content
+                row = (request.run_id, request.number, work, day, None)
+                self._db.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?)", row)
+            if request.kind is Kind.UPLOAD:
+                self._db.execute(
+                    "UPDATE rounds SET sent = ? WHERE run_id = ? AND round_id = ? AND sent IS NULL",
+                    (request.content, request.run_id, request.number),
+                )
 
     def task_of(self, run_id: str) -> str:
         """The task that a run has asked for; empty when it never asked."""
@@ -163,17 +205,32 @@ class PolicyHistory:
 
     # ------------------------------------------------------------ the file
 
+    def _counts(self, request: PolicyRequest) -> list["_Count"]:
+        """Every time that the request's round was counted."""
+        if request.kind is Kind.EVALUATE:
+            return []
+        question = "SELECT work, day, sent FROM rounds WHERE run_id = ? AND round_id = ?"
+        return [_Count(*row) for row in self._db.execute(question, (request.run_id, request.number))]
+
     def _prepared(self) -> int:
         """The schema of the file, in which there are tables now."""
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         with self._transaction():
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
-            if version == 0:
-                for statement in _TABLES.split(";\n"):
+            if version in (0, 1):
+                if version == 1:
+                    self._warn_of_approvals()
+                for statement in (_FROM_SCHEMA_1 if version == 1 else _RUNS + _ROUNDS).split(";\n"):
                     self._db.execute(statement)
-                self._db.execute(f"PRAGMA user_version = {SCHEMA}")
-        return int(version) or SCHEMA
+                version = SCHEMA
+                self._db.execute(f"PRAGMA user_version = {version}")
+        return int(version)
+
+    def _warn_of_approvals(self) -> None:
+        for (run_id,) in self._db.execute("SELECT run_id FROM runs WHERE standing = 'approved'"):
+            what = "did not say for which algorithm and codec, and must be given again"
+            logger.warning("%s: the approval of run %s %s (atoll site approve)", self.path, run_id, what)
 
     def _run(self, run_id: str) -> RunTerms | None:
         row = self._db.execute("SELECT * FROM runs WHERE run_id = ?", (run_id,)).fetchone()
@@ -197,6 +254,35 @@ class PolicyHistory:
             raise HistoryUnusable(f"{self.path} cannot be used: {error}") from error
 
 
-def _terms(row: tuple[str, str, str, str, float, float | None]) -> RunTerms:
-    run_id, task, local, standing, asked_at, decided_at = row
-    return RunTerms(run_id, task, local, Standing(standing), asked_at, decided_at)
+@dataclass(frozen=True, slots=True)
+class _Count:
+    """One time that a round was counted."""
+
+    work: str
+    """What was to be trained; empty: it was counted with its update, or by an older Atoll."""
+    day: str
+    sent: str | None
+    """The update that may leave; None: the row is open."""
+
+
+def _goes_on(count: _Count, request: PolicyRequest, day: str) -> bool:
+    """Whether what is asked for was counted then."""
+    if request.kind is Kind.UPLOAD:
+        return count.sent in (None, request.content)
+    return count.sent is None and (count.work, count.day) == (request.content, day)
+
+
+def _covers(terms: RunTerms, request: PolicyRequest) -> bool:
+    """Whether an approval on these terms is one of the request; of an update, its training was asked about."""
+    local = terms.local if request.local is None else request.local
+    return _has_terms(terms, request.task, local, request.algorithm, request.codec)
+
+
+def _has_terms(terms: RunTerms, task: str, local: str, algorithm: str | None, codec: str | None) -> bool:
+    same_task = (terms.task, terms.local) == (task, local)
+    return same_task and (algorithm is None or (terms.algorithm, terms.codec) == (algorithm, codec or ""))
+
+
+def _terms(row: tuple[str, str, str, str, float, float | None, str, str]) -> RunTerms:
+    run_id, task, local, standing, asked_at, decided_at, algorithm, codec = row
+    return RunTerms(run_id, task, local, Standing(standing), asked_at, decided_at, algorithm, codec)

@@ -64,7 +64,8 @@ class Choice:
 
     def __str__(self) -> str:
         measured = ", ".join(f"{each.engine} {each.clients_per_s:.3g}" for each in self.figures)
-        told = f"engine: {self.engine.name}" + (f" (clients/s: {measured}; --engine NAME keeps one)" if measured else "")
+        chosen = f" (clients/s: {measured}; --engine NAME keeps one)" if measured else ""
+        told = f"engine: {self.engine.name}{chosen}"
         return "\n".join([told, *self.reasons])
 
 

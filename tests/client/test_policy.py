@@ -2,11 +2,15 @@
 
 from contextlib import asynccontextmanager
 
+import grpc
 import numpy as np
+import pytest
 
 from atoll.client.policy.decide import Standing
 from atoll.client.policy.history import PolicyHistory
+from atoll.client.runner import RunnerFailed
 from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.vocabulary import FailureReason
 from tests.client.lagoon import MIB, Instant, Version, agent, lagoon, live, model, until
 from tests.client.policy.test_gate import written
 
@@ -154,3 +158,97 @@ async def test_an_update_that_has_to_wait_is_kept_and_goes_on_when_it_may(tmp_pa
         await coordinator.accepted.wait()
         assert coordinator.calls["Upload"] >= 2
         assert len(coordinator.received) == 1
+
+
+@live
+async def test_a_round_that_is_asked_for_again_and_again_is_no_way_around_the_days_rounds(tmp_path):
+    runner = Instant()
+    async with site(tmp_path, "rounds_per_day = 1\n", runner) as coordinator:
+        version = coordinator.add(Version(model()))
+        await coordinator.invite(version)
+        await coordinator.accepted.wait()
+        await until(lambda: not list((tmp_path / "a" / "spool").iterdir()))
+        for local in ("{}", '{"lr":1}', '{"lr":2}'):
+            await coordinator.invite(version, local=local)
+            assert (await coordinator.heard("failed")).detail.startswith("rounds_per_day: ")
+        assert len(runner.orders) == coordinator.calls["Upload"] == 1
+        allowed = [line["action"] for line in decisions(tmp_path) if line["action"].endswith("allowed")]
+        assert allowed == ["train.allowed", "upload.allowed"]
+
+
+@live
+async def test_every_update_that_leaves_is_in_the_sites_log(tmp_path):
+    runner = Instant()
+    async with site(tmp_path, "", runner) as coordinator:
+        version = coordinator.add(Version(model()))
+        for count in range(1, 4):
+            runner.arrays = {"w": np.full(4, count, np.float32)}
+            coordinator.accepted.clear()
+            await coordinator.invite(version, local=f'{{"lr":{count}}}')
+            await coordinator.accepted.wait()
+            await until(lambda: not list((tmp_path / "a" / "spool").iterdir()))
+        lines = decisions(tmp_path)
+        assert [line["action"] for line in lines] == ["train.allowed", "upload.allowed"] * 3
+        assert {line["digests"]["update"] for line in lines[1::2]} == set(coordinator.received)
+
+
+@live
+async def test_a_client_that_comes_back_goes_on_with_the_days_only_round(tmp_path):
+    """It is told again while it trains, while its update waits, and after a restart."""
+    runner, rule = Instant(), "rounds_per_day = 1\n"
+    runner.go.clear()
+    async with lagoon() as coordinator:
+        version = coordinator.add(Version(model()))
+        async with agent(coordinator, tmp_path / "a", runner, policy=policy(tmp_path, rule)):
+            await coordinator.invite(version)
+            await runner.begun.wait()
+        runner.begun.clear()
+        async with agent(coordinator, tmp_path / "a", runner, policy=policy(tmp_path, rule)):
+            await coordinator.connected(2)
+            await coordinator.invite(version)
+            await runner.begun.wait()
+            coordinator.pushes.put_nowait(None)
+            await coordinator.connected(3)
+            await coordinator.invite(version, time_left=50.0)
+            await until(lambda: runner.calls)
+            coordinator.upload_status = (grpc.StatusCode.UNAVAILABLE, "not now")
+            runner.go.set()
+            await until(lambda: coordinator.calls["Upload"] >= 2)
+            await coordinator.invite(version)
+            coordinator.upload_status = None
+            await coordinator.accepted.wait()
+        assert "failed" not in kinds(coordinator)
+        assert len(coordinator.received) == 1
+        assert {line["action"] for line in decisions(tmp_path)} == {"train.allowed", "upload.allowed"}
+
+
+def kinds(coordinator):
+    """Of the messages that nobody has asked for yet."""
+    waiting = [coordinator.messages.get_nowait() for _ in range(coordinator.messages.qsize())]
+    return {message.WhichOneof("message") for message in waiting}
+
+
+SECRET = 'ValueError: cannot parse record: patient 4711, J. Doe\n  File "/data/load.py", line 7'
+
+
+@pytest.mark.parametrize(("extra", "told"), [("", ""), ("error_details = true\n", SECRET)])
+def test_what_the_tasks_code_raised_leaves_only_where_the_policy_says_so(tmp_path, caplog, extra, told):
+    runner = Instant()
+    runner.error = RunnerFailed(FailureReason.TRAINING_FAILED, SECRET)
+
+    @live
+    async def scenario():
+        async with site(tmp_path, extra, runner) as coordinator:
+            version = coordinator.add(Version(model()))
+            await coordinator.invite(version)
+            failed = await coordinator.heard("failed")
+            assert (failed.reason, failed.detail) == ("training_failed", told)
+            asked = pb.Evaluate(
+                run_id="run-1", task="tiny:task", version=1, model_digest=version.digest, time_left_s=30
+            )
+            await coordinator.push(evaluate=asked)
+            error = (await coordinator.heard("evaluated")).error
+            assert error == (f"training_failed: {told}" if told else "training_failed")
+
+    scenario()
+    assert caplog.text.count("patient 4711") == 2, "the whole text is in the agent's own log"

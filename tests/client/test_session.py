@@ -162,7 +162,7 @@ def test_a_failed_job_is_reported() -> None:
     assert drive.do(event) == [ReportFailure(RUN, RoundId(1), FailureReason.WORKER_CRASHED, "exit code 1")]
     drive.do(Asked(question()))
     [report] = drive.do(JobFailed(key(1, "version"), FailureReason.DOWNLOAD_FAILED, "gone"))
-    assert report == ReportEvaluation(RUN, Version(1), None, "download_failed: gone")
+    assert report == ReportEvaluation(RUN, Version(1), None, "download_failed: gone", FailureReason.DOWNLOAD_FAILED)
 
 
 def test_an_answer_of_a_job_that_is_over_is_ignored_and_its_update_discarded() -> None:
@@ -587,7 +587,7 @@ def test_what_the_policy_forbids_is_reported_and_nothing_is_begun() -> None:
     why = FailureReason.AWAITS_APPROVAL, "approval: run 'run' waits"
     assert drive.do(Forbidden(invitation(), *why), at=1) == [ReportFailure(RUN, RoundId(1), *why)]
     assert drive.do(Forbidden(question(), FailureReason.POLICY_REFUSED, "hours: no"), at=2) == [
-        ReportEvaluation(RUN, Version(1), None, "policy_refused: hours: no")
+        ReportEvaluation(RUN, Version(1), None, "policy_refused: hours: no", FailureReason.POLICY_REFUSED)
     ]
     assert drive.session.working_on == ()
 

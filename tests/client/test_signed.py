@@ -134,6 +134,21 @@ async def test_an_invitation_of_another_client_or_an_old_one_is_refused(tmp_path
 
 
 @live
+async def test_an_invitation_that_was_held_back_has_only_the_time_that_is_left(tmp_path):
+    runner = Instant()
+    async with signed(tmp_path, signer(clock=lambda: time.time() - 290), runner) as coordinator:
+        version = coordinator.add(Version(model()))
+        await coordinator.invite(version, time_left=5.0)
+        failed = await coordinator.heard("failed")
+        assert (failed.round_id, failed.reason) == (1, "out_of_time")
+        assert "its deadline was 285" in failed.detail
+        assert runner.orders == []
+        await coordinator.invite(version, time_left=350.0)
+        await coordinator.accepted.wait()
+        assert 0 < runner.orders[0].budget < 60
+
+
+@live
 async def test_a_clock_that_is_wrong_is_said_to_be(tmp_path, caplog):
     async with signed(tmp_path) as coordinator:
         coordinator.pushes.put_nowait(None)

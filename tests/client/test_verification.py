@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.client.events import Asked, EvaluationRequest, Invitation, Released, RunEnded
-from atoll.client.verification import SKEW_S, Refused, Seen, judge, run_of
+from atoll.client.verification import SKEW_S, Refused, Seen, judge, run_of, timed
 from atoll.protocol.vocabulary import FailureReason, ReleaseReason
 
 NOW = 1_000_000.0
 D0, D1, D2 = (digit * 64 for digit in "012")
 
 
-def invite(round_id, version=0, digest=D0):
-    return Asked(Invitation("r-1", round_id, "t", version, digest, 30.0))
+def invite(round_id, version=0, digest=D0, time_left=30.0):
+    return Asked(Invitation("r-1", round_id, "t", version, digest, time_left))
 
 
 def evaluate(version, digest=D0):
@@ -87,7 +87,23 @@ def test_what_was_signed_at_another_time_is_not_done(clock, words):
     refused = judge(invite(1), int(NOW * 1e6), Seen(), NOW + clock)
     assert refused.reason is FailureReason.CLOCK_SKEW
     assert words in refused.detail
-    assert isinstance(judge(invite(1), int(NOW * 1e6), Seen(), NOW + clock * SKEW_S / (SKEW_S + 1)), Seen)
+    at = NOW + clock * SKEW_S / (SKEW_S + 1)
+    assert isinstance(judge(invite(1, time_left=SKEW_S + 1), int(NOW * 1e6), Seen(), at), Seen)
+
+
+@pytest.mark.parametrize("event", [invite(1, time_left=5.0), Asked(EvaluationRequest("r-1", 1, "t", D0, 5.0))])
+def test_what_was_over_when_it_arrived_is_refused_and_leaves_no_trace(event):
+    refused = judge(event, int(NOW * 1e6), Seen(), NOW + 290)
+    assert refused == Refused(FailureReason.OUT_OF_TIME, "its deadline was 285.0 s ago when it arrived")
+    assert judge(event, int(NOW * 1e6), Seen(), NOW + 5).reason is FailureReason.OUT_OF_TIME
+    assert isinstance(judge(event, int(NOW * 1e6), Seen(), NOW + 4.9), Seen)
+
+
+@pytest.mark.parametrize(("age", "left"), [(0.0, 30.0), (12.0, 18.0), (-12.0, 30.0), (40.0, 0.0)])
+def test_the_time_on_the_way_is_over_and_a_clock_that_is_behind_makes_none(age, left):
+    assert timed(invite(1), int(NOW * 1e6), NOW + age) == invite(1, time_left=left)
+    released = Released("r-1", 1, ReleaseReason.ROUND_CLOSED, False)
+    assert timed(released, int(NOW * 1e6), NOW + age) is released
 
 
 def test_refused_leaves_no_trace():

@@ -10,6 +10,7 @@ import pytest
 
 from atoll.aggregation.tensorfile import write
 from atoll.client.events import EvaluationRequest, Invitation
+from atoll.client.policy.content import content_of
 from atoll.client.policy.decide import Decision, Outcome, Rule, Standing
 from atoll.client.policy.gate import Gate, failure_of
 from atoll.client.policy.history import NAME, PolicyHistory
@@ -61,11 +62,11 @@ def version(**sizes: int) -> Any:
     return Model(model(**(sizes or {"w": 10}))).manifest
 
 
-def spooled(folder: Path, number: int = 1, size: int = 10) -> Entry:
+def spooled(folder: Path, number: int = 1, size: int = 10, work: float = 1.0) -> Entry:
     (folder / "spool").mkdir(exist_ok=True)
     pieces = write(folder / "u", {"w": np.ones(size, np.float32)})
     manifest = UpdateManifest(
-        RUN, RoundId(number), ClientId("north"), Version(0), Digest("0" * 64), num_examples=1, work=1.0, pieces=pieces
+        RUN, RoundId(number), ClientId("north"), Version(0), Digest("0" * 64), num_examples=1, work=work, pieces=pieces
     )
     return Spool(folder / "spool", 2**30).add(folder / "u", manifest, statistics={})
 
@@ -85,7 +86,7 @@ def test_each_decision_is_written_down_once_with_its_rule(tmp_path: Path) -> Non
     ]
     first = site.lines()[0]
     assert (first["time"], first["actor"], first["object"]) == ("2026-05-04T12:00:00.000000Z", "r-1", "round 1")
-    assert first["digests"] == {"task": "t", "bytes": "40"}
+    assert first["digests"] == {"task": "t", "bytes": "40", "work": content_of(invitation())}
     assert first["outcome"] == "upload_max_bytes: an update of 40 bytes may not leave; allowed: at most 39"
     assert site.lines()[1]["object"] == "version 1"
 
@@ -153,6 +154,83 @@ def test_a_round_is_counted_when_it_is_admitted_and_once(tmp_path: Path) -> None
     again.now += DAY_S
     assert again.gate.poll(), "on the next day it may be asked again"
     assert again.gate.admit(invitation(3), version()).is_allowed
+
+
+def test_a_round_that_is_told_again_with_other_words_counts_again(tmp_path: Path) -> None:
+    site = Site(tmp_path, "rounds_per_day = 1\n")
+    assert site.gate.admit(invitation(), version()).is_allowed
+    for other in ({"local": '{"lr":9}'}, {"seed": 8}, {"codec": "bf16"}, {"algorithm": "fedprox"}, {"model_seed": 1}):
+        assert site.gate.ask(invitation(**other)).rule is Rule.ROUNDS_PER_DAY
+        assert site.gate.admit(invitation(**other), version()).rule is Rule.ROUNDS_PER_DAY
+    assert site.gate.admit(invitation(), version()).is_allowed, "the client came back, and is told again"
+
+
+def test_a_round_whose_update_has_left_is_not_begun_again_for_nothing(tmp_path: Path) -> None:
+    site = Site(tmp_path, "rounds_per_day = 1\n")
+    site.gate.admit(invitation(), version())
+    assert site.gate.ask_upload(entry := spooled(tmp_path)).is_allowed
+    assert site.gate.ask(invitation()).rule is Rule.ROUNDS_PER_DAY
+    again = Site(tmp_path, "rounds_per_day = 1\n")  # the first is never closed, as by kill -9
+    assert again.gate.admit(invitation(), version()).rule is Rule.ROUNDS_PER_DAY
+    assert again.gate.ask_upload(spooled(tmp_path, work=0.5)).rule is Rule.ROUNDS_PER_DAY
+    again.now += DAY_S
+    assert again.gate.ask_upload(entry).is_allowed, "the same bytes again are the same update"
+    assert again.gate.admit(invitation(), version()).is_allowed, "it is the day's one round"
+    assert again.gate.ask(invitation(2)).rule is Rule.ROUNDS_PER_DAY
+
+
+def test_an_update_that_was_trained_without_a_policy_counts_when_it_leaves(tmp_path: Path) -> None:
+    Gate(None, tmp_path).admit(invitation(), version())
+    site = Site(tmp_path, "rounds_per_day = 1\n")
+    assert site.gate.ask_upload(spooled(tmp_path)).is_allowed
+    assert site.gate.ask(invitation(2)).rule is Rule.ROUNDS_PER_DAY
+    assert site.gate.ask_upload(spooled(tmp_path, 3)).rule is Rule.ROUNDS_PER_DAY
+
+
+def test_each_training_and_each_update_that_leaves_has_its_line(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    for _ in range(3):
+        for _ in range(2):  # it is told again before anything has left
+            site.gate.admit(invitation(), version())
+        for _ in range(2):  # the connection is cut
+            site.gate.ask_upload(entry := spooled(tmp_path))
+    other = spooled(tmp_path, work=0.5)
+    site.gate.ask_upload(other)
+    assert [line["action"] for line in site.lines()] == ["train.allowed", "upload.allowed"] * 3 + ["upload.allowed"]
+    updates = [line["digests"]["update"] for line in site.lines() if line["action"] == "upload.allowed"]
+    assert updates == [entry.digest] * 3 + [other.digest]
+
+
+@pytest.mark.parametrize("other", [{"codec": "topk:0.01"}, {"algorithm": "scaffold"}])
+def test_an_approval_does_not_cover_another_algorithm_or_codec(tmp_path: Path, other: dict[str, str]) -> None:
+    site = Site(tmp_path, 'approval = "each_run"\n')
+    site.gate.ask(invitation())
+    PolicyHistory(tmp_path).decided(RUN, Standing.APPROVED, 1.0)
+    assert site.gate.ask(invitation(2)).is_allowed
+    assert site.gate.admit(question(), version()).is_allowed
+    assert site.gate.ask(invitation(3, **other)).rule is Rule.APPROVAL
+    [shown_run] = shown("site", "list", "--state", tmp_path)
+    terms = {"algorithm": "fedavg", "codec": ""} | other
+    assert {name: shown_run[name] for name in terms} == terms
+    assert shown_run["standing"] == "undecided"
+    for word in filter(None, terms.values()):
+        assert word in invoke("site", "list", "--state", tmp_path).stdout
+        assert word in invoke("site", "approve", RUN, "--state", tmp_path).stdout
+
+
+def test_a_run_that_has_only_asked_for_evaluations_is_shown_as_that(tmp_path: Path) -> None:
+    Site(tmp_path).gate.ask(question())
+    assert "task t with evaluations, local = {}" in invoke("site", "approve", RUN, "--state", tmp_path).stdout
+
+
+def test_the_texts_of_errors_leave_only_where_the_policy_says_so(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    assert not site.gate.error_details
+    site.changes("error_details = true\n")
+    assert site.gate.error_details
+    site.changes("error_details = 1\n")
+    assert not site.gate.error_details, "a policy that is not valid allows nothing"
+    assert Gate(None, tmp_path).error_details
 
 
 def test_an_approval_from_another_process_is_noticed(tmp_path: Path) -> None:

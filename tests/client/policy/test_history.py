@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,42 +16,90 @@ from atoll.client.policy.history import NAME, RUNS_MAX, HistoryUnusable, NoSuchR
 DAY = "2026-05-04"
 
 
-def request(number: int = 1, run_id: str = "r-1", task: str = "t") -> PolicyRequest:
-    return PolicyRequest(kind=Kind.TRAIN, run_id=run_id, task=task, number=number)
+NEXT_DAY = "2026-05-05"
+
+
+def request(number: int = 1, run_id: str = "r-1", task: str = "t", **fields: Any) -> PolicyRequest:
+    return PolicyRequest(**({"kind": Kind.TRAIN, "run_id": run_id, "task": task, "number": number} | fields))
+
+
+def upload(number: int = 1, content: str = "u") -> PolicyRequest:
+    return request(number, kind=Kind.UPLOAD, content=content)
 
 
 def test_rounds_are_counted_once_and_by_day(tmp_path: Path) -> None:
     history = PolicyHistory(tmp_path)
     for number in (1, 1, 2):
-        history.begun("r-1", number, DAY)
-    history.begun("r-1", 1, "2026-05-05")
-    assert history.of(request(1), local=None, day=DAY) == History(rounds_today=2, is_counted=True)
-    assert history.of(request(3), local=None, day="2026-05-05") == History(rounds_today=0, is_counted=False)
+        history.begun(request(number), DAY)
+    assert history.of(request(1), day=DAY) == History(rounds_today=2, is_counted=True, turn=1)
+    assert history.of(request(3), day=NEXT_DAY) == History(rounds_today=0, is_counted=False, turn=1)
+
+
+def test_other_work_of_the_same_round_counts_and_so_does_the_same_on_another_day(tmp_path: Path) -> None:
+    history = PolicyHistory(tmp_path)
+    history.begun(request(content="a"), DAY)
+    assert history.of(request(content="b"), day=DAY) == History(rounds_today=1, is_counted=False, turn=2)
+    history.begun(request(content="b"), DAY)
+    assert [history.of(request(content=work), day=DAY).is_counted for work in "ab"] == [True, True]
+    assert history.of(request(content="a"), day=NEXT_DAY) == History(rounds_today=0, is_counted=False, turn=3)
+    assert history.of(upload(), day=NEXT_DAY).is_counted, "what was begun may leave on another day"
+
+
+def test_with_its_update_a_round_is_over_and_only_that_update_goes_on(tmp_path: Path) -> None:
+    history = PolicyHistory(tmp_path)
+    for work in "ab":
+        history.begun(request(content=work), DAY)
+    history.begun(upload(content="u"), DAY)
+    assert history.of(upload(content="u"), day=NEXT_DAY) == History(rounds_today=0, is_counted=True, turn=2)
+    asked = [request(content="a"), request(content="b"), upload(content="v")]
+    assert [history.of(again, day=DAY) for again in asked] == [History(rounds_today=2, turn=3)] * 3
+    history.begun(upload(content="u"), DAY)
+    assert history.of(request(2), day=DAY).rounds_today == 2
+    history.begun(request(content="a"), DAY)
+    assert history.of(upload(content="u"), day=DAY) == History(rounds_today=3, is_counted=True, turn=3)
+
+
+def test_an_update_that_nobody_counted_counts_when_it_leaves(tmp_path: Path) -> None:
+    history = PolicyHistory(tmp_path)
+    history.begun(upload(), DAY)
+    history.begun(upload(), DAY)
+    assert history.of(request(2), day=DAY).rounds_today == 1
+
+
+def test_an_evaluation_is_no_round(tmp_path: Path) -> None:
+    history = PolicyHistory(tmp_path)
+    history.begun(request(1), DAY)
+    assert history.of(request(1, kind=Kind.EVALUATE), day=DAY) == History(rounds_today=1)
 
 
 def test_what_was_counted_and_decided_survives_kill_9(tmp_path: Path) -> None:
     code = f"""
 import os, signal
 from pathlib import Path
-from atoll.client.policy.decide import Standing
+from atoll.client.policy.decide import Kind, PolicyRequest, Standing
 from atoll.client.policy.history import PolicyHistory
 history = PolicyHistory(Path({str(tmp_path)!r}))
 history.asked("r-1", "t", "{{}}", 1.0)
 history.decided("r-1", Standing.APPROVED, 2.0)
-history.begun("r-1", 7, {DAY!r})
+round_7 = PolicyRequest(kind=Kind.TRAIN, run_id="r-1", task="t", number=7, local="{{}}", content="a")
+history.begun(round_7, {DAY!r})
+update = PolicyRequest(kind=Kind.UPLOAD, run_id="r-1", task="t", number=6, content="u")
+history.begun(update, {DAY!r})
 os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run([sys.executable, "-c", code], env=os.environ, timeout=60)
     assert done.returncode == -signal.SIGKILL
-    found = PolicyHistory(tmp_path).of(request(7), local="{}", day=DAY)
-    assert found == History(standing=Standing.APPROVED, rounds_today=1, is_counted=True)
+    history = PolicyHistory(tmp_path)
+    found = history.of(request(7, local="{}", content="a"), day=DAY)
+    assert found == History(standing=Standing.APPROVED, rounds_today=2, is_counted=True, turn=1)
+    assert not history.of(request(6, local="{}", content="a"), day=DAY).is_counted, "its update may have left"
 
 
 def test_an_approval_is_for_the_terms_it_was_given_on(tmp_path: Path) -> None:
     history = PolicyHistory(tmp_path)
 
     def standing(task: str = "t", local: str | None = "{}") -> Standing:
-        return history.of(request(task=task), local=local, day=DAY).standing
+        return history.of(request(task=task, local=local), day=DAY).standing
 
     assert history.asked("r-1", "t", "{}", 1.0)
     assert not history.asked("r-1", "t", "{}", 2.0)
@@ -62,6 +111,60 @@ def test_an_approval_is_for_the_terms_it_was_given_on(tmp_path: Path) -> None:
     history.decided("r-1", Standing.REJECTED, 5.0)
     assert history.asked("r-1", "u", "{}", 6.0)
     assert standing(task="u") is Standing.REJECTED, "other terms do not undo a rejection"
+
+
+def test_an_approval_is_for_an_algorithm_and_a_codec(tmp_path: Path) -> None:
+    history = PolicyHistory(tmp_path)
+
+    def standing(algorithm: str | None, codec: str | None) -> Standing:
+        return history.of(request(local="{}", algorithm=algorithm, codec=codec), day=DAY).standing
+
+    assert history.asked("r-1", "t", "{}", 1.0, algorithm="fedavg", codec="")
+    history.decided("r-1", Standing.APPROVED, 2.0)
+    assert not history.asked("r-1", "t", "{}", 3.0), "an evaluation asks for nothing else"
+    assert [standing("fedavg", ""), standing(None, None)] == [Standing.APPROVED] * 2
+    assert [standing("scaffold", ""), standing("fedavg", "topk:0.01")] == [Standing.UNDECIDED] * 2
+    assert history.asked("r-1", "t", "{}", 4.0, algorithm="fedavg", codec="topk:0.01")
+    assert [(terms.algorithm, terms.codec, terms.standing) for terms in history.runs()] == [
+        ("fedavg", "topk:0.01", Standing.UNDECIDED)
+    ]
+
+
+def test_an_approval_of_evaluations_is_none_of_training(tmp_path: Path) -> None:
+    history = PolicyHistory(tmp_path)
+    history.asked("r-1", "t", "{}", 1.0)
+    history.decided("r-1", Standing.APPROVED, 2.0)
+    trained = request(local="{}", algorithm="fedavg", codec="")
+    assert history.of(request(local="{}"), day=DAY).standing is Standing.APPROVED
+    assert history.of(trained, day=DAY).standing is Standing.UNDECIDED
+    assert history.asked("r-1", "t", "{}", 3.0, algorithm="fedavg", codec="")
+    assert history.of(request(local="{}"), day=DAY).standing is Standing.UNDECIDED
+
+
+SCHEMA_1 = """
+CREATE TABLE runs (run_id TEXT PRIMARY KEY, task TEXT NOT NULL, local TEXT NOT NULL, standing TEXT NOT NULL,
+                   asked_at REAL NOT NULL, decided_at REAL) STRICT, WITHOUT ROWID;
+CREATE TABLE rounds (run_id TEXT, round_id INTEGER, day TEXT NOT NULL, PRIMARY KEY (run_id, round_id)) STRICT;
+CREATE INDEX rounds_by_day ON rounds (day);
+INSERT INTO runs VALUES ('r-1', 't', '{}', 'approved', 1.0, 2.0), ('r-2', 't', '{}', 'rejected', 1.0, 2.0);
+INSERT INTO rounds VALUES ('r-1', 7, '2026-05-04');
+PRAGMA user_version = 1;
+"""
+
+
+def test_what_an_older_atoll_approved_must_be_approved_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with sqlite3.connect(tmp_path / NAME) as database:
+        database.executescript(SCHEMA_1)
+    database.close()
+    history = PolicyHistory(tmp_path)
+    assert "the approval of run r-1 did not say for which algorithm and codec, and must be given again" in caplog.text
+    assert [terms.standing for terms in history.runs()] == [Standing.UNDECIDED, Standing.REJECTED]
+    assert history.of(request(local="{}"), day=DAY).standing is Standing.UNDECIDED
+    assert history.of(request(7), day=DAY) == History(rounds_today=1, is_counted=True, turn=1)
+    assert not history.of(request(7, content="a"), day=DAY).is_counted, "nobody knows what it was"
+    history.begun(request(7, content="a"), DAY)
+    history.close()
+    assert PolicyHistory(tmp_path).of(request(8), day=DAY).rounds_today == 2
 
 
 def test_who_never_asked_cannot_be_decided_about_or_forgotten(tmp_path: Path) -> None:
@@ -106,4 +209,4 @@ def test_what_cannot_be_read_gives_no_answer(tmp_path: Path, damage: str) -> Non
             database.execute(change)
         database.close()
     with pytest.raises(HistoryUnusable, match=NAME):
-        PolicyHistory(tmp_path).of(request(), local=None, day=DAY)
+        PolicyHistory(tmp_path).of(request(), day=DAY)

@@ -1,0 +1,46 @@
+"""What makes two trainings of one round the same work."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from atoll.client.events import Invitation
+from atoll.client.policy.content import content_of
+from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
+
+INVITATION = Invitation(RunId("r-1"), RoundId(1), "t", Version(0), Digest("0" * 64), 30.0)
+
+OTHER_WORK: dict[str, Any] = {
+    "task": "u",
+    "base_version": 1,
+    "model_digest": "1" * 64,
+    "seed": 1,
+    "local": '{"lr": 1}',
+    "algorithm": "scaffold",
+    "codec": "bf16",
+    "counted_round": 1,
+    "model_seed": 1,
+}
+SAME_WORK: dict[str, Any] = {
+    "run_id": "r-2",
+    "round_id": 2,
+    "time_left": 5.0,
+    "rank": 1,
+    "manifest": b"m",
+    "data": b"d",
+}
+
+
+@pytest.mark.parametrize("name", OTHER_WORK)
+def test_whoever_changes_a_word_of_it_asks_for_another_training(name: str) -> None:
+    assert content_of(replace(INVITATION, **{name: OTHER_WORK[name]})) != content_of(INVITATION)
+
+
+@pytest.mark.parametrize("name", SAME_WORK)
+def test_what_the_update_does_not_depend_on_changes_nothing(name: str) -> None:
+    assert content_of(replace(INVITATION, **{name: SAME_WORK[name]})) == content_of(INVITATION)
+
+
+def test_no_field_of_an_invitation_is_forgotten() -> None:
+    assert {field.name for field in fields(Invitation)} == {*OTHER_WORK, *SAME_WORK}
