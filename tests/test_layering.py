@@ -32,10 +32,12 @@ ALSO = {
 
 PURE = {
     "aggregation/weights.py",
+    "protocol/chain_end.py",
     "protocol/identity/names.py",
     "protocol/values.py",
     "protocol/vocabulary.py",
     "server/admission.py",
+    "server/backup_contents.py",
     "server/buffer.py",
     "server/evaluation.py",
     "server/events.py",
@@ -57,6 +59,8 @@ PURE = {
     "server/sampling.py",
     "server/utility.py",
     "client/events.py",
+    "client/policy/content.py",
+    "client/policy/disclosure.py",
     "client/session.py",
     "client/verification.py",
 }
@@ -80,7 +84,10 @@ PURE_STDLIB = {
     "typing",
 }
 PURE_ALSO = {
+    "client/policy/content.py": {"json"},
+    "protocol/chain_end.py": {"atoll.protocol.chain", "mmap", "re"},  # it is handed a file's bytes, mapped
     "protocol/identity/names.py": {"re"},
+    "server/backup_contents.py": {"pydantic", "re"},
     "server/policy.py": {"pydantic"},
     "server/sampling.py": {"atoll.protocol.reference", "atoll.protocol.settings"},  # load_sampler finds a user's own
 }

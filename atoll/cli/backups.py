@@ -20,6 +20,9 @@ WithoutKeys = Annotated[
     bool, typer.Option("--without-keys", help="Leave out the authority, all certificates, and the audit log's key.")
 ]
 
+NAMED = 5
+"""Files that are told by their names; of more, how many there are."""
+
 
 def backup(state: From, out: Out, without_keys: WithoutKeys = False, json: options.Json = False) -> None:
     """Back up a state directory, also while its coordinator runs: the journal as of one instant, and every file that
@@ -27,7 +30,8 @@ def backup(state: From, out: Out, without_keys: WithoutKeys = False, json: optio
     """
     from atoll.cli.writing_down import write_down
     from atoll.server.audit.actions import Action
-    from atoll.server.backup import BackupFailed, back_up
+    from atoll.server.backup import back_up
+    from atoll.server.backup_contents import BackupFailed
 
     try:
         made = back_up(state, out, keys=not without_keys)
@@ -35,10 +39,13 @@ def backup(state: From, out: Out, without_keys: WithoutKeys = False, json: optio
         raise CommandError(str(error)) from error
     write_down(state, Action.STATE_BACKUP, str(out.absolute()))
     if json:
-        as_json({"backup": out, **_said(made)})
+        as_json({"backup": out, **_said(made), "left_out": made.strangers})
         return
     say(f"{out} holds {state} as of {clock(made.made_at)} ({size(made.num_bytes)})")
     _list_runs(made)
+    if made.strangers:
+        more = f" and {len(made.strangers) - NAMED} more" if len(made.strangers) > NAMED else ""
+        note(f"left out, for they are not the coordinator's: {', '.join(made.strangers[:NAMED])}{more}")
 
 
 def restore(source: Source, state: To, json: options.Json = False) -> None:
@@ -49,8 +56,8 @@ def restore(source: Source, state: To, json: options.Json = False) -> None:
     """
     from atoll.cli.writing_down import write_down
     from atoll.server.audit.actions import Action
-    from atoll.server.backup import BackupFailed
-    from atoll.server.backup import restore as restore_from
+    from atoll.server.backup_contents import BackupFailed
+    from atoll.server.restore import restore as restore_from
 
     try:
         made = restore_from(source, state)

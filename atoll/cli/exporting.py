@@ -50,10 +50,11 @@ def from_here(history: History, run: str, version: int | None, out: Path) -> Exp
     """A version of the run with this id or name (empty: the newest run); None: its newest version.
 
     Raises:
-        CommandError: it is not kept, or damaged.
+        CommandError: it is not kept, or damaged; or `out` is no place for a file.
         LookupError: there is no such run.
         OSError: the disk; or an aggregation rank that has a part of it is away.
     """
+    _insist_on_place(out)
     row = run_of(history, run)
     place = _Place(history, row.run_id)
     chosen = Version(newest_version(history, row.run_id) if version is None else version)
@@ -82,9 +83,10 @@ def from_elsewhere(state: Path, run: str, version: int | None, out: Path) -> Exp
     """The same from the coordinator that `atoll join` has made somebody an owner or operator of.
 
     Raises:
-        CommandError: nobody answers, it is not kept, or an auditor asks.
+        CommandError: nobody answers, it is not kept, or an auditor asks; or `out` is no place for a file.
         OSError: what came is not what was asked for; or the disk.
     """
+    _insist_on_place(out)
     seen = look("versions", state, run=run)
     kept = {row["version"]: row for row in seen["rows"] if row["kept"]}
     chosen = Version(max((row["version"] for row in seen["rows"]), default=0) if version is None else version)
@@ -150,8 +152,21 @@ def _not_kept(version: int, kept: Iterable[int]) -> CommandError:
     return CommandError(f"version {version} is not kept, or not made yet (kept: {known}; see keep_versions)")
 
 
+def _insist_on_place(out: Path) -> None:
+    """A file can be made there, or be put in the place of the one that is there."""
+    if out.is_dir():
+        raise CommandError(f"{out} is a directory: name a file in it, such as {out / 'model.safetensors'}")
+    if out.exists() and not out.is_file():
+        raise CommandError(f"{out} is no regular file, which alone is replaced: name another")
+    if not out.parent.is_dir():
+        raise CommandError(f"{out} cannot be made: there is no directory {out.parent}")
+    if not os.access(out.parent, os.W_OK | os.X_OK):
+        raise CommandError(f"{out} cannot be made: {out.parent} may not be written")
+
+
 def _beside(out: Path, what: str) -> Path:
-    return out.with_name(f"{out.name}.{what}")
+    """A name that no file of the user's has, nor of another export."""
+    return out.with_name(f"{out.name}.{os.getpid()}.{what}")
 
 
 def _copy(path: Path, manifest: VersionManifest, out: Path) -> None:

@@ -103,6 +103,9 @@ def test_an_operator_elsewhere_takes_the_model_that_is_here(
         local = shown("model", "export", *version, "--out", ours, *here)
         assert shown("model", "export", *version, "--out", theirs, *there) == local | {"out": str(theirs)}
         assert theirs.read_bytes() == ours.read_bytes()
+    assert refused("model", "export", "--out", tmp_path, *there)[0].startswith(
+        f"{tmp_path} is a directory: name a file"
+    )
     assert refused("model", "export", "7", "--out", tmp_path / "m", *there) == refused(
         "model", "export", "7", "--out", tmp_path / "m", *here
     )

@@ -1,6 +1,7 @@
 """What the commands show: while a coordinator runs, and after it has died."""
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -118,6 +119,27 @@ def test_a_version_is_exported_and_checked_on_the_way(it: Federation, tmp_path: 
     assert load_file(out)["count"] == 0
     (fault,) = refused("model", "export", "9", "--out", out, "--run", "done", "--state", it.state)
     assert fault.startswith("version 9 is not kept, or not made yet (kept: 0, 1, 2;")
+
+
+def test_a_place_where_no_file_can_be_is_named_before_anything_is_copied(it: Federation, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("precious")
+    os.mkfifo(tmp_path / "pipe")
+    for out, fault in {
+        tmp_path: f"is a directory: name a file in it, such as {tmp_path / 'model.safetensors'}",
+        tmp_path / "no" / "x": f"cannot be made: there is no directory {tmp_path / 'no'}",
+        tmp_path / "file" / "x": f"cannot be made: there is no directory {tmp_path / 'file'}",
+        tmp_path / "pipe": "is no regular file, which alone is replaced: name another",
+    }.items():
+        assert refused("model", "export", "--out", out, "--run", "done", "--state", it.state) == [f"{out} {fault}"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "pipe"]
+
+
+def test_an_export_replaces_only_the_file_that_was_named(it: Federation, tmp_path: Path) -> None:
+    for name in ("m", "m.part", "m.gathered"):
+        (tmp_path / name).write_text("precious")
+    shown("model", "export", "--out", tmp_path / "m", "--run", "done", "--state", it.state)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "m.gathered", "m.part"]
+    assert [path.read_text() for path in tmp_path.glob("m.*")] == ["precious"] * 2
 
 
 def test_a_damaged_version_is_not_exported(it: Federation, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import sys
 
 from atoll.server.backup import back_up
 from atoll.server.completeness import damaged, needs_of
+from atoll.server.restore import restore
 from tests.federation.processes import ATOLL, TASK, federation
 
 PLAIN = """
@@ -62,7 +63,7 @@ def test_a_backup_of_a_run_under_way_is_whole_and_the_run_goes_on_from_it_elsewh
             it.agent(site, environment=SLOW)
         it.wait_for(lambda: bool(it.rounds()) and len(versions(it, "trouble-1")) > 1)
         for number in range(3):  # at whatever instants
-            back_up(it.state, tmp_path / f"backup{number}")
+            assert back_up(it.state, tmp_path / f"backup{number}").strangers == ()
         back_up(it.state, tmp_path / "backup.tar")
         assert (tmp_path / "backup.tar").stat().st_mode & 0o077 == 0
         for number in range(3):
@@ -86,3 +87,20 @@ def test_a_backup_of_a_run_under_way_is_whole_and_the_run_goes_on_from_it_elsewh
         assert it.show("model", "export", "--out", model)["version"] == 12
         plain = subprocess.run([sys.executable, "-c", PLAIN, model], capture_output=True, text=True, cwd=tmp_path)
         assert plain.stdout.strip() == "{'w': [12.0]}", plain.stderr
+
+
+def test_a_backup_holds_what_lies_at_the_ranks_that_the_coordinator_has_started(tmp_path):
+    with federation(tmp_path) as it:
+        it.coordinator(rounds=2, coordinator__aggregators=2, **SETTINGS)
+        for site in ("a", "b"):
+            it.agent(site)
+        assert it.wait_for_end() == 0
+        assert back_up(it.state, tmp_path / "backup").strangers == ()
+        back_up(it.state, tmp_path / "bare", keys=False)
+        of_ranks = {path.relative_to(it.state) for path in it.state.glob("aggregators/*/**/*") if path.is_file()}
+        copied = {path.relative_to(tmp_path / "backup") for path in (tmp_path / "backup").rglob("*")}
+        assert {path.name for path in of_ranks - copied} == {"lock"}
+        assert list((tmp_path / "backup").glob("aggregators/*/identity/**/key.pem"))
+        assert {path.name for path in (tmp_path / "bare").rglob("*.pem")} == {"public.pem"}
+        restore(tmp_path / "backup", tmp_path / "new")
+        assert list(damaged(tmp_path / "new", needs_of(tmp_path / "new"))) == []

@@ -5,7 +5,9 @@ import shutil
 import pytest
 
 from atoll.server import backup
-from atoll.server.backup import BackupFailed, back_up, restore
+from atoll.server.backup import back_up
+from atoll.server.backup_contents import BackupFailed
+from atoll.server.restore import restore
 from tests.cli.invoking import invoke, refused, said
 from tests.wire.live import running
 from tests.wire.test_round import live
@@ -47,6 +49,19 @@ async def test_a_backup_names_no_file_outside_of_the_new_directory(tmp_path):
     contents.write_text(contents.read_text().replace('"state.db"', '"../state.db"'))
     with pytest.raises(BackupFailed, match="lies outside"):
         restore(out, tmp_path / "new")
+
+
+@live
+async def test_a_file_of_somebody_among_those_of_a_run_is_left_out_and_named(tmp_path):
+    state, out = tmp_path / "state", tmp_path / "backup"
+    async with running(state):
+        assert back_up(state, tmp_path / "plain").strangers == ()
+        for name in ("versions/README.md", "versions/000000.manifest.json~", "updates/note.txt"):
+            (state / "runs" / "tiny-1" / name).touch()
+        found = back_up(state, out).strangers
+    assert [path.rpartition("/")[2] for path in found] == ["note.txt", "000000.manifest.json~", "README.md"]
+    assert not [path for path in out.rglob("*") if path.name in ("README.md", "note.txt")]
+    restore(out, tmp_path / "new")
 
 
 @live

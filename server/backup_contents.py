@@ -1,0 +1,122 @@
+"""What a backup holds: which files of a state directory, and what `backup.json` says of them."""
+
+import re
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+FORMAT = 1
+
+_IDENTITY = r"(?:identity|authority)/[ -~]+"
+_VERSION = r"versions/\d{6,}(?:\.[a-z_]+)?\.(?:safetensors|manifest\.json)"
+_IMMUTABLE = rf"runs/\w[\w.-]*/(?:{_VERSION}|updates/[0-9a-f]{{64}}\.bin)"
+_RUNS = rf"{_IMMUTABLE}|runs/\w[\w.-]*/(?:ranks|worker\.log)"
+_AUDIT = r"audit/(?:audit-\d+\.jsonl|cut-\d+\.bin|key\.pem|public\.pem)"
+_RANK = r"(?:aggregators/\d+of\d+/)?"
+
+_BELONGS = re.compile(
+    rf"state\.db|alive|restored\.json|{_AUDIT}|{_RANK}(?:rank\.json|address|{_IDENTITY}|{_RUNS})", re.A
+)
+_IS_IMMUTABLE = re.compile(rf"{_RANK}{_IMMUTABLE}", re.A)
+_IS_KEY = re.compile(rf"{_RANK}{_IDENTITY}|audit/key\.pem", re.A)
+
+
+class BackupFailed(OSError):
+    """There is no backup, or none that can be used; the message says why."""
+
+
+# ---------------------------------------------------------------- files of a state directory
+
+
+def belongs(path: str) -> bool:
+    """Whether a state directory is known to hold a file at this path in it: nothing else is ever in a backup, least of
+    all another backup, which may hold the keys that this one is to be without."""
+    return _BELONGS.fullmatch(path) is not None
+
+
+def is_immutable(path: str) -> bool:
+    """Whether the file of this path is written once and never changes: a version's or an update's."""
+    return _IS_IMMUTABLE.fullmatch(path) is not None
+
+
+def is_key(path: str) -> bool:
+    """Whether the file of this path proves who somebody is."""
+    return _IS_KEY.fullmatch(path) is not None
+
+
+# ---------------------------------------------------------------- backup.json
+
+
+def _inside(path: str) -> str:
+    """A path that leads to one place, and to none outside."""
+    if "\0" in path or {"", ".", ".."}.intersection(path.split("/")):
+        raise ValueError("lies outside, or is no path")
+    return path
+
+
+class Part(BaseModel):
+    """One file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    path: Annotated[str, Field(max_length=1024), AfterValidator(_inside)]
+    num_bytes: Annotated[int, Field(ge=0, lt=2**63)]
+    mode: Annotated[int, Field(ge=0, le=0o777)]
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+def _apart(parts: list[Part]) -> list[Part]:
+    """No path is there twice, or is a folder of another one."""
+    paths = {part.path for part in parts}
+    folders = {folder for path in paths for folder in _folders(path)}
+    if len(paths) < len(parts) or paths & folders:
+        raise ValueError("a path is there twice")
+    return parts
+
+
+def _folders(path: str) -> Iterable[str]:
+    return accumulate(path.split("/")[:-1], "{}/{}".format)
+
+
+class Contents(BaseModel):
+    """What is in a backup. What is written there by another Atoll of the same format reads the same."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    format: int = FORMAT
+    atoll: Annotated[str, Field(max_length=100)]
+    """The version that has made it."""
+    made_at: Annotated[float, Field(ge=0, le=1e11)]
+    """As of when [s since the epoch]."""
+    has_keys: bool
+    files: Annotated[list[Part], AfterValidator(_apart)]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all files."""
+        return sum(part.num_bytes for part in self.files)
+
+
+class _AnyFormat(BaseModel):
+    """Of what a later Atoll has written, only this is read."""
+
+    format: Annotated[int, Field(strict=True, ge=0, le=10**6)]
+
+
+def parse_contents(data: bytes) -> Contents:
+    """Read `backup.json`.
+
+    Raises:
+        BackupFailed: it is not what a backup says of itself; the message names the first fault.
+    """
+    try:
+        if (found := _AnyFormat.model_validate_json(data).format) != FORMAT:
+            raise BackupFailed(f"backup.json has format {found}, this Atoll knows {FORMAT}")
+        return Contents.model_validate_json(data)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(map(str, fault["loc"]))
+        what = fault["msg"].removeprefix("Value error, ")
+        raise BackupFailed(f"backup.json is damaged: {where + ': ' * bool(where)}{what}") from None

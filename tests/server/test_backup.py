@@ -1,0 +1,303 @@
+"""What a backup holds, what it says of itself, and what of the user's it never touches."""
+
+import io
+import json
+import os
+import tarfile
+
+import pytest
+
+from atoll.server import backup
+from atoll.server.backup import back_up
+from atoll.server.backup_contents import BackupFailed, belongs, is_immutable, is_key, parse_contents
+from atoll.server.restore import restore
+from atoll.server.statedir import StateDirectory
+from tests.cli.invoking import invoke, refused, shown
+
+SUM = "0" * 64
+VERSION, UPDATE = "runs/r-1/versions/000012.safetensors", f"runs/r-1/updates/{SUM}.bin"
+KEYS = ("identity/authority/key.pem", "identity/publisher.pem", "audit/key.pem", "aggregators/0of2/identity/x/ca.pem")
+STRANGERS = (
+    *("b.tar", "backup.json", "bk/identity/key.pem", "runs/b.tar", "runs/r-1/b.tar", "audit/b.tar", "audit/x/key.pem"),
+    *("runs/r-1/versions/README.md", "runs/r-1/versions/x/000000.safetensors", "runs/r-1/updates/b.tar", "b/state.db"),
+    *("aggregators/b.tar", "aggregators/0of2/b.tar", "aggregators/0of2/state.db", "runs/bk/identity/key.pem", "../a"),
+)
+
+
+@pytest.fixture
+def state(tmp_path):
+    """A state directory with a key, and no run."""
+    StateDirectory.open(tmp_path / "state").close()
+    (tmp_path / "state" / "identity" / "authority").mkdir(parents=True)
+    (tmp_path / "state" / "identity" / "authority" / "key.pem").write_text("SECRET")
+    return tmp_path / "state"
+
+
+def everything(folder):
+    return {str(path.relative_to(folder)): path.is_file() and path.read_bytes() for path in sorted(folder.rglob("*"))}
+
+
+# ---------------------------------------------------------------- what belongs to a state directory
+
+
+def test_what_a_state_directory_holds_is_known_and_nothing_else_is_in_a_backup():
+    known = (
+        *(
+            "state.db",
+            "alive",
+            "restored.json",
+            "audit/audit-000000000000.jsonl",
+            "audit/public.pem",
+            "audit/cut-7.bin",
+        ),
+        *("runs/r-1/ranks", "runs/r-1/worker.log", "runs/r-1/versions/000012.momentum.manifest.json"),
+        *("aggregators/0of2/rank.json", "aggregators/0of2/address", f"aggregators/1of2/{VERSION}"),
+    )
+    assert all(map(belongs, (*known, VERSION, UPDATE, *KEYS)))
+    assert [path for path in STRANGERS if belongs(path)] == []
+    assert all(map(is_immutable, (VERSION, UPDATE, f"aggregators/1of2/{UPDATE}")))
+    assert not any(map(is_immutable, (*known[:8], *KEYS)))
+    assert all(map(is_key, KEYS))
+    assert not any(map(is_key, (*known, VERSION)))
+
+
+@pytest.mark.parametrize("out", ["state/b.tar", "state/b", "link/b.tar", "state/identity/b.tar", "state"])
+def test_a_backup_does_not_lie_in_the_directory_that_it_is_of(state, out):
+    (state.parent / "link").symlink_to(state)
+    before = everything(state)
+    (fault,) = refused("backup", state, state.parent / out)
+    assert fault == f"{state.parent / out} lies in {state}: name a place outside of it"
+    assert everything(state) == before
+
+
+@pytest.mark.parametrize("out", ["out.tar", "out"])
+def test_a_backup_that_was_put_into_the_directory_is_in_none_and_so_no_key_is_either(state, out):
+    back_up(state, state.parent / "whole.tar")
+    back_up(state, state.parent / "whole")
+    os.rename(state.parent / "whole.tar", state / "b.tar")
+    os.rename(state.parent / "whole", state / "runs" / "bk")
+    (state / "elsewhere").symlink_to(state.parent)
+    said = shown("backup", state, state.parent / out, "--without-keys")
+    assert {"b.tar", "elsewhere", "runs/bk/backup.json", "runs/bk/identity/authority/key.pem"} <= set(said["left_out"])
+    (state.parent / "left").mkdir()
+    restore(state.parent / out, state.parent / "new")
+    assert set(everything(state.parent / "new")) == {"alive", "restored.json", "runs", "state.db"}
+    files = [path for path in (state.parent / out).rglob("*") if path.is_file()] or [state.parent / out]
+    assert not any(b"SECRET" in path.read_bytes() for path in files)
+    (state / "a\x1b\udcff").touch()
+    note = invoke("backup", state, state.parent / "more").stderr
+    assert note.isascii()
+    assert "\x1b" not in note
+    assert "left out, for they are not the coordinator's: a" in note
+    assert ", b.tar, elsewhere, runs/bk/" in note
+
+
+# ---------------------------------------------------------------- what is not ours
+
+
+@pytest.mark.parametrize("out", ["bk", "bk.tar"])
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_what_lies_where_a_half_backup_would_is_never_touched(state, out, is_folder):
+    back_up(state, state.parent / "source.tar")
+    part = state.parent / f"{out}.part"
+    precious = part / "file" if is_folder else part
+    precious.parent.mkdir(exist_ok=True)
+    precious.write_text("precious")
+    for command in (
+        ["backup", state, state.parent / out],
+        ["restore", state.parent / "source.tar", part.with_suffix("")],
+    ):
+        (fault,) = refused(*command)
+        assert fault.startswith(
+            f"{part} exists (what a backup or restore has left that was killed or goes on, or a file"
+        )
+        assert precious.read_text() == "precious"
+        assert not (state.parent / out).exists()
+
+
+@pytest.mark.parametrize("out", ["bk", "bk.tar"])
+def test_of_two_backups_to_one_place_one_is_made_and_the_other_refused(state, out, monkeypatch):
+    other, stage = state.parent / "other", backup._stage
+    StateDirectory.open(other).close()
+
+    def meanwhile(*arguments, **options):
+        for one, why in ((other, r"\.part exists"), (state, "another backup of .* is under way")):
+            with pytest.raises(BackupFailed, match=why):
+                back_up(one, state.parent / out)
+        return stage(*arguments, **options)
+
+    monkeypatch.setattr(backup, "_stage", meanwhile)
+    back_up(state, state.parent / out)
+    restore(state.parent / out, state.parent / "new")
+    assert (state.parent / "new" / "identity").is_dir()
+
+
+def test_a_backup_that_came_about_meanwhile_is_not_replaced(state, monkeypatch):
+    out, beside = state.parent / "b.tar", backup.beside
+
+    def late(target, *, is_file):
+        target.write_text("of another one")
+        return beside(target, is_file=is_file)
+
+    monkeypatch.setattr(backup, "beside", late)
+    with pytest.raises(BackupFailed, match="exists: name a new"):
+        back_up(state, out)
+    assert out.read_text() == "of another one"
+    assert not out.with_name("b.tar.part").exists()
+
+
+@pytest.mark.parametrize("out", ["bk", "bk.tar"])
+def test_what_fails_leaves_nothing_behind(state, out, monkeypatch):
+    back_up(state, state.parent / "source")
+    before = everything(state.parent)
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        for command in (
+            ["backup", state, state.parent / out],
+            ["restore", state.parent / "source", state.parent / "new"],
+        ):
+            assert "No space left" in refused(*command)[0]
+    assert everything(state.parent) == before
+    for command in (
+        ["backup", state, state.parent / "no" / out],
+        ["restore", state.parent / "source", state.parent / "no/x"],
+    ):
+        assert refused(*command)[0].endswith(f"cannot be made: there is no folder {state.parent / 'no'}")
+    assert everything(state.parent) == before
+
+
+# ---------------------------------------------------------------- where to
+
+
+def test_a_link_to_nowhere_and_the_root_are_no_places_for_a_backup(state, tmp_path):
+    (tmp_path / "link").symlink_to("nowhere")
+    for out in (tmp_path / "link", "/", "."):
+        assert refused("backup", state, out) == [f"{out} exists: name a new folder or .tar file"]
+
+
+def test_a_state_directory_is_not_made_where_one_stands_but_through_a_link(state, tmp_path, monkeypatch):
+    back_up(state, tmp_path / "b.tar")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    assert refused("restore", tmp_path / "b.tar", ".") == [
+        ". is where you are, and a new directory would take its place: go up, and name it"
+    ]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to("empty")
+    shown("restore", "b.tar", "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "empty" / "identity" / "authority" / "key.pem").read_text() == "SECRET"
+
+
+# ---------------------------------------------------------------- damage
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 511, 512, 1000, 40_000, -20_000, -10_240])
+def test_a_tar_file_that_was_cut_short_is_refused(state, tmp_path, num_bytes):
+    back_up(state, tmp_path / "b.tar")
+    whole = (tmp_path / "b.tar").read_bytes()
+    (tmp_path / "cut.tar").write_bytes(whole[:num_bytes])
+    (fault,) = refused("restore", tmp_path / "cut.tar", tmp_path / "new")
+    assert fault.startswith(f"{tmp_path / 'cut.tar'} is no ")
+    assert not (tmp_path / "new.part").exists()
+
+
+@pytest.mark.parametrize(
+    "size", [b"\x80" + b"\xff" * 11, b"\x80\0\0\0" + b"\x7f" + b"\xff" * 7, b"\xff" * 12, b"77777777777\0"]
+)
+def test_a_tar_file_that_names_sizes_that_no_file_has_is_refused(state, tmp_path, size):
+    back_up(state, tmp_path / "b.tar")
+    data = bytearray((tmp_path / "b.tar").read_bytes())
+    for head in [at for at in range(0, len(data), 512) if data[at + 257 : at + 262] == b"ustar"]:
+        block = bytearray(data)
+        block[head + 124 : head + 136], block[head + 148 : head + 156] = size, b" " * 8
+        block[head + 148 : head + 156] = b"%06o\0 " % sum(block[head : head + 512])
+        (tmp_path / "bad.tar").write_bytes(block)
+        assert refused("restore", tmp_path / "bad.tar", tmp_path / "new")[0].startswith(
+            f"{tmp_path / 'bad.tar'} is no "
+        )
+    assert not (tmp_path / "new.part").exists()
+
+
+def test_a_member_of_a_tar_file_that_is_no_file_is_refused(state, tmp_path):
+    back_up(state, tmp_path / "b")
+    with tarfile.open(tmp_path / "b.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("state.db"), io.BytesIO())
+        tar.getmembers()[0].type = tarfile.DIRTYPE
+        link = tarfile.TarInfo("alive")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+        tar.add(tmp_path / "b" / "backup.json", "backup.json")
+    (fault,) = refused("restore", tmp_path / "b.tar", tmp_path / "new")
+    assert fault.endswith("alive is no file")
+
+
+def test_a_file_of_another_size_than_written_and_a_backup_without_a_journal_are_refused(state, tmp_path):
+    back_up(state, tmp_path / "b")
+    contents = tmp_path / "b" / "backup.json"
+    said = json.loads(contents.read_text())
+    said["files"][0]["num_bytes"] += 1
+    contents.write_text(json.dumps(said))
+    (fault,) = refused("restore", tmp_path / "b", tmp_path / "new")
+    assert fault.endswith("alive is damaged: its size and SHA-256 are not those that backup.json says")
+    contents.write_text(json.dumps(said | {"files": []}))
+    assert refused("restore", tmp_path / "b", tmp_path / "new")[0].endswith("it has no state.db")
+
+
+PART = {"path": "state.db", "num_bytes": 3, "mode": 0o600, "sha256": SUM}
+SAID = {"format": 1, "atoll": "0.1", "made_at": 1.5, "has_keys": True, "files": [PART]}
+
+
+def test_what_a_backup_says_of_itself_is_read():
+    contents = parse_contents(json.dumps(SAID).encode())
+    assert (contents.made_at, contents.has_keys, contents.num_bytes) == (1.5, True, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"format": 2}, "has format 2, this Atoll knows 1"),
+        ({"format": "1"}, "format: Input should be a valid integer"),
+        ({"made_at": None}, "made_at: "),
+        ({"made_at": -1}, "made_at: "),
+        ({"made_at": 1e300}, "made_at: "),
+        ({"has_keys": 1}, "has_keys: "),
+        ({"more": 1}, "more: "),
+        ({"files": None}, "files: "),
+        ({"files": [PART, PART]}, "files: a path is there twice"),
+        ({"files": [PART, PART | {"path": "state.db/x"}]}, "files: a path is there twice"),
+        ({"files": [PART | {"path": 5}]}, "files.0.path: Input should be a valid string"),
+        ({"files": [PART | {"path": "a\0b"}]}, "files.0.path: lies outside, or is no path"),
+        ({"files": [PART | {"path": "../a"}]}, "lies outside"),
+        ({"files": [PART | {"path": "/etc/x"}]}, "lies outside"),
+        ({"files": [PART | {"path": "a//b"}]}, "lies outside"),
+        ({"files": [PART | {"path": "a/./b"}]}, "lies outside"),
+        ({"files": [PART | {"path": ""}]}, "lies outside"),
+        ({"files": [PART | {"num_bytes": -1}]}, "files.0.num_bytes: "),
+        ({"files": [PART | {"num_bytes": 1.0}]}, "files.0.num_bytes: "),
+        ({"files": [PART | {"num_bytes": 10**400}]}, "files.0.num_bytes: "),
+        ({"files": [PART | {"mode": 10**30}]}, "files.0.mode: "),
+        ({"files": [PART | {"sha256": SUM + "\n"}]}, "files.0.sha256: "),
+        ({"files": [PART | {"sha256": "A" * 64}]}, "files.0.sha256: "),
+    ],
+)
+def test_what_a_backup_says_of_itself_wrongly_is_refused(change, fault):
+    with pytest.raises(BackupFailed) as caught:
+        parse_contents(json.dumps(SAID | change).encode())
+    assert fault in str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(SAID))
+def test_nothing_that_a_backup_says_of_itself_may_be_missing(name):
+    with pytest.raises(BackupFailed, match=f"{name}: Field required"):
+        parse_contents(json.dumps({key: value for key, value in SAID.items() if key != name}).encode())
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff", b"[" * 10_000, json.dumps(SAID).encode()[:-1]])
+def test_what_is_no_json_object_is_refused(data):
+    with pytest.raises(BackupFailed, match=r"backup\.json is damaged: "):
+        parse_contents(data)
