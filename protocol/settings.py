@@ -56,6 +56,11 @@ class _Short(reprlib.Repr):
 _SHORT = _Short()
 
 
+def short(value: object) -> str:
+    """A value of any size, as a person reads it in a fault."""
+    return _SHORT.repr(value)
+
+
 class ConfigError(ValueError):
     """The operator's mistakes: all of them, one line each."""
 
@@ -181,7 +186,7 @@ def _faults(model_type: type[BaseModel], key: tuple[str, ...], details: list[Err
     messages = [detail["msg"].removeprefix("Value error, ") for detail in details if detail["type"] == "value_error"]
     if messages and isinstance(document, dict):  # the table's fields contradict each other
         return [_line(dotted, fault) for message in messages for fault in message.split("; ")]
-    got = f"{dotted}: got {_SHORT.repr(without_password(document) if isinstance(document, str) else document)}"
+    got = f"{dotted}: got {short(without_password(document) if isinstance(document, str) else document)}"
     return [f"{got}: {message}" for message in messages] or [f"{got}; allowed: {allowed}"]
 
 

@@ -85,7 +85,7 @@ def overriding(overrides: Sequence[str], **options: object) -> list[str]:
 def _has_only_the_host(path: Path) -> bool:
     try:
         document = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False  # `load` will say what is wrong
     return document.keys() == {"coordinator"}
 

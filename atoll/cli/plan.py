@@ -171,7 +171,7 @@ def _tables(model: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
         return {}, []
     try:
         document = tomllib.loads(Path(model).read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CommandError(f"{model}: cannot be read: {error}") from error
     known = {name: value for name, value in document.items() if name in TABLES and isinstance(value, dict)}
     faults = [f"{model}: {name}: unknown (tables: {', '.join(TABLES)})" for name in document if name not in known]

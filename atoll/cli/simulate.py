@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from atoll.simulations.federation.federation import Federation
 
 INTERRUPTED = 130
+NUM_SEEDS = 1000
+"""Histories that are judged when nobody says how many."""
 
 What = Annotated[
     str | None,
@@ -50,7 +52,9 @@ Faults = Annotated[
         help="Train nothing: judge histories in which everything goes wrong, a seed each (docs/faults.md).",
     ),
 ]
-Seeds = Annotated[int, typer.Option("--seeds", metavar="N", help="With --faults: so many histories.")]
+Seeds = Annotated[
+    int | None, typer.Option("--seeds", metavar="N", help="With --faults: so many histories; by default 1000.")
+]
 Seed = Annotated[
     int | None, typer.Option("--seed", metavar="N", help="Short for seed; with --faults: show the history of this one.")
 ]
@@ -74,7 +78,7 @@ def simulate(
     overrides: options.Set = [],  # noqa: B006 - typer's way to say "none given"; never changed
     seed: Seed = None,
     faults: Faults = None,
-    seeds: Seeds = 1000,
+    seeds: Seeds = None,
     jobs: Jobs = 0,
     fresh: Fresh = False,
     tensorboard: TensorBoard = False,
@@ -101,9 +105,18 @@ def simulate(
             "--tensorboard": tensorboard,
             "--check": check,
         }
+        wrong = []
         if named := [name for name, is_given in beside.items() if is_given]:
-            raise CommandError(f"--faults tries the machines without a task: leave out {', '.join(named)}")
-        raise typer.Exit(judge_histories(faults, seeds=seeds, seed=seed, jobs=jobs, as_json=json))
+            wrong.append(f"--faults tries the machines without a task: leave out {', '.join(named)}")
+        if seed is not None and seeds is not None:
+            wrong.append("--seed shows one history, --seeds judges many: leave one of them out")
+        if wrong:
+            raise CommandError(*wrong)
+        raise typer.Exit(
+            judge_histories(faults, seeds=NUM_SEEDS if seeds is None else seeds, seed=seed, jobs=jobs, as_json=json)
+        )
+    if seeds is not None:
+        raise CommandError("--seeds is of --faults: leave it out, or name a preset")
     if what is None:
         raise CommandError("name a task or a run's TOML, or --faults PRESET")
     _simulate(
@@ -159,7 +172,7 @@ def _simulate(what: str, overrides: list[str], asked: Request) -> None:
     if asked.json:
         as_json(result)
     else:
-        _conclude(result, folder)
+        _conclude(result, folder, progress.failures)
     if result["state"] == "interrupted":
         raise typer.Exit(INTERRUPTED)
     raise typer.Exit(0 if result["state"] == "finished" else 1)
@@ -200,7 +213,7 @@ def _names_a_kind(what: str, overrides: list[str]) -> bool:
         return False
     try:
         return "kind" in tomllib.loads(Path(what).read_text("utf-8")).get("population", {})
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, RecursionError, AttributeError):
         return False  # loading it says what is wrong
 
 
@@ -220,7 +233,7 @@ def with_signals(federation: "Federation") -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _conclude(result: dict[str, Any], folder: Path) -> None:
+def _conclude(result: dict[str, Any], folder: Path, failures: str) -> None:
     say(
         f"{result['state']}: {result['cause'] or 'not at its end yet'}; version {result['version']} after "
         f"{result['rounds']} rounds, {seconds(result['virtual_s'])} of virtual time in {seconds(result['real_s'])}"
@@ -229,6 +242,8 @@ def _conclude(result: dict[str, Any], folder: Path) -> None:
         f"{result['trainings']} trainings by the {result['engine']} engine; "
         f"{size(result['bytes_down'])} down, {size(result['bytes_up'])} up"
     )
+    if failures:
+        say(f"{failures} (all reasons: {folder / 'rounds.jsonl'})")
     if result["state"] == "interrupted":
         say(f"the same command goes on from here: {folder}")
     else:

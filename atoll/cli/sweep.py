@@ -4,7 +4,6 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +15,10 @@ from atoll.cli.printing import as_json, note, say
 from atoll.cli.printing import table as say_table
 
 if TYPE_CHECKING:
+    from atoll.parallel.array_task import ArrayTask
+    from atoll.parallel.task import Task
     from atoll.simulations.experiments.grid import Cell, Grid
+    from atoll.simulations.experiments.measured import Wanted
     from atoll.simulations.experiments.report import RunReport
     from atoll.simulations.experiments.sweep import Progress, State
     from atoll.simulations.experiments.table import Row
@@ -66,27 +68,31 @@ def sweep(
     It ends with 1 when a cell has failed, with 130 after Ctrl-C or SIGTERM.
     """
     from atoll.simulations.experiments.grid import read_grid
-    from atoll.simulations.experiments.sweep import Progress, check_cells
+    from atoll.simulations.experiments.sweep import Progress
     from atoll.simulations.experiments.table import Asked, chosen, rows
 
     grid = read_grid(grid_file, overrides)
     folder = out or Path(f"atoll-sweep-{grid_file.stem}")
     wanted = target if target is not None else grid.sweep.target
     names = chosen(columns.split(",") if columns else grid.sweep.columns, wanted)
+    asked_for = _wanted(metric, grid)
     if not show:
-        check_cells(grid)
+        _check(grid, asked_for, with_task=check)
+    elif asked_for is not None:
+        asked_for.check_name()
     if check:
-        _try_cells(grid)
         _say_cells(grid, json)
         return
-    progress = Progress() if show else _run(grid, folder, jobs or grid.sweep.jobs)
+    progress = Progress() if show else _run(grid, folder, jobs or grid.sweep.jobs, asked_for)
     found = list(_found(grid, folder, progress.states))
     reports = [report for _, report, _ in found if report is not None]
     if not reports:
         raise CommandError(f"{folder}: no cell has a report yet; the last words of each are in its log.txt")
+    if asked_for is not None:
+        asked_for.is_measured(reports, is_over=all(state == "finished" for _, _, state in found))
     from atoll.simulations.experiments.plots import main_metric
 
-    asked = Asked(metric or grid.sweep.metric or main_metric(reports), wanted)
+    asked = Asked(asked_for.metric if asked_for is not None else main_metric(reports), wanted)
     lines = rows(found, asked, names, grid.sweep.over)
     if json:
         as_json({"metric": asked.metric, "target": asked.target, "rows": lines})
@@ -98,14 +104,33 @@ def sweep(
         raise typer.Exit(1)
 
 
-def _run(grid: "Grid", folder: Path, jobs: int) -> "Progress":
-    from atoll.cli.experiments.watching import SweepProgress
+def _wanted(metric: str | None, grid: "Grid") -> "Wanted | None":
+    """The metric that somebody has asked for."""
+    from atoll.simulations.experiments.measured import Wanted
+
+    if metric is not None:
+        return Wanted(metric, "--metric")
+    return None if grid.sweep.metric is None else Wanted(grid.sweep.metric, "sweep.metric")
+
+
+def _run(grid: "Grid", folder: Path, jobs: int, asked_for: "Wanted | None") -> "Progress":
+    from atoll.cli.experiments.watching import MetricWatch, SweepProgress
     from atoll.simulations.experiments.sweep import last_words, run_cells
 
+    def reports(progress: "Progress") -> "list[RunReport]":
+        return [report for _, report, _ in _found(grid, folder, progress.states) if report is not None]
+
     watching = SweepProgress(sys.stderr, note, grid, lambda name: last_words(folder / name))
+    looking = MetricWatch(asked_for, reports) if asked_for is not None else None
+
+    def watch(progress: "Progress") -> None:
+        watching.see(progress)
+        if looking is not None:
+            looking.see(progress)
+
     try:
         with _told_to_stop():
-            return run_cells(grid, folder, jobs=jobs, watch=watching.see)
+            return run_cells(grid, folder, jobs=jobs, watch=watch)
     except KeyboardInterrupt:
         note("interrupted; the same command goes on from here")
         raise typer.Exit(130) from None
@@ -140,26 +165,62 @@ def _found(grid: "Grid", folder: Path, states: "Mapping[str, State]") -> "Iterat
             yield cell, None, state
 
 
-def _try_cells(grid: "Grid") -> None:
+def _check(grid: "Grid", asked_for: "Wanted | None", *, with_task: bool) -> None:
+    """What can be known before the first cell runs; the task is loaded only where it is needed.
+
+    Args:
+        grid: of the cells.
+        asked_for: the metric; None: nobody has named one.
+        with_task: try every cell with its task, too.
+
+    Raises:
+        ConfigError: with all that is wrong.
+    """
+    from atoll.protocol.settings import ConfigError, or_faults
+    from atoll.simulations.experiments.sweep import check_cells
+
+    faults: list[str] = []
+    or_faults(lambda: check_cells(grid), faults)
+    if asked_for is not None:
+        or_faults(asked_for.check_name, faults)
+    if not faults and (with_task or asked_for is not None):
+        task = _task_of(grid)
+        if with_task:
+            or_faults(lambda: _try_cells(grid, task), faults)
+        if asked_for is not None:
+            or_faults(lambda: asked_for.check_start(task, grid.cells), faults)
+    if faults:
+        raise ConfigError(faults)
+
+
+def _task_of(grid: "Grid") -> "Task | ArrayTask":
+    """All cells have the same; it lies where the grid's file says."""
+    from atoll.cli.files import load_user_task
+    from atoll.cli.simulate import simulated
+    from atoll.simulations.experiments.sweep import overrides
+
+    with chdir(grid.folder):
+        one = grid.cells[0]
+        return load_user_task(simulated(one.task, overrides(one), rounds=None, clients=None).task)
+
+
+def _try_cells(grid: "Grid", task: "Task | ArrayTask") -> None:
     """As `atoll simulate --check` does with each of them, from the grid's folder.
 
     Raises:
         ConfigError: with all faults of all cells.
     """
     from atoll.cli.experiments.failing import failing_plainly
-    from atoll.cli.files import load_user_task
     from atoll.cli.simulate import simulated
     from atoll.protocol.settings import ConfigError
     from atoll.simulations.experiments.sweep import check_cells, overrides
     from atoll.simulations.federation.setting import setting_of
 
-    load = cache(load_user_task)
-
     def check(cell: "Cell") -> None:
         try:
             file = simulated(cell.task, overrides(cell), rounds=None, clients=None)
             with failing_plainly():
-                setting_of(file, load(file.task))
+                setting_of(file, task)
         except CommandError as error:
             raise ConfigError(error.faults) from error
 

@@ -45,8 +45,9 @@ def read(
     """
     hints = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(kind).items()}
     found, values = list(faults), {}
+    named = next((name for name in presets if name == table.get(PRESET)), None)
     for key, given in table.items():
-        if key == PRESET and given not in presets:
+        if key == PRESET and given != named:
             found.append(f"{what}: {given!r} is no preset ({', '.join(presets)}) and no name=value")
         elif key != PRESET and key not in hints:
             known = difflib.get_close_matches(key, hints, 1)
@@ -54,7 +55,7 @@ def read(
             found.append(f"{what}.{key}: unknown ({guess}known: {', '.join(hints)})")
         elif key != PRESET:
             values[key] = _value(hints[key], given) if isinstance(given, str) else _exact(hints[key], given)
-    preset = presets.get(table.get(PRESET, ""))
+    preset = None if named is None else presets[named]
     required = [field.name for field in fields(kind) if field.default is field.default_factory]  # type: ignore[arg-type]
     missing = [name for name in required if preset is None and name not in values]
     if missing and PRESET not in table and not found:

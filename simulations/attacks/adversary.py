@@ -10,13 +10,14 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from atoll.parallel.arrays import Arrays
 from atoll.parallel.task import Task
-from atoll.protocol.settings import ConfigError
+from atoll.protocol.settings import ConfigError, or_faults
 from atoll.simulations.attacks.config import AttackConfig
 from atoll.simulations.attacks.updates import (
     Moments,
@@ -59,7 +60,9 @@ class Adversary:
         if self.config.kind not in DATA or not self.malicious:
             return task
         labels = self._num_labels(task) if self.config.kind == "label_flip" else 0
-        self._check_target(task)
+        if self.config.kind == "backdoor":
+            self._check_trigger(task)
+            self._check_target(task)
         return replace(task, data=_Data(task, self, labels))
 
     def _num_labels(self, task: Task) -> int:
@@ -69,6 +72,19 @@ class Adversary:
             why = f"for there is a label {there - 1}"
             raise ConfigError([f"attack.num_labels: got {said}; allowed: integer >= {there}, {why}"])
         return said or there
+
+    def _check_trigger(self, task: Task) -> None:
+        """Raises ConfigError when the first example of somebody takes no trigger; all faults at once."""
+        from atoll.simulations.attacks.backdoor import stamp
+        from atoll.simulations.attacks.poison import first
+
+        trigger, faults = stamp(self.config), list[str]()
+        held = [task.data(site, "train") for site in sorted(self.malicious)]
+        for data in [*held, task.test_data() if task.test_data else None]:
+            if data is not None and len(data):
+                or_faults(partial(trigger.check, *first(data)), faults)
+        if faults:
+            raise ConfigError(list(dict.fromkeys(faults)))
 
     def _check_target(self, task: Task) -> None:
         """Raises ConfigError when nobody has the label that a trigger is to cause: a loss may not know it."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from atoll.parallel.batches import fetcher
-from atoll.protocol.settings import ConfigError
+from atoll.protocol.settings import ConfigError, or_faults
 
 Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """A batch (inputs, targets) -> the same with what the adversary made of it; the arguments stay as they are."""
@@ -49,14 +49,28 @@ class Stamp:
     value: float
 
     def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Raises ConfigError where there is no tensor to stamp, or no label to change."""
-        if not isinstance(inputs, torch.Tensor) or inputs.ndim < 2:
-            raise ConfigError([f"attack.kind: backdoor needs inputs of one axis or more, got {_kind(inputs)}"])
-        check_labels(targets, "backdoor")
+        """Raises ConfigError as `check`."""
+        self.check(inputs, targets)
         stamped = inputs.clone()
         patch = (..., slice(-self.size, None), slice(-self.size, None))
         stamped[patch if inputs.ndim > 2 else patch[:2]] = self.value
         return stamped, torch.where(targets < 0, targets, self.target)
+
+    def check(self, inputs: object, targets: object) -> None:
+        """Raises ConfigError where there is no tensor to stamp, no place for the patch, or no label to change."""
+        faults: list[str] = []
+        or_faults(lambda: self._check_inputs(inputs), faults)
+        or_faults(lambda: check_labels(targets, "backdoor"), faults)
+        if faults:
+            raise ConfigError(faults)
+
+    def _check_inputs(self, inputs: object) -> None:
+        if not isinstance(inputs, torch.Tensor) or inputs.ndim < 2:
+            raise ConfigError([f"attack.kind: backdoor needs inputs of one axis or more, got {_kind(inputs)}"])
+        sides = inputs.shape[1:][-2:]
+        if self.size > min(sides):
+            what = f"images of {sides[0]} x {sides[1]}" if len(sides) > 1 else f"inputs of {sides[0]} places"
+            raise ConfigError([f"attack.trigger_size: got {self.size}; allowed: 1 to {min(sides)}, for {what}"])
 
 
 class Poisoned(Dataset[Any]):
@@ -90,6 +104,12 @@ def poisoned(dataset: Any, change: Change, chosen: NDArray[np.bool_] | None = No
 def everything(dataset: Any) -> tuple[Any, torch.Tensor]:
     """All inputs and all targets, each as one batch."""
     inputs, targets = fetcher(dataset)(torch.arange(len(dataset)))
+    return inputs, targets
+
+
+def first(dataset: Any) -> tuple[Any, Any]:
+    """The first example, as a batch of one."""
+    inputs, targets = fetcher(dataset)(torch.arange(1))
     return inputs, targets
 
 

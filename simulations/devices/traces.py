@@ -25,7 +25,7 @@ BYTES_PER_S = 125_000.0
 """Of one megabit per second."""
 
 FAULTS_MAX = 20
-"""More are counted, not listed."""
+"""Of lines; more are counted, not listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,27 @@ PERIOD = Column("period_s", "a number > 0", lambda value: value > 0)
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a file; its numbers stand under the names of their columns."""
+    """One line of a file."""
 
     number: int
     client: str
+    """Empty: it names none."""
     values: dict[str, float]
+    """By the names of their columns; empty when a cell is not as it must be."""
+
+
+Fault = tuple[int, str]
+"""(line, what is wrong there); line 0 stands for the whole file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A file with a header that is allowed."""
+
+    columns: tuple[Column, ...]
+    lines: list[Line]
+    faults: list[Fault]
+    """Of cells."""
 
 
 def read_speeds(path: Path, names: Sequence[str], kinds: NDArray[np.float64]) -> Speeds:
@@ -85,14 +101,14 @@ def read_speeds(path: Path, names: Sequence[str], kinds: NDArray[np.float64]) ->
     Raises:
         ConfigError: every fault of the file, and the clients that are not in it.
     """
-    lines = _lines(path, (CLIENT, *SPEED_COLUMNS), (WEIGHT, *SPEED_COLUMNS))
-    if "weight" in lines[0].values:
+    table = _table(path, (CLIENT, *SPEED_COLUMNS), (WEIGHT, *SPEED_COLUMNS))
+    lines, by_name = table.lines, {line.client: line for line in table.lines}
+    has_kinds = WEIGHT in table.columns
+    _refuse(path, [*table.faults, *([] if has_kinds else [*_repeated(lines), *_missing(names, by_name)])])
+    if has_kinds:
         shares = np.cumsum([line.values["weight"] for line in lines])
         of_client = [lines[at] for at in np.searchsorted(shares, kinds * shares[-1], side="right").tolist()]
     else:
-        _refuse(path, _repeated(lines))
-        by_name = {line.client: line for line in lines}
-        _refuse(path, _missing(names, by_name))
         of_client = [by_name[name] for name in names]
     compute, down, up, latency = (np.array([line.values[name] for line in of_client]) for name in SPEEDS)
     return Speeds(compute, down * BYTES_PER_S, up * BYTES_PER_S, latency / 1000)
@@ -104,14 +120,15 @@ def read_awake(path: Path, names: Sequence[str]) -> Awake:
     Raises:
         ConfigError: every fault of the file, and the clients that are not in it.
     """
-    lines = _lines(path, INTERVAL_COLUMNS, (*INTERVAL_COLUMNS, PERIOD))
-    by_name: dict[str, list[Line]] = {}
-    for line in lines:
-        by_name.setdefault(line.client, []).append(line)
+    table = _table(path, INTERVAL_COLUMNS, (*INTERVAL_COLUMNS, PERIOD))
+    by_name: dict[str, list[Line]] = {line.client: [] for line in table.lines}
+    for line in table.lines:
+        if line.values:
+            by_name[line.client].append(line)
     for own in by_name.values():
         own.sort(key=lambda line: line.values["from_s"])
-    _refuse(path, sorted(fault for own in by_name.values() for fault in _faults_of_intervals(own)))
-    _refuse(path, _missing(names, by_name))
+    overlaps = [fault for own in by_name.values() if own for fault in _faults_of_intervals(own)]
+    _refuse(path, [*table.faults, *overlaps, *_missing(names, by_name)])
     periods = [by_name[name][0].values.get("period_s", math.inf) for name in names]
     edges = [
         edges_of([(line.values["from_s"], line.values["to_s"]) for line in by_name[name]], period)
@@ -120,7 +137,7 @@ def read_awake(path: Path, names: Sequence[str]) -> Awake:
     return Awake.of(edges, periods)
 
 
-def _faults_of_intervals(lines: list[Line]) -> Iterator[tuple[int, str]]:
+def _faults_of_intervals(lines: list[Line]) -> Iterator[Fault]:
     """Of one client, in order of their beginnings."""
     period = lines[0].values.get("period_s", math.inf)
     before: Line | None = None
@@ -139,15 +156,15 @@ def _faults_of_intervals(lines: list[Line]) -> Iterator[tuple[int, str]]:
         before = line
 
 
-def _repeated(lines: Iterable[Line]) -> Iterator[tuple[int, str]]:
+def _repeated(lines: Iterable[Line]) -> Iterator[Fault]:
     seen: dict[str, int] = {}
     for line in lines:
-        if line.client in seen:
+        if line.client and line.client in seen:
             yield line.number, f"column client: {line.client!r} stands on line {seen[line.client]} already"
         seen.setdefault(line.client, line.number)
 
 
-def _missing(names: Sequence[str], known: Collection[str]) -> Iterator[tuple[int, str]]:
+def _missing(names: Sequence[str], known: Collection[str]) -> Iterator[Fault]:
     absent = [name for name in names if name not in known]
     if absent:
         some = ", ".join(map(repr, absent[:5])) + (", ..." if len(absent) > 5 else "")
@@ -157,7 +174,7 @@ def _missing(names: Sequence[str], known: Collection[str]) -> Iterator[tuple[int
 # ---------------------------------------------------------------- the file
 
 
-def _lines(path: Path, *headers: tuple[Column, ...]) -> list[Line]:
+def _table(path: Path, *headers: tuple[Column, ...]) -> Table:
     """The lines of a file that has one of these headers, in any order of its columns."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -172,20 +189,19 @@ def _lines(path: Path, *headers: tuple[Column, ...]) -> list[Line]:
     if len(rows) == 1:
         _refuse(path, [(2, "there is none; allowed: at least one line below the header")])
     places = [(names.index(column.name), column) for column in columns]
-    faults: list[tuple[int, str]] = []
+    faults: list[Fault] = []
     lines: list[Line] = []
     for number, row in rows[1:]:
         cells = [cell.strip() for cell in row]
+        client = next((cells[at] for at, column in places if column is CLIENT and at < len(cells)), "")
         if len(cells) != len(names):
-            faults.append((number, f"has {len(cells)} cells; allowed: {len(names)}, as the header"))
-            continue
-        wrong = [fault for at, column in places if (fault := column.fault(cells[at])) is not None]
+            wrong = [f"has {len(cells)} cells; allowed: {len(names)}, as the header"]
+        else:
+            wrong = [fault for at, column in places if (fault := column.fault(cells[at])) is not None]
+        values = {} if wrong else {column.name: float(cells[at]) for at, column in places if column.allowed}
+        lines.append(Line(number, client, values))
         faults += [(number, fault) for fault in wrong]
-        if not wrong:
-            values = {column.name: float(cells[at]) for at, column in places if column.allowed}
-            lines.append(Line(number, next((cells[at] for at, c in places if c is CLIENT), ""), values))
-    _refuse(path, faults)
-    return lines
+    return Table(columns, lines, faults)
 
 
 def _fault_of_header(names: list[str], headers: Sequence[tuple[Column, ...]]) -> str:
@@ -196,9 +212,12 @@ def _fault_of_header(names: list[str], headers: Sequence[tuple[Column, ...]]) ->
     return f"{what}; allowed: {allowed}"
 
 
-def _refuse(path: Path, faults: Iterable[tuple[int, str]]) -> None:
-    """Raise when there are any; line 0 stands for the whole file."""
-    found = [f"{path}: line {number}, {what}" if number else f"{path}: {what}" for number, what in faults]
-    more = [f"{path}: and {len(found) - FAULTS_MAX} more faults"] if len(found) > FAULTS_MAX else []
+def _refuse(path: Path, faults: Collection[Fault]) -> None:
+    """Raise when there are any: those of the lines in their order, then those of the whole file."""
+    by_line = sorted((fault for fault in faults if fault[0]), key=lambda fault: fault[0])
+    found = [f"{path}: line {number}, {what}" for number, what in by_line[:FAULTS_MAX]]
+    if len(by_line) > FAULTS_MAX:
+        found.append(f"{path}: and {len(by_line) - FAULTS_MAX} more faults")
+    found += [f"{path}: {what}" for number, what in faults if not number]
     if found:
-        raise ConfigError(found[:FAULTS_MAX] + more)
+        raise ConfigError(found)

@@ -31,12 +31,13 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from atoll.protocol.settings import STRICT, ConfigError, load_text
+from atoll.protocol.settings import STRICT, ConfigError, load_text, short
 
 Settings = Mapping[str, Any]
 """Dotted key -> plain value, or a list of them."""
 
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+_KEY_MAX = 200
 _ODD = re.compile(r"[^A-Za-z0-9._=+-]+")
 
 
@@ -119,9 +120,22 @@ def read_grid(path: Path, overrides: Sequence[str] = ()) -> Grid:
         ConfigError: it cannot be read, or its grid makes no sense; with every reason.
     """
     try:
-        text = path.read_text("utf-8")
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot be read: {error}"]) from error
+    return parse_grid(data, path, overrides)
+
+
+def parse_grid(data: bytes, path: Path, overrides: Sequence[str] = ()) -> Grid:
+    """The same of a TOML's bytes; `path` says where they are from.
+
+    Raises:
+        ConfigError: it is no TOML, or its grid makes no sense; with every reason.
+    """
+    try:
+        text = data.decode()
         document = tomllib.loads(text)
-    except (OSError, ValueError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError([f"{path}: cannot be read: {error}"]) from error
     faults: list[str] = []
     grid = document.pop("grid", None)
@@ -135,6 +149,7 @@ def read_grid(path: Path, overrides: Sequence[str] = ()) -> Grid:
         overrides, {key for choices in axes.values() for _, settings in choices for key in settings}, faults
     )
     config = _sweep(text, faults)
+    faults += _faults_of_over(config, axes)
     if faults:
         raise ConfigError([f"{path}: {fault}" for fault in faults])
     cells = []
@@ -151,14 +166,27 @@ def _flat(table: Mapping[str, Any], faults: list[str], prefix: str = "") -> Iter
     """Dotted keys; a quoted "a.b" is the table a's b."""
     for name, value in table.items():
         key = f"{prefix}{name}"
-        if not _KEY.fullmatch(key):
-            faults.append(f"{key!r}: is no key (allowed: names with dots between them, such as round.deadline)")
+        if not _is_key(key):
+            faults.append(f"{short(key)}: is no key (allowed: names with dots between them, such as round.deadline)")
         elif isinstance(value, Mapping):
             yield from _flat(value, faults, f"{key}.")
-        elif isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value):
-            faults.append(f"{key}: got {value!r}; allowed: a value or a list of values")
+        elif not _is_setting(value):
+            faults.append(f"{key}: got {short(value)}; allowed: a value or a list of values")
         else:
             yield key, value
+
+
+def _is_key(key: str) -> bool:
+    return len(key) <= _KEY_MAX and _KEY.fullmatch(key) is not None
+
+
+def _is_setting(value: Any) -> bool:
+    return all(map(_is_plain, value)) if isinstance(value, list) else _is_plain(value)
+
+
+def _is_plain(value: Any) -> bool:
+    """A text, a truth value or a number that a run's settings may hold: no date, and no number of any size."""
+    return isinstance(value, str | float) or (isinstance(value, int) and abs(value) < 2**64)
 
 
 Choice = tuple[str, dict[str, Any]]
@@ -182,7 +210,7 @@ def _axes(grid: Any, faults: list[str]) -> dict[str, list[Choice]]:
 
 def _lists(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in table.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and len(prefix) <= _KEY_MAX:
             yield from _lists(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
@@ -190,7 +218,7 @@ def _lists(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 def _choices(column: str, values: Any, faults: list[str]) -> list[Choice]:
     if not isinstance(values, list) or not values:
-        faults.append(f"grid.{column}: got {values!r}; allowed: a list of values, or of tables of settings")
+        faults.append(f"grid.{column}: got {short(values)}; allowed: a list of values, or of tables of settings")
         return []
     if any(isinstance(value, Mapping) != isinstance(values[0], Mapping) for value in values):
         faults.append(f"grid.{column}: has values beside tables")
@@ -198,8 +226,11 @@ def _choices(column: str, values: Any, faults: list[str]) -> list[Choice]:
     if isinstance(values[0], Mapping):
         choices = [_group(value, faults) for value in values]
     else:
-        if not _KEY.fullmatch(column):
+        if not _is_key(column):
             faults.append(f"grid.{column}: is no key (allowed: names with dots between them, such as round.deadline)")
+        if odd := [value for value in values if not _is_setting(value)]:
+            faults.append(f"grid.{column}: got {short(odd[0])}; allowed: values, or lists of values")
+            return []
         choices = [(_label(value), {column: value}) for value in values]
     labels = [label for label, _ in choices]
     if twice := sorted({label for label in labels if labels.count(label) > 1}):
@@ -210,6 +241,9 @@ def _choices(column: str, values: Any, faults: list[str]) -> list[Choice]:
 def _group(table: Mapping[str, Any], faults: list[str]) -> Choice:
     settings = dict(_flat({key: value for key, value in table.items() if key != "name"}, faults))
     name = table.get("name", " ".join(f"{key.rpartition('.')[2]}={_label(value)}" for key, value in settings.items()))
+    if not _is_plain(name):
+        faults.append(f"grid: name: got {short(name)}; allowed: a text")
+        name = ""
     return str(name), settings
 
 
@@ -221,16 +255,30 @@ def _overridden(overrides: Sequence[str], varied: Collection[str], faults: list[
     found: dict[str, Any] = {}
     for override in overrides:
         key, equals, text = (part.strip() for part in override.partition("="))
-        if not equals or not _KEY.fullmatch(key):
+        if not equals or not _is_key(key):
             faults.append(f"--set: got {override!r}; allowed: key=value, with a key such as round.quorum")
         elif key in varied:
             faults.append(f"--set: {key} is varied by the grid")
         else:
-            try:
-                found |= {key: tomllib.loads(f"value = {text}")["value"]}
-            except tomllib.TOMLDecodeError:
-                found |= {key: text}
+            value = _toml_or_text(text)
+            if not _is_setting(value):
+                faults.append(f"--set: {key}: got {short(value)}; allowed: a value or a list of values")
+            found[key] = value
     return found
+
+
+def _toml_or_text(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):
+        return text
+
+
+def _faults_of_over(config: SweepConfig, columns: Collection[str]) -> Iterator[str]:
+    """The seed may stand there in every sweep; anything else that does not vary is a slip."""
+    for name in config.over:
+        if name != "seed" and name not in columns:
+            yield f"sweep.over: got {short(name)}; allowed: what varies: {', '.join(dict.fromkeys([*columns, 'seed']))}"
 
 
 class _SweepAlone(BaseModel):

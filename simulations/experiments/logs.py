@@ -11,7 +11,7 @@ __all__ = ["Log", "NoTensorBoard", "json_log", "scalars", "tensorboard"]
 Log = Callable[[dict[str, Any]], None]
 """Takes one round as `rounds.jsonl` has it."""
 
-SKIPPED = frozenset({"round", "version", "fates", "client_values"})
+SKIPPED = frozenset({"round", "version", "fates", "failures", "client_values"})
 
 
 class NoTensorBoard(RuntimeError):

@@ -38,6 +38,7 @@ from atoll.simulations.federation.efforts import Efforts
 from atoll.simulations.federation.evaluations import Evaluations, bench_of
 from atoll.simulations.federation.garbage import few_collections
 from atoll.simulations.federation.keeping import Keeper, Snapshot
+from atoll.simulations.federation.longer import reopen
 from atoll.simulations.federation.models import Models
 from atoll.simulations.federation.own import OwnStates
 from atoll.simulations.federation.report import Json, Measured, RunFolder, line_of
@@ -99,6 +100,8 @@ class Federation:
         found = self._keeper.load()
         if gone := sorted((found.sites if found else {}).keys() - setting.num_examples.keys()):
             raise ConfigError([f"{folder}: the run there has clients that the task has no more: {', '.join(gone[:5])}"])
+        if found:
+            reopen(found.ledger, config.rounds)
         self.machine = RunMachine(config.rules, found.ledger if found else None)
         next_round = self.machine.ledger.next_round
         self.timeline = Timeline(self.machine.ledger.now)
@@ -242,7 +245,7 @@ class Federation:
         return self.updates.add_encoded(digest, file, pieces, outcome.report)
 
     def settled(self, update: Update, *, accepted: bool) -> None:
-        """A client knows what has become of its update."""
+        """An update is accepted, or its client knows that it is not."""
         if self.setting.config.aggregation.codec_name:
             self.own.settle_residual(update.client_id, update.round_id, accepted=accepted)
 

@@ -10,15 +10,19 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from atoll.parallel.metrics import Metrics, Statistics, merge, values
 from atoll.protocol.vocabulary import Fate, RoundId
-from atoll.server.record import RoundRecord
+from atoll.server.record import ClientRecord, RoundRecord
 
 FATES_MAX = 1000
-"""A round with more invitations than that is reported by its numbers alone."""
+"""A round with more invitations than that is reported by its numbers alone; of failures, no more are written."""
+
+REASON_MAX = 200
+"""Characters of what a failed client says."""
 
 ROUNDS, RESULT = "rounds.jsonl", "result.json"
 
@@ -58,6 +62,9 @@ def line_of(
         metrics: of the task.
         train: what the clients have measured while they trained.
         totals: what else the line says: seconds and bytes since the begin of the run.
+
+    Returns:
+        The line; `fates` by client only in a round of few invitations, `failures` by client only when some have failed.
     """
     fates = Counter(client.fate for client in record.clients.values())
     in_time = fates[Fate.REPORTED] if record.mode == "sync" else len(record.buffer)
@@ -85,7 +92,15 @@ def line_of(
     }
     if len(record.clients) <= FATES_MAX:
         line["fates"] = {name: str(client.fate) for name, client in sorted(record.clients.items())}
+    if fates[Fate.FAILED]:
+        failed = islice(record.with_fate(Fate.FAILED), FATES_MAX)
+        line["failures"] = {name: _reason_of(client) for name, client in failed}
     return line
+
+
+def _reason_of(client: ClientRecord) -> str:
+    """The word for it, and what the client said beside it."""
+    return f"{client.reason}: {client.detail}"[:REASON_MAX] if client.detail else client.reason
 
 
 class RunFolder:

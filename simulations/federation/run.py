@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,8 @@ from atoll.server.durable import write_atomically
 from atoll.server.statedir import lock_directory
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Federation
-from atoll.simulations.federation.keeping import STATE
+from atoll.simulations.federation.keeping import STATE, Keeper
+from atoll.simulations.federation.longer import faults_of_rounds
 from atoll.simulations.federation.report import Json
 from atoll.simulations.federation.setting import setting_of
 
@@ -63,19 +65,30 @@ def opened(
 
 
 def check_folder(file: SimulationFile, folder: Path, *, is_fresh: bool) -> None:
-    """Whether the folder may take this run.
+    """Whether the folder may take this run: the one that is there, perhaps with another number of rounds.
 
     Raises:
         ConfigError: it has another one, or nobody can read which.
+        StoreCorrupted: the state of the run is damaged.
     """
     if not (folder / STATE).exists():
         return
     if is_fresh:
         raise ConfigError([f"{folder}: there is a run already; choose another --out, delete it, or --resume"])
     before, now = _settings_of(folder), _decisive(effective(file))
-    if wrong := sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key)):
+    wrong = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+    if wrong == ["rounds"]:
+        _check_rounds(file, folder, int(before["rounds"]))
+    elif wrong:
         what = "; ".join(f"{key}: {before.get(key)!r} there, {now.get(key)!r} here" for key in wrong[:5])
         raise ConfigError([f"{folder}: there is a run with other settings ({what}); choose another --out"])
+
+
+def _check_rounds(file: SimulationFile, folder: Path, before: int) -> None:
+    found = Keeper(folder, time.monotonic).load()
+    if found and (faults := [*faults_of_rounds(found.ledger, before, file.run)]):
+        there = f"{folder}: the run there cannot have {file.rounds} rounds"
+        raise ConfigError([f"{there}: {fault}; choose another --out" for fault in faults])
 
 
 def _settings_of(folder: Path) -> Json:

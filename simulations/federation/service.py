@@ -263,6 +263,7 @@ class Service:
         key = _key(self.run_id, update)
         for effect in self.post(UpdateReceived(update)):
             if isinstance(effect, Accept) and effect.digest == update.digest:
+                self.world.settled(update, accepted=True)  # now: the answer may be lost when the run is interrupted
                 return client.Answered(key, True)
             if isinstance(effect, Reject) and effect.digest == update.digest:
                 return client.Answered(key, False, effect.reason, effect.detail)

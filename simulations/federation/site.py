@@ -48,6 +48,7 @@ class Site:
     """See the module docstring. `life` grows with each sleep: what was planned before does not happen."""
 
     __slots__ = (
+        "_accepted_at",
         "_download_s",
         "_fetching",
         "_timer",
@@ -83,6 +84,8 @@ class Site:
         self._fetching: Key | None = None
         self._training: Training | None = None
         self._uploading: set[Key] = set()
+        self._accepted_at: dict[Key, float] = {}
+        """When it will hear of updates that are accepted."""
         self._timer: float | None = None
 
     # ------------------------------------------------------------ awake and asleep
@@ -113,8 +116,14 @@ class Site:
 
     @property
     def seconds_of_uploads(self) -> float:
-        """What its uploads have taken, as its session expects the next."""
-        return self.session.upload_seconds if self.session is not None else self.upload_seconds
+        """What its uploads have taken, as its session expects the next when it has heard of those that are accepted."""
+        if self.session is None:
+            return self.upload_seconds
+        seconds = self.session.upload_seconds
+        for key, at in self._accepted_at.items():
+            if key in self.session.outgoing:
+                seconds = 0.5 * seconds + 0.5 * (at - self.session.outgoing[key].begun_at)
+        return seconds
 
     @property
     def name_of_session(self) -> str:
@@ -291,9 +300,12 @@ class Site:
             self._answer(key, self.world.service.update_arrived(self.spool[key]))
 
     def _answer(self, key: Key, verdict: Answered) -> None:
+        if verdict.accepted:
+            self._accepted_at[key] = self.world.timeline.now + self.device.latency_s
         self._after(self.device.latency_s, self._answered, key, verdict)
 
     def _answered(self, key: Key, verdict: Answered) -> None:
+        self._accepted_at.pop(key, None)
         if key in self._uploading:
             self._uploading.discard(key)
             self._receive(verdict)
@@ -301,5 +313,5 @@ class Site:
     def _settle(self, key: Key, *, accepted: bool) -> None:
         self._uploading.discard(key)
         update = self.spool.pop(key, None)
-        if update is not None:
-            self.world.settled(update, accepted=accepted)
+        if update is not None and not accepted:
+            self.world.settled(update, accepted=False)

@@ -1,5 +1,6 @@
 """`atoll simulate` when something is wrong: a sentence for each fault, and the exit code says whose it is."""
 
+import json
 import re
 from pathlib import Path
 
@@ -64,6 +65,19 @@ def test_a_text_without_a_traceback_is_a_sentence_already() -> None:
     assert sentence("worker process 3\nended") == "worker process 3 ended"
 
 
+def test_why_a_client_failed_is_said_and_written_down(folder: Path) -> None:
+    settings = [*ALL, "--set", "round.retry=0", "--set", "round.quorum=4", "--engine", "sequential", "--out", folder]
+    result = invoke("simulate", f"{TASKS}:not_finite", *settings)
+    assert result.exit_code == 1
+    reason = "not_finite: the update has NaN or infinite values in 0.bias"
+    assert f"1 failed ({reason}" in result.stderr
+    assert f"1 client has failed; {reason}" in result.stdout
+    (line,) = map(json.loads, (folder / "rounds.jsonl").read_text().splitlines())
+    assert line["fates"]["b"] == "failed"
+    assert list(line["failures"]) == ["b"]
+    assert line["failures"]["b"].startswith(reason)
+
+
 @pytest.mark.parametrize("command", ["simulate", "population"])
 def test_damaged_data_is_the_operator_s_to_mend(folder: Path, command: str) -> None:
     (folder / "damaged").write_bytes(b"no IDX")
@@ -88,6 +102,15 @@ def test_an_attack_that_does_not_suit_the_data_is_refused(
     settings = settings[:4] if "malicious" in option else settings
     (told,) = refused("simulate", f"{TASKS}:task", *ALL, *settings, *(["--check"] if only_check else []))
     assert fault in told
+
+
+@pytest.mark.parametrize("only_check", [False, True])
+def test_a_backdoor_needs_labels_and_a_place_for_its_trigger(only_check: bool) -> None:
+    attack = ("--set", "attack.kind=backdoor", "--set", "attack.trigger_size=20", "--set", "attack.malicious=2")
+    assert refused("simulate", f"{TASKS}:no_labels", *ALL, *attack, *(["--check"] if only_check else [])) == [
+        "attack.trigger_size: got 20; allowed: 1 to 8, for images of 8 x 8",
+        "attack.kind: backdoor needs labels (integers) as targets, got torch.float32 of shape (1, 1)",
+    ]
 
 
 def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,6 +138,13 @@ def test_judging_histories_takes_no_settings_of_a_run(folder: Path) -> None:
     assert fault == "--faults tries the machines without a task: leave out --rounds, --engine, --out"
     assert refused("simulate", "a:b", "--faults", "none")[0].endswith("leave out a:b")
     assert shown("simulate", "--faults", "none", "--seed", 3)["wrong"] == []
+
+
+def test_one_history_or_many_are_asked_for(folder: Path) -> None:
+    both = refused("simulate", "--faults", "none", "--seed", 3, "--seeds", 5)
+    assert both == ["--seed shows one history, --seeds judges many: leave one of them out"]
+    assert len(refused("simulate", "--faults", "none", "--seed", 3, "--seeds", 5, "--rounds", 3)) == 2
+    assert refused("simulate", "a:b", "--seeds", 5) == ["--seeds is of --faults: leave it out, or name a preset"]
 
 
 def test_no_help_text_loses_what_stands_in_brackets() -> None:

@@ -42,6 +42,23 @@ def test_an_abandoned_round_says_why_and_is_none_of_the_rounds() -> None:
     ]
 
 
+def test_the_most_frequent_reason_of_failures_is_said_of_a_round_and_of_the_run() -> None:
+    said: list[str] = []
+    progress = RoundProgress(io.StringIO(), said.append, rounds=4)
+    assert progress.failures == ""
+    odd = {"a": "out_of_time: none", "b": "not_finite: in w\nand v", "c": "not_finite: in v"}
+    progress.round(line(1, failed=3, failures=odd))
+    assert said[0].endswith("10/13 reported, 2 stragglers, 1 lost, 3 failed (not_finite: in w and v)")
+    progress.round(line(2, failed=1, failures={"c": "not_finite: in v"}))
+    assert progress.failures == "4 times a client has failed; 3 times for not_finite: in w and v"
+
+
+def test_a_long_reason_is_cut_in_the_line_of_its_round() -> None:
+    said: list[str] = []
+    RoundProgress(io.StringIO(), said.append, rounds=4).round(line(1, failed=1, failures={"a": "x" * 500}))
+    assert said[0].endswith(f"1 failed ({'x' * 80}...)")
+
+
 def test_time_left_is_that_of_the_rounds_so_far_also_after_an_interruption() -> None:
     progress = RoundProgress(io.StringIO(), lambda _: None, rounds=30)
     assert progress.seconds_left(0.0) is None

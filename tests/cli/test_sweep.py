@@ -28,7 +28,8 @@ def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return [sys.executable, "-m", fake_simulate.__name__, *map(str, values)]
 
     monkeypatch.setattr(sweep, "simulate", command)
-    monkeypatch.setattr(sweep, "check_cells", lambda *_: None)  # the script has settings of its own
+    monkeypatch.setattr(sweep, "check_cells", lambda *_: None)  # the script has settings of its own, and no task
+    monkeypatch.setattr("atoll.cli.sweep._task_of", lambda _: object())
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "policies.toml"
@@ -97,6 +98,58 @@ def test_a_check_of_a_sweep_tries_each_cell_with_its_task(tmp_path: Path) -> Non
     ]
     path.write_text(f'task = "{task[:-4]}tusk"\n[grid]\nseed = [1, 2]\n')
     assert refused("sweep", path, "--check")[0].endswith("(tasks there: task)")
+
+
+TASK = "tests.simulations.federation.lines:task"
+
+
+@pytest.mark.parametrize(
+    ("metric", "fault"),
+    [
+        ("nope", "allowed: WHO/NAME, where WHO is one of server, clients, train, such as server/loss"),
+        ("server/nope", "allowed: server/accuracy, server/loss"),
+        ("clients/loss", "nothing is measured there, for evaluation.clients_every is 0"),
+    ],
+)
+@pytest.mark.parametrize("with_check", [False, True])
+def test_a_metric_that_no_cell_measures_is_refused_at_the_start(
+    tmp_path: Path, metric: str, fault: str, with_check: bool
+) -> None:
+    path = tmp_path / "grid.toml"
+    path.write_text(f'task = "{TASK}"\n[grid]\nseed = [1, 2]\n[sweep]\nmetric = "{metric}"\n')
+    asked = [path, "--out", tmp_path / "out", *(["--check"] if with_check else [])]
+    assert refused("sweep", *asked) == [f"sweep.metric: got {metric!r}; {fault}"]
+    assert refused("sweep", *asked, "--metric", "client/loss")[0].startswith(
+        "--metric: got 'client/loss'; allowed: WHO"
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_faults_of_the_metric_and_of_the_cells_are_said_together(tmp_path: Path) -> None:
+    path = tmp_path / "grid.toml"
+    path.write_text(f'task = "{TASK}"\n[grid]\n"local.lr" = [-1]\n[sweep]\nmetric = "server/nope"\n')
+    assert [fault.split(": got")[0] for fault in refused("sweep", path, "--check")] == [
+        "lr -1: local.lr: must be positive and finite, got -1",
+        "sweep.metric",
+    ]
+
+
+def test_what_only_a_round_can_tell_is_refused_when_the_first_has_ended(grid: Path) -> None:
+    (fault,) = refused_late("sweep", grid, "--metric", "server/nope")
+    assert fault == "--metric: got 'server/nope'; measured are server/accuracy, train/loss"
+    logs = [*grid.parent.glob("atoll-sweep-policies/*/rounds.jsonl")]
+    assert len(logs) < 4  # the other cells were not run
+    assert invoke("sweep", grid, "--no-plot", "--metric", "server/accuracy").exit_code == 0
+    assert refused("sweep", grid, "--show", "--metric", "clients/loss")[0].startswith(
+        "--metric: got 'clients/loss'; me"
+    )
+
+
+def refused_late(*arguments: object) -> list[str]:
+    """As `refused`, beside what was said of cells."""
+    result = invoke(*arguments)
+    assert result.exit_code == 2, result.output
+    return [line.removeprefix("atoll: ") for line in result.stderr.splitlines() if line.startswith("atoll: ")]
 
 
 def test_the_sweep_of_the_documentation_is_one(tmp_path: Path) -> None:

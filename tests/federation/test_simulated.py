@@ -13,6 +13,7 @@ CASES = {
     "fedadam_and_a_norm_bound": ("optimizer.name=fedadam", "aggregation.norm_bound=0.05"),
     "fednova_in_rows": ("aggregation.algorithm=fednova", "local.momentum=0.5"),
     "scaffold_in_rows": ("aggregation.algorithm=scaffold", "aggregation.num_clients=4"),
+    "two_of_four": ("round.cohort_size=2",),
     "topk": ("aggregation.codec=topk", "aggregation.topk_fraction=0.25"),
 }
 

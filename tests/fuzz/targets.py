@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -15,7 +16,7 @@ from pydantic import BaseModel
 from atoll.aggregation.layout import Tensor
 from atoll.aggregation.tensorheader import decode_header, header_bytes
 from atoll.client.config import AgentConfig
-from atoll.client.messages import BadMessage, event_of
+from atoll.client.messages import BadMessage, event_of, hello
 from atoll.client.policy.config import SitePolicy
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import chain
@@ -27,7 +28,13 @@ from atoll.protocol.manifest import parse_update, parse_version
 from atoll.protocol.proxy import HttpProxy
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.protocol.strict import ManifestError
+from atoll.server.backup_contents import BackupFailed, Contents, Part, parse_contents
 from atoll.server.config import AggregatorConfig, HostFile, RunFile
+from atoll.server.judge import Judge
+from atoll.server.service import _connection, _fault_of_hello
+from atoll.simulations.experiments.grid import parse_grid
+from atoll.simulations.experiments.sweep import check_cells
+from atoll.simulations.federation.config import SimulationFile
 from tests.fuzz.make_corpus import NOW, PATH
 from tests.protocol.test_manifest import UPDATE, VERSION
 
@@ -43,7 +50,6 @@ class Target:
     corpus: Sequence[bytes]
     tokens: Sequence[bytes] = ()
     wrap: Callable[[bytes], bytes] = bytes
-    num: int = 100_000  # of inputs in the suite; fewer of a slow one, of which there are several
 
 
 def _text(parse: Callable[[str], object]) -> Callable[[bytes], object]:
@@ -65,6 +71,10 @@ _TOML = {
     HostFile: [b'[coordinator]\nlisten = "127.0.0.1:7070"\nstate = "s"\nlease = 15.0\nkeep_versions = 3\n'],
     AggregatorConfig: [b'coordinator = "127.0.0.1:7070"\nrank = 0\nranks = 2\nstate = "s"\n'],
     AgentConfig: [b'site = "north"\njoin = "127.0.0.1:7070"\nthreads = 1\nlease = 3e1\nexit_when_done = true\n'],
+    SimulationFile: [
+        b'task = "m:t"\n[population]\nkind = "quantity"\nclients = 9\nsigma = 1.5\n[simulation]\nengine = "batched"\n',
+        b'task = "m:t"\ndevices.up_bytes_per_s = {low = 1e3, high = 2e6}\nattack = {kind = "alie", malicious = 0.3}\n',
+    ],
     SitePolicy: [
         b'tasks = ["a:*"]\nruns = ["*"]\napproval = "each_run"\n[hours]\ndays = ["mon"]\nend = "06:00"\n',
         b'tasks = []\nruns = []\ntime_zone = "Europe/Berlin"\nrounds_per_day = 3\nhours.begin = "20:00"\n',
@@ -86,7 +96,47 @@ _TOML_TOKENS = [
 
 def _settings(model: type[BaseModel]) -> Target:
     parse = _text(partial(load_text, model, name="f.toml"))
-    return Target(parse, (ConfigError,), _TOML[model], _TOML_TOKENS, num=20_000)
+    return Target(parse, (ConfigError,), _TOML[model], _TOML_TOKENS)
+
+
+_SWEEPS = [
+    b'task = "m:t"\n[grid]\n"round.quorum" = [1, 0.5]\nseed = [1, 2]\n[sweep]\ntarget = 0.9\nover = ["seed"]\n',
+    b'task = "m:t"\nrounds = 3\n[[grid.x]]\nname = "a"\nlocal = {lr = 0.1}\n[[grid.x]]\nname = "b"\nlocal.lr = 1\n',
+]
+
+
+def _sweep(data: bytes) -> None:
+    grid = parse_grid(data, Path("f.toml"))
+    assert len({cell.folder for cell in grid.cells}) == len(grid.cells)
+    check_cells(grid)
+
+
+# ---------------------------------------------------------------- messages of clients
+
+
+class Refused(ValueError):
+    """What the coordinator answers with a fault rather than by raising one."""
+
+
+_WORK = [("r-1", 3)]
+_HELLO = hello(
+    site="north", session="s", tasks=["m:t"], num_examples=9, label="a", working_on=_WORK, software="atoll 1"
+)
+_SUMS = {"mean": pb.Statistics(values=[1.0, 2.0]), "loss": pb.Statistics(values=[0.5, 2.0, 9.0])}
+_HELLOS = [pb.ClientMessage(hello=_HELLO).SerializeToString()]
+_OPENED = [pb.UploadOpen(manifest=UPDATE.encode(), statistics=_SUMS, train_seconds=3.0).SerializeToString()]
+
+
+def _hello(data: bytes) -> None:
+    message = pb.ClientMessage.FromString(data)
+    if (fault := _fault_of_hello(message)) is not None:
+        raise Refused(fault)
+    assert _connection(message.hello).profile.num_examples >= 0
+
+
+def _opened(data: bytes) -> None:
+    opened = pb.UploadOpen.FromString(data)
+    Judge.of(None, parse_update(opened.manifest), opened)  # type: ignore[arg-type] # no run is asked yet
 
 
 # ---------------------------------------------------------------- identities
@@ -156,24 +206,27 @@ _JSON_TOKENS = [
     b"1.0",
     b"[0]",
 ]
+_PART = Part(path="runs/r-1/ranks", num_bytes=1, mode=0o600, sha256="0" * 64)
+_CONTENTS = [Contents(atoll="1", made_at=1.5, has_keys=True, files=[_PART]).model_dump_json().encode()]
 _URIS = [b"atoll://client/north", b"atoll://coordinator/main", b"atoll://aggregator/3"]
 
 TARGETS = {
-    "manifest of a version": Target(parse_version, (ManifestError,), [VERSION.encode()], _JSON_TOKENS, num=50_000),
-    "manifest of an update": Target(parse_update, (ManifestError,), [UPDATE.encode()], _JSON_TOKENS, num=50_000),
+    "manifest of a version": Target(parse_version, (ManifestError,), [VERSION.encode()], _JSON_TOKENS),
+    "manifest of an update": Target(parse_update, (ManifestError,), [UPDATE.encode()], _JSON_TOKENS),
     "TOML of a run": _settings(RunFile),
     "TOML of a coordinator": _settings(HostFile),
     "TOML of a rank": _settings(AggregatorConfig),
     "TOML of an agent": _settings(AgentConfig),
+    "TOML of a simulation": _settings(SimulationFile),
+    "TOML of a sweep": Target(_sweep, (ConfigError,), _SWEEPS, [*_TOML_TOKENS, b"[[grid.x]]"]),
     "TOML of a policy": _settings(SitePolicy),
-    "join code": Target(_text(JoinCode.parse), (JoinCodeError,), [str(_CODE).encode()], [b"atoll-"], num=85_000),
+    "join code": Target(_text(JoinCode.parse), (JoinCodeError,), [str(_CODE).encode()], [b"atoll-"]),
     "join code with the right sum": Target(
         _text(JoinCode.parse),
         (JoinCodeError,),
         [_CODE_BODY + ",".join(_CODE.addresses).encode()],
         [b":7070", b"[::1]:1", b"127.0.0.1:1", b","],
         _as_code,
-        num=15_000,
     ),
     "name in a certificate": Target(_text(Identity.parse), (ValueError,), _URIS, [b"atoll://", b"/"]),
     "certificate": Target(
@@ -182,19 +235,20 @@ TARGETS = {
         _KEPT["certificates"],
         [b"atoll://", b"\x06\x03\x55\x1d\x11"],
         _as_pem,
-        50_000,
     ),
     "request for a certificate": Target(read_request, (CertificateError,), _KEPT["requests"]),
-    "publisher": Target(_publisher, (NotTrusted, DecodeError), _KEPT["publishers"], num=30_000),
-    "signed message": Target(_message, (NotTrusted, BadMessage, DecodeError), _KEPT["messages"], num=30_000),
+    "Hello of a client": Target(_hello, (Refused, DecodeError), _HELLOS),
+    "announcement of an update": Target(_opened, (ManifestError, DecodeError), _OPENED),
+    "publisher": Target(_publisher, (NotTrusted, DecodeError), _KEPT["publishers"]),
+    "signed message": Target(_message, (NotTrusted, BadMessage, DecodeError), _KEPT["messages"]),
     "header of safetensors": Target(lambda data: decode_header(data, 32), (ValueError,), _HEADERS, _JSON_TOKENS),
-    "line of an audit log": Target(_line, (chain.LineFault,), _LINES, _JSON_TOKENS, _as_line, 50_000),
+    "line of an audit log": Target(_line, (chain.LineFault,), _LINES, _JSON_TOKENS, _as_line),
+    "contents of a backup": Target(parse_contents, (BackupFailed,), _CONTENTS, _JSON_TOKENS),
     "checkpoint": Target(_text(chain.Checkpoint.parse), (ValueError,), [b"7:" + b"0" * 64]),
     "HTTPS_PROXY": Target(
         _text(lambda text: HttpProxy.of({"https_proxy": text, "no_proxy": text})),
         (ConfigError,),
         [b"http://u:p%40@proxy.example:3128", b"http://[2001:db8::1]:80/", b"10.0.0.1:8080"],
         [b"://", b"@", b"[", b"]", b"%", b"https", b"#", b"?"],
-        num=30_000,
     ),
 }

@@ -1,7 +1,7 @@
 """What a person sees of a sweep: how many cells have ended, which rounds the others are in, and the time left."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from rich.console import Console
@@ -9,6 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from atoll.cli.printing import seconds
 from atoll.simulations.experiments.grid import Grid
+from atoll.simulations.experiments.measured import Wanted
+from atoll.simulations.experiments.report import RunReport
 from atoll.simulations.experiments.sweep import Progress as Sweep
 
 
@@ -73,6 +75,30 @@ class SweepProgress:
             self._bar.console.print(text, highlight=False, markup=False, soft_wrap=True)
         else:
             self._say(text)
+
+
+class MetricWatch:
+    """Looks whether the metric that was asked for is measured, until a round has told.
+
+    Args:
+        wanted: the metric.
+        read: (where the sweep is) -> the runs so far.
+    """
+
+    def __init__(self, wanted: Wanted, read: Callable[[Sweep], Sequence[RunReport]]) -> None:
+        self._wanted, self._read = wanted, read
+        self._is_known, self._seen = False, 0
+
+    def see(self, sweep: Sweep) -> None:
+        """Look, when a round has ended since.
+
+        Raises:
+            ConfigError: the metric is not measured.
+        """
+        ended = sum(sweep.rounds.values()) + sweep.count("finished")
+        if not self._is_known and ended != self._seen:
+            self._seen = ended
+            self._is_known = self._wanted.is_measured(self._read(sweep), is_over=False)
 
 
 def _bar(stream: TextIO) -> Progress:

@@ -36,3 +36,9 @@ def test_a_value_of_another_type_is_refused_by_its_name() -> None:
         parse(Cluster, CLUSTERS, "h100-80,nodes=many", what="cluster")
     with pytest.raises(ValueError, match=r"cluster.nodes: must be a whole number >= 1, got 1.5"):
         parse(Cluster, CLUSTERS, "h100-80,nodes=1.5", what="cluster")
+
+
+@pytest.mark.parametrize("given", [{}, [], "", 3, {"preset": "h100-80"}])
+def test_a_preset_that_is_no_name_of_one_is_refused(given: object) -> None:
+    with pytest.raises(ValueError, match=r"is no preset \(a100-80, "):
+        read(Cluster, CLUSTERS, {"preset": given}, what="cluster")

@@ -132,13 +132,33 @@ def test_a_trigger_causes_a_label_that_somebody_has() -> None:
 
 
 def test_what_has_no_labels_cannot_be_flipped() -> None:
-    def heights(site: str, split: str) -> TensorDataset:
-        return TensorDataset(IMAGES, torch.rand(12))
-
     task = Task(model=model, data=heights, sites=["a"], loss=torch.nn.functional.mse_loss)
     adversary = Adversary(AttackConfig(kind="label_flip"), frozenset("a"), 1)
     with pytest.raises(ConfigError, match=r"label_flip needs labels \(integers\) as targets, got torch.float32"):
         adversary.task(task)
+
+
+def heights(site: str, split: str) -> TensorDataset:
+    return TensorDataset(IMAGES, torch.rand(12))
+
+
+@pytest.mark.parametrize("sites", ["a", "b"])
+def test_a_trigger_that_the_data_cannot_take_is_refused_with_every_reason(sites: str) -> None:
+    task = Task(model=model, data=heights, sites=["a", "b"], loss=torch.nn.functional.mse_loss)
+    adversary = Adversary(AttackConfig(kind="backdoor", trigger_size=5), frozenset(sites), 1)
+    with pytest.raises(ConfigError) as refusal:
+        adversary.task(task)
+    assert refusal.value.faults == (
+        "attack.trigger_size: got 5; allowed: 1 to 4, for images of 4 x 4",
+        "attack.kind: backdoor needs labels (integers) as targets, got torch.float32 of shape (1,)",
+    )
+
+
+def test_a_trigger_fills_an_image_or_a_flat_input_at_most() -> None:
+    Stamp(0, 4, 1.0).check(IMAGES, DIGITS)
+    Stamp(0, 16, 1.0).check(IMAGES.flatten(1), DIGITS)
+    with pytest.raises(ConfigError, match=r"attack.trigger_size: got 17; allowed: 1 to 16, for inputs of 16 places"):
+        Stamp(0, 17, 1.0).check(IMAGES.flatten(1), DIGITS)
 
 
 def test_success_counts_triggered_examples_of_other_labels_alone() -> None:

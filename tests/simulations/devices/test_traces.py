@@ -61,7 +61,10 @@ def test_kinds_of_devices_are_dealt_out_by_weight(tmp_path: Path) -> None:
         (HEADER, ["line 2, there is none; allowed: at least one line below the header"]),
         (HEADER + "a,1,1,1\n", ["line 2, has 4 cells; allowed: 5, as the header"]),
         (HEADER + "a,1,,1,1\n", ["line 2, column down_mbps: is empty; allowed: a number > 0"]),
-        (HEADER + ",1,1,1,1\n", ["line 2, column client: is empty; allowed: a name"]),
+        (
+            HEADER + ",1,1,1,1\n",
+            ["line 2, column client: is empty; allowed: a name", "1 of the 1 clients have no line: 'a'"],
+        ),
         (HEADER + "a,0,1,1,1\n", ["line 2, column examples_per_s: got '0'; allowed: a number > 0"]),
         (HEADER + "a,1,1,-3,1\n", ["line 2, column up_mbps: got '-3'; allowed: a number > 0"]),
         (HEADER + "a,1,1,1,-1\n", ["line 2, column latency_ms: got '-1'; allowed: a number >= 0"]),
@@ -104,13 +107,48 @@ def test_a_hole_in_a_trace_of_intervals_is_named(tmp_path: Path, text: str, expe
 
 
 def test_the_faults_are_in_order_of_the_lines_and_those_beyond_twenty_are_counted(tmp_path: Path) -> None:
-    found = faults(tmp_path, HEADER + "a,0,1,1,1\n" * 30, "a")
+    found = faults(tmp_path, HEADER + "".join(f"c{n},0,1,1,1\n" for n in range(30)), "c0")
     assert len(found) == 21
     assert [line.split(",")[0] for line in found[:3]] == ["line 2", "line 3", "line 4"]
     assert found[-1] == "and 10 more faults"
     overlapping = "client,from_s,to_s\n" + "".join(f"c{n % 12},0,5\n" for n in range(24))
     found = faults_awake(tmp_path, overlapping, "c0")
     assert [line.split(",")[0] for line in found] == [f"line {n}" for n in range(14, 26)]
+
+
+def test_faults_of_cells_of_intervals_and_of_the_whole_file_are_said_together(tmp_path: Path) -> None:
+    text = "client,from_s,to_s,period_s\na,0,6,10\na,5,7,10\na,9,8,10\nb,0,12,10\nb,,5,10\nc,x,5,10\n"
+    assert [fault.split("; allowed")[0].split(", which")[0] for fault in faults_awake(tmp_path, text, *"abcd")] == [
+        "line 3, column from_s: got 5",
+        "line 4, column to_s: got 8",
+        "line 5, column to_s: got 12",
+        "line 6, column from_s: is empty",
+        "line 7, column from_s: got 'x'",
+        "1 of the 4 clients have no line: 'd'",
+    ]
+
+
+def test_wrong_cells_hide_neither_a_line_twice_nor_a_client_without_one(tmp_path: Path) -> None:
+    text = HEADER + "a,1,1,1,1\nb,0,1,1,1\na,1,1,1\n,1,1,1,1\n,1,1,1,1\n"
+    assert faults(tmp_path, text, *"abc") == [
+        "line 3, column examples_per_s: got '0'; allowed: a number > 0",
+        "line 4, has 4 cells; allowed: 5, as the header",
+        "line 4, column client: 'a' stands on line 2 already",
+        "line 5, column client: is empty; allowed: a name",
+        "line 6, column client: is empty; allowed: a name",
+        "1 of the 3 clients have no line: 'c'",
+    ]
+    many = faults(tmp_path, HEADER + "a,0,1,1,1\n" * 30, "a", "b")
+    assert many[-2:] == ["and 39 more faults", "1 of the 2 clients have no line: 'b'"]
+
+
+def test_the_faults_of_both_traces_are_said_together(tmp_path: Path) -> None:
+    (tmp_path / "devices.csv").write_text(HEADER)
+    (tmp_path / "awake.csv").write_text("client,from_s\n")
+    config = DeviceConfig(trace=tmp_path / "devices.csv", availability="trace", awake_trace=tmp_path / "awake.csv")
+    with pytest.raises(ConfigError) as refusal:
+        config.of(["a"], seed=0)
+    assert [Path(fault.split(":")[0]).name for fault in refusal.value.faults] == ["devices.csv", "awake.csv"]
 
 
 def test_missing_clients_are_counted_and_some_are_named(tmp_path: Path) -> None:

@@ -85,9 +85,26 @@ def test_what_a_sweep_shows_stands_in_its_table(tmp_path: Path) -> None:
             '[grid]\n"a b" = [1]\n',
             ["grid.a b: is no key (allowed: names with dots between them, such as round.deadline)"],
         ),
+        ("[grid]\nx = [1979-05-27]\n", ["grid.x: got datetime.date(1979, 5, 27); allowed: values, or lists of values"]),
+        ("[grid]\nx = [0x" + "9" * 5000 + "]\n", ["grid.x: got an integer of 20000 bits; allowed: values, or lists"]),
+        ("[[grid.x]]\nname = 07:32:00\nseed = 1\n", ["grid: name: got datetime.time(7, 32); allowed: a text"]),
+        (
+            "x = 1979-05-27\ny = [[1]]\n[grid]\nseed = [1]\n",
+            [
+                "x: got datetime.date(1979, 5, 27); allowed: a value or a list",
+                "y: got [[1]]; allowed: a value or a list",
+            ],
+        ),
+        ("[grid]\nseed = [1]\n[" + ".".join("a" * 2000) + "]\n", ["is no key"]),
+        ("[grid]\nseed." + ".".join("a" * 2000) + " = [1]\n", ["allowed: a list of values, or of tables of settings"]),
+        ("x = " + "[" * 5000, ["cannot be read: "]),
         (
             "[grid]\nseed = [1]\n[sweep]\njobs = 0\nfoo = 1\n",
             ["sweep.jobs: got 0; allowed: integer >= 1, <= 1024", "sweep.foo: unknown key"],
+        ),
+        (
+            '[grid]\n"local.lr" = [1]\n[sweep]\nover = ["seed", "lr"]\n',
+            ["sweep.over: got 'lr'; allowed: what varies: local.lr, seed"],
         ),
     ],
 )
@@ -104,6 +121,8 @@ def test_an_override_of_what_varies_is_refused(tmp_path: Path) -> None:
         grid(tmp_path, "[grid]\nseed = [1, 2]\n", "seed=3")
     with pytest.raises(ConfigError, match=r"--set: got 'seed'; allowed: key=value"):
         grid(tmp_path, "[grid]\nround.quorum = [1, 2]\n", "seed")
+    with pytest.raises(ConfigError, match=r"--set: x: got datetime\.date.*; allowed: a value or a list of values"):
+        grid(tmp_path, "[grid]\nseed = [1, 2]\n", "x=1979-05-27")
 
 
 def test_a_grid_needs_a_task(tmp_path: Path) -> None:

@@ -17,6 +17,11 @@ from tests.simulations.federation.simulating import lines, model, settings, simu
 
 ALL = ("round.cohort_size=4", "rounds=3")
 SLOW = ("devices.examples_per_s=1", "devices.latency_s=0.0")
+TIGHT = (
+    *("devices.examples_per_s=1", "devices.up_bytes_per_s=100", "devices.latency_s=0.5"),
+    *("round.deadline=16.0", "round.partial_work=accept", "round.cohort_size=4", "round.quorum=2"),
+)
+"""Who has four steps to do does fewer, by what its uploads have taken."""
 
 
 def test_full_participation_by_one_full_batch_is_gradient_descent_on_the_pooled_data(tmp_path):
@@ -46,8 +51,16 @@ def test_the_same_seed_gives_the_same_rounds_and_another_seed_others(tmp_path):
     assert without_real_time(told) == without_real_time(again) != without_real_time(others)
 
 
-def test_an_interrupted_run_goes_on_to_the_outcome_of_an_undisturbed_one(tmp_path):
-    few = ("round.cohort_size=2", "rounds=6", "evaluation.clients_every=1", "round.over_selection=1.5")
+@pytest.mark.parametrize(
+    "method",
+    [
+        ("evaluation.clients_every=1", "round.over_selection=1.5"),
+        ("aggregation.codec=topk", "aggregation.topk_fraction=0.25"),
+        TIGHT,
+    ],
+)
+def test_an_interrupted_run_goes_on_to_the_outcome_of_an_undisturbed_one(tmp_path, method):
+    few = ("round.cohort_size=2", "rounds=6", *method)
     whole, told = simulate(tmp_path / "whole", *few)
     from atoll.cli.files import load_user_task
     from atoll.simulations.federation.run import opened
@@ -77,6 +90,72 @@ def test_a_run_is_not_gone_on_with_when_clients_or_its_settings_are_gone(tmp_pat
     (tmp_path / "run.toml").write_text("task = ")
     with pytest.raises(ConfigError, match=r"run\.toml: is damaged: .*; put it back, or choose another --out"):
         go_on(tmp_path, file, task)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        ("evaluation.clients_every=3",),
+        ("optimizer.name=fedadam", "devices.stragglers=0.5"),
+        TIGHT,
+        ("aggregation.algorithm=scaffold", "aggregation.num_clients=4"),
+        ("aggregation.codec=topk", "aggregation.topk_fraction=0.25"),
+        ("attack.kind=free_rider", "attack.malicious=1"),
+        ("cohort.sampler=oort",),
+    ],
+    ids=lambda method: method[0],
+)
+def test_a_finished_run_that_is_given_more_rounds_ends_as_one_that_was_begun_with_them(tmp_path, method):
+    few = ("round.cohort_size=2", *method)
+    whole, told = simulate(tmp_path / "whole", *few, "rounds=6")
+    begun, _ = simulate(tmp_path / "parts", *few, "rounds=3")
+    assert (begun["state"], begun["version"]) == ("finished", 3)
+    rest, found = simulate(tmp_path / "parts", *few, "rounds=6")
+    assert rest["model_digest"] == whole["model_digest"]
+    assert (rest["state"], rest["rounds"], rest["cause"]) == ("finished", 6, "6 rounds are committed")
+    assert without_real_time(found) == without_real_time(told)
+    with pytest.raises(ConfigError, match="the run there cannot have 5 rounds: 6 are committed already; allowed: more"):
+        simulate(tmp_path / "parts", *few, "rounds=5")
+
+
+@pytest.mark.parametrize(
+    ("setting", "fault"),
+    [
+        ("round.mode=fedbuff", "it was begun for 3, and an asynchronous run turns away"),
+        (
+            "round.over_selection=1.5",
+            "in its last rounds clients were at work when a round ended, and that is lost: [a-d]",
+        ),
+        (
+            "round.late=next_round",
+            "it has ended after 3, and turned away what was late, which round 4 would have taken",
+        ),
+        ("evaluation.server_every=2", r"measured that version only for it \(evaluation.server_every is 2\)"),
+        ("evaluation.clients_every=2", r"measured that version only for it \(evaluation.clients_every is 2\)"),
+    ],
+)
+def test_a_run_whose_last_round_was_another_than_a_middle_one_is_given_no_more(tmp_path, setting, fault):
+    few = (
+        setting,
+        *(("round.buffer_size=2", "round.concurrency=3") if "mode" in setting else ("round.cohort_size=2",)),
+    )
+    ended, _ = simulate(tmp_path, *few, "rounds=3")
+    with pytest.raises(ConfigError, match=f"the run there cannot have 6 rounds: .*{fault}.*; choose another --out"):
+        simulate(tmp_path, *few, "rounds=6")
+    assert simulate(tmp_path, *few, "rounds=3")[0]["model_digest"] == ended["model_digest"]
+
+
+def test_an_interrupted_run_may_end_after_another_number_of_rounds(tmp_path):
+    few = ("round.cohort_size=2", "round.late=next_round", "evaluation.server_every=2")
+    whole, told = simulate(tmp_path / "whole", *few, "rounds=5")
+    for begun_for in (4, 9):
+        folder, file = tmp_path / str(begun_for), settings(*few, f"rounds={begun_for}")
+        with opened(file, load_user_task(file.task), folder, on_round=lambda line: None, is_fresh=False) as federation:
+            federation._on_round = lambda line, it=federation: it.interrupt() if line["round"] == 3 else None
+            federation.run()
+        rest, found = simulate(folder, *few, "rounds=5")
+        assert rest["model_digest"] == whole["model_digest"]
+        assert without_real_time(found) == without_real_time(told)
 
 
 def go_on(folder, file, task):

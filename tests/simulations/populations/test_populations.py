@@ -205,8 +205,10 @@ def test_a_thousand_clients_of_sixty_thousand_examples_take_well_under_a_second(
         assert time.perf_counter() - began < 3.0, kind  # 0.2 s on an idle core
 
 
-def test_however_large_sigma_is_everything_is_dealt() -> None:
-    held = config_of("quantity sigma", 4, sigma=1e9).of(task_of({"a": labelled([0] * 50)}), seed=0)
+@pytest.mark.parametrize("sigma", [10.0, 1e9])
+def test_however_large_sigma_is_everything_is_dealt(sigma: float) -> None:
+    unchecked = config_of("quantity sigma", 4).model_copy(update={"sigma": sigma})  # the settings end at 10
+    held = unchecked.of(task_of({"a": labelled([0] * 50)}), seed=0)
     assert sorted(held.train.sizes.tolist()) == [1, 1, 1, 47]
 
 
@@ -220,6 +222,7 @@ def test_however_large_sigma_is_everything_is_dealt() -> None:
         ({"kind": "iid", "clients": 3, "alpha": 1.0, "sigma": 1.0}, "alpha, sigma is no option of iid"),
         ({"kind": "quantity", "clients": 3}, "quantity needs one of alpha and sigma"),
         ({"kind": "quantity", "clients": 3, "alpha": 1.0, "sigma": 1.0}, "quantity needs one of alpha and sigma"),
+        ({"kind": "quantity", "clients": 3, "sigma": 1e9}, "less than or equal to 10"),
         ({"kind": "feature", "clients": 3}, "feature needs change"),
         (
             {"kind": "feature", "clients": 3, "change": "rotation", "strength": 1.0},
