@@ -288,7 +288,8 @@ class BatchTrainer:
 
     def _fitting(self, kind: str) -> int:
         """Clients in a product: as many as the cache holds."""
-        may_factor = kind == "by hand" and is_plain(self._local) and self._training.algorithm != "scaffold"
+        is_shared = is_plain(self._local) and self._training.algorithm != "scaffold"
+        may_factor = kind == "by hand" and is_shared and self._training.device == "cpu"
         length, shapes = self._length_of_one(), [shape for _, _, shape in self._places]
         sizes = [length * sum(shape) if may_factor and pay(shape, length) else math.prod(shape) for shape in shapes]
         return max(1, min(AT_ONCE_MAX, STACK_BYTES // (4 * sum(sizes)), FLOW_BYTES // self._flow_bytes))

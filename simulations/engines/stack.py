@@ -79,8 +79,8 @@ class Stack:
         return {name: torch.zeros_like(block) for name, block in self.blocks.items()}
 
     def allow_factors(self, weight: str, shape: tuple[int, int]) -> None:
-        """Whoever computes with this layer's weights (out, in) takes its `factors` where there are some."""
-        if is_plain(self._local):
+        """Whoever computes with this layer's weights (out, in) takes its `factors` where there are some: on a CPU."""
+        if is_plain(self._local) and self._device == "cpu":
             self._factorable[weight] = Factors(shape, self._local.lr, self._device)
 
     def begin(self, start: torch.Tensor, corrections: torch.Tensor | None, *, clients: int, length: int) -> None:
@@ -155,7 +155,7 @@ class Stack:
         largest = np.empty(len(out), out.dtype)
         for number, moved in enumerate(self.factors[name].moved()):
             torch.from_numpy(out[number]).view(moved.shape).copy_(moved)
-            largest[number] = torch.maximum(moved.amax(), -moved.amin())  # while it is in the cache
+            largest[number] = torch.maximum(moved.amax(), -moved.amin()).item()  # while it is in the cache
         return largest
 
     def settle(self) -> None:
