@@ -83,7 +83,7 @@ class Client:
         """Say Hello, and listen from now on."""
         self._cache = ModelCache(self.folder)
         self._cache.scan()
-        self._link = Link(self.dialer.channel(self.address, COORDINATOR))
+        self._link = Link(lambda: self.dialer.channel(self.address, COORDINATOR))
         await self._link.open(pb.Hello(protocol=PROTOCOL, client_id=self.name, session="1", tasks=[TASK]))
         self._invitations: asyncio.Queue[pb.Invite] = asyncio.Queue()
         self._listening = asyncio.create_task(self._listen())
@@ -102,7 +102,8 @@ class Client:
             raise RuntimeError(f"{self.name}: the coordinator is gone")
         self.invite = getting.result()
         asked = pb.ManifestRequest(run_id=self.invite.run_id, digest=self.invite.model_digest)
-        self._version = parse_version((await self._link.stub.GetManifest(asked)).manifest)
+        async with self._link.calls() as stub:
+            self._version = parse_version((await stub.GetManifest(asked)).manifest)
         self.material.make(self._version)
         return time.perf_counter() - begun
 
@@ -115,7 +116,8 @@ class Client:
         begun = time.perf_counter()
         partial.resume()
         while not partial.is_complete:
-            await download(self._link.stub, run_id, digest, partial)
+            async with self._link.calls() as stub:
+                await download(stub, run_id, digest, partial)
         self._cache.finish(digest, self._version, partial)
         seconds = time.perf_counter() - begun
         self._tidying = asyncio.ensure_future(on_thread(self._cache.tidy))  # while it trains, as an agent does
@@ -136,7 +138,8 @@ class Client:
         encoded = manifest.encode()
         entry = Entry(self.material.path, encoded, digest_of(encoded), 0, manifest.num_bytes, {}, 0.0, 0.0)
         begun = time.perf_counter()
-        verdict = await upload(self._link.stub, entry, Pace(0), is_first_attempt=False)
+        async with self._link.calls() as stub:
+            verdict = await upload(stub, entry, Pace(0), is_first_attempt=False)
         if not verdict.accepted:
             raise RuntimeError(f"{self.name}: {verdict.reason}: {verdict.detail}")
         return time.perf_counter() - begun

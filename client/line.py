@@ -52,7 +52,7 @@ class Line:
     ) -> None:
         self._verifier = verifier
         self._address, self._dialer, self._replaced_wait = address, dialer, replaced_wait
-        self.ranks = Ranks(dialer)
+        self.ranks = Ranks(dialer, spawn)
         self._hello, self._on_connected, self._on_message, self._on_lost = hello, on_connected, on_message, on_lost
         self._spawn = spawn
         self._link: Link | None = None
@@ -91,7 +91,7 @@ class Line:
         """Prove anew who one is, in whatever is begun from now on: the certificate has been renewed."""
         self.ranks.renew()
         if self._link is not None:
-            self._link.renew(self._dialer.channel(self._address, COORDINATOR))
+            self._link.connection.renew()
 
     async def hang_up(self) -> None:
         """Say goodbye if a connection stands, and dial no more."""
@@ -110,7 +110,8 @@ class Line:
 
     async def _connection(self) -> None:
         """One connection, from Hello to its end."""
-        link = Link(self._dialer.channel(self._address, COORDINATOR))
+        link = Link(lambda: self._dialer.channel(self._address, COORDINATOR))
+        staying_fresh = None
         end = StreamBroken(grpc.StatusCode.OK, "the coordinator has ended the stream")
         try:
             first = await link.open(self._hello())
@@ -118,6 +119,7 @@ class Line:
                 self._verifier.welcome(first)
             welcome = first.welcome
             self._link, self._complaint = link, ""
+            staying_fresh = self._spawn(link.connection.keep_fresh())
             self.ranks.update(welcome.ranks.addresses)
             self._is_up.set()
             self._on_connected(welcome)
@@ -135,6 +137,8 @@ class Line:
         finally:
             self._link = None
             self._is_up.clear()
+            if staying_fresh is not None:
+                staying_fresh.cancel()
             await link.close()
         if not self._is_hanging_up:
             if end.is_revoked:

@@ -6,12 +6,13 @@ update waits for its own rank for a while, and then goes to another: what counts
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Any, NamedTuple
 
 import grpc
 
-from atoll.client.transport import OLDER_CHANNELS_MAX
+from atoll.client.connection import Connection
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.bulk import aggregator_stub
 from atoll.protocol.identity.dialer import Dialer
@@ -25,18 +26,26 @@ PATIENCE_S = 15.0
 """Seconds that an update waits for its own rank before it goes to another, and as long there."""
 
 
+class _Rank(NamedTuple):
+    """One that is connected."""
+
+    address: str
+    connection: Connection[rpc.AggregatorStub]
+    staying_fresh: asyncio.Task[None]
+
+
 class Ranks:
     """Connections to the ranks, made when they are needed. Without ranks the coordinator does it all itself.
 
     Args:
         dialer: opens the channels.
+        spawn: runs a coroutine whose failure ends the agent.
     """
 
-    def __init__(self, dialer: Dialer) -> None:
-        self._dialer = dialer
+    def __init__(self, dialer: Dialer, spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
+        self._dialer, self._spawn = dialer, spawn
         self._addresses: tuple[str, ...] = ()
-        self._channels: dict[int, tuple[str, grpc.aio.Channel, rpc.AggregatorStub]] = {}
-        self._older: list[grpc.aio.Channel] = []
+        self._connected: dict[int, _Rank] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
@@ -50,12 +59,12 @@ class Ranks:
         What is under way to one that is away goes on: perhaps it is the coordinator that has been away.
         """
         self._addresses = tuple(self._checked(address) for address in addresses)
-        for rank, (address, *_) in list(self._channels.items()):
-            if rank >= self.num_ranks or self._addresses[rank] not in ("", address):
+        for rank, connected in list(self._connected.items()):
+            if rank >= self.num_ranks or self._addresses[rank] not in ("", connected.address):
                 self._close(rank)
 
-    def stub(self, rank: int) -> rpc.AggregatorStub:
-        """Of a rank.
+    def calls(self, rank: int) -> AbstractAsyncContextManager[rpc.AggregatorStub]:
+        """The stub of a rank, for calls that begin now (`Connection.calls`).
 
         Raises:
             StreamBroken: it is away.
@@ -63,48 +72,37 @@ class Ranks:
         address = self._addresses[rank] if rank < len(self._addresses) else ""
         if not address:
             raise StreamBroken(grpc.StatusCode.UNAVAILABLE, f"aggregation rank {rank} is away")
-        if rank not in self._channels:
-            channel = self._dialer.channel(address, aggregator(rank))
-            self._channels[rank] = address, channel, aggregator_stub(channel)
-        return self._channels[rank][2]
+        if rank not in self._connected:
+            connection = Connection(lambda: self._dialer.channel(address, aggregator(rank)), aggregator_stub)
+            self._connected[rank] = _Rank(address, connection, self._spawn(connection.keep_fresh()))
+        return self._connected[rank].connection.calls()
 
-    def stub_for_update(self, rank: int, waited_s: float) -> rpc.AggregatorStub:
-        """Of the rank that an update is for, or of the next one whenever it has waited for long enough.
+    def rank_for_update(self, rank: int, waited_s: float) -> int:
+        """The rank that an update is for, or the next one whenever it has waited for long enough.
 
         Args:
             rank: that it is for.
             waited_s: for how long no byte of it has gone anywhere, whoever is said to be here.
-
-        Raises:
-            StreamBroken: that rank is away.
         """
-        return self.stub((rank + int(waited_s / PATIENCE_S)) % self.num_ranks)
+        return (rank + int(waited_s / PATIENCE_S)) % self.num_ranks
 
     def renew(self) -> None:
-        """Dial anew for whatever is begun from now on; what is under way goes on as it is."""
-        self._older += [channel for _, channel, _ in self._channels.values()]
-        self._channels.clear()
-        for channel in self._older[: max(0, len(self._older) - OLDER_CHANNELS_MAX)]:
-            self._older.remove(channel)
-            self._end(channel)
+        """Prove anew who one is, on all connections: the certificate has been renewed."""
+        for connected in self._connected.values():
+            connected.connection.renew()
 
     async def close(self) -> None:
         """End all connections."""
-        for channel in self._older:
-            self._end(channel)
-        self._older.clear()
-        for rank in list(self._channels):
+        for rank in list(self._connected):
             self._close(rank)
         if self._closing:
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.gather(*self._closing, return_exceptions=True), 1.0)
 
     def _close(self, rank: int) -> None:
-        _, channel, _ = self._channels.pop(rank)
-        self._end(channel)
-
-    def _end(self, channel: grpc.aio.Channel) -> None:
-        task = asyncio.get_running_loop().create_task(channel.close())
+        connected = self._connected.pop(rank)
+        connected.staying_fresh.cancel()
+        task = asyncio.get_running_loop().create_task(connected.connection.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 

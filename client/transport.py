@@ -1,16 +1,19 @@
-"""One connection to the coordinator: a channel, and the control stream on it.
+"""One session with the coordinator: the control stream, and the connections for the calls beside it.
 
-Everything of one attempt is fresh: the channel, the stream, the session's name. What breaks is a `StreamBroken`,
+Everything of one attempt is fresh: the connection, the stream, the session's name. What breaks is a `StreamBroken`,
 however it breaks; the caller decides what it means and when to dial again.
 """
 
 import asyncio
 import logging
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 
 import grpc
 
+from atoll.client.connection import Connection
 from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.bulk import coordinator_stub
 from atoll.protocol.channel import HANDSHAKE_S
 from atoll.protocol.stream import Stream, StreamBroken
@@ -23,26 +26,22 @@ SEND_TIMEOUT_S = 30.0
 CLOSE_TIMEOUT_S = 1.0
 OUTBOX_MAX = 1000
 
-OLDER_CHANNELS_MAX = 16
-"""Channels that stay open after the certificate was renewed, for what is under way over them."""
-
 
 class Link:
-    """A connection with its control stream. `open` it once, `receive` until it ends, `close` it always.
+    """A control stream, and calls beside it. `open` it once, `receive` until it ends, `close` it always.
 
     Args:
-        channel: to the coordinator; the link closes it.
+        dial: opens a channel to the coordinator, with the newest certificate; the link closes it.
     """
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._channels = [channel]
-        self.stub = coordinator_stub(channel)
+    def __init__(self, dial: Callable[[], grpc.aio.Channel]) -> None:
+        self.connection = Connection(dial, coordinator_stub)
+        self._of_stream = AsyncExitStack()
         self._outbox: asyncio.Queue[pb.ClientMessage | None] = asyncio.Queue(OUTBOX_MAX)
         self._stream: Stream[pb.ClientMessage, pb.ServerMessage] | None = None
         self._writer: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
         self._heartbeat_s = 0.0
-        self._closing: asyncio.Task[None] | None = None
 
     async def open(self, hello: pb.Hello) -> pb.ServerMessage:
         """Say Hello and wait for Welcome, which is returned as it came: signed, or not.
@@ -50,7 +49,8 @@ class Link:
         Raises:
             StreamBroken: no connection, no answer in time, or refused.
         """
-        stream = self._stream = Stream(self.stub.Session)
+        stub = await self._of_stream.enter_async_context(self.calls())
+        stream = self._stream = Stream(stub.Session)
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 await stream.write(pb.ClientMessage(hello=hello))
@@ -63,6 +63,10 @@ class Link:
         self._heartbeat_s = max(0.05, min(3600.0, message.welcome.heartbeat_s))  # in this order: NaN is 3600
         self._writer = asyncio.create_task(self._write(stream))
         return message
+
+    def calls(self) -> AbstractAsyncContextManager[rpc.CoordinatorStub]:
+        """The stub for calls that begin now (`Connection.calls`)."""
+        return self.connection.calls()
 
     async def receive(self) -> pb.ServerMessage | None:
         """The next message; None when the coordinator has ended the stream. Raises StreamBroken."""
@@ -84,7 +88,7 @@ class Link:
             self._outbox.put_nowait(message)
 
     async def close(self, *, goodbye: bool = False) -> None:
-        """End the channel with all its calls.
+        """End the connections with all calls.
 
         Args:
             goodbye: first send what is in the outbox, then Goodbye, and let the coordinator end the stream; somebody
@@ -98,15 +102,8 @@ class Link:
                     await self._ended.wait()
         if self._writer is not None:
             self._writer.cancel()
-        for channel in self._channels:
-            await channel.close()
-
-    def renew(self, channel: grpc.aio.Channel) -> None:
-        """Begin calls on this channel from now on; what is under way goes on as it is."""
-        self._channels.append(channel)
-        self.stub = coordinator_stub(channel)
-        if len(self._channels) > 1 + OLDER_CHANNELS_MAX:  # the first has the control stream
-            self._closing = asyncio.create_task(self._channels.pop(1).close())
+        await self.connection.close()
+        await self._of_stream.aclose()
 
     async def _write(self, stream: Stream[pb.ClientMessage, pb.ServerMessage]) -> None:
         """Send what is in the outbox, and a heartbeat whenever that is empty for too long."""

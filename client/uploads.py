@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import grpc
@@ -116,23 +117,25 @@ class Uploads:
         link = self._line.current
         if link is None:
             raise StreamBroken(grpc.StatusCode.UNAVAILABLE, "there is no connection")
-        stub = self._stub_of_rank(key, entry.rank, link) if self._line.ranks.num_ranks else link.stub
+        calls = self._calls_of_rank(key, entry.rank, link) if self._line.ranks.num_ranks else link.calls()
         logger.info("uploading the update of round %d of %s, %s", key[2], key[1], in_mb(entry.num_bytes))
 
         def goes_on() -> None:
             self._waiting[key] = link, asyncio.get_running_loop().time()
 
-        verdict = await upload(stub, entry, self._pace, is_first_attempt=is_first_attempt, goes_on=goes_on)
+        async with calls as stub:
+            verdict = await upload(stub, entry, self._pace, is_first_attempt=is_first_attempt, goes_on=goes_on)
         self._waiting.pop(key, None)
         return verdict
 
-    def _stub_of_rank(self, key: Key, rank: int, link: Link) -> rpc.AggregatorStub:
+    def _calls_of_rank(self, key: Key, rank: int, link: Link) -> AbstractAsyncContextManager[rpc.AggregatorStub]:
         now = asyncio.get_running_loop().time()
         if (
             key not in self._waiting or self._waiting[key][0] is not link
         ):  # what the coordinator's absence cost: nothing
             self._waiting[key] = link, now
-        return self._line.ranks.stub_for_update(rank, now - self._waiting[key][1])
+        ranks = self._line.ranks
+        return ranks.calls(ranks.rank_for_update(rank, now - self._waiting[key][1]))
 
     def _held_back(self, key: Key, decision: Decision) -> Event:
         """The policy has its say about every attempt. What it refuses is not kept; what has to wait is asked again."""

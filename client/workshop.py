@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -157,7 +157,7 @@ class Workshop:
                     partial.append(request.data[partial.data_bytes :])
             if not partial.is_complete:
                 await self._persistently(
-                    lambda link: _complete(link.stub, request, partial), lambda: partial.data_bytes
+                    lambda link: _complete(link.calls(), request, partial), lambda: partial.data_bytes
                 )
             self._cache.finish(digest, manifest, partial)
             self._tidy(manifest)
@@ -187,7 +187,7 @@ class Workshop:
         await off_loop(part.num_bytes, part.resume)
         if not part.is_complete:
             await self._persistently(
-                lambda _: _complete(self._ranks.stub(rank), request, part), lambda: part.data_bytes
+                lambda _: _complete(self._ranks.calls(rank), request, part), lambda: part.data_bytes
             )
 
     async def _persistently(
@@ -328,24 +328,30 @@ def _residual_of(invitation: Invitation) -> Owner:
 async def _get_manifest(link: Link, request: Request) -> bytes:
     asked = pb.ManifestRequest(run_id=request.run_id, digest=request.model_digest)
     with broken_streams():
-        reply = await link.stub.GetManifest(asked, timeout=MANIFEST_TIMEOUT_S)
+        async with link.calls() as stub:
+            reply = await stub.GetManifest(asked, timeout=MANIFEST_TIMEOUT_S)
     encoded: bytes = reply.manifest
     return encoded
 
 
-async def _complete(stub: rpc.CoordinatorStub | rpc.AggregatorStub, request: Request, partial: PartialVersion) -> None:
+async def _complete(
+    calls: AbstractAsyncContextManager[rpc.CoordinatorStub | rpc.AggregatorStub],
+    request: Request,
+    partial: PartialVersion,
+) -> None:
     """Everything that the version lacks, over one connection."""
     num_damages = 0
     wanted = sum(piece.num_bytes for piece in partial.wanted) - partial.filled_bytes
     logger.info("downloading %s (%s were here already)", in_mb(wanted), in_mb(partial.data_bytes))
-    while not partial.is_complete:
-        try:
-            await download(stub, request.run_id, request.model_digest, partial)
-        except PieceDamaged as error:
-            num_damages += 1
-            logger.warning("a piece came damaged and is fetched again: %s", error)
-            if num_damages == DAMAGES_MAX:
-                raise
+    async with calls as stub:
+        while not partial.is_complete:
+            try:
+                await download(stub, request.run_id, request.model_digest, partial)
+            except PieceDamaged as error:
+                num_damages += 1
+                logger.warning("a piece came damaged and is fetched again: %s", error)
+                if num_damages == DAMAGES_MAX:
+                    raise
 
 
 def _overrides(local: str) -> dict[str, Any]:

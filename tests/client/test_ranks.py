@@ -1,6 +1,7 @@
 """An agent and the ranks of the aggregation: where its updates go, where its versions come from, and when it gives up
 on a rank."""
 
+import asyncio
 from contextlib import asynccontextmanager
 
 import grpc
@@ -109,31 +110,34 @@ async def test_an_update_waits_for_a_rank_that_comes_back(tmp_path):
     assert await uploaded(tmp_path, gone="said", back=True) == (True, False)
 
 
+async def stub_of(ranks, rank):
+    async with ranks.calls(rank) as stub:
+        return stub
+
+
 @live
 async def test_connections_outlive_the_coordinators_absence_and_end_with_their_address():
-    ranks = Ranks(InsecureDialer())
+    ranks = Ranks(InsecureDialer(), asyncio.ensure_future)
     ranks.update(["127.0.0.1:1", "127.0.0.1:2"])
-    first, second = ranks.stub(0), ranks.stub(1)
+    first, second = await stub_of(ranks, 0), await stub_of(ranks, 1)
     ranks.update(["", ""])  # a coordinator that has just started knows none of them
     assert ranks.num_ranks == 2
     with pytest.raises(StreamBroken, match="aggregation rank 0 is away"):
-        ranks.stub(0)
+        ranks.calls(0)
     ranks.update(["127.0.0.1:1", "127.0.0.1:3"])
-    assert ranks.stub(0) is first
-    assert ranks.stub(1) is not second
-    ranks.renew()
-    assert ranks.stub(0) is not first
+    assert await stub_of(ranks, 0) is first
+    assert await stub_of(ranks, 1) is not second
     await ranks.close()
 
 
 @live
 async def test_a_rank_that_is_said_to_be_elsewhere_is_not_dialled():
-    ranks = Ranks(InsecureDialer())
+    ranks = Ranks(InsecureDialer(), asyncio.ensure_future)
     ranks.update(["10.0.0.1:80", "unix:/tmp/socket", "127.0.0.1:7"])
     for number in (0, 1):
         with pytest.raises(StreamBroken, match="is away"):
-            ranks.stub(number)
-    ranks.stub(2)
+            ranks.calls(number)
+    ranks.calls(2)
     await ranks.close()
 
 
@@ -143,9 +147,9 @@ async def test_a_rank_that_is_said_to_be_elsewhere_is_not_dialled():
 def test_each_turn_of_patience_is_another_rank(waited, chosen):
     @live
     async def check():
-        ranks = Ranks(InsecureDialer())
+        ranks = Ranks(InsecureDialer(), asyncio.ensure_future)
         ranks.update([f"127.0.0.1:{port}" for port in (1, 2, 3)])
-        assert ranks.stub_for_update(1, waited * PATIENCE_S) is ranks.stub(chosen)
+        assert ranks.rank_for_update(1, waited * PATIENCE_S) == chosen
         await ranks.close()
 
     check()

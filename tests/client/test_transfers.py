@@ -41,10 +41,11 @@ async def complete(address, version, partial):
     """Download over as many connections as it takes; returns how many."""
     num_links = 0
     while not partial.is_complete:
-        link = Link(plain(address))
+        link = Link(lambda: plain(address))
         num_links += 1
         try:
-            await download(link.stub, "run-1", version.digest, partial)
+            async with link.calls() as stub:
+                await download(stub, "run-1", version.digest, partial)
         except StreamBroken as error:
             if error.code not in CUT:
                 raise
@@ -93,11 +94,13 @@ async def test_damaged_piece_raises_and_nothing_else_is_lost(tmp_path):
     async with lagoon() as coordinator:
         coordinator.add(version)
         coordinator.damage["b"] = 1
-        partial, link = partial_of(tmp_path, version), Link(plain(coordinator.address))
+        partial, link = partial_of(tmp_path, version), Link(lambda: plain(coordinator.address))
         with pytest.raises(PieceDamaged, match="'b'"):
-            await download(link.stub, "run-1", version.digest, partial)
+            async with link.calls() as stub:
+                await download(stub, "run-1", version.digest, partial)
         assert partial.data_bytes == 4000
-        await download(link.stub, "run-1", version.digest, partial)
+        async with link.calls() as stub:
+            await download(stub, "run-1", version.digest, partial)
         assert partial.is_complete
         partial.close()
         await link.close()
@@ -106,10 +109,11 @@ async def test_damaged_piece_raises_and_nothing_else_is_lost(tmp_path):
 @live
 async def test_version_that_is_gone_is_refused_for_good(tmp_path):
     async with lagoon() as coordinator:
-        version, link = Version(model()), Link(plain(coordinator.address))
+        version, link = Version(model()), Link(lambda: plain(coordinator.address))
         partial = partial_of(tmp_path, version)
         with pytest.raises(StreamBroken, match="no such version") as caught:
-            await download(link.stub, "run-1", version.digest, partial)
+            async with link.calls() as stub:
+                await download(stub, "run-1", version.digest, partial)
         assert caught.value.code is grpc.StatusCode.NOT_FOUND
         partial.close()
         await link.close()
@@ -127,10 +131,11 @@ async def delivered(address, entry, pace):
     """Upload over as many connections as it takes; the verdict and how many."""
     num_links = 0
     while True:
-        link = Link(plain(address))
+        link = Link(lambda: plain(address))
         num_links += 1
         try:
-            return await upload(link.stub, entry, pace, is_first_attempt=num_links == 1), num_links
+            async with link.calls() as stub:
+                return await upload(stub, entry, pace, is_first_attempt=num_links == 1), num_links
         except StreamBroken as error:
             if error.code not in CUT:
                 raise

@@ -205,17 +205,24 @@ async def test_calls_that_begin_after_a_renewal_use_the_new_certificate_and_the_
     async with running(tmp_path / "state", **SECURE) as it:
         keeper = keeper_of(tmp_path / "north", NORTH, authority)
         dialer = MutualDialer(keeper)
-        link = Link(dialer.channel(it.address, COORDINATOR))
+        link = Link(lambda: dialer.channel(it.address, COORDINATOR))
+        staying_fresh = asyncio.create_task(link.connection.keep_fresh())
         hello = pb.Hello(protocol=channel_module.PROTOCOL, client_id="north", session="1", tasks=["tiny:task"])
         await link.open(hello)
-        older = link.stub
-        keeper.replace(authority.credential(NORTH))
-        link.renew(dialer.channel(it.address, COORDINATOR))
-        assert link.stub is not older
         asked = pb.ManifestRequest(run_id="tiny-1", digest=it.run.reducer.version(0).digest)
-        for stub in (link.stub, older):
-            assert (await stub.GetManifest(asked)).manifest
+        async with link.calls() as older:
+            keeper.replace(authority.credential(NORTH))
+            link.connection.renew()
+            async with asyncio.timeout(10):
+                while True:
+                    async with link.calls() as stub:
+                        if stub is not older:
+                            break
+                    await asyncio.sleep(0.01)
+            for each in (stub, older):
+                assert (await each.GetManifest(asked)).manifest
         assert [connection.client_id for connection in it.coordinator.attendance.hub] == ["north"]
+        staying_fresh.cancel()
         await link.close()
 
 
