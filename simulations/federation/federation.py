@@ -130,7 +130,8 @@ class Federation:
         self._measured: dict[Version, Measured] = {}
         self._train: dict[Digest, Statistics] = {}
         self._pending: tuple[Commit | Abandon, Json] | None = None
-        self._is_over = self._is_interrupted = False
+        self._is_over = self._is_interrupted = self._has_stopped = False
+        self._is_saved = True  # the last round that has ended
         self._began, self._before = clock(), found.totals if found else {}
         if found:
             self._take_up(found)
@@ -141,9 +142,9 @@ class Federation:
         """Until the run has ended; its result, which is also in the folder."""
         with few_collections():
             self._begin()
-            while not (self._is_over or self._is_interrupted) and self.timeline.step():
+            while not (self._is_over or self._has_stopped) and self.timeline.step():
                 pass
-        if not (self._is_over or self._is_interrupted):
+        if not (self._is_over or self._has_stopped):
             raise RuntimeError("the federation hangs: nothing is planned, and the run has not ended")
         if self._is_over:
             self._flush()
@@ -153,8 +154,10 @@ class Federation:
         return result
 
     def interrupt(self) -> None:
-        """Let `run` return soon; the same folder goes on from the last round that was saved."""
+        """Let `run` return when the last round that has ended is saved, from which the same folder goes on: now, or,
+        if nobody has found the time to save that one, at the end of the next."""
         self._is_interrupted = True
+        self._has_stopped = self._is_saved
 
     def _begin(self) -> None:
         ledger, now = self.machine.ledger, self.timeline.now
@@ -324,8 +327,13 @@ class Federation:
             line |= measured.values(self.metrics, with_clients=line.get("fates") is not None)
         self._report.add(line)
         self._on_round(line)
-        if self.machine.may_snapshot:
-            self._keeper.save_if_due(self._snapshot, always=self.own.is_used)  # what clients keep is of this round
+        self._save()
+
+    def _save(self) -> None:
+        """Between two rounds: now and then, but always before it stops, and when what clients keep is of this round."""
+        always = self.own.is_used or self._is_interrupted
+        self._is_saved = self.machine.may_snapshot and self._keeper.save_if_due(self._snapshot, always=always)
+        self._has_stopped = self._is_interrupted
 
     def _tidy(self) -> None:
         """Forget updates and versions that no decision can need any more."""

@@ -56,13 +56,15 @@ class Keeper:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreCorrupted(f"{self._path}: not the state of a simulated run: {error}") from error
 
-    def save_if_due(self, snapshot: Callable[[], Snapshot], *, always: bool) -> None:
-        """Save when little time has gone into it so far."""
+    def save_if_due(self, snapshot: Callable[[], Snapshot], *, always: bool) -> bool:
+        """Save when little time has gone into it so far; whether it did."""
         now = self._clock()
-        if always or now >= self._due:
-            self.save(snapshot())
-            took = self._clock() - now
-            self._due = now + took / SHARE
+        if not always and now < self._due:
+            return False
+        self.save(snapshot())
+        took = self._clock() - now
+        self._due = now + took / SHARE
+        return True
 
     def save(self, snapshot: Snapshot) -> None:
         """Whole, or as before."""

@@ -1,5 +1,7 @@
 """Which versions of a simulated run become files, and when."""
 
+import json
+
 import pytest
 from safetensors.torch import load_file
 
@@ -12,6 +14,10 @@ from tests.simulations.federation.simulating import lines, settings, simulate, w
 
 MANY = ("round.cohort_size=4", "rounds=8")
 ADAM = ("optimizer.name=fedadam",)
+
+
+class Killed(BaseException):
+    """The process ends where it is."""
 
 
 def files(folder):
@@ -50,14 +56,47 @@ def test_what_becomes_a_file_at_the_end_is_what_would_have_been_one_at_once(tmp_
 
 @pytest.mark.parametrize("optimizer", [(), ADAM])
 @pytest.mark.usefixtures("saved_once")
-def test_a_run_that_was_interrupted_long_after_it_was_saved_comes_to_the_same_end(tmp_path, optimizer):
+def test_a_run_that_was_killed_long_after_it_was_saved_comes_to_the_same_end(tmp_path, optimizer):
+    def kill(line):
+        if line["round"] == 6:
+            raise Killed
+
     whole, _ = simulate(tmp_path / "whole", *MANY, *optimizer)
     file, folder = settings(*MANY, *optimizer), tmp_path / "parts"
-    with opened(file, load_user_task(file.task), folder, on_round=lambda line: None, is_fresh=True) as federation:
-        federation._on_round = lambda line: federation.interrupt() if line["round"] == 6 else None
-        assert federation.run()["state"] == "interrupted"
+    with (
+        pytest.raises(Killed),
+        opened(file, load_user_task(file.task), folder, on_round=kill, is_fresh=True) as federation,
+    ):
+        federation.run()
     assert versions(folder) == [0, 1]
     result, told = simulate(folder, *MANY, *optimizer)
+    assert result["model_digest"] == whole["model_digest"]
+    assert without_real_time(told) == without_real_time(lines(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("asked_in", ["the log", "a training"])
+@pytest.mark.usefixtures("saved_once")
+def test_a_run_that_was_interrupted_goes_on_from_the_last_round_that_has_ended(tmp_path, asked_in, monkeypatch):
+    whole, _ = simulate(tmp_path / "whole", *MANY)
+    file, folder = settings(*MANY), tmp_path / "parts"
+    with opened(file, load_user_task(file.task), folder, on_round=lambda line: None, is_fresh=True) as federation:
+        if asked_in == "the log":
+            federation._on_round = lambda line: federation.interrupt() if line["round"] == 6 else None
+        else:
+            find = federation.trainings.outcome
+
+            def outcome(training):
+                if training.invitation.round_id == 6:
+                    federation.interrupt()
+                return find(training)
+
+            federation.trainings.outcome = outcome
+        interrupted = federation.run()
+    assert (interrupted["state"], interrupted["rounds"]) == ("interrupted", 6)
+    assert json.loads((folder / "state.json").read_text())["totals"]["trainings"] == interrupted["trainings"]
+    rounds = []
+    result, told = simulate(folder, *MANY, on_round=lambda line: rounds.append(line["round"]))
+    assert rounds == [7, 8]
     assert result["model_digest"] == whole["model_digest"]
     assert without_real_time(told) == without_real_time(lines(tmp_path / "whole"))
 
