@@ -2,7 +2,6 @@
 
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -131,18 +130,25 @@ class ClientFailed(RuntimeError):
     """The task's own code failed while a client trained; the message has the client and the traceback."""
 
 
-@contextmanager
-def naming(clients: str) -> Iterator[None]:
-    """Tell what fails in the task's code with the clients that trained.
+class naming:
+    """Tell what fails in the task's code with the clients that trained; as a generator it would take twice the time.
 
     Raises:
         ClientFailed: with the traceback.
     """
-    try:
-        yield
-    except Exception as error:
-        detail = traceback.format_exc()
-        raise ClientFailed(f"the training of client {clients} failed:\n{detail}") from error
+
+    __slots__ = ("_clients",)
+
+    def __init__(self, clients: str) -> None:
+        self._clients = clients
+
+    def __enter__(self) -> None:
+        """The task's code follows."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception):
+            detail = "".join(traceback.format_exception(error))
+            raise ClientFailed(f"the training of client {self._clients} failed:\n{detail}") from error
 
 
 class Engine(Protocol):

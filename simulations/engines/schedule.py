@@ -12,9 +12,10 @@ import numpy as np
 import torch
 
 from atoll.parallel.local import Local
+from atoll.simulations.engines import draws
 from atoll.simulations.engines.engine import Job
 from atoll.simulations.engines.examples import Examples
-from atoll.simulations.engines.loop import orders, requested_steps
+from atoll.simulations.engines.loop import requested_steps
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -78,19 +79,16 @@ class Schedule:
             yield Batch(torch.from_numpy(self._rows[:m, step, : sizes.max()]), sizes)
 
     def _place(self, jobs: Sequence[Job], local: Local, epochs: Array, counts: Array, per_epoch: Array) -> None:
-        """Positions in each client's data, drawn as `parallel.training` does after it has seeded everything.
+        """Positions in each client's data.
 
         Batches are as wide as the rows, or else an epoch has only one: so its order lies there in one piece.
         """
-        generator = torch.Generator() if local.shuffle else None
-        width = self._rows.shape[2]
-        flat = self._rows.reshape(len(jobs), -1)
-        lists = (epochs.tolist(), counts.tolist(), (per_epoch * width).tolist())
-        for row, job, num_epochs, count, stride in zip(flat, jobs, *lists, strict=True):
-            torch.default_generator.manual_seed(job.seed)
-            for epoch, order in enumerate(orders(count, num_epochs, generator)):
-                place = row[epoch * stride : epoch * stride + count]
-                place[...] = order.numpy()[: len(place)]
+        flat, width = self._rows.reshape(len(jobs), -1), self._rows.shape[2]
+        if local.shuffle:
+            draws.place(flat, [job.seed for job in jobs], counts, epochs, per_epoch * width)
+        else:
+            at = np.arange(flat.shape[1]) % (per_epoch * width)[:, None]
+            flat[...] = np.where(at < counts[:, None], at, 0)
 
 
 def _sizes(steps: Array, counts: Array, sizes: Array, per_epoch: Array) -> Array:

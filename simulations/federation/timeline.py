@@ -20,7 +20,8 @@ class Timeline:
 
     def after(self, seconds: float, action: Callable[..., None], *arguments: Any) -> None:
         """Plan an action in so many virtual seconds."""
-        self.at(self.now + seconds, action, *arguments)
+        self._sequence += 1
+        heapq.heappush(self._heap, (self.now + seconds, self._sequence, action, arguments))
 
     def step(self) -> bool:
         """Let the next action happen; False: nothing is planned."""
