@@ -164,6 +164,8 @@ class Session:
 
     def _on(self, event: Event, now: float) -> Effects:
         match event:
+            case ModelReady() | Trained() | Evaluated() | JobFailed():
+                return self._job_advanced(event, now)
             case Connected():
                 self.is_connected, self._num_dials = True, 0
                 for outgoing in self.outgoing.values():
@@ -182,8 +184,6 @@ class Session:
                 return self._run_ended(run_id, now)
             case Answered() | UploadCut():
                 return self._upload_ended(event, now)
-            case ModelReady() | Trained() | Evaluated() | JobFailed():
-                return self._job_advanced(event, now)
         return ()
 
     def _back_off(self) -> float:

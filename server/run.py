@@ -119,6 +119,10 @@ class RunMachine(Intake):
 
     def _on(self, event: Event, now: float) -> Effects:
         match event:
+            case UpdateReceived():
+                return self._update_received(event.update, now)
+            case UploadBegun():
+                self._upload_begun(event.client_id, event.round_id, now)
             case ClientJoined():
                 return self._client_joined(event, now)
             case ClientDisconnected(client_id, session):
@@ -126,10 +130,6 @@ class RunMachine(Intake):
                     self._client_disconnected(client_id, now)
             case ClientLost(client_id, reason):
                 return self._client_lost(client_id, reason, now)
-            case UploadBegun(client_id, round_id):
-                self._upload_begun(client_id, round_id, now)
-            case UpdateReceived(update):
-                return self._update_received(update, now)
             case ClientFailed(client_id, round_id, reason, detail):
                 if reason in DECLINES:
                     self.ledger.membership.declined(client_id)

@@ -105,6 +105,8 @@ class Service:
 
     def _act(self, effect: Effect) -> None:
         match effect:
+            case Accept() | Reject():
+                pass  # whoever posted answers
             case Invite(client_id):
                 self._send(client_id, client.Asked(self._invitation(effect)))
             case Release(client_id, round_id, reason, submit):
@@ -133,7 +135,7 @@ class Service:
                 pause = self.config.pause if self.machine.ledger.next_round > 1 else 0.0
                 self.world.timeline.after(pause, self._open_next_round)
             case _:
-                pass  # Accept and Reject go to whoever posted
+                pass
 
     def _send(self, client_id: ClientId, event: client.Event) -> None:
         site = self.world.sites[client_id]

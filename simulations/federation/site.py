@@ -178,16 +178,16 @@ class Site:
 
     def _act(self, effect: Effect) -> None:
         match effect:
-            case Download(request):
-                self._fetch(request)
-            case Work(EvaluationRequest() as request, budget):
-                self._evaluate(request, budget)
+            case Download():
+                self._fetch(effect.request)
+            case Upload():
+                self._upload(effect.key)
+            case Discard():
+                self._settle(effect.key, accepted=effect.accepted)
             case Work(Invitation() as request, budget):
                 self._train(request, budget)
-            case Upload(key):
-                self._upload(key)
-            case Discard(key, _, accepted):
-                self._settle(key, accepted=accepted)
+            case Work(EvaluationRequest() as request, budget):
+                self._evaluate(request, budget)
             case Extend(budget):
                 self._extend(budget)
             case StopWork(key) | KillWorker(key):

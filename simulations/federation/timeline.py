@@ -28,6 +28,7 @@ class Timeline:
         if not self._heap:
             return False
         when, _, action, arguments = heapq.heappop(self._heap)
-        self.now = max(self.now, when)
+        if when > self.now:
+            self.now = when
         action(*arguments)
         return True
