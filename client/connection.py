@@ -20,7 +20,13 @@ FRESH = 0.6, 0.75
 """When to open the next connection, in parts of the age: gRPC's servers end one a tenth earlier or later."""
 
 ATTEMPT_S = 60.0
-"""A connection that does not stand by then is opened anew, with what is the newest certificate then."""
+"""A connection that does not stand by then is given up."""
+
+TRANSFER_S = 0.2
+"""How often one looks whether a long transfer has ended."""
+
+PAUSE_S = 5.0
+"""Before it is tried for the second time; twice as long before the third."""
 
 
 class _Channel(Generic[Stub]):
@@ -42,7 +48,7 @@ class Connection(Generic[Stub]):
         self._dial, self._stub_of = dial, stub_of
         self._newest = self._opened()
         self._older: list[_Channel[Stub]] = []
-        self._is_due = asyncio.Event()
+        self._is_renewed = asyncio.Event()
 
     @asynccontextmanager
     async def calls(self) -> AsyncIterator[Stub]:
@@ -57,20 +63,18 @@ class Connection(Generic[Stub]):
 
     def renew(self) -> None:
         """Change over now: the certificate has been renewed."""
-        self._is_due.set()
+        self._is_renewed.set()
 
     async def keep_fresh(self) -> None:
-        """Change over in time, again and again."""
+        """Change over in time, again and again; what fails is tried again after longer and longer pauses."""
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(limits.CONNECTION_AGE_S * random.uniform(*FRESH)):
-                    await self._is_due.wait()
-            self._is_due.clear()
-            try:
-                async with asyncio.timeout(ATTEMPT_S):
-                    await self._change_over()
-            except TimeoutError:
-                self.renew()
+            is_due = await self._renewed_within(limits.CONNECTION_AGE_S * random.uniform(*FRESH))
+            while not is_due and self._older and self._newest.num_users:
+                is_due = await self._renewed_within(TRANSFER_S)  # the server has places for two connections of each
+            pause = PAUSE_S
+            while not await self._change_over():
+                await self._renewed_within(pause * random.uniform(0.5, 1.0))
+                pause = min(2 * pause, limits.CONNECTION_AGE_S)
 
     async def close(self) -> None:
         """End all connections, with all calls."""
@@ -82,17 +86,35 @@ class Connection(Generic[Stub]):
         channel = self._dial()
         return _Channel(channel, self._stub_of(channel))
 
-    async def _change_over(self) -> None:
-        """Calls begin on the next connection as soon as it stands; until then, on the one before."""
+    async def _change_over(self) -> bool:
+        """Let calls begin on the next connection as soon as it stands, until then on the one before; whether it does.
+
+        There is no use in waiting any longer when the certificate is renewed meanwhile.
+        """
+        self._is_renewed.clear()
         following = self._opened()
+        ready, renewed = map(asyncio.ensure_future, (following.channel.channel_ready(), self._is_renewed.wait()))
         try:
-            await following.channel.channel_ready()
-        except asyncio.CancelledError:
-            await following.channel.close()
-            raise
-        self._older.append(self._newest)
-        self._newest = following
-        await self._close_unused()
+            await asyncio.wait({ready, renewed}, timeout=ATTEMPT_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stands = ready.done() and not ready.cancelled()
+            ready.cancel()
+            renewed.cancel()
+            if not stands:
+                await following.channel.close()
+        if stands:
+            ready.result()
+            self._older.append(self._newest)
+            self._newest = following
+            await self._close_unused()
+        return stands
+
+    async def _renewed_within(self, seconds: float) -> bool:
+        """Wait for so long, or until the certificate is renewed; whether it is."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._is_renewed.wait()
+        return self._is_renewed.is_set()
 
     async def _close_unused(self) -> None:
         unused = [each for each in self._older if not each.num_users]

@@ -8,7 +8,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
@@ -26,12 +27,14 @@ PATIENCE_S = 15.0
 """Seconds that an update waits for its own rank before it goes to another, and as long there."""
 
 
-class _Rank(NamedTuple):
+@dataclass(slots=True)
+class _Rank:
     """One that is connected."""
 
     address: str
     connection: Connection[rpc.AggregatorStub]
-    staying_fresh: asyncio.Task[None]
+    staying_fresh: asyncio.Task[None] | None
+    """None: it is away."""
 
 
 class Ranks:
@@ -62,6 +65,8 @@ class Ranks:
         for rank, connected in list(self._connected.items()):
             if rank >= self.num_ranks or self._addresses[rank] not in ("", connected.address):
                 self._close(rank)
+            else:
+                self._stay_fresh(connected, is_here=self._addresses[rank] != "")
 
     def calls(self, rank: int) -> AbstractAsyncContextManager[rpc.AggregatorStub]:
         """The stub of a rank, for calls that begin now (`Connection.calls`).
@@ -99,9 +104,17 @@ class Ranks:
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.gather(*self._closing, return_exceptions=True), 1.0)
 
+    def _stay_fresh(self, connected: _Rank, *, is_here: bool) -> None:
+        """Nobody dials a rank that is away."""
+        if is_here and connected.staying_fresh is None:
+            connected.staying_fresh = self._spawn(connected.connection.keep_fresh())
+        elif not is_here and connected.staying_fresh is not None:
+            connected.staying_fresh.cancel()
+            connected.staying_fresh = None
+
     def _close(self, rank: int) -> None:
         connected = self._connected.pop(rank)
-        connected.staying_fresh.cancel()
+        self._stay_fresh(connected, is_here=False)
         task = asyncio.get_running_loop().create_task(connected.connection.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)

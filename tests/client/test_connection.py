@@ -109,16 +109,60 @@ async def test_calls_change_over_before_the_server_ends_a_connection_and_what_is
 @live
 async def test_a_connection_that_does_not_come_about_delays_no_call(monkeypatch):
     monkeypatch.setattr(connection_module, "ATTEMPT_S", 0.1)
+    monkeypatch.setattr(connection_module, "PAUSE_S", 0.1)
     async with served() as (connection, service, door):
         await call(connection)
         door.is_open.clear()
         connection.renew()
-        await until(lambda: door.num_turned_away >= 2)  # it is tried again, with the newest certificate
+        await until(lambda: door.num_turned_away >= 2)  # it is tried again
         for _ in range(20):
             await call(connection, seconds=1.0)
         assert len(set(service.peers)) == 1
         door.is_open.set()
         await call_on(connection, service, 2)
+
+
+@live
+async def test_a_renewal_does_not_wait_for_a_connection_with_the_certificate_before():
+    async with served() as (connection, service, door):
+        await call(connection)
+        door.is_open.clear()
+        for number in range(1, 4):
+            connection.renew()
+            await until(lambda number=number: door.num_turned_away == number)
+        door.is_open.set()
+        connection.renew()
+        await call_on(connection, service, 2)
+
+
+@live
+async def test_a_server_that_is_gone_is_dialled_less_and_less(monkeypatch):
+    monkeypatch.setattr(connection_module, "ATTEMPT_S", 0.02)
+    monkeypatch.setattr(connection_module, "PAUSE_S", 0.1)
+    async with served() as (connection, _service, door):
+        await call(connection)
+        door.is_open.clear()
+        connection.renew()
+        await asyncio.sleep(1.5)
+        assert 2 <= door.num_turned_away <= 6  # pauses of 0.05 to 0.1, 0.1 to 0.2, 0.2 to 0.4, 0.4 to 0.8
+
+
+@live
+async def test_long_transfers_open_no_third_connection(monkeypatch):
+    monkeypatch.setattr(limits, "CONNECTION_AGE_S", 1.0)
+    async with served() as (connection, service, door):
+        async with connection.calls() as stub, asyncio.timeout(10):
+            control = stub.Session()
+            await control.read()
+            await call_on(connection, service, 2)
+            async with connection.calls() as newer:
+                upload = newer.Session()
+                await upload.read()
+                for _ in range(20):
+                    assert door.num_inside == 2
+                    await asyncio.sleep(0.1)
+                service.go_on.set()
+                assert await upload.read() is not grpc.aio.EOF
 
 
 @live

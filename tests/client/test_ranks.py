@@ -13,6 +13,7 @@ from atoll.client import ranks as ranks_module
 from atoll.client.ranks import PATIENCE_S, Ranks
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol import channel as limits
 from atoll.protocol.channel import server_options
 from atoll.protocol.identity.dialer import InsecureDialer
 from atoll.protocol.stream import StreamBroken
@@ -128,6 +129,32 @@ async def test_connections_outlive_the_coordinators_absence_and_end_with_their_a
     assert await stub_of(ranks, 0) is first
     assert await stub_of(ranks, 1) is not second
     await ranks.close()
+
+
+@live
+async def test_a_rank_that_is_away_is_not_dialled(monkeypatch):
+    monkeypatch.setattr(limits, "CONNECTION_AGE_S", 0.1)
+    dialled = []
+
+    async def listen(reader, writer):
+        dialled.append(writer)
+        writer.close()
+
+    server = await asyncio.start_server(listen, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    ranks = Ranks(InsecureDialer(), asyncio.ensure_future)
+    ranks.update([address])
+    ranks.calls(0)
+    await until(lambda: len(dialled) >= 1)
+    ranks.update([""])
+    await asyncio.sleep(0.2)
+    before = len(dialled)
+    await asyncio.sleep(1.0)
+    assert len(dialled) == before
+    ranks.update([address])
+    await until(lambda: len(dialled) > before)
+    await ranks.close()
+    server.close()
 
 
 @live
