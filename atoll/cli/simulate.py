@@ -219,13 +219,16 @@ def _names_a_kind(what: str, overrides: list[str]) -> bool:
 
 @contextmanager
 def with_signals(federation: "Federation") -> Iterator[None]:
-    """Ctrl-C and SIGTERM let the run return soon; a second one ends the process at once."""
+    """Ctrl-C and SIGTERM let the run return soon; a second one of either ends the process at once."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         federation.interrupt()
-        signal.signal(number, signal.SIG_DFL)
+        for each in before:
+            signal.signal(each, signal.SIG_DFL)
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for each in before:
+        signal.signal(each, interrupt)
     try:
         yield
     finally:

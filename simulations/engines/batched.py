@@ -46,6 +46,9 @@ AT_ONCE_MAX = 128
 STACK_BYTES = 4 << 20
 """Of the weights of all clients in a product: they should stay in the cache from step to step."""
 
+ROWS_BYTES = 32 << 20
+"""Of the updates of a window: every process has some windows in memory at once."""
+
 FLOW_BYTES = 16 << 20
 """Of what comes out of all layers in a step of all clients: on a CPU the backward should find it in the cache."""
 
@@ -96,8 +99,8 @@ class BatchTrainer:
     def window(self, num_jobs: int) -> int:
         """Some products' clients, the more the larger the cohort: the more there are, the better they fit together."""
         products = -(-num_jobs // self.at_once)
-        even = -(-num_jobs // max(1, products))
-        return max(1, even * max(1, min(4, products // 16)))
+        even = max(1, -(-num_jobs // max(1, products)))
+        return even * max(1, min(4, products // 16, ROWS_BYTES // (even * self._row_bytes())))
 
     def begin(self, version: Arrays) -> None:
         """Take the version that the next clients train from."""
@@ -292,7 +295,12 @@ class BatchTrainer:
         may_factor = kind == "by hand" and is_shared and self._training.device == "cpu"
         length, shapes = self._length_of_one(), [shape for _, _, shape in self._places]
         sizes = [length * sum(shape) if may_factor and pay(shape, length) else math.prod(shape) for shape in shapes]
-        return max(1, min(AT_ONCE_MAX, STACK_BYTES // (4 * sum(sizes)), FLOW_BYTES // self._flow_bytes))
+        bounds = STACK_BYTES // (4 * sum(sizes)), FLOW_BYTES // self._flow_bytes, ROWS_BYTES // self._row_bytes()
+        return max(1, min(AT_ONCE_MAX, *bounds))
+
+    def _row_bytes(self) -> int:
+        """Of all that a client trains."""
+        return 4 * sum(math.prod(shape) for _, _, shape in self._places)
 
     def _length_of_one(self) -> int:
         """Examples that a client takes over all steps: the first one, as far as that can be told."""

@@ -14,16 +14,16 @@ CLIENTS = 2
 STEPS = 3
 
 TRAINED_TWICE = (
-    "two trainings of client {} with the same seed differ in {} by up to {:.1e}. Look for a generator that the seed "
+    "two trainings of client {} with the same seed differ in {}. Look for a generator that the seed "
     "does not set, for what is kept from one training to the next, and for operations that "
     "torch.use_deterministic_algorithms warns of"
 )
 READ_TWICE = (
-    "client {} trains to another update when its data have been read again: it differs in {} by up to {:.1e}. "
+    "client {} trains to another update when its data have been read again: it differs in {}. "
     "task.data must give a site the same examples, in the same order, whenever it is asked"
 )
 BUILT_TWICE = (
-    "{} made twice from the same seed differs in {} by up to {:.1e}. Only torch's generator is set before: draw from "
+    "{} made twice from the same seed differs in {}. Only torch's generator is set before: draw from "
     "it, or from one with a seed of its own"
 )
 
@@ -64,13 +64,27 @@ def check_deterministic(make: Callable[[], Engine], version: Arrays, client_ids:
 
 
 def _compare(name: str, before: Arrays, after: Arrays, what: str) -> None:
-    for tensor, array in before.items():
-        if not np.array_equal(array, other := after[tensor], equal_nan=True):
-            distance = float(np.max(np.abs(array.astype(np.float64) - other)))
-            raise NotDeterministic(f"the task is not deterministic: {what.format(name, tensor, distance)}")
+    for where in filter(None, (_difference(key, before, after) for key in before | after)):
+        raise NotDeterministic(f"the task is not deterministic: {what.format(name, where)}")
+
+
+def _difference(name: str, before: Arrays, after: Arrays) -> str:
+    """In words; empty: there is none."""
+    if not (before and after):
+        return "whether it leaves the finite numbers"
+    if name not in before or name not in after:
+        return f"whether it has {name}"
+    one, other = before[name], after[name]
+    if one.shape != other.shape:
+        return f"the shape of {name}, {one.shape} and {other.shape}"
+    if np.array_equal(one, other, equal_nan=True):
+        return ""
+    return f"{name} by up to {float(np.max(np.abs(one.astype(np.float64) - other))):.1e}"
 
 
 def _arrays(result: Trained | Failed) -> Arrays:
+    """What it sends and what stays; nothing of one that left the finite numbers."""
     if isinstance(result, Failed):
         return {}
-    return {name: array.copy() for name, array in result.update.items()}
+    own = {f"{name} (its own)": array for name, array in result.own.items()}
+    return {name: array.copy() for name, array in (result.update | own).items()}

@@ -4,6 +4,7 @@ So what cannot be batched (an operation without a rule, examples that see each o
 found before it counts, with its reason.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count, cycle, islice
@@ -32,6 +33,8 @@ AGREE = 1e-3
 
 TRIED = 4
 """Clients that are trained both ways, in one product."""
+
+logger = logging.getLogger(__name__)
 
 LOUD = 1000.0
 """Times as large as its own are one client's inputs once: no other client's update may hear of it."""
@@ -142,7 +145,13 @@ class Probe:
         *others, last = found
         if not others or (loud := _loud(last)) is None:
             return
-        again = self._trainer.product(range(len(jobs)), jobs, [*others, loud], Rows(self._loop.form, len(jobs)))
+        try:
+            again = self._trainer.product(range(len(jobs)), jobs, [*others, loud], Rows(self._loop.form, len(jobs)))
+        except CannotBatch:
+            raise
+        except Exception as error:  # not every model takes such numbers: as indices they point beyond its tables
+            logger.debug("loud examples are none for this model: %s", error)
+            return
         for index in range(len(others)):
             try:
                 _compare(again[index], results[index], (), self._loop.exchange.own_of(jobs[index])[0])

@@ -1,11 +1,11 @@
 """The weights of many clients side by side, and the local optimizer that moves all of them at once.
 
     W   (k, T) float32    row i: all trained parameters of client i, kept as a block (k, n) for each parameter
-    G   (k, T) float32    their gradients; without momentum and clipping there is no G, as products add to W at once:
+    G   (k, T) float32    their gradients; of plain SGD there is no G, as products add to W at once:
 
-        W_i <- (1 - η (λ + μ)) W_i - η δ_i^T x_i,    then  W_i <- W_i + η μ W_i(0) - η (c - c_i)
+        W_i <- W_i - η δ_i^T x_i,    then with SCAFFOLD  W_i <- W_i - η (c - c_i)
 
-Legend: η rate, λ weight decay, μ FedProx, δ_i the gradient behind a linear layer and x_i what went into it, c - c_i
+Legend: η rate, δ_i the gradient behind a linear layer and x_i what went into it, c - c_i
 SCAFFOLD's correction. A gradient of 200,000 numbers is then never written: that is half of such a step's time. In
 blocks, for a product of many matrices into columns of wider rows is done one by one, at a third of the speed. Of a
 linear layer whose clients all begin with the same weights, W is not even there until it is asked for: see `factors`.
@@ -38,14 +38,13 @@ class CannotBatch(Exception):
     """Why clients cannot be trained in one product; a sentence for a person."""
 
 
-def is_direct(local: Local) -> bool:
-    """Whether products may move the weights by themselves."""
-    return local.optimizer == "sgd" and not local.momentum and local.clip_norm is None
-
-
 def is_plain(local: Local) -> bool:
-    """Whether a step is W - η G and nothing else."""
-    return is_direct(local) and not local.weight_decay and not local.prox_mu
+    """Whether a step is W - η G and nothing else, so that products may move the weights by themselves.
+
+    Decay and the proximal term would have to scale W for that, by so nearly 1 that the rounding adds up.
+    """
+    bends = local.momentum or local.weight_decay or local.prox_mu
+    return local.optimizer == "sgd" and not bends and local.clip_norm is None
 
 
 class Stack:
@@ -66,10 +65,9 @@ class Stack:
         self._factorable: dict[str, Factors] = {}
         self.factors: dict[str, Factors] = {}
         """Of the layers whose weights are not in `blocks` now."""
-        self._is_direct = is_direct(local)
+        self._is_direct = is_plain(local)
         self._targets_of_all = self.blocks if self._is_direct else self._zeros()
-        keep = 1 - local.lr * (local.weight_decay + local.prox_mu)
-        self._scales = {"beta": keep, "alpha": -local.lr} if self._is_direct else {"beta": 0.0, "alpha": 1.0}
+        self._scales = {"beta": 1.0, "alpha": -local.lr} if self._is_direct else {"beta": 0.0, "alpha": 1.0}
         moments = {"sgd": 1 if local.momentum else 0}.get(local.optimizer, 2)
         self._moments = [self._zeros() for _ in range(moments)]
         self._steps = 0
@@ -125,12 +123,10 @@ class Stack:
     def put(self, name: str, gradient: torch.Tensor) -> None:
         """Take the gradient (clients, ...) of any other parameter."""
         self._see(name)
-        target, (beta, alpha) = self._targets[name], self._scales.values()
-        if beta == 0:
-            target.copy_(gradient)
-        else:
-            target.mul_(beta) if beta != 1 else None
-            target.add_(gradient, alpha=alpha)
+        if not self._is_direct:
+            self._targets[name].copy_(gradient)
+            return
+        self._targets[name].add_(gradient, alpha=-self._local.lr)
 
     def step(self) -> None:
         """All gradients are there.
@@ -142,7 +138,7 @@ class Stack:
             raise CannotBatch(f"the loss does not depend on {', '.join(missing)}")
         self._seen.clear()
         self._steps += 1
-        if not self._is_direct or self._local.prox_mu or self._corrections is not None:
+        if not self._is_direct or self._corrections is not None:
             self._bend_and_descend()
 
     def moved(self, name: str, out: Array) -> Array:
@@ -173,9 +169,7 @@ class Stack:
         gradients = {name: block[:m] for name, block in self._targets_of_all.items()}
         for name, columns, _ in self._places:
             weights, gradient = self.blocks[name][:m], gradients[name]
-            if local.prox_mu and self._is_direct:
-                weights.add_(starts[:, columns], alpha=local.lr * local.prox_mu)
-            elif local.prox_mu:
+            if local.prox_mu:
                 gradient.add_(weights - starts[:, columns], alpha=local.prox_mu)
             if self._corrections is not None:
                 gradient.add_(self._corrections[:m, columns], alpha=-local.lr if self._is_direct else 1.0)

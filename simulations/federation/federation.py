@@ -111,7 +111,7 @@ class Federation:
         self.session_rules = SessionRules(tasks=frozenset({task_name(config.task)}), lease=setting.lease)
         numbers = {name: number for number, name in enumerate(setting.num_examples)}
         self.own = OwnStates(folder / "clients", numbers, next_round)
-        self.updates = Updates(folder / "updates", self.versions.row_layout)
+        self.updates = Updates(folder / "updates", self.versions.row_layout, found.updates if found else ())
         self.engine = engine_of(
             setting.simulation,
             setting.training,
@@ -124,11 +124,12 @@ class Federation:
         self.efforts = Efforts(setting.task, config.local, setting.num_examples)
         self.trainings = Trainings(self.engine, self.versions.arrays, self._own_of, self._num_wanted)
         self.evaluations = Evaluations(setting.task, request, self.versions, self.own)
-        self.service = Service(self, config, self.machine, setting.sampler, setting.lease)
+        due = found.round_due if found else None
+        self.service = Service(self, config, self.machine, setting.sampler, setting.lease, due)
         self.sites = {name: Site(self, name, setting.fleet[name]) for name in setting.num_examples}
         self._report = RunFolder(folder, next_round - 1)
         self._measured: dict[Version, Measured] = {}
-        self._train: dict[Digest, Statistics] = {}
+        self._train = {Digest(digest): sums for digest, sums in found.train.items()} if found else {}
         self._pending: tuple[Commit | Abandon, Json] | None = None
         self._is_over = self._is_interrupted = self._has_stopped = False
         self._is_saved = True  # the last round that has ended
@@ -295,7 +296,7 @@ class Federation:
             train=[self._train[digest] for digest in digests if digest in self._train],
             totals=self._totals(),
         )
-        self._pending = effect, line
+        self._pending, self._is_saved = (effect, line), False
         self._tidy()
 
     def clients_evaluated(self, effect: CloseEvaluation) -> None:
@@ -373,13 +374,17 @@ class Federation:
 
     def _snapshot(self) -> Snapshot:
         """Where the run stands; what it refers to is on disk."""
-        self.versions.write()
+        ledger, keep = self.machine.ledger, Keep.after(0, self.machine, self.setting.config.round)
+        self.versions.write(keep)
+        train = {str(digest): sums for digest, sums in self._train.items() if digest in keep.updates}
+        due = self.timeline.now if ledger.is_round_due else None
         sites = {
             str(name): (site.seconds_of_uploads, site.held, site.num_sessions)
             for name, site in self.sites.items()
             if site.held is not None
         }
-        return Snapshot(self.machine.ledger, self._totals(), sites, kind_of(self.engine))
+        updates = self.updates.write(sorted(keep.updates))
+        return Snapshot(ledger, self._totals(), sites, kind_of(self.engine), due, updates, train)
 
     def _take_up(self, found: Snapshot) -> None:
         for name, (upload_seconds, held, num_sessions) in found.sites.items():

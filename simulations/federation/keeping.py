@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atoll.server.codec import StoreCorrupted, decode_ledger, encode_ledger
+from atoll.parallel.metrics import Statistics, as_statistics
+from atoll.server.codec import StoreCorrupted, decode, decode_ledger, encode, encode_ledger
 from atoll.server.durable import write_atomically
 from atoll.server.ledger import Ledger
+from atoll.simulations.federation.updates import Kept
 
 STATE = "state.json"
 
@@ -26,6 +28,12 @@ class Snapshot:
     """By client: how long its uploads took, the version that it has, how often it has connected."""
     engine: str
     """The kind of engine with which it was begun."""
+    round_due: float | None = None
+    """When the next round begins [virtual s]; None: at once, or never."""
+    updates: tuple[Kept, ...] = ()
+    """That are accepted, and wait for a fold."""
+    train: Mapping[str, Statistics] = field(default_factory=dict)
+    """What their trainings have measured, by digest."""
 
 
 class Keeper:
@@ -52,7 +60,10 @@ class Keeper:
             found = json.loads(self._path.read_text(encoding="utf-8"))
             ledger = decode_ledger(found["ledger"], where=str(self._path))
             sites = {name: tuple(site) for name, site in found["sites"].items()}
-            return Snapshot(ledger, found["totals"], sites, found["engine"])
+            updates = tuple(decode(Kept, text, str(self._path)) for text in found.get("updates", ()))
+            train = {digest: as_statistics(sums) for digest, sums in found.get("train", {}).items()}
+            due = found.get("round_due")
+            return Snapshot(ledger, found["totals"], sites, found["engine"], due, updates, train)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreCorrupted(f"{self._path}: not the state of a simulated run: {error}") from error
 
@@ -74,6 +85,9 @@ class Keeper:
                 "totals": snapshot.totals,
                 "sites": snapshot.sites,
                 "engine": snapshot.engine,
+                "round_due": snapshot.round_due,
+                "updates": [encode(update) for update in snapshot.updates],
+                "train": snapshot.train,
             }
         )
         self._path.parent.mkdir(parents=True, exist_ok=True)

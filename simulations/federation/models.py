@@ -66,6 +66,7 @@ class Models(Versions):
         self._arrays: dict[Digest, Arrays] = {}
         self._slots: dict[Version, Arrays] = {}
         self._unwritten: dict[Version, _Unwritten] = {}  # of the newest ones those that are no files yet, oldest first
+        self._saved: frozenset[Version] = frozenset()  # that an interrupted run would go on with
         self._collected_at = 0.0
         if self.known(Version(0)) is None:
             pieces = write_initial(self.store.version_path(Version(0)), bench, config.seed)
@@ -173,10 +174,12 @@ class Models(Versions):
 
     # ------------------------------------------------------------ files
 
-    def write(self) -> None:
-        """Let all versions be files, as who goes on with an interrupted run needs them. Raises OSError."""
+    def write(self, keep: Keep) -> None:
+        """Let all versions be files, and stay until this is called again, as who goes on with an interrupted run needs
+        them. Raises OSError."""
         for version in list(self._unwritten):
             self._write(version)
+        self._saved = keep.versions | {keep.version, Version(max(0, keep.version - 1))}
 
     def _write(self, version: Version) -> None:
         """As `server.reduce.fold_version` has it."""
@@ -210,4 +213,6 @@ class Models(Versions):
         now = time.monotonic()
         if at_once or now - self._collected_at >= GARBAGE_EVERY_S:
             self._collected_at = now
-            self.store.collect_garbage(live, keep_versions=KEEP_VERSIONS, current=keep.version, pinned=keep.versions)
+            self.store.collect_garbage(
+                live, keep_versions=KEEP_VERSIONS, current=keep.version, pinned=keep.versions | self._saved
+            )

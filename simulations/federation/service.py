@@ -58,15 +58,21 @@ if TYPE_CHECKING:
 
 
 class Service:
-    """See the module docstring."""
+    """See the module docstring. `round_due`: when the first round begins, if that is known [virtual s]."""
 
     def __init__(
-        self, world: "Federation", config: RunConfig, machine: RunMachine, sampler: Sampler | Oort, lease: float
+        self,
+        world: "Federation",
+        config: RunConfig,
+        machine: RunMachine,
+        sampler: Sampler | Oort,
+        lease: float,
+        round_due: float | None = None,
     ) -> None:
         self.world, self.config, self.machine = world, config, machine
         self.run_id = RunId(f"{config.name}-1")
         self.bytes_down = self.bytes_up = self.bytes_up_plain = 0
-        self._sampler, self._lease = sampler, lease
+        self._sampler, self._lease, self._round_due = sampler, lease, round_due
         self._task, self._local = task_name(config.task), json.dumps(dict(config.local), sort_keys=True)
         self._timer: float | None = None
 
@@ -133,7 +139,8 @@ class Service:
                 self.world.timeline.after(0.0, self._evaluate, version)
             case OpenNextRound():
                 pause = self.config.pause if self.machine.ledger.next_round > 1 else 0.0
-                self.world.timeline.after(pause, self._open_next_round)
+                due, self._round_due = self._round_due, None  # of a run that is gone on with a part has passed
+                self.world.timeline.at(self.world.timeline.now + pause if due is None else due, self._open_next_round)
             case _:
                 pass
 

@@ -7,7 +7,7 @@ fold.
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,12 +22,27 @@ from atoll.aggregation.means import Weighted
 from atoll.aggregation.tensorfile import NUMPY_DTYPES, parse_header
 from atoll.parallel.arrays import Arrays, layout_of
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId
+from atoll.server.codec import StoreCorrupted
 from atoll.server.plan import FoldPlan
 
 IN_MEMORY_MAX = 1 << 30
 """Bytes of updates that are held in memory; those that come beyond them lie in files until they are folded."""
 
 Report = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An update whose bytes lie in a file of its digest's name, as who goes on with an interrupted run needs it."""
+
+    digest: Digest
+    steps: tuple[float, float]
+    pieces: tuple[Piece, ...] = ()
+    """None: it is a row."""
+    magnitudes: Mapping[str, float | int] = field(default_factory=dict)
+    squared_norms: Mapping[str, float] = field(default_factory=dict)
+    of_row: tuple[float, ...] | None = None
+    """A row's magnitudes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +79,25 @@ class Updates:
     Args:
         folder: for what does not fit into memory.
         layout: of the model, in canonical order; None: no updates are held as rows.
+        kept: that an interrupted run has left.
+
+    Raises:
+        StoreCorrupted: one of these is not there, or not whole.
     """
 
-    def __init__(self, folder: Path, layout: Layout | None) -> None:
+    def __init__(self, folder: Path, layout: Layout | None, kept: Sequence[Kept] = ()) -> None:
         self.folder, self._layout = folder, layout
         folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.iterdir():
-            path.unlink()
         self._held: dict[Digest, Held] = {}
         self._in_memory = 0
         self._rows: dict[Digest, Row] = {}
+        for update in kept:
+            self._take_up(update)
+        self._written = frozenset[Digest](), frozenset(update.digest for update in kept)
+        """Those that are files for an interrupted run: of the last but one, and of the last time."""
+        for path in folder.iterdir():
+            if path.name not in self._written[1]:
+                path.unlink()
 
     @staticmethod
     def digest_of(client_id: ClientId, round_id: RoundId, steps: int | None) -> Digest:
@@ -135,6 +159,45 @@ class Updates:
             stored = StoredUpdate(path, pieces, found.magnitudes, data=data)
         self._held[digest] = Held(stored, Meta(found.magnitudes, found.squared_norms, _steps_of(report)))
 
+    # ------------------------------------------------------------ interruptions
+
+    def write(self, digests: Collection[Digest]) -> tuple[Kept, ...]:
+        """Let these be files until this was called twice again: a process that ends meanwhile may need them."""
+        kept = tuple(self._written_down(digest) for digest in digests)
+        for digest in self._written[0] - self._written[1] - frozenset(digests):
+            if digest not in self._held or self._held[digest].stored.data is not None:
+                (self.folder / digest).unlink(missing_ok=True)
+        self._written = self._written[1], frozenset(digests)
+        return kept
+
+    def _written_down(self, digest: Digest) -> Kept:
+        path = self.folder / digest
+        if (row := self._rows.get(digest)) is not None:
+            path.write_bytes(row.values.tobytes())
+            of_row = None if row.magnitudes is None else tuple(row.magnitudes.tolist())
+            return Kept(digest, row.steps, of_row=of_row)
+        stored, meta = self._held[digest].stored, self._held[digest].meta
+        if stored.data is not None:
+            path.write_bytes(stored.data)
+        return Kept(digest, meta.steps, stored.pieces, meta.magnitudes, meta.squared_norms)
+
+    def _take_up(self, kept: Kept) -> None:
+        path = self.folder / kept.digest
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise StoreCorrupted(f"{path}: the update that the run goes on with is gone: {error}") from error
+        wanted = sum(piece.num_bytes for piece in kept.pieces or self._layout or ())
+        if len(data) != wanted:
+            raise StoreCorrupted(f"{path}: the update that the run goes on with has {len(data)} bytes, not {wanted}")
+        if not kept.pieces:
+            of_row = None if kept.of_row is None else np.array(kept.of_row, np.float32)
+            self._rows[kept.digest] = Row(np.frombuffer(data, np.float32), of_row, kept.steps)
+            return
+        self._in_memory += len(data)
+        stored = StoredUpdate(path, kept.pieces, kept.magnitudes, data=data)
+        self._held[kept.digest] = Held(stored, Meta(kept.magnitudes, kept.squared_norms, kept.steps))
+
     # ------------------------------------------------------------ out
 
     def rows(self, digests: Sequence[Digest]) -> list[Row]:
@@ -190,7 +253,7 @@ class Updates:
         stored = self._held.pop(digest).stored
         if stored.data is not None:
             self._in_memory -= len(stored.data)
-        else:
+        elif digest not in self._written[0] | self._written[1]:
             stored.path.unlink(missing_ok=True)
 
 

@@ -1,4 +1,5 @@
 import copy
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import islice, pairwise
@@ -12,13 +13,14 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from atoll import Local
+from atoll import Local, Task
 from atoll.aggregation.layout import Tensor
 from atoll.parallel.arrays import Arrays
 from atoll.parallel.metrics import Metric
 from atoll.simulations.engines.batched import Batched, BatchTrainer
 from atoll.simulations.engines.chain import Chain
 from atoll.simulations.engines.engine import ClientFailed, Job, Training
+from atoll.simulations.engines.loop import orders, seed_everything
 from atoll.simulations.engines.nets import Net
 from atoll.simulations.engines.rows import Columns
 from atoll.simulations.engines.sequential import Sequential
@@ -530,3 +532,40 @@ def test_clients_of_any_sizes_agree(
         np.testing.assert_allclose(ours.row, theirs.row, rtol=1e-4, atol=2e-6)
         np.testing.assert_allclose(ours.statistics["accuracy"], theirs.statistics["accuracy"])
         np.testing.assert_allclose(ours.statistics["loss"], theirs.statistics["loss"], rtol=1e-5)
+
+
+def in_doubles(training: Training, version: Arrays, job: Job) -> dict[str, np.ndarray[Any, Any]]:
+    """A client's update by SGD with decay and a proximal term, in float64, step by step."""
+    task, local = training.task, training.local
+    assert isinstance(task, Task)
+    model = task.model().double()
+    model.load_state_dict({name: torch.tensor(array).double() for name, array in version.items()})
+    start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    inputs, targets = task.data(job.client_id, "train").tensors
+    seed_everything(job.seed)
+    for order in orders(len(inputs), local.epochs, torch.Generator()):
+        for rows in order.split(local.batch_size or len(inputs)):
+            loss = nn.functional.cross_entropy(model(inputs[rows].double()), targets[rows])
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
+            with torch.no_grad():
+                for (name, weights), gradient in zip(model.named_parameters(), gradients, strict=True):
+                    pull = local.weight_decay * weights + local.prox_mu * (weights - start[name])
+                    weights -= local.lr * (gradient + pull)
+    return {name: (weights.detach() - start[name]).numpy() for name, weights in model.named_parameters()}
+
+
+@pytest.mark.parametrize("small", [{"weight_decay": 1e-4}, {"prox_mu": 0.01}, {"weight_decay": 1e-3, "prox_mu": 0.1}])
+def test_small_steps_with_decay_lose_no_more_to_rounding_than_alone(small: dict[str, float]) -> None:
+    """W (1 - 1e-7) is rounded in the same direction at each step, and what is lost adds up over hundreds of them."""
+    training = Case("decay", local={"lr": 0.001, "epochs": 80, "batch_size": 8, **small}).training()
+    version = first_version(training)
+    jobs = [Job(client, seed) for seed, client in enumerate("ab")]
+    errors = []
+    for engine in (Sequential(training), Batched(training)):
+        error = 0.0
+        for result, job in zip(all_trained(engine.train(version, jobs)), jobs, strict=True):
+            exact = in_doubles(training, version, job)
+            error += sum(float(np.square(result.update[name] - exact[name]).sum()) for name in exact)
+        errors.append(math.sqrt(error))
+    alone, together = errors
+    assert together < 2 * alone

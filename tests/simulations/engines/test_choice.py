@@ -1,7 +1,10 @@
+import math
 import re
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -169,6 +172,54 @@ def test_data_that_are_others_each_time_are_found() -> None:
     case = Case("others", examples=lambda count, seed: vectors(count, int(torch.randint(99, (), generator=generator))))
     training = case.training()
     with pytest.raises(NotDeterministic, match="client a trains to another update when its data have been read again"):
+        check_deterministic(lambda: Sequential(training), first_version(training), SITES)
+
+
+def widths(*several: int) -> Case:
+    """A model that is built with another width each time; the last one from then on."""
+    left = list(several)
+
+    def model() -> nn.Module:
+        width = left.pop(0) if len(left) > 1 else left[0]
+        return nn.Sequential(nn.Linear(6, width), nn.Linear(width, 3))
+
+    return Case("widths", model=model)
+
+
+def test_a_model_of_another_shape_or_with_other_names_each_time_is_found() -> None:
+    with pytest.raises(NotDeterministic, match=r"differs in the shape of 0\.weight, \(4, 6\) and \(5, 6\)"):
+        check_model(widths(4, 5).training())
+    names = iter(["one", "other"])
+
+    def model() -> nn.Module:
+        return nn.Sequential(OrderedDict([(next(names), nn.Linear(6, 3))]))
+
+    with pytest.raises(NotDeterministic, match=r"differs in whether it has one\.weight"):
+        check_model(Case("names", model=model).training())
+
+
+@pytest.mark.parametrize("bad", [1, 3])
+def test_a_client_that_leaves_the_finite_numbers_once_only_is_found(bad: int) -> None:
+    calls = count(1)
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs, targets) * (math.nan if next(calls) == bad else 1.0)
+
+    training = replace(Case("nan", local={"batch_size": 100}).training(), task=replace(Case("nan").task(), loss=loss))
+    with pytest.raises(NotDeterministic, match=r"client a .* differ in whether it leaves the finite numbers"):
+        check_deterministic(lambda: Sequential(training), first_version(training), SITES)
+
+
+def test_what_stays_at_a_client_must_be_the_same_too() -> None:
+    noise = count(1)
+
+    def model() -> nn.Module:
+        made = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
+        made[0].weight.register_hook(lambda gradient: gradient * next(noise))
+        return made
+
+    training = Case("own", model=model, local={"keep": "0.*", "batch_size": 100}).training()
+    with pytest.raises(NotDeterministic, match=r"differ in 0\.weight \(its own\) by up to"):
         check_deterministic(lambda: Sequential(training), first_version(training), SITES)
 
 

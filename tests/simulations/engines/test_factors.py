@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from atoll import Local
 from atoll.aggregation.layout import Tensor
-from atoll.simulations.engines import products
+from atoll.simulations.engines import batched, products
 from atoll.simulations.engines.batched import BatchTrainer
 from atoll.simulations.engines.chain import Chain
 from atoll.simulations.engines.factors import Factors, pay
@@ -109,6 +109,16 @@ def test_more_clients_fit_into_a_product_of_factors() -> None:
         for local in ({}, {"momentum": 0.9})
     )
     assert plain > moving
+
+
+def test_a_window_of_factors_is_no_larger_than_its_updates_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Case("wide", model=wide_chain).training()
+    row_bytes = sum(4 * parameter.numel() for parameter in wide_chain().parameters())
+    for rows in (1, 3, 10):
+        monkeypatch.setattr(batched, "ROWS_BYTES", rows * row_bytes + 1)
+        trainer = BatchTrainer(training, kind="by hand")
+        assert trainer.at_once <= rows
+        assert max(trainer.window(jobs) for jobs in (1, 5, 100, 10_000)) <= rows
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 5), (250, 784, 200), (200, 60, 784), (130, 200, 200)])

@@ -123,3 +123,24 @@ def test_a_client_that_fails_in_one_way_only_is_a_difference(monkeypatch: pytest
     monkeypatch.setattr(probe, "KINDS", ("stacked",))
     with pytest.raises(CannotBatch, match=r"stacked: d leaves the finite numbers in the product only"):
         Batched(training)
+
+
+class LooksUp(nn.Module):
+    """Takes its inputs as the indices of words, of which there are a hundred."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.layer = nn.Embedding(100, 4), nn.Linear(24, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.layer(self.words(x.abs().long()).flatten(1))
+        return y
+
+
+def test_a_model_that_no_loud_inputs_can_be_given_to_is_tried_without() -> None:
+    def words(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, targets = vectors(count, seed)
+        return inputs.clamp(-4, 4).round(), targets
+
+    engine = Batched(Case("words", model=LooksUp, examples=words).training())
+    assert engine.kind == "stacked"
