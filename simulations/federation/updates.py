@@ -171,30 +171,35 @@ class Updates:
         return kept
 
     def _written_down(self, digest: Digest) -> Kept:
-        path = self.folder / digest
         if (row := self._rows.get(digest)) is not None:
-            path.write_bytes(row.values.tobytes())
+            self._write_once(digest, row.values.data)
             of_row = None if row.magnitudes is None else tuple(row.magnitudes.tolist())
             return Kept(digest, row.steps, of_row=of_row)
         stored, meta = self._held[digest].stored, self._held[digest].meta
         if stored.data is not None:
-            path.write_bytes(stored.data)
+            self._write_once(digest, stored.data)
         return Kept(digest, meta.steps, stored.pieces, meta.magnitudes, meta.squared_norms)
+
+    def _write_once(self, digest: Digest, data: bytes | memoryview) -> None:
+        """Never over the file that the state before names: this process may end in the middle."""
+        if digest not in self._written[0] | self._written[1]:
+            (self.folder / digest).write_bytes(data)
 
     def _take_up(self, kept: Kept) -> None:
         path = self.folder / kept.digest
+        wanted = sum(piece.num_bytes for piece in kept.pieces or self._layout or ())
         try:
-            data = path.read_bytes()
+            size = path.stat().st_size
         except OSError as error:
             raise StoreCorrupted(f"{path}: the update that the run goes on with is gone: {error}") from error
-        wanted = sum(piece.num_bytes for piece in kept.pieces or self._layout or ())
-        if len(data) != wanted:
-            raise StoreCorrupted(f"{path}: the update that the run goes on with has {len(data)} bytes, not {wanted}")
+        if size != wanted:
+            raise StoreCorrupted(f"{path}: the update that the run goes on with has {size} bytes, not {wanted}")
         if not kept.pieces:
             of_row = None if kept.of_row is None else np.array(kept.of_row, np.float32)
-            self._rows[kept.digest] = Row(np.frombuffer(data, np.float32), of_row, kept.steps)
+            self._rows[kept.digest] = Row(np.fromfile(path, np.float32), of_row, kept.steps)
             return
-        self._in_memory += len(data)
+        data = path.read_bytes() if self._in_memory + size <= IN_MEMORY_MAX else None
+        self._in_memory += size if data is not None else 0
         stored = StoredUpdate(path, kept.pieces, kept.magnitudes, data=data)
         self._held[kept.digest] = Held(stored, Meta(kept.magnitudes, kept.squared_norms, kept.steps))
 
