@@ -45,7 +45,14 @@ def without_frames(message: str) -> list[str]:
 
 class Commands(TyperGroup):
     """A group of commands that ends with exit code 2 when the operator, or the disk, is at fault; 1: a run failed; 75:
-    its database is away."""
+    its database is away. Its help is as wide as the terminal, whatever the width of its source."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of that name; None: there is none."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None and command.help:
+            command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in command.help.split("\n\n"))
+        return command
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 
@@ -45,6 +46,16 @@ def test_help_explains(command: str) -> None:
     result = invoke(*command.split(), "--help")
     assert result.exit_code == 0
     assert "Usage: atoll" in result.stdout
+
+
+@pytest.mark.parametrize("command", ["simulate", "agent", "run start", "compare"])
+def test_no_line_of_the_help_ends_before_the_next_word_would_not_fit(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
+    lines = [line.strip() for line in said(*command.split(), "--help").split("\u256d")[0].splitlines()]
+    early = [line for line, after in pairwise(lines) if line and after and len(f"{line} {after.split()[0]}") < 78]
+    assert early == []
 
 
 def test_the_command_line_starts_without_torch_grpc_and_sqlalchemy() -> None:
