@@ -84,7 +84,8 @@ class Lagoon(rpc.CoordinatorServicer):
         self.upload_status = None
         self.knows_no_inline_data = False  # as before an update could ride with its manifest
         self.verdict, self.early_verdict = pb.Verdict(accepted=True), None
-        self.accepted = asyncio.Event()
+        self.accepted, self.answers = asyncio.Event(), asyncio.Event()
+        self.answers.set()  # until a test holds the verdicts back
 
     def add(self, version):
         self.versions[version.digest] = version
@@ -192,7 +193,7 @@ class Lagoon(rpc.CoordinatorServicer):
             await context.abort(*self.upload_status)
         manifest = parse_update(opened.manifest)
         if manifest.digest in self.verdicts:
-            await self._lose_verdict(context)
+            await self._may_answer(context)
             yield pb.UploadReply(verdict=self.verdicts[manifest.digest])
             self.accepted.set()
             return
@@ -219,7 +220,7 @@ class Lagoon(rpc.CoordinatorServicer):
                 confirmed = len(held)
                 yield pb.UploadReply(position=confirmed, window=self.window)
         self._judge(manifest, held)
-        await self._lose_verdict(context)
+        await self._may_answer(context)
         yield pb.UploadReply(verdict=self.verdict)
         self.accepted.set()
 
@@ -238,7 +239,8 @@ class Lagoon(rpc.CoordinatorServicer):
         else:
             held.clear()
 
-    async def _lose_verdict(self, context):
+    async def _may_answer(self, context):
+        await self.answers.wait()
         if self.lose_verdicts:
             self.lose_verdicts -= 1
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the verdict is lost")

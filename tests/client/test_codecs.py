@@ -79,9 +79,12 @@ def test_agent_killed_in_its_second_round_owes_what_it_should(tmp_path, step):
                 await answered(coordinator, tmp_path / "a", 1)
                 await coordinator.invite(version, task="wide:task", round_id=2, codec="sign")
                 assert await process.ended() == -signal.SIGKILL
-            async with Process(coordinator, tmp_path / "a"):
+            coordinator.answers.clear()  # a coordinator invites nobody again whom it has answered
+            async with Process(coordinator, tmp_path / "a") as process:
                 await coordinator.connected(2)
                 await coordinator.invite(version, task="wide:task", round_id=2, codec="sign")
+                await until(lambda: process.log.count("invited to round 2") == 2, timeout=30)
+                coordinator.answers.set()
                 await answered(coordinator, tmp_path / "a", 2)
                 assert len(coordinator.received) == 2, "one update for each round, with the same bytes"
                 await coordinator.invite(version, task="wide:task", round_id=3, codec="sign")
