@@ -98,6 +98,10 @@ class RunStore:
         names = map(_MANIFEST.fullmatch, os.listdir(self._versions))
         return sorted(Version(int(name[1])) for name in names if name)
 
+    def drop_versions_after(self, newest: Version) -> None:
+        """Delete those that are newer than this one, also what there is of them without a manifest."""
+        _sweep(self._versions, _VERSION_FILE, lambda version, _: int(version) > newest, self._lock)
+
     # ------------------------------------------------------------ updates
 
     def incoming_path(self, digest: Digest) -> Path:

@@ -135,7 +135,8 @@ def work(connection: Connection, plan: Plan, form: Form, version: int) -> None:
         form: of the results.
         version: descriptor of the version's memory; -1: it comes through the connection.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
+    for number in (signal.SIGINT, signal.SIGTERM):  # which a terminal or a supervisor sends to all of the group
+        signal.signal(number, signal.SIG_IGN)  # they are for whoever started us, and who ends us
     end_with_the_parent()
     descriptor = version if version >= 0 else reduction.recv_handle(connection)
     try:

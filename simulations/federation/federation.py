@@ -107,10 +107,11 @@ class Federation:
         self.timeline = Timeline(self.machine.ledger.now)
         threads = setting.simulation.threads
         request = {"local": dict(config.local), "algorithm": config.aggregation.algorithm, "threads": threads}
-        self.versions = Models(folder / "models", config, bench_of(setting.task, request), threads)
+        keep = Keep.after(0, self.machine, config.round) if found else None
+        self.versions = Models(folder / "models", config, bench_of(setting.task, request), threads, keep)
         self.session_rules = SessionRules(tasks=frozenset({task_name(config.task)}), lease=setting.lease)
         numbers = {name: number for number, name in enumerate(setting.num_examples)}
-        self.own = OwnStates(folder / "clients", numbers, next_round)
+        self.own = OwnStates(folder / "clients", numbers, found.own if found else ())
         self.updates = Updates(folder / "updates", self.versions.row_layout, found.updates if found else ())
         self.engine = engine_of(
             setting.simulation,
@@ -150,6 +151,7 @@ class Federation:
         if self._is_over:
             self._flush()
             self._keeper.save(self._snapshot())
+            self._tidy(at_once=True)
         result = self._result()
         self._report.finish(result)
         return result
@@ -172,6 +174,8 @@ class Federation:
         for name, site in self.sites.items():
             if self.setting.fleet.is_awake(name, now):
                 site.wake()
+            elif name in ledger.training:
+                self.service.awaited(site)  # otherwise its place would be taken until its deadline
             self._plan_change(site)
 
     def _plan_change(self, site: Site) -> None:
@@ -334,15 +338,15 @@ class Federation:
         """Between two rounds: now and then, but always before it stops, and when what clients keep is of this round."""
         always = self.own.is_used or self._is_interrupted
         self._is_saved = self.machine.may_snapshot and self._keeper.save_if_due(self._snapshot, always=always)
-        self._has_stopped = self._is_interrupted
+        self._has_stopped = self._is_interrupted and self._is_saved
 
-    def _tidy(self) -> None:
+    def _tidy(self, *, at_once: bool = False) -> None:
         """Forget updates and versions that no decision can need any more."""
         keep = Keep.after(0, self.machine, self.setting.config.round)
         live = keep.updates | {update.digest for site in self.sites.values() for update in site.spool.values()}
         self.updates.keep_only(live)
         self._train = {digest: sums for digest, sums in self._train.items() if digest in live}
-        self.versions.collect(keep, live)
+        self.versions.collect(keep, live, at_once=at_once)
 
     # ------------------------------------------------------------ totals
 
@@ -384,7 +388,7 @@ class Federation:
             if site.held is not None
         }
         updates = self.updates.write(sorted(keep.updates))
-        return Snapshot(ledger, self._totals(), sites, kind_of(self.engine), due, updates, train)
+        return Snapshot(ledger, self._totals(), sites, kind_of(self.engine), due, updates, train, self.own.named())
 
     def _take_up(self, found: Snapshot) -> None:
         for name, (upload_seconds, held, num_sessions) in found.sites.items():

@@ -1,7 +1,7 @@
 """Where a simulated run stands between two rounds, so that an interrupted one goes on from there."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ class Snapshot:
     """That are accepted, and wait for a fold."""
     train: Mapping[str, Statistics] = field(default_factory=dict)
     """What their trainings have measured, by digest."""
+    own: Sequence[str] = ()
+    """The files of what clients keep."""
 
 
 class Keeper:
@@ -63,7 +65,7 @@ class Keeper:
             updates = tuple(decode(Kept, text, str(self._path)) for text in found.get("updates", ()))
             train = {digest: as_statistics(sums) for digest, sums in found.get("train", {}).items()}
             due = found.get("round_due")
-            return Snapshot(ledger, found["totals"], sites, found["engine"], due, updates, train)
+            return Snapshot(ledger, found["totals"], sites, found["engine"], due, updates, train, found["own"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreCorrupted(f"{self._path}: not the state of a simulated run: {error}") from error
 
@@ -88,6 +90,7 @@ class Keeper:
                 "round_due": snapshot.round_due,
                 "updates": [encode(update) for update in snapshot.updates],
                 "train": snapshot.train,
+                "own": snapshot.own,
             }
         )
         self._path.parent.mkdir(parents=True, exist_ok=True)

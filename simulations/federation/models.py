@@ -23,6 +23,7 @@ from atoll.parallel.bench import Bench
 from atoll.parallel.model_files import write_initial
 from atoll.protocol.manifest import VersionManifest, digest_of
 from atoll.protocol.vocabulary import Digest, Version
+from atoll.server.codec import StoreCorrupted
 from atoll.server.config import RunConfig
 from atoll.server.events import Aggregate
 from atoll.server.method import Method
@@ -56,9 +57,13 @@ class Models(Versions):
         config: of the run.
         bench: of the task; it makes version 0.
         threads: for a fold of files.
+        keep: of a run that is gone on with; None: it begins, with a version 0 of its own.
+
+    Raises:
+        StoreCorrupted: the version that the run goes on with is not there, or damaged.
     """
 
-    def __init__(self, folder: Path, config: RunConfig, bench: Bench, threads: int) -> None:
+    def __init__(self, folder: Path, config: RunConfig, bench: Bench, threads: int, keep: Keep | None = None) -> None:
         super().__init__(RunStore(folder, is_durable=False))
         self._config, self._threads = config, threads
         self._settings = (config.aggregation, config.optimizer)
@@ -66,11 +71,32 @@ class Models(Versions):
         self._arrays: dict[Digest, Arrays] = {}
         self._slots: dict[Version, Arrays] = {}
         self._unwritten: dict[Version, _Unwritten] = {}  # of the newest ones those that are no files yet, oldest first
-        self._saved: frozenset[Version] = frozenset()  # that an interrupted run would go on with
+        self._saved = _needed(keep) if keep else frozenset[Version]()  # that an interrupted run would go on with
         self._collected_at = 0.0
-        if self.known(Version(0)) is None:
+        self.store.drop_versions_after(keep.version if keep else Version(-1))  # a killed process was further
+        if keep is None:
             pieces = write_initial(self.store.version_path(Version(0)), bench, config.seed)
             self.store.write_manifest(Version(0), VersionManifest.of(pieces).encode())
+        else:
+            self._look_at(Version(0), keep.version)
+
+    def _look_at(self, *versions: Version) -> None:
+        """Whether they are as they were written, and the last one has its slots."""
+        for version in versions:
+            path = self.store.version_path(version)
+            try:
+                manifest = self.version(version).manifest
+                if (
+                    tensorfile.pieces_of(manifest.layout, tensorfile.read(path), manifest.piece_bytes)
+                    != manifest.pieces
+                ):
+                    raise StoreCorrupted("its bytes are not those of its manifest")
+                if version == versions[-1]:
+                    self._slots_of(version)
+            except (OSError, ValueError, KeyError) as error:
+                raise StoreCorrupted(
+                    f"{path}: the run goes on with this version, and it is damaged: {error}"
+                ) from error
 
     @cached_property
     def buffers(self) -> frozenset[str]:
@@ -179,7 +205,7 @@ class Models(Versions):
         them. Raises OSError."""
         for version in list(self._unwritten):
             self._write(version)
-        self._saved = keep.versions | {keep.version, Version(max(0, keep.version - 1))}
+        self._saved = _needed(keep)
 
     def _write(self, version: Version) -> None:
         """As `server.reduce.fold_version` has it."""
@@ -216,3 +242,8 @@ class Models(Versions):
             self.store.collect_garbage(
                 live, keep_versions=KEEP_VERSIONS, current=keep.version, pinned=keep.versions | self._saved
             )
+
+
+def _needed(keep: Keep) -> frozenset[Version]:
+    """The one before the current one, too: attacks look at what has changed."""
+    return keep.versions | {keep.version, Version(max(0, keep.version - 1))}

@@ -16,6 +16,8 @@ from typing import Any
 
 from atoll.parallel.metrics import Metrics, Statistics, merge, values
 from atoll.protocol.vocabulary import Fate, RoundId
+from atoll.server.codec import StoreCorrupted
+from atoll.server.durable import write_atomically
 from atoll.server.record import ClientRecord, RoundRecord
 
 FATES_MAX = 1000
@@ -109,15 +111,21 @@ class RunFolder:
     Args:
         folder: of the run.
         num_rounds: lines that stand; those after them are of rounds that are begun again.
+
+    Raises:
+        StoreCorrupted: some of these are not there, or nobody can read them.
     """
 
     def __init__(self, folder: Path, num_rounds: RoundId | int = 0) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / ROUNDS
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
         kept = [line for line in lines if _is_round_up_to(line, num_rounds)]
-        path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        if len(kept) < num_rounds:
+            raise StoreCorrupted(f"{path}: {len(kept)} of the {num_rounds} rounds that have ended have a line here")
+        if kept != lines:
+            write_atomically(path, "".join(f"{line}\n" for line in kept).encode())
         self._rounds = path.open("a", encoding="utf-8")
 
     def add(self, line: Json) -> None:

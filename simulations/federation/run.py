@@ -55,8 +55,9 @@ def opened(
     folder.mkdir(parents=True, exist_ok=True)
     lock = lock_directory(folder)
     try:
+        is_told = (folder / STATE).exists() and (folder / POPULATION).exists()
         write_atomically(folder / SETTINGS, effective(file).encode())
-        if setting.who_holds_what is not None and not (folder / POPULATION).exists():
+        if setting.who_holds_what is not None and not is_told:
             write_atomically(folder / POPULATION, json.dumps(setting.who_holds_what()).encode())
         with Federation(setting, folder, on_round=on_round, tell=tell) as federation:
             yield federation
@@ -95,7 +96,7 @@ def _settings_of(folder: Path) -> Json:
     """Of the run that is there."""
     try:
         return _decisive((folder / SETTINGS).read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         raise ConfigError(
             [f"{folder / SETTINGS}: is damaged: {error}; put it back, or choose another --out"]
         ) from error

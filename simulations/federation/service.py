@@ -227,7 +227,11 @@ class Service:
         """A client's stream has ended; it has its lease to come back."""
         if self.machine.ledger.state is RunState.RUNNING:
             self.post(ClientDisconnected(site.client_id, site.name_of_session))
-            self.world.timeline.after(self._lease, self._lease_over, site, site.life)
+            self.awaited(site)
+
+    def awaited(self, site: "Site") -> None:
+        """A client that is away has its lease to come back."""
+        self.world.timeline.after(self._lease, self._lease_over, site, site.life)
 
     def _lease_over(self, site: "Site", life: int) -> None:
         if not site.is_awake and site.life == life and self.machine.ledger.state is RunState.RUNNING:

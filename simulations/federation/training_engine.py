@@ -6,7 +6,7 @@ import torch
 
 from atoll.parallel.array_task import ArrayTask
 from atoll.parallel.arrays import Arrays
-from atoll.parallel.errors import TaskBroken
+from atoll.parallel.errors import TaskBroken, TaskMismatch
 from atoll.parallel.task import Task
 from atoll.protocol.settings import ConfigError
 from atoll.server.config import RunConfig
@@ -62,7 +62,7 @@ def engine_of(
         tell: is told what was measured.
 
     Raises:
-        ConfigError: the task is not deterministic, or the engine is not to be had.
+        ConfigError: the task is not deterministic, its model is not the version's, or there is no such engine.
     """
     name = before if simulation.engine == "auto" and before else simulation.engine
     try:
@@ -77,6 +77,10 @@ def engine_of(
             cohort=cohort,
             address=simulation.ray_address,
         )
+    except TaskMismatch as error:
+        raise ConfigError(
+            [f"the task's model is another one than that of the run: {error}; choose another --out"]
+        ) from error
     except (TaskBroken, RayMissing) as error:
         raise ConfigError([str(error)]) from error
     if choice.figures or choice.reasons:

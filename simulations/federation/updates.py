@@ -149,7 +149,8 @@ class Updates:
         return len(data)
 
     def _hold(self, digest: Digest, pieces: tuple[Piece, ...], data: bytes, report: Report) -> None:
-        path = self.folder / digest
+        is_named = digest in self._written[0] | self._written[1]
+        path = self.folder / (f"{digest}.forged" if is_named else digest)  # never over what a saved state names
         found = inspect(path, pieces, data=data)
         if self._in_memory + len(data) > IN_MEMORY_MAX:
             path.write_bytes(data)
@@ -258,7 +259,7 @@ class Updates:
         stored = self._held.pop(digest).stored
         if stored.data is not None:
             self._in_memory -= len(stored.data)
-        elif digest not in self._written[0] | self._written[1]:
+        elif stored.path.name not in self._written[0] | self._written[1]:
             stored.path.unlink(missing_ok=True)
 
 

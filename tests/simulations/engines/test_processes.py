@@ -219,6 +219,18 @@ def test_a_worker_that_is_killed_is_told_at_once() -> None:
     assert time.monotonic() - began < 20
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_a_signal_to_the_whole_group_leaves_the_workers_to_whoever_began_them(number: signal.Signals) -> None:
+    training = CASES["mlp"].training()
+    version, jobs = first_version(training), [Job("a", 1), Job("c", 1)]
+    with processes(training, workers=2) as engine:
+        expected = [found.row.copy() for found in trained(engine, version, jobs)]
+        for worker in engine._workers:
+            os.kill(worker.process.pid, number)
+        for before, found in zip(expected, trained(engine, version, jobs), strict=True):
+            np.testing.assert_array_equal(found.row, before)
+
+
 def test_a_worker_that_cannot_be_built_is_told_with_its_traceback() -> None:
     here = os.getpid()
 

@@ -1,16 +1,20 @@
 """Simulated runs that end before their time: by a kill, by Ctrl-C at an awkward moment, with updates that wait."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from atoll.aggregation.layout import Tensor
 from atoll.cli.files import load_user_task
+from atoll.protocol.settings import ConfigError
 from atoll.server.codec import StoreCorrupted
-from atoll.simulations.federation import keeping, models
+from atoll.simulations.federation import keeping, models, report
 from atoll.simulations.federation.keeping import Keeper
+from atoll.simulations.federation.report import RunFolder
 from atoll.simulations.federation.run import opened
 from atoll.simulations.federation.updates import Updates
-from tests.simulations.federation.simulating import lines, settings, simulate, without_real_time
+from tests.simulations.federation.simulating import TASK, lines, settings, simulate, without_real_time
 
 SLOW = ("devices.examples_per_s={low=1,high=30}", "round.deadline=600.0", "rounds=9")
 LATE = ("round.cohort_size=2", "round.over_selection=2.0", "round.late=next_round", "round.max_staleness=3", *SLOW)
@@ -131,6 +135,160 @@ def test_a_pause_in_which_something_happens_is_not_begun_anew(tmp_path):
         result, found = simulate(tmp_path / str(after), *overrides)
         assert result["virtual_s"] == whole["virtual_s"]
         assert without_real_time(found) == without_real_time(told)
+
+
+def killed(folder, overrides, after):
+    """A run whose process dies when it has told of a round, before that one is saved."""
+
+    def kill(_, number):
+        if number == after:
+            raise Killed
+
+    with pytest.raises(Killed):
+        begun(folder, overrides, kill)
+
+
+@pytest.mark.parametrize("overrides", [ASYNCHRONOUS, BUFFERED], ids=["fedasync", "fedbuff"])
+def test_versions_beyond_the_saved_state_are_forgotten(tmp_path, monkeypatch, overrides):
+    monkeypatch.setattr(keeping, "SHARE", 1e-12)  # saved after the first round, and not again
+    killed(tmp_path, overrides, 7)
+    stale = models.RunStore(tmp_path / "models", is_durable=False).versions()
+    file = settings(*overrides)
+    with opened(file, load_user_task(file.task), tmp_path, on_round=lambda line: None, is_fresh=False) as federation:
+        assert stale[-1] > federation.machine.ledger.version == 1
+        assert federation.versions.store.versions() == [0, 1]
+        assert federation.run()["version"] == 9
+
+
+def test_what_a_run_without_a_saved_state_has_left_belongs_to_no_other(tmp_path):
+    whole, _ = simulate(tmp_path / "whole", "seed=2", "rounds=2", "population.kind=iid", "population.clients=4")
+    file = settings("seed=1", "rounds=2", "population.kind=iid", "population.clients=5")
+    with opened(file, load_user_task(file.task), tmp_path / "parts", on_round=print, is_fresh=True):
+        pass  # killed before its first round was saved
+    result, _ = simulate(tmp_path / "parts", "seed=2", "rounds=2", "population.kind=iid", "population.clients=4")
+    assert result["model_digest"] == whole["model_digest"]
+    populations = [(tmp_path / part / "population.json").read_text() for part in ("whole", "parts")]
+    assert populations[0] == populations[1]
+
+
+def test_a_run_that_is_killed_again_before_it_saves_finds_the_versions_of_its_state(tmp_path):
+    overrides = ("round.mode=fedbuff", "round.buffer_size=1", "round.concurrency=4", "round.max_staleness=5")
+    overrides += ("devices.examples_per_s={low=1,high=60}", "rounds=40")
+    for after in (15, 19, 23):
+        folder = tmp_path / str(after)
+        interrupted(folder, overrides, after)
+        killed(folder, overrides, after + 1)
+        assert simulate(folder, *overrides)[0]["state"] == "finished"
+
+
+def test_who_is_away_when_a_run_goes_on_has_a_lease_and_no_more(tmp_path):
+    trace = tmp_path / "awake.csv"
+    always = "0,999999,1000000"
+    trace.write_text(f"client,from_s,to_s,period_s\na,0,5,1000000\nb,0,5,1000000\nc,{always}\nd,{always}\n")
+    overrides = ("round.mode=fedasync", "round.concurrency=4", "round.deadline=100000.0", "rounds=20")
+    overrides += ("devices.availability=trace", f"devices.awake_trace={trace}", "coordinator.lease=30.0")
+    overrides += ("devices.examples_per_s=0.5",)
+    interrupted(tmp_path, overrides, 1)
+    assert {"a", "b"} <= Keeper(tmp_path, lambda: 0.0).load().ledger.training.keys()
+    training = []
+    begun(tmp_path, overrides, lambda federation, _: training.append(set(federation.machine.ledger.training)))
+    assert {"a", "b"} <= training[0]
+    assert not {"a", "b"} & training[-2]
+
+
+def test_a_signal_while_a_round_is_not_saved_waits_for_one_that_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(keeping, "SHARE", 1e-12)
+    file = settings("rounds=9")
+    with opened(file, load_user_task(file.task), tmp_path, on_round=lambda line: None, is_fresh=True) as federation:
+        save_if_due = federation._keeper.save_if_due
+
+        def with_signal(snapshot, *, always):
+            if federation.machine.ledger.next_round == 5:
+                federation.interrupt()
+            return save_if_due(snapshot, always=always)
+
+        federation._keeper.save_if_due = with_signal
+        result = federation.run()
+    saved = Keeper(tmp_path, lambda: 0.0).load().ledger
+    assert (saved.version, saved.model_digest) == (result["version"], result["model_digest"])
+    assert result["rounds"] == 5
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "told"),
+    [
+        ("models/versions/000003.manifest.json", cut, "000003.safetensors: the run goes on with this version"),
+        ("models/versions/000003.safetensors", flip, "its bytes are not those of its manifest"),
+        ("models/versions/000003.first_moment.safetensors", cut, "the run goes on with this version"),
+        ("models/versions/000003.first_moment.safetensors", lambda path: path.unlink(), "goes on with this version"),
+        (
+            "rounds.jsonl",
+            lambda path: path.unlink(),
+            "rounds.jsonl: 0 of the 3 rounds that have ended have a line here",
+        ),
+        ("rounds.jsonl", lambda path: path.write_bytes(b"\xff\xfe\n"), "rounds.jsonl: 0 of the 3 rounds"),
+    ],
+)
+def test_damage_is_told_before_anything_is_trained(tmp_path, name, damage, told):
+    overrides = ("optimizer.name=fedadam", "rounds=5")
+    interrupted(tmp_path, overrides, 3)
+    damage(tmp_path / name)
+    with pytest.raises(StoreCorrupted, match=told):
+        simulate(tmp_path, *overrides)
+
+
+def test_another_model_and_missing_settings_are_the_operator_s_mistakes(tmp_path):
+    interrupted(tmp_path, ("rounds=5",), 3)
+    text = Path(TASK.removesuffix(":task")).read_text()
+    other = tmp_path / "lines.py"
+    other.write_text(text.replace("Linear(8, 2)", "Linear(8, 3)"))
+    file = settings("rounds=5")
+    with pytest.raises(ConfigError, match="the task's model is another one than that of the run"):
+        with opened(file, load_user_task(f"{other}:task"), tmp_path, on_round=print, is_fresh=False):
+            pass
+    (tmp_path / "run.toml").unlink()
+    with pytest.raises(ConfigError, match=r"run\.toml: is damaged"):
+        simulate(tmp_path, "rounds=5")
+
+
+def test_the_lines_of_a_run_are_whole_whenever_a_process_ends(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path)
+    for number in (1, 2, 3):
+        folder.add({"round": number})
+    folder.close()
+    before = (tmp_path / "rounds.jsonl").read_bytes()
+
+    def die(*_, **__):
+        raise Killed
+
+    monkeypatch.setattr(report, "write_atomically", die)
+    RunFolder(tmp_path, 3).close()  # nothing is to be dropped, so nothing is written
+    with pytest.raises(Killed):
+        RunFolder(tmp_path, 2)
+    assert (tmp_path / "rounds.jsonl").read_bytes() == before
+
+
+def test_a_forged_update_is_never_written_over_the_one_that_a_state_names(tmp_path, monkeypatch):
+    from atoll.simulations.federation import updates as module
+
+    monkeypatch.setattr(module, "IN_MEMORY_MAX", 0)
+    held, digest = Updates(tmp_path, None), "0" * 64
+    honest = {t.name: np.ones(t.shape, np.float32) for t in LAYOUT}
+    held.add(digest, honest, {})
+    kept = held.write([digest])
+    held.replace(digest, {name: -array for name, array in honest.items()})
+    assert held.arrays(digest)["0.bias"].tolist() == [-1, -1]
+    assert Updates(tmp_path, None, kept).arrays(digest)["0.bias"].tolist() == [1, 1]
 
 
 LAYOUT = (Tensor("0.bias", "F32", (2,)), Tensor("0.weight", "F32", (2, 3)))

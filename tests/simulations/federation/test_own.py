@@ -1,17 +1,24 @@
 """What a simulated client keeps: one outcome counts, others wait, and a run begun again finds the right ones."""
 
 import numpy as np
+import pytest
 
 from atoll.client.personal import KEEP
 from atoll.protocol.vocabulary import ClientId, RoundId
+from atoll.server.codec import StoreCorrupted
 from atoll.simulations.federation.own import OwnStates
 
 A = ClientId("a/../b")  # no name of a file
 NUMBERS = {ClientId("other"): 0, A: 1}
 
 
-def opened(folder, next_round=10**6):
-    return OwnStates(folder, NUMBERS, RoundId(next_round))
+def opened(folder, named=()):
+    return OwnStates(folder, NUMBERS, named)
+
+
+def accept(own, number):
+    own.staged_residual(A, RoundId(number)).write_bytes(bytes([number]))
+    own.settle_residual(A, RoundId(number), accepted=True)
 
 
 def state(number):
@@ -40,14 +47,17 @@ def test_what_came_before_the_round_that_counted_goes_and_so_do_the_oldest_of_to
     assert len(list(tmp_path.iterdir())) == 1 + KEEP
 
 
-def test_a_run_that_is_begun_again_at_a_round_forgets_what_came_after(tmp_path):
+def test_a_run_that_goes_on_from_a_state_has_what_that_state_names_and_nothing_else(tmp_path):
     own = opened(tmp_path)
-    for number in (1, 2, 3):
+    for number in (1, 2):
         own.keep(A, RoundId(number), RoundId(0), state(number))
-        own.staged_residual(A, RoundId(number)).write_bytes(bytes([number]))
-        own.settle_residual(A, RoundId(number), accepted=True)
-    own.staged_residual(A, RoundId(4)).write_bytes(b"?")
-    again = opened(tmp_path, next_round=3)
+        accept(own, number)
+    named = own.named()
+    for number in (3, 4, 5):  # one after the other is accepted, and none of it is saved
+        own.keep(A, RoundId(number), RoundId(number - 1), state(number))
+        accept(own, number)
+    own.staged_residual(A, RoundId(6)).write_bytes(b"?")
+    again = opened(tmp_path, named)
     assert again.find(A, RoundId(3)) is None
     assert again.find(A, RoundId(2))["c"].tolist() == [2, 2, 2]
     assert again.residual(A).read_bytes() == bytes([2])
@@ -61,3 +71,30 @@ def test_a_residual_counts_when_its_update_was_accepted(tmp_path):
         own.settle_residual(A, RoundId(number), accepted=accepted)
     assert own.residual(A).read_bytes() == bytes([1])
     assert own.residual(ClientId("other")) is None
+
+
+def test_files_stay_until_no_saved_state_names_them(tmp_path):
+    own = opened(tmp_path)
+    accept(own, 1)
+    first = own.named()
+    accept(own, 2)
+    own.named()  # a process that ends now may find the state before
+    assert opened_residual(tmp_path, first) == bytes([1])
+    own = opened(tmp_path, first)
+    for number in (3, 4, 5):
+        accept(own, number)
+        own.named()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1.residual.4.safetensors", "1.residual.5.safetensors"]
+
+
+def opened_residual(folder, named):
+    return (folder / next(iter(named))).read_bytes()
+
+
+def test_a_named_file_that_is_gone_is_told(tmp_path):
+    own = opened(tmp_path)
+    own.keep(A, RoundId(1), RoundId(0), state(1))
+    [name] = own.named()
+    (tmp_path / name).unlink()
+    with pytest.raises(StoreCorrupted, match=r"1\.own\.1\.safetensors: a client keeps it"):
+        opened(tmp_path, [name])
