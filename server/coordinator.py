@@ -144,8 +144,7 @@ class Coordinator:
             await on_thread(None, turns.shutdown)
         self.state.mark_alive(self.clock.now())
         self.journal.close()
-        has_crashed = self.crashed.done() and not self.crashed.cancelled()
-        self.audit.say(Action.COORDINATOR_STOP, str(self.state.path), "crashed" if has_crashed else "ok")
+        self.audit.say(Action.COORDINATOR_STOP, str(self.state.path), "crashed" if self.crashed.done() else "ok")
         await on_thread(None, self.audit.close)
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
@@ -206,6 +205,16 @@ class Coordinator:
             OSError: the disk does not allow it.
         """
         return await asyncio.shield(self.spawn(self._add_run(config)))  # whoever asks may go away
+
+    @property
+    def is_adding(self) -> bool:
+        """Whether a run is being made that is not among `runs` yet."""
+        return self._adding.locked()
+
+    async def added(self) -> None:
+        """Wait for the runs that are being made."""
+        async with self._adding:
+            pass
 
     async def _add_run(self, config: RunConfig) -> RunId:
         async with self._adding:

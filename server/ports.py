@@ -84,7 +84,8 @@ class Ports:
         address, admin_address = gate.listener.bind(clients, config.listen), gate.listener.bind(admins, config.admin)
         enrolment = None
         if members is not None:
-            enrolment = _enrolment_port(config, members, Guard(register), address, admin_address)
+            interceptors = Guard(register), CallAudit(coordinator.audit)
+            enrolment = _enrolment_port(config, members, *interceptors, address, admin_address)
             await _add_health(enrolment.server, "Enrolment")  # a probe has no certificate
         return cls(clients, admins, address, admin_address, enrolment)
 
@@ -110,13 +111,14 @@ def _server(coordinator: Coordinator, guard: Guard, calls: int) -> grpc.aio.Serv
 
 
 def _enrolment_port(
-    config: CoordinatorConfig, members: Members, guard: Guard, address: str, admin_address: str
+    config: CoordinatorConfig, members: Members, guard: Guard, audit: CallAudit, address: str, admin_address: str
 ) -> EnrolmentPort:
     place = reached_as(address, config.public)
     port = EnrolmentPort(
         members.enrolments,
         members.keeper,
         guard,
+        audit,
         config.enrol_address,
         address=place,
         admin_address=reached_as(admin_address, config.public) if is_wildcard(admin_address) else admin_address,

@@ -38,7 +38,7 @@ async def host(
     stay: bool = False,
     on_ready: Callable[[Coordinator, Ports], None] = lambda coordinator, ports: None,
 ) -> int:
-    """Host runs until a signal comes or, unless `stay`, until every run has ended.
+    """Host runs until a signal comes or, unless `stay`, until every run has ended and the clients have heard of it.
 
     A run that an earlier process left open goes on. `run` is started when no run of that name is open, and the last
     one of that name had other settings or is to be done `again`: so a supervisor that starts this process once more
@@ -141,7 +141,16 @@ def _stop_on_signals() -> asyncio.Event:
 
 
 async def _until_over(coordinator: Coordinator, stop: asyncio.Event, asked: RunId | None, *, stay: bool) -> int:
-    waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(stop.wait()), coordinator.crashed]
+    while (code := await _ended_from_outside(coordinator, stop, stay=stay)) is None:
+        await _farewell(coordinator)
+        if not _has_work(coordinator):  # the operators' port answers meanwhile: a run may be started, or resumed
+            return _code_of_runs(coordinator, asked)
+    return code
+
+
+async def _ended_from_outside(coordinator: Coordinator, stop: asyncio.Event, *, stay: bool) -> int | None:
+    """Wait for a mistake of ours, a signal or, unless `stay`, every run's end; the exit code, None for the last."""
+    waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(stop.wait()), asyncio.shield(coordinator.crashed)]
     if not stay:
         waits.append(asyncio.ensure_future(_all_ended(coordinator)))
     try:
@@ -149,20 +158,27 @@ async def _until_over(coordinator: Coordinator, stop: asyncio.Event, asked: RunI
     finally:
         for wait in waits:
             wait.cancel()
-    if coordinator.crashed.done() and not coordinator.crashed.cancelled():
+    if coordinator.crashed.done():
         return EXIT_BUG
-    if stop.is_set():
-        return EXIT_OK
-    await _farewell(coordinator)
+    return EXIT_OK if stop.is_set() else None
+
+
+def _code_of_runs(coordinator: Coordinator, asked: RunId | None) -> int:
     concerned = [run_id for run_id, run in coordinator.runs.items() if run.ended.is_set() or run_id == asked]
     states = {coordinator.state_of(run_id) for run_id in concerned}
     return EXIT_RUN_FAILED if states & {RunState.FAILED, RunState.STOPPED} else EXIT_OK
 
 
 async def _all_ended(coordinator: Coordinator) -> None:
-    while (run := _next_open(coordinator)) is not None:
-        await coordinator.runs[run].ended.wait()
-        await asyncio.sleep(0)
+    while _has_work(coordinator):
+        await coordinator.added()
+        if (run := _next_open(coordinator)) is not None:
+            await coordinator.runs[run].ended.wait()
+            await asyncio.sleep(0)
+
+
+def _has_work(coordinator: Coordinator) -> bool:
+    return coordinator.is_adding or _next_open(coordinator) is not None
 
 
 def _next_open(coordinator: Coordinator) -> RunId | None:

@@ -22,6 +22,7 @@ class Action(StrEnum):
     CLIENT_LEAVE = "client.leave"
     CLIENT_LOST = "client.lost"
     CLIENT_INVITE = "client.invite"
+    CLIENT_VOID = "client.void"
     CLIENT_ENROL = "client.enrol"
     CLIENT_RENEW = "client.renew"
     CLIENT_REVOKE = "client.revoke"

@@ -9,6 +9,7 @@ import grpc
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.channel import server_options
 from atoll.protocol.identity.keeper import Keeper
+from atoll.server.audit.calls import CallAudit
 from atoll.server.coordinator import OperatorError
 from atoll.server.identity.enrolments import Enrolments
 from atoll.server.identity.guard import Guard
@@ -27,6 +28,7 @@ class EnrolmentPort:
         enrolments: of the coordinator.
         keeper: of the coordinator's certificate.
         guard: which lets strangers call what is for everybody, and nothing else that may ever be added here.
+        audit: which writes down what strangers were refused.
         listen: host:port; port 0: the system chooses.
         address: where members dial.
         admin_address: where owners, operators and auditors dial.
@@ -40,6 +42,7 @@ class EnrolmentPort:
         enrolments: Enrolments,
         keeper: Keeper,
         guard: Guard,
+        audit: CallAudit,
         listen: str,
         *,
         address: str,
@@ -52,7 +55,8 @@ class EnrolmentPort:
             ("grpc.max_connection_age_ms", AGE_S * 1000),
             ("grpc.max_concurrent_streams", 2),
         ]
-        self.server = grpc.aio.server(options=options, interceptors=[guard], maximum_concurrent_rpcs=CALLS_MAX)
+        interceptors = [audit, guard]  # the first sees what the other refuses
+        self.server = grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=CALLS_MAX)
         rpc.add_EnrolmentServicer_to_server(EnrolmentService(enrolments, address, admin_address), self.server)
         credentials = server_credentials(keeper, asks_for_certificates=False)
         host = listen.rpartition(":")[0]

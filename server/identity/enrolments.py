@@ -21,7 +21,7 @@ from atoll.server.audit.actions import Action
 from atoll.server.audit.log import AuditLog, Caller
 from atoll.server.identity.authority import Renewal, Signer
 from atoll.server.identity.buckets import Buckets
-from atoll.server.identity.register import Member, Refused, Register
+from atoll.server.identity.register import WRONG_TRIES_MAX, Member, Refused, Register, Voided
 from atoll.server.threads import on_thread
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,13 @@ class Enrolments:
 
     async def _redeem(self, id: bytes, secret: bytes, key_sha256: str, wanted: Wanted) -> Identity:
         redeem = self._register.redeem
-        return await on_thread(None, lambda: redeem(id, secret, key_sha256, wanted, now=time.time()))
+        try:
+            return await on_thread(None, lambda: redeem(id, secret, key_sha256, wanted, now=time.time()))
+        except Voided as error:
+            who = error.identity
+            logger.warning("the invitation of %s is void after %d wrong tries: invite again", who, WRONG_TRIES_MAX)
+            self._say(Action.CLIENT_VOID, who, f"its invitation, after {WRONG_TRIES_MAX} wrong tries")
+            raise
 
     async def _give(self, id: bytes, identity: Identity, request: bytes, key_sha256: str) -> bytes:
         issued_to, enrolled = self._register.issued_to, self._register.enrolled

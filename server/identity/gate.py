@@ -1,15 +1,17 @@
 """How a coordinator meets the others: who it is itself, who may come to it, and where one becomes a member."""
 
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.protocol.identity.credential import AUTHORITIES, CredentialError
+from atoll.protocol.identity.credential import AUTHORITIES, KEY, Credential, CredentialError
 from atoll.protocol.identity.dialer import Dialer, InsecureDialer, MutualDialer
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR, Identity, aggregator
+from atoll.protocol.settings import ConfigError
 from atoll.server.clock import Clock
 from atoll.server.config import CoordinatorConfig
 from atoll.server.identity.authority import Authority, Signer
@@ -33,6 +35,10 @@ _NO_CREDENTIAL = (
     "the authority is elsewhere, and {0} holds no certificate of this coordinator: make a request with `atoll "
     "authority request {0}`, let the authority sign it (`atoll authority issue`), and put the answer there with `atoll "
     "authority install {0} ANSWER`"
+)
+_NOT_OURS = (
+    "coordinator.authority: {0} holds {1}, and {2} belongs to one already, which its members trust: mount it, name its "
+    "directory (`elsewhere`: its key is on another machine), or move {3} away to begin anew, and all enrol again"
 )
 
 
@@ -63,7 +69,7 @@ async def gate_of(config: CoordinatorConfig, state: StateDirectory) -> AsyncIter
     """The gate of a coordinator; its certificates are made at its first start, and renewed while the block lasts.
 
     Raises:
-        ConfigError: a certificate or the authority is damaged.
+        ConfigError: a certificate or the authority is damaged, or the authority is not where the settings say.
         AuthorityAway, NotSigned: a certificate has to be made, and the authority does not.
     """
     if config.insecure:
@@ -123,5 +129,28 @@ def _signer(config: CoordinatorConfig, folder: Path) -> Signer:
             return RemoteSigner((folder / MINE / AUTHORITIES).read_bytes())
         except FileNotFoundError:
             raise CredentialError([_NO_CREDENTIAL.format(folder / MINE)]) from None
-    place = Path(config.authority) if config.authority else folder / AUTHORITY
+    place = _named_place(config.authority) if config.authority else folder / AUTHORITY
+    if (folder / MINE / KEY).exists():
+        return _known_authority(place, folder, config.certificate_lifetime)
     return Authority.open_or_create(place, f"Atoll, begun {time.strftime('%Y-%m-%d')}", config.certificate_lifetime)
+
+
+def _named_place(name: str) -> Path:
+    """The directory that the operator has named; the one above it is never made, as it may be a volume to mount."""
+    place = Path(name)
+    if os.path.lexists(place) and not place.is_dir():
+        raise ConfigError([f"coordinator.authority: {place} is no directory; allowed: the directory of an authority"])
+    if not place.parent.is_dir():
+        what = f"{place} cannot be made, as there is no directory {place.parent}: mount it, or make it"
+        raise ConfigError([f"coordinator.authority: {what}"])
+    return place
+
+
+def _known_authority(place: Path, folder: Path, lifetime_s: float) -> Authority:
+    """The authority that has signed this coordinator's certificate: any other one would lock every member out."""
+    if not (place / KEY).exists():
+        raise CredentialError([_NOT_OURS.format(place, "no authority", folder.parent, folder)])
+    authority = Authority.open(place, lifetime_s)
+    if authority.ca_pem != Credential.load(folder / MINE).ca_pem:
+        raise CredentialError([_NOT_OURS.format(place, "another authority", folder.parent, folder)])
+    return authority

@@ -23,6 +23,7 @@ from atoll.protocol.identity.credential import Credential, CredentialError
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.identity.renewal import MembershipEnded, NotRenewed, Renew, keep_renewed
+from atoll.server.durable import DiskFull
 from atoll.server.identity.authority import AuthorityAway, NotSigned, Renewal, Signer
 from atoll.server.identity.register import Register
 from atoll.server.threads import on_thread
@@ -93,7 +94,7 @@ class Household:
             try:
                 renewal = Renewal(keeper.current.certificate_pem, signature)
                 return await self._sign(request, keeper.identity, renewal), self._signer.ca_pem
-            except (AuthorityAway, NotSigned, CertificateError) as error:
+            except (AuthorityAway, NotSigned, CertificateError, DiskFull) as error:
                 raise NotRenewed(str(error)) from error
 
         return renew

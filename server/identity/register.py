@@ -60,6 +60,18 @@ class Refused(Exception):
     """An invitation is not good for this; the text says why, to whoever has it."""
 
 
+class Voided(Refused):
+    """This wrong try was one too many: the invitation is good for nobody any more.
+
+    Args:
+        identity: whose it was.
+    """
+
+    def __init__(self, identity: Identity) -> None:
+        super().__init__(f"the invitation's secret is another one, and after {WRONG_TRIES_MAX} wrong tries it is void")
+        self.identity = identity
+
+
 class Standing(StrEnum):
     """What a name is at the moment."""
 
@@ -135,27 +147,29 @@ class Register:
         Raises:
             Refused: it is unknown, expired, void, used by another key, or the secret is wrong; or, and then it stays
                 good, it is for somebody else than the caller wants to be.
+            Voided: the secret is wrong, and nobody may try again.
         """
-        refusal = None
+        refusal: Refused | None = None
         with self._database.transaction() as connection:  # a wrong try counts: the refusal comes after the commit
             row = connection.execute(select(INVITATIONS).where(INVITATIONS.c.id == id.hex())).one_or_none()
             if row is None or row.expires_at < now:
                 raise Refused("there is no such invitation: it has expired, was replaced by a newer one, or never was")
-            this = INVITATIONS.update().where(INVITATIONS.c.id == row.id)
+            identity, this = Identity(Role(row.role), row.name), INVITATIONS.update().where(INVITATIONS.c.id == row.id)
             if row.wrong_tries >= WRONG_TRIES_MAX:
-                refusal = f"the invitation is void after {WRONG_TRIES_MAX} wrong tries: ask for a new one"
+                refusal = Refused(f"the invitation is void after {WRONG_TRIES_MAX} wrong tries: ask for a new one")
             elif not hmac.compare_digest(hashlib.sha256(secret).hexdigest(), row.secret_sha256):
                 connection.execute(this.values(wrong_tries=row.wrong_tries + 1))
-                refusal = "the invitation's secret is another one"
+                is_last = row.wrong_tries + 1 >= WRONG_TRIES_MAX
+                refusal = Voided(identity) if is_last else Refused("the invitation's secret is another one")
             elif row.key_sha256 not in (None, key_sha256):
-                refusal = "the invitation has been used, by another key: ask for a new one"
-            elif not wanted.fits(Identity(Role(row.role), row.name)):
-                refusal = f"the invitation is for {row.role} {row.name}, and not for {wanted}; it stays good"
+                refusal = Refused("the invitation has been used, by another key: ask for a new one")
+            elif not wanted.fits(identity):
+                refusal = Refused(f"the invitation is for {identity}, and not for {wanted}; it stays good")
             else:
                 connection.execute(this.values(key_sha256=key_sha256))
         if refusal is not None:
-            raise Refused(refusal)
-        return Identity(Role(row.role), row.name)
+            raise refusal
+        return identity
 
     # ------------------------------------------------------------ certificates
 

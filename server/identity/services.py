@@ -1,5 +1,6 @@
 """The gRPC handlers of enrolment and renewal: they translate, hand over, and answer."""
 
+import logging
 import time
 from typing import Any, NoReturn
 
@@ -9,12 +10,16 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.certificates import CertificateError, server_name
 from atoll.protocol.identity.names import Identity, Role, Wanted
+from atoll.protocol.printable import printable
 from atoll.server.database import Database
+from atoll.server.durable import DiskFull, told_outside
 from atoll.server.identity.authority import AuthorityAway, NotSigned
 from atoll.server.identity.buckets import Buckets
 from atoll.server.identity.enrolments import Enrolments, TooOften
 from atoll.server.identity.household import OWNER
 from atoll.server.identity.register import Member, Refused
+
+logger = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -30,8 +35,10 @@ _CODES: dict[type[Exception], grpc.StatusCode] = {
     NotSigned: grpc.StatusCode.PERMISSION_DENIED,
     TooOften: grpc.StatusCode.RESOURCE_EXHAUSTED,
     AuthorityAway: grpc.StatusCode.UNAVAILABLE,
+    DiskFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 _REFUSALS = tuple(_CODES)
+_NOT_STORED = "cannot be stored now: {0}"
 
 
 class EnrolmentService(rpc.EnrolmentServicer):
@@ -111,23 +118,37 @@ class MembersAdmin:
         if not 1 <= request.lifetime_s <= LIFETIME_S_MAX:
             what = f"an invitation for {request.lifetime_s:g} s; allowed: 1 s to {LIFETIME_S_MAX / 86400:g} days"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, what)
-        if identity.role is Role.AGGREGATOR and int(identity.name) >= self.num_ranks:
-            has = f"{self.num_ranks} aggregation ranks" if self.num_ranks else "no aggregation ranks"
-            what = f"aggregator {identity.name}: this coordinator has {has}; start it with --aggregators N"
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, what)
-        code, expires_at = await enrolments.invite(identity, request.lifetime_s)
+        if identity.role is Role.AGGREGATOR:
+            await self._check_rank(identity, context)
+        try:
+            code, expires_at = await enrolments.invite(identity, request.lifetime_s)
+        except DiskFull as error:
+            await _not_stored(context, error)
         return pb.InviteReply(join_code=str(code), expires_at=expires_at)
 
     async def Revoke(self, request: pb.RevokeRequest, context: Context) -> pb.RevokeReply:
         """An identity's certificates and invitations count no more."""
         enrolments, identity = await self._open(context), await _identity(context, request.role, request.name)
-        await enrolments.revoke(identity)
+        try:
+            await enrolments.revoke(identity)
+        except DiskFull as error:
+            await _not_stored(context, error)
         return pb.RevokeReply()
 
     async def ListMembers(self, request: pb.ListMembersRequest, context: Context) -> pb.ListMembersReply:
         """Everybody who was ever invited or has a certificate."""
         members = await (await self._open(context)).members()
         return pb.ListMembersReply(members=map(_row, members))
+
+    async def _check_rank(self, identity: Identity, context: Context) -> None:
+        """Refuse an aggregator that is none of the ranks here: its name is its number, written in one way only."""
+        if not (identity.name.isdigit() and str(int(identity.name)) == identity.name):
+            what = f"{identity}: an aggregator's name is its number, such as 0 or 12"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, what)
+        if int(identity.name) >= self.num_ranks:
+            has = f"{self.num_ranks} aggregation ranks" if self.num_ranks else "no aggregation ranks"
+            what = f"{identity}: this coordinator has {has}; start it with --aggregators N"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, what)
 
     async def _open(self, context: Context) -> Enrolments:
         if self._enrolments is None:
@@ -165,5 +186,15 @@ def _row(member: Member) -> pb.MemberRow:
 
 
 async def _refuse(context: Context, error: Exception) -> NoReturn:
-    await context.abort(_CODES[type(error)], str(error))
+    """Tell a stranger or a member why not, and the log; of the disk outsiders hear no more than that it is full."""
+    logger.warning("refused: %s (from %s)", printable(str(error)), context.peer())  # it may name what they sent
+    code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
+    await context.abort(code, _NOT_STORED.format(told_outside(error)) if isinstance(error, DiskFull) else str(error))
+    raise AssertionError("abort raises")
+
+
+async def _not_stored(context: Context, error: DiskFull) -> NoReturn:
+    """Tell an operator that nothing was done, and where there is no room."""
+    logger.error("refused: %s (from %s)", error, context.peer())
+    await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, _NOT_STORED.format(error))
     raise AssertionError("abort raises")

@@ -1,6 +1,7 @@
 """What a hostile review found: each test failed once, over real gRPC."""
 
 import asyncio
+import contextlib
 import threading
 import time
 
@@ -18,6 +19,8 @@ from atoll.server.process import host
 from atoll.server.retention import Keep
 from tests.wire.live import TINY, Live, running, settings
 from tests.wire.test_round import committed, live, report
+
+NEXT = f'name = "next"\ntask = "{TINY}"\nrounds = 1\n[round]\ncohort_size = 2'
 
 
 async def until(condition, timeout=10.0):
@@ -328,6 +331,53 @@ async def test_exit_code_is_of_the_runs_of_this_process(tmp_path):
         await asyncio.gather(report(a), report(b))
         await a.next("run_ended")
     assert await process == 0
+
+
+@contextlib.asynccontextmanager
+async def hosting(state, **overrides):
+    """A coordinator that ends with its runs, its process, and an admin's stub."""
+    config, ready = settings(state, **overrides), asyncio.get_running_loop().create_future()
+    process = asyncio.ensure_future(
+        host(config.coordinator, config.run, on_ready=lambda c, a: ready.set_result(Live(c, a)))
+    )
+    try:
+        it = await ready
+        async with it.admin() as admin:
+            yield it, process, admin
+    finally:
+        process.cancel()
+        await asyncio.wait([process])
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+@live
+async def test_a_run_that_begins_during_the_farewell_is_hosted_to_its_end(tmp_path, monkeypatch, is_resumed):
+    monkeypatch.setattr("atoll.server.process.FAREWELL_S", 1.0)
+    async with hosting(tmp_path / "state") as (it, process, admin):
+        async with it.client("a") as a:
+            await a.next("welcome")
+            await admin.StopRun(pb.StopRunRequest(run_id="tiny-1"))
+            await it.run.ended.wait()
+            if is_resumed:
+                begun = await admin.ResumeRun(pb.ResumeRunRequest(run_id="tiny-1"))
+            else:
+                begun = await admin.StartRun(pb.StartRunRequest(config_toml=NEXT))
+            assert begun.state == "running"
+            assert not (await asyncio.wait([process], timeout=1.5))[0]
+        await admin.StopRun(pb.StopRunRequest(run_id=begun.run_id))
+        assert await process == 1
+
+
+@live
+async def test_a_run_that_is_being_made_when_the_last_one_ends_is_hosted(tmp_path):
+    async with hosting(tmp_path / "state") as (it, process, admin):
+        starting = asyncio.ensure_future(admin.StartRun(pb.StartRunRequest(config_toml=NEXT)))
+        while not it.coordinator.is_adding:
+            await asyncio.sleep(0)
+        await admin.StopRun(pb.StopRunRequest(run_id="tiny-1"))
+        assert (await starting).state == "running"
+        await admin.StopRun(pb.StopRunRequest(run_id="next-1"))
+        assert await process == 1
 
 
 @live

@@ -24,6 +24,10 @@ from atoll.protocol.identity.membership import Membership
 from atoll.protocol.identity.names import ANYBODY, COORDINATOR, Identity, Role
 from atoll.protocol.identity.renewal import MembershipEnded, NotRenewed, keep_renewed, over, renew_once
 from atoll.protocol.proxy import through_proxy
+from atoll.server.audit.calls import CallAudit
+from atoll.server.audit.log import AuditLog
+from atoll.server.audit.reading import Source, events_of
+from atoll.server.durable import DiskFull
 from atoll.server.identity.admission import Admission
 from atoll.server.identity.authority import Authority
 from atoll.server.identity.enrolment_port import EnrolmentPort
@@ -31,7 +35,7 @@ from atoll.server.identity.enrolments import RENEWALS_BURST, Enrolments
 from atoll.server.identity.guard import Guard
 from atoll.server.identity.household import Household
 from atoll.server.identity.listener import MutualListener
-from atoll.server.identity.register import Register
+from atoll.server.identity.register import WRONG_TRIES_MAX, Register
 from atoll.server.identity.services import TRIES_BURST, MembershipService
 from atoll.server.statedir import StateDirectory
 from tests.client.connect_proxy import connect_proxy
@@ -61,7 +65,7 @@ class House:
 
 @asynccontextmanager
 async def house(path: Path, lifetime_s: float = 1000.0) -> AsyncIterator[House]:
-    with StateDirectory.open(path) as state:
+    with StateDirectory.open(path) as state, AuditLog(path / "audit", time.time) as audit:
         authority = Authority.open_or_create(path / "authority", "test", lifetime_s)
         register = Register(state.database)
         enrolments, household = Enrolments(register, authority), Household(register, authority)
@@ -70,10 +74,9 @@ async def house(path: Path, lifetime_s: float = 1000.0) -> AsyncIterator[House]:
         members = grpc.aio.server(interceptors=[Guard(admission)])
         rpc.add_MembershipServicer_to_server(MembershipService(enrolments), members)
         address = MutualListener(keeper).bind(members, "127.0.0.1:0")
-        port = EnrolmentPort(
-            enrolments, keeper, Guard(admission), "127.0.0.1:0", address=address, admin_address="127.0.0.1:1"
-        )
-        enrolments.addresses = (port.address,)
+        guards, admin_address = (Guard(admission), CallAudit(audit)), "127.0.0.1:1"
+        port = EnrolmentPort(enrolments, keeper, *guards, "127.0.0.1:0", address=address, admin_address=admin_address)
+        enrolments.addresses, enrolments.audit = (port.address,), audit
         await members.start()
         await port.start()
         try:
@@ -226,6 +229,55 @@ async def test_many_sites_behind_one_address_enrol_one_after_the_other(tmp_path:
         for _ in range(25):  # the same code and key: an enrolment that is repeated after its answer was lost
             assert (await enrol(code, tmp_path / "me")).identity == NORTH
             (tmp_path / "me" / "key.pem").replace(tmp_path / "me" / ENROLLING)
+
+
+@live
+async def test_refused_strangers_and_a_code_that_they_void_are_written_down(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with house(tmp_path / "state") as at:
+        wrong = replace(await at.invite(), secret=bytes(16))
+        for _ in range(WRONG_TRIES_MAX):
+            with pytest.raises(EnrolmentFailed, match="secret is another one"):
+                await enrol(wrong, tmp_path / "thief")
+    assert f"the invitation of client north is void after {WRONG_TRIES_MAX} wrong tries" in caplog.text
+    assert "refused: the invitation's secret is another one (from ipv4:127.0.0.1:" in caplog.text
+    events = [line.event for line in events_of(Source.of_state(tmp_path / "state")) if line.event is not None]
+    refused = [event for event in events if event.action == "call.refuse"]
+    assert len(refused) == WRONG_TRIES_MAX
+    assert {(event.actor, event.role, event.object) for event in refused} == {
+        ("ipv4:127.0.0.1", "anonymous", "/atoll.v1.Enrolment/Enrol")
+    }
+    assert refused[0].outcome == "PERMISSION_DENIED: the invitation's secret is another one"
+    [void] = [event for event in events if event.action == "client.void"]
+    assert (void.actor, void.object, void.outcome) == (
+        "coordinator",
+        "client north",
+        f"its invitation, after {WRONG_TRIES_MAX} wrong tries",
+    )
+
+
+@live
+async def test_a_full_disk_is_told_without_a_path_and_the_code_stays_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise DiskFull("/secret/state.db: no room: database or disk is full")
+
+    monkeypatch.setattr(enrolling, "PATIENCE_S", 0.0)
+    async with house(tmp_path / "state") as at:
+        code = await at.invite()
+        with monkeypatch.context() as patch:
+            patch.setattr(at.register, "enrolled", full)
+            with pytest.raises(EnrolmentFailed, match=r"cannot be stored now: no room$"):
+                await enrol(code, tmp_path / "me")
+        mine = await enrol(code, tmp_path / "me")
+        with monkeypatch.context() as patch:
+            patch.setattr(at.register, "renewed", full)
+            with pytest.raises(NotRenewed, match=r"RESOURCE_EXHAUSTED: cannot be stored now: no room$"):
+                await renew_once(mine, over(lambda: at.channel(mine)))
+            with pytest.raises(NotRenewed, match="no room"):  # the coordinator tries again with its own, too
+                await renew_once(at.keeper.current, Household(at.register, at.enrolments._signer)._renew(at.keeper))
 
 
 @live

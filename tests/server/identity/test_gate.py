@@ -1,0 +1,107 @@
+"""Which authority a coordinator starts with: its own, or none at all."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from atoll.protocol.identity.credential import Credential
+from atoll.protocol.settings import ConfigError
+from atoll.server.config import CoordinatorConfig
+from atoll.server.identity.authority import Authority
+from atoll.server.identity.gate import ELSEWHERE, MINE, OWNERS, gate_of, identity_folder
+from atoll.server.statedir import StateDirectory
+from tests.cli.invoking import refused
+from tests.client.lagoon import live
+
+
+async def started(state: Path, authority: object = "") -> bytes:
+    """The authority that a coordinator starts with."""
+    config = CoordinatorConfig(state=state, authority=str(authority))
+    with StateDirectory.open(state) as opened:
+        async with gate_of(config, opened) as gate:
+            assert gate.signer is not None
+            return gate.signer.ca_pem
+
+
+def credentials(state: Path) -> list[Credential]:
+    return [Credential.load(identity_folder(state) / whose) for whose in (MINE, OWNERS)]
+
+
+@live
+async def test_an_authority_that_is_not_where_it_was_is_never_replaced_by_a_new_one(tmp_path: Path) -> None:
+    state, mounted = tmp_path / "state", tmp_path / "volume" / "authority"
+    mounted.parent.mkdir()
+    ca_pem = await started(state, mounted)
+    before, own = credentials(state), identity_folder(state)
+    mounted.parent.rename(tmp_path / "away")
+    (tmp_path / "empty").mkdir()
+    Authority.create(tmp_path / "other", "other")
+    for authority, fault in (
+        (mounted, f"{mounted} cannot be made, as there is no directory {mounted.parent}: mount it, or make it"),
+        (tmp_path / "empty", f"{tmp_path / 'empty'} holds no authority, and {state} belongs to one already"),
+        (tmp_path / "typo", f"{tmp_path / 'typo'} holds no authority, and {state} belongs to one already"),
+        (tmp_path / "other", f"{tmp_path / 'other'} holds another authority, and {state} belongs to one already"),
+        ("", f"{own / 'authority'} holds no authority, and {state} belongs to one already"),
+    ):
+        with pytest.raises(ConfigError) as refusal:
+            await started(state, authority)
+        assert str(refusal.value).startswith(f"coordinator.authority: {fault}")
+        assert len(refusal.value.faults) == 1
+        assert credentials(state) == before
+    assert not (own / "authority").exists()
+    assert not (tmp_path / "typo").exists()
+    assert not mounted.parent.exists()
+    (tmp_path / "away").rename(mounted.parent)
+    assert await started(state, mounted) == ca_pem
+    assert credentials(state) == before
+
+
+@live
+async def test_an_authority_may_be_moved_and_its_key_be_elsewhere(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    ca_pem = await started(state)
+    before = credentials(state)
+    (identity_folder(state) / "authority").rename(tmp_path / "moved")
+    assert await started(state, tmp_path / "moved") == ca_pem
+    assert await started(state, ELSEWHERE) == ca_pem
+    assert credentials(state) == before
+
+
+@live
+async def test_whoever_moves_the_identity_away_begins_anew(tmp_path: Path) -> None:
+    """As after `atoll restore` of a backup without keys."""
+    state = tmp_path / "state"
+    ca_pem = await started(state)
+    shutil.rmtree(identity_folder(state))
+    newer = await started(state)
+    assert newer != ca_pem
+    assert [credential.ca_pem for credential in credentials(state)] == [newer, newer]
+
+
+@live
+async def test_an_authority_that_was_cut_while_it_was_made_is_made_anew(tmp_path: Path) -> None:
+    """No certificate of this coordinator is from it."""
+    folder = identity_folder(tmp_path / "state") / "authority"
+    Authority.create(folder, "cut")
+    (folder / "key.pem").unlink()
+    assert await started(tmp_path / "state") == (folder / "certificate.pem").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("light.py", "light.py is no directory; allowed: the directory of an authority"),
+        ("dangling", "dangling is no directory; allowed: the directory of an authority"),
+        ("no/such/place", "no/such/place cannot be made, as there is no directory no/such: mount it, or make it"),
+    ],
+)
+def test_what_cannot_be_an_authoritys_directory_is_refused_by_the_settings_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, fault: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("light.py").touch()
+    Path("dangling").symlink_to("nowhere")
+    command = ("coordinator", "--state", "state", "--set=coordinator.listen=127.0.0.1:0")
+    assert refused(*command, f"--set=coordinator.authority={name}") == [f"coordinator.authority: {fault}"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "light.py"]
