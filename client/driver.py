@@ -347,7 +347,9 @@ class Agent:
                 self._tell_evaluation(effect)
             case Upload(key, digest):
                 self._uploads.begin(key, digest)
-            case Discard(key, digest, accepted):
+            case Discard(key, digest, accepted, is_answered):
+                if not is_answered:  # an answer has a line already
+                    logger.info("the update of round %d of %s is not wanted any more: it is deleted", key[2], key[1])
                 self._kept.settle(digest, accepted=accepted)
                 steps.reached("agent.settled")
                 self._uploads.discard(key, digest)

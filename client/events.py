@@ -243,6 +243,7 @@ class Discard:
     key: Key
     digest: Digest
     accepted: bool = False  # then what was staged with it becomes current, before it is deleted
+    is_answered: bool = False  # else it is not wanted any more
 
 
 @value

@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 UNSENT_MAX = 100
 """Reports that wait for a connection; the oldest give way."""
 
+OF_TLS = "Tls handshake failed", "verification check failed"
+"""In gRPC's words, with the code UNAVAILABLE, as a coordinator that is down has it: an end is not who it should be."""
+
 
 class Line:
     """Dials when it is told to, and tells what happens.
@@ -160,7 +163,13 @@ class Line:
                 "another agent uses this site's name: %s; trying again in %g s", end.detail, self._replaced_wait
             )
             return
-        complaint = end.code.name
+        complaint = cause_of(end)
         level = logging.DEBUG if complaint == self._complaint else logging.WARNING
         logger.log(level, "no connection to %s: %s; trying again", self._address, end)
         self._complaint = complaint
+
+
+def cause_of(end: StreamBroken) -> str:
+    """What is to be done about it, coarsely: the same for all attempts that fail alike, whatever their detail names."""
+    is_of_tls = end.code is grpc.StatusCode.UNAVAILABLE and any(words in end.detail for words in OF_TLS)
+    return "TLS" if is_of_tls else end.code.name

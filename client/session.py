@@ -358,7 +358,7 @@ class Session:
             outgoing.num_resends += 1
             return ()
         del self.outgoing[event.key]
-        effects: list[Effect] = [Discard(event.key, outgoing.digest, event.accepted)]
+        effects: list[Effect] = [Discard(event.key, outgoing.digest, event.accepted, is_answered=True)]
         if event.accepted:
             self.upload_seconds = 0.5 * self.upload_seconds + 0.5 * (now - outgoing.begun_at)
         elif event.resend:

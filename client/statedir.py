@@ -19,12 +19,15 @@ from pathlib import Path
 
 from atoll.protocol.settings import ConfigError
 
+OF_SERVERS = "state.db", "database.json", "rank.json"
+"""What lies in the directories of coordinators and of aggregation ranks."""
+
 
 class StateDirectory:
     """Opens and locks the directory; `close`, or the end of the process, however it comes, lets it go.
 
     Raises:
-        ConfigError: another agent uses it, or it cannot be made.
+        ConfigError: another agent uses it, it is a coordinator's or a rank's, or it cannot be made.
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,6 +35,7 @@ class StateDirectory:
         self.spool, self.models, self.work = path / "spool", path / "models", path / "work"
         self.kept, self.personal, self.seen = path / "kept", path / "personal", path / "seen"
         self.identity = path / "identity"
+        _refuse_a_server_s(path)
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)  # one that is there keeps its mode
             for folder in (self.spool, self.models, self.work, self.kept, self.personal):
@@ -62,3 +66,11 @@ class StateDirectory:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def _refuse_a_server_s(path: Path) -> None:
+    """Before anything is made in it: the agent's folders would stay among what somebody else keeps there."""
+    if found := [name for name in OF_SERVERS if os.path.lexists(path / name)]:
+        raise ConfigError(
+            [f"state: {path} is a coordinator's or an aggregation rank's, for it holds {found[0]}: name another"]
+        )

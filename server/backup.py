@@ -11,6 +11,7 @@ are bytes copied. Nothing is asked of the coordinator, which may also be dead.
                                  not the coordinator's (`backup_contents.belongs`)
 """
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -39,6 +40,7 @@ PASSING = frozenset({"lock", "coordinator.json", "state.db-wal", "state.db-shm",
 FOLDERS_PASSING = frozenset({"incoming", STAGING})
 HALVES = (".part", ".gone", ".new")
 """Names, and ends of names, of what is the coordinator's and not to last."""
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,8 @@ def back_up(state: Path, out: Path, *, keys: bool = True) -> Backup:
         _insist_new(out)  # also by another backup, which had `part` until now
         with _staging(state) as staging:
             made_at, needs = _stage(state, staging, keys=keys)
-            num_bytes = _write(staging, part, made_at, has_keys=keys, is_tar=is_tar)
+            with naming(out):
+                num_bytes = _write(staging, part, made_at, has_keys=keys, is_tar=is_tar)
     strangers = tuple(printable(path) for path in _paths(state) if not belongs(path))
     return Backup(made_at, keys, num_bytes, needs, strangers)
 
@@ -134,6 +137,17 @@ def beside(target: Path, *, is_file: bool = False) -> Iterator[Path]:
         part.unlink(missing_ok=True) if is_file else shutil.rmtree(part, ignore_errors=True)
         raise
     sync_folder(target.parent)
+
+
+@contextmanager
+def naming(target: Path) -> Iterator[None]:
+    """Say what there is no room for: writing to an open file, unlike opening it, fails without its name."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in NO_ROOM:
+            raise OSError(error.errno, error.strerror, str(target)) from error
+        raise
 
 
 @contextmanager

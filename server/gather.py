@@ -161,6 +161,12 @@ async def _blocks(download: Any, run_id: RunId, digest: Digest, pieces: Sequence
                 yield reply.data
     except (StreamBroken, TimeoutError) as error:
         why = error if isinstance(error, StreamBroken) else f"silent for {SILENCE_S:g} s"
-        raise NotFetched(f"version {digest[:12]} cannot be fetched now: {why}") from None
+        raise NotFetched(f"version {digest[:12]} cannot be fetched{_now(error)}: {why}") from None
     finally:
         stream.cancel()
+
+
+def _now(error: StreamBroken | TimeoutError) -> str:
+    """Whoever may not have it may not have it later either."""
+    is_denied = isinstance(error, StreamBroken) and error.code is grpc.StatusCode.PERMISSION_DENIED
+    return "" if is_denied else " now"

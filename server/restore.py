@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import IO
 
-from atoll.server.backup import CONTENTS, Backup, beside, copy_durably
+from atoll.server.backup import CONTENTS, Backup, beside, copy_durably, naming
 from atoll.server.backup_contents import BackupFailed, Contents, Part, parse_contents
 from atoll.server.completeness import damaged, needs_of
 from atoll.server.durable import write_atomically
@@ -29,7 +29,8 @@ def restore(source: Path, state: Path) -> Backup:
     if target == Path.cwd():
         raise BackupFailed(f"{state} is where you are, and a new directory would take its place: go up, and name it")
     with beside(target) as part:
-        said = _unpack(source, part)
+        with naming(state):
+            said = _unpack(source, part)
         (part / "runs").mkdir(exist_ok=True)
         needs = needs_of(part)
         if faults := list(damaged(part, needs)):

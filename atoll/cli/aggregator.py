@@ -9,7 +9,6 @@ import typer
 from atoll.cli import options
 from atoll.cli.faults import CommandError
 from atoll.cli.join import given_code
-from atoll.cli.log import quiet_grpc
 from atoll.cli.printing import note, say
 
 Coordinator = Annotated[
@@ -53,7 +52,6 @@ def aggregator(
     you supervise yourself; the coordinator then needs `coordinator.start_aggregators=false`. Start a rank again as
     often as you like: what it has acknowledged lies in its directory.
     """
-    quiet_grpc()
     from atoll.cli.files import overriding
     from atoll.protocol.settings import effective, load
     from atoll.server.config import AggregatorConfig

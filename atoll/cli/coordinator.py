@@ -8,7 +8,6 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import CommandError, without_frames
-from atoll.cli.log import quiet_grpc
 from atoll.cli.printing import note, say
 
 if TYPE_CHECKING:
@@ -67,7 +66,6 @@ def coordinator(
     asked to or with other settings, so that a supervisor may start this command as often as it likes. Ends with 0 when
     every run has finished or a signal came, with 1 when a run failed or was stopped.
     """
-    quiet_grpc()
     from atoll.cli.files import load_host, overriding
     from atoll.server.config import RunFile
 

@@ -23,7 +23,8 @@ def configure() -> None:
 
 
 def quiet_grpc() -> None:
-    """Keep gRPC's core from writing a line for each call and handshake that it refuses: strangers could fill the disk.
+    """Keep gRPC's core from writing lines of its own: strangers could fill the disk with calls that a server refuses,
+    and who dials writes one for each handshake that fails, besides what we say of it.
 
     It reads the variable GRPC_VERBOSITY when it is first imported; one that is set stays.
     """

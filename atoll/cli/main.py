@@ -13,6 +13,7 @@ from atoll.cli.compare import compare
 from atoll.cli.coordinator import coordinator
 from atoll.cli.faults import EXIT_BUG, Commands
 from atoll.cli.join import join
+from atoll.cli.log import quiet_grpc
 from atoll.cli.new import new
 from atoll.cli.plan import plan
 from atoll.cli.population import population
@@ -41,6 +42,7 @@ def atoll(
     ] = False,
 ) -> None:
     """Federated learning that loses nothing: a coordinator, agents where the data lies, one task for both."""
+    quiet_grpc()  # here, for no command has imported grpc yet, and almost every one serves or dials
 
 
 app.command()(new)

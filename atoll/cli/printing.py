@@ -42,6 +42,12 @@ def cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
 
 
+def shortened(text: str, num_letters: int = 80) -> str:
+    """The beginning of a text that a person wrote as long as they liked; JSON has all of it."""
+    line = " ".join(text.split())
+    return line if len(line) <= num_letters else line[: num_letters - 1].rstrip() + "…"
+
+
 def clock(at: float | None) -> str:
     """An instant, in local time."""
     return "-" if at is None else datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")

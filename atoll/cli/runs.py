@@ -8,7 +8,7 @@ import typer
 from atoll.cli import options
 from atoll.cli.faults import Commands
 from atoll.cli.looking import in_words, look
-from atoll.cli.printing import as_json, clock, say, table
+from atoll.cli.printing import as_json, clock, say, shortened, table
 
 if TYPE_CHECKING:
     from atoll.protocol.atoll_pb2 import RunReply
@@ -108,7 +108,7 @@ def list_runs(
                 row["version"],
                 row["rounds"],
                 clock(row["created_at"]),
-                row["cause"],
+                shortened(row["cause"]),
             )
             for row in rows
         ],

@@ -83,10 +83,8 @@ def test_an_auditor_changes_nothing_and_takes_no_model() -> None:
         "auditor hugo may not call atoll.v1.Admin/StopRun: it takes the role owner or operator"
     ]
     out = Path("model.safetensors")
-    assert (
-        "auditor hugo may not call atoll.v1.Coordinator/Download"
-        in refused("model", "export", "--run", "done", "--out", out)[0]
-    )
+    (fault,) = refused("model", "export", "--run", "done", "--out", out)
+    assert " cannot be fetched: PERMISSION_DENIED: auditor hugo may not call atoll.v1.Coordinator/Download" in fault
     assert not any(Path().iterdir())
 
 

@@ -1,5 +1,6 @@
 """`atoll settings`, `--version`, `--help`."""
 
+import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -63,3 +64,15 @@ def test_the_command_line_starts_without_torch_grpc_and_sqlalchemy() -> None:
     code = f"import sys, atoll.cli.main; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n", done
+
+
+@pytest.mark.parametrize("command", ["agent", "aggregator", "coordinator", "join", "run list", "authority serve"])
+@pytest.mark.parametrize("own", ["", "DEBUG"])
+def test_no_command_lets_grpc_s_core_write_lines_of_its_own_unless_asked_to(
+    command: str, own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRPC_VERBOSITY", own)
+    if not own:
+        del os.environ["GRPC_VERBOSITY"]
+    assert invoke(*command.split(), "--no-such-option").exit_code == 2
+    assert os.environ["GRPC_VERBOSITY"] == (own or "NONE")

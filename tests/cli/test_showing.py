@@ -172,10 +172,14 @@ def test_the_log_of_a_process_is_one_line_for_each_thing(it: Federation) -> None
 
 
 def test_a_run_is_stopped_and_resumed_and_everything_is_still_shown_after_a_kill(it: Federation) -> None:
-    stopped = shown("run", "stop", "open-1", "--reason", "enough of it", "--state", it.state)
+    why = "enough of it, " * 60 + "truly"
+    stopped = shown("run", "stop", "open-1", "--reason", why, "--state", it.state)
     assert stopped["state"] == "stopped"
     run = shown("run", "show", "open", "--state", it.state)
-    assert (run["state"], run["cause"]) == ("stopped", "enough of it")
+    assert (run["state"], run["cause"]) == ("stopped", why)
+    assert shown("run", "list", "--state", it.state)[1]["cause"] == why
+    listed = said("run", "list", "--state", it.state).splitlines()[2]
+    assert listed.endswith("  " + ("enough of it, " * 6)[:79].rstrip() + "…")
     wait_for(lambda: it.run_state("queued") == "finished")
     assert said("run", "resume", "open-1", "--state", it.state) == "open-1 is running\n"
     assert shown("run", "pause", "open-1", "--reason", "lunch", "--state", it.state)["state"] == "paused"

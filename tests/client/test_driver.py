@@ -48,6 +48,7 @@ async def test_round_from_invitation_to_verdict(tmp_path, caplog):
         assert coordinator.calls == {"Session": 1, "Download": 1, "Upload": 1}  # and no round trip more
     for step in ("connected", "invited to round 1", "downloading 16 bytes", "trained 10 examples", "accepted"):
         assert step in caplog.text
+    assert "not wanted" not in caplog.text
 
 
 @live
@@ -88,12 +89,14 @@ async def test_lost_verdict_is_asked_for_again_and_no_byte_travels_twice(tmp_pat
 
 @live
 async def test_refused_update_is_dropped(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
     async with lagoon() as coordinator, agent(coordinator, tmp_path):
         coordinator.verdict = pb.Verdict(reason="too_late", detail="round 1 is over")
         await coordinator.invite(coordinator.add(Version(model())))
         await coordinator.accepted.wait()
         await until(lambda: spooled(tmp_path) == [])
     assert "refused: too_late: round 1 is over" in caplog.text
+    assert "not wanted" not in caplog.text
 
 
 @live
@@ -317,15 +320,25 @@ async def test_release_stops_the_training_and_drops_what_it_made(tmp_path):
         assert coordinator.calls["Upload"] == 1
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"release": pb.Release(run_id="run-1", round_id=1, reason="run_ended")},
+        {"run_ended": pb.RunEnded(run_id="run-1", state="stopped", num_open=1)},
+    ],
+    ids=lambda message: next(iter(message)),
+)
 @live
-async def test_release_ends_the_upload_of_what_nobody_wants(tmp_path):
+async def test_release_ends_the_upload_of_what_nobody_wants_and_says_so(tmp_path, caplog, message):
+    caplog.set_level(logging.INFO)
     async with lagoon() as coordinator, agent(coordinator, tmp_path):
         coordinator.upload_status = (grpc.StatusCode.UNAVAILABLE, "not now")
         await coordinator.invite(coordinator.add(Version(model())))
         await until(lambda: coordinator.calls["Upload"] >= 1)
         assert spooled(tmp_path)
-        await coordinator.push(release=pb.Release(run_id="run-1", round_id=1, reason="run_ended"))
+        await coordinator.push(**message)
         await until(lambda: spooled(tmp_path) == [])
+    assert caplog.text.count("the update of round 1 of run-1 is not wanted any more: it is deleted") == 1
 
 
 @live
@@ -406,3 +419,14 @@ async def test_second_agent_in_one_directory_is_refused(tmp_path):
         with pytest.raises(ConfigError, match="in use by another agent"):
             async with agent(coordinator, tmp_path) as second:
                 await second
+
+
+@pytest.mark.parametrize("name", ["state.db", "database.json", "rank.json"])
+@live
+async def test_directory_of_a_server_is_refused_and_nothing_is_made_in_it(tmp_path, name):
+    (tmp_path / name).touch()
+    async with lagoon() as coordinator:
+        with pytest.raises(ConfigError, match=f"^state: .* is a coordinator's .*, for it holds {name}: name another$"):
+            async with agent(coordinator, tmp_path) as lost:
+                await lost
+    assert [path.name for path in tmp_path.iterdir()] == [name]

@@ -108,7 +108,7 @@ def test_an_invitation_becomes_a_download_a_training_an_upload_and_an_answer() -
     assert drive.trained(at=20) == [Upload(key(), Digest("d1"))]
     assert drive.session.job is None
     assert drive.session.working_on == ((RUN, 1),)
-    assert drive.do(answered(), at=24) == [Discard(key(), Digest("d1"), accepted=True)]
+    assert drive.do(answered(), at=24) == [Discard(key(), Digest("d1"), accepted=True, is_answered=True)]
     assert drive.session.working_on == ()
     assert drive.session.deadline is None
 
@@ -424,7 +424,7 @@ def test_an_update_is_uploaded_once_at_a_time() -> None:
 @pytest.mark.parametrize("accepted", [True, False])
 def test_the_answer_empties_the_spool_whatever_it_is(accepted: bool) -> None:
     drive = Drive({key(): Digest("d1")})
-    assert drive.do(answered(accepted=accepted)) == [Discard(key(), Digest("d1"), accepted=accepted)]
+    assert drive.do(answered(accepted=accepted)) == [Discard(key(), Digest("d1"), accepted, is_answered=True)]
     assert drive.do(answered(accepted=accepted)) == []
 
 
@@ -433,7 +433,7 @@ def test_damaged_bytes_are_sent_again_three_times_and_then_given_up() -> None:
     for _ in range(3):
         assert drive.do(answered(accepted=False, resend=True)) == [Upload(key(), Digest("d1"))]
     [discard, report] = drive.do(answered(accepted=False, resend=True))
-    assert discard == Discard(key(), Digest("d1"))
+    assert discard == Discard(key(), Digest("d1"), is_answered=True)
     assert isinstance(report, ReportFailure)
     assert report.reason is FailureReason.UPLOAD_FAILED
     assert report.detail == "damaged on the way 4 times: digest_mismatch"
@@ -565,7 +565,7 @@ def test_a_client_is_invited_again_while_its_last_update_is_on_its_way() -> None
     assert drive.session.working_on == ((RUN, 1), (RUN, 7))
     [work] = drive.do(ModelReady(key(7)))
     assert isinstance(work, Work)
-    assert drive.do(Answered(key(1), True)) == [Discard(key(1), Digest("d1"), accepted=True)]
+    assert drive.do(Answered(key(1), True)) == [Discard(key(1), Digest("d1"), accepted=True, is_answered=True)]
     assert drive.do(Trained(key(7), spooled("d7"))) == [Upload(key(7), Digest("d7"))]
 
 

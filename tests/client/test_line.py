@@ -1,0 +1,103 @@
+"""What an agent says while no connection comes about: why, once for each reason in a row."""
+
+import asyncio
+import socket
+import time
+
+import grpc
+import pytest
+
+from atoll.client.line import Line, cause_of
+from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.identity.certificates import Issuer
+from atoll.protocol.identity.dialer import MutualDialer
+from atoll.protocol.identity.names import Identity, Role
+from atoll.protocol.stream import StreamBroken
+from tests.client.lagoon import Lagoon, live, until
+from tests.server.identity.secure import MAIN, Member
+
+FAILED = "failed to connect to all addresses; last error: "
+SSL = "Tls handshake failed (TSI_PROTOCOL_FAILURE): SSL_ERROR_SSL: error:1000007d:SSL routines:OPENSSL_internal:"
+TLS = (
+    f"{FAILED}UNKNOWN: ipv4:127.0.0.1:44941: {SSL}CERTIFICATE_VERIFY_FAILED: unable to get local issuer "
+    "certificate: OK",
+    f"{FAILED}UNKNOWN: ipv4:127.0.0.1:37145: {SSL}WRONG_VERSION_NUMBER: Invalid certificate verification context: OK",
+    f"{FAILED}UNKNOWN: ipv4:127.0.0.1:44941: Custom verification check failed with error: UNAUTHENTICATED: Hostname "
+    "Verification Check failed.",
+)
+AWAY = (
+    f"{FAILED}UNKNOWN: ipv4:127.0.0.1:44941: Failed to connect to remote host: Connection refused",
+    f"{FAILED}UNAVAILABLE: ipv4:127.0.0.1:33675: Handshake read failed (Socket closed)",
+    f"{FAILED}UNAVAILABLE: ipv4:127.0.0.1:33675: Handshake read failed (recvmsg:Connection reset by peer (104))",
+    "errors resolving nowhere.invalid:1234: [field:hostname lookup error:address lookup failed for "
+    "nowhere.invalid:1234: Domain name not found]",
+    "Socket closed",
+)
+
+
+@pytest.mark.parametrize("details", [TLS, AWAY], ids=["TLS", "away"])
+def test_what_fails_alike_has_one_cause_whatever_its_detail_names(details):
+    (cause,) = {cause_of(StreamBroken(grpc.StatusCode.UNAVAILABLE, detail)) for detail in details}
+    assert cause == ("TLS" if details is TLS else "UNAVAILABLE")
+
+
+def test_the_cause_of_a_refusal_is_its_code_also_when_it_quotes_grpc():
+    assert cause_of(StreamBroken(grpc.StatusCode.FAILED_PRECONDITION, TLS[0])) == "FAILED_PRECONDITION"
+
+
+class Holder:
+    """Has a credential that is never renewed."""
+
+    def __init__(self, member):
+        self.current = member.credential
+
+
+class Dialling:
+    """A line that dials again at once; `count` says how often it has."""
+
+    def __init__(self, address, dialer):
+        self.count = 0
+        self._line = Line(
+            address,
+            dialer,
+            replaced_wait=1.0,
+            hello=pb.Hello,
+            on_connected=lambda _: None,
+            on_message=lambda _: None,
+            on_lost=self._again,
+            spawn=asyncio.ensure_future,
+            verifier=None,
+        )
+
+    def _again(self):
+        self.count += 1
+        self._line.dial(0.01)
+
+    async def __aenter__(self):
+        self._line.dial(0.0)
+        return self
+
+    async def __aexit__(self, *_):
+        await self._line.hang_up()
+
+    async def times(self, count):
+        await until(lambda until_count=self.count + count: self.count >= until_count)
+
+
+@live
+async def test_that_a_certificate_is_not_trusted_is_said_also_after_the_coordinator_was_away(caplog):
+    stranger = Member(Identity(Role.CLIENT, "north"), Issuer.create("another", now=time.time()))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    server, own = grpc.aio.server(), Member(MAIN)
+    rpc.add_CoordinatorServicer_to_server(Lagoon(), server)
+    async with Dialling(address, MutualDialer(Holder(stranger))) as line:
+        await line.times(3)
+        server.add_secure_port(address, grpc.ssl_server_credentials([own.pair], own.roots, True))
+        await server.start()
+        await line.times(5)
+        await server.stop(0)
+    assert caplog.text.count("Connection refused") == 1
+    assert caplog.text.count("CERTIFICATE_VERIFY_FAILED") == 1
