@@ -20,7 +20,7 @@ import sqlite3
 import tarfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,8 @@ def back_up(state: Path, out: Path, *, keys: bool = True) -> Backup:
         keys: whether the coordinator's certificates and keys are in it.
 
     Raises:
-        BackupFailed: the journal lies elsewhere, `out` exists or lies in `state`, or no consistent copy came about.
+        BackupFailed: the journal lies elsewhere, is damaged or finds no room for its copy, which is first made beside
+            it; `out` exists or lies in `state`; or no consistent copy came about.
         OSError: a file cannot be read or written.
     """
     if binding_of(state) is not None:
@@ -208,14 +209,15 @@ def _link(state: Path, staging: Path) -> None:
 
 def _copy_database(database: Path, copy: Path) -> None:
     """As of one instant, whoever writes meanwhile."""
-    source = sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True, timeout=60.0)
-    target = sqlite3.connect(copy)
-    try:
-        source.backup(target)  # in one step: one read transaction
-        target.execute("PRAGMA journal_mode = DELETE")  # all in one file; whoever writes there next changes it back
-    finally:
-        target.close()
-        source.close()
+    with (
+        closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True, timeout=60.0)) as source,
+        closing(sqlite3.connect(copy)) as target,
+    ):
+        try:
+            source.backup(target)  # in one step: one read transaction
+            target.execute("PRAGMA journal_mode = DELETE")  # all in one file; whoever writes there next changes it back
+        except sqlite3.Error as error:
+            raise BackupFailed(f"{database} cannot be copied to {copy}: {error}") from error
 
 
 def _copy_the_rest(state: Path, staging: Path, *, keys: bool) -> None:

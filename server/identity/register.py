@@ -183,16 +183,19 @@ class Register:
             Refused: the invitation is void by now.
         """
         identity = leaf.identity
-        with self._lock, self._database.transaction() as connection:
-            if (first := _counting(connection, identity, key_sha256, now)) is not None:
-                return first
-            used = select(INVITATIONS.c.id).where(INVITATIONS.c.id == id.hex(), INVITATIONS.c.key_sha256 == key_sha256)
-            if connection.execute(used).one_or_none() is None:
-                raise Refused("the invitation is void: it was revoked, or replaced by a newer one")
-            if _revoke_certificates(connection, identity, now):
-                _mark(connection, identity, now)
+        with self._lock:
+            with self._database.transaction() as connection:
+                if (first := _counting(connection, identity, key_sha256, now)) is not None:
+                    return first
+                i = INVITATIONS.c
+                used = select(i.id).where(i.id == id.hex(), i.key_sha256 == key_sha256)
+                if connection.execute(used).one_or_none() is None:
+                    raise Refused("the invitation is void: it was revoked, or replaced by a newer one")
+                if has_older := _revoke_certificates(connection, identity, now):
+                    _mark(connection, identity, now)
+                connection.execute(CERTIFICATES.insert().values(_row(leaf, key_sha256, pem)))
+            if has_older:
                 self.revocations.revoke(identity)
-            connection.execute(CERTIFICATES.insert().values(_row(leaf, key_sha256, pem)))
             self.revocations.issued(identity, leaf.serial)
         return pem
 
@@ -220,11 +223,12 @@ class Register:
 
     def revoke(self, identity: Identity, *, now: float) -> None:
         """None of its certificates counts from now on, known here or not, and none of its invitations."""
-        with self._lock, self._database.transaction() as connection:
-            connection.execute(INVITATIONS.delete().where(_of(INVITATIONS, identity)))
-            _revoke_certificates(connection, identity, now)
-            _mark(connection, identity, now)
-            self.revocations.revoke(identity)
+        with self._lock:
+            with self._database.transaction() as connection:
+                connection.execute(INVITATIONS.delete().where(_of(INVITATIONS, identity)))
+                _revoke_certificates(connection, identity, now)
+                _mark(connection, identity, now)
+            self.revocations.revoke(identity)  # as the database says: it may have had no room
 
     # ------------------------------------------------------------ looking
 

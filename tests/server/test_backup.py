@@ -170,6 +170,19 @@ def test_what_fails_leaves_nothing_behind(state, out, monkeypatch):
     assert everything(state.parent) == before
 
 
+@pytest.mark.parametrize("out", ["bk", "bk.tar"])
+def test_a_journal_that_cannot_be_copied_is_said_in_a_line_and_leaves_nothing_behind(state, out):
+    rows = (state / "state.db").read_bytes()
+    for damaged in (b"no database" * 1000, rows[:4096] + b"\xff" * 4096 + rows[8192:-4096]):
+        (state / "state.db").write_bytes(damaged)
+        before = everything(state.parent)
+        (said,) = refused("backup", state, state.parent / out)
+        assert said.startswith(f"{state / 'state.db'} cannot be copied to ")
+        after = everything(state.parent)
+        assert set(after) - set(before) <= {"state/backup.lock", "state/state.db-shm", "state/state.db-wal"}
+        assert after.items() >= before.items()
+
+
 # ---------------------------------------------------------------- where to
 
 

@@ -1,10 +1,13 @@
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection
 
 from atoll.protocol.identity.certificates import Issuer, Leaf, new_key, read_leaf, to_pem
 from atoll.protocol.identity.names import Identity, Role
+from atoll.server.durable import DiskFull
 from atoll.server.identity.register import WRONG_TRIES_MAX, Invitation, Refused, Register, Standing
 from atoll.server.statedir import StateDirectory
 
@@ -130,6 +133,34 @@ def test_a_revocation_between_asking_and_signing_wins(register: Register) -> Non
     with pytest.raises(Refused, match="invitation is void"):
         register.enrolled(invitation.id, leaf, "key 2", pem, now=NOW)
     assert register.revocations.is_refused(leaf)
+
+
+def test_what_found_no_room_on_the_disk_counts_neither_there_nor_in_memory(
+    register: Register, state: StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older, invitation = enrol(register, NORTH, "key"), invite(register)
+    register.redeem(invitation.id, invitation.secret, "new key", now=NOW)
+    newer, pem = certificate(NORTH)
+    transaction = state.database.transaction
+
+    @contextmanager
+    def full() -> Iterator[Connection]:
+        with transaction() as connection:
+            yield connection
+            raise DiskFull("no room")  # at the commit: it is rolled back
+
+    with monkeypatch.context() as patch:
+        patch.setattr(state.database, "transaction", full)
+        with pytest.raises(DiskFull):
+            register.revoke(NORTH, now=NOW)
+        with pytest.raises(DiskFull):
+            register.enrolled(invitation.id, newer, "new key", pem, now=NOW)
+    for one in (register, Register(state.database)):
+        assert not one.revocations.is_refused(older)
+    assert register.enrolled(invitation.id, newer, "new key", pem, now=NOW) == pem  # again, and there is room
+    for one in (register, Register(state.database)):
+        assert one.revocations.is_refused(older)
+        assert not one.revocations.is_refused(newer)
 
 
 def test_a_renewed_certificate_counts_beside_the_older_one(register: Register) -> None:
