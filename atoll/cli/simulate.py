@@ -59,9 +59,12 @@ Seed = Annotated[
     int | None, typer.Option("--seed", metavar="N", help="Short for seed; with --faults: show the history of this one.")
 ]
 Jobs = Annotated[
-    int,
+    int | None,
     typer.Option(
-        "--jobs", metavar="N", callback=options.between(0), help="With --faults: processes; 0: one for each core."
+        "--jobs",
+        metavar="N",
+        callback=options.between(0),
+        help="With --faults: processes; by default 0, one for each core.",
     ),
 ]
 Fresh = Annotated[
@@ -79,7 +82,7 @@ def simulate(
     seed: Seed = None,
     faults: Faults = None,
     seeds: Seeds = None,
-    jobs: Jobs = 0,
+    jobs: Jobs = None,
     fresh: Fresh = False,
     tensorboard: TensorBoard = False,
     check: options.Check = False,
@@ -110,13 +113,15 @@ def simulate(
             wrong.append(f"--faults tries the machines without a task: leave out {', '.join(named)}")
         if seed is not None and seeds is not None:
             wrong.append("--seed shows one history, --seeds judges many: leave one of them out")
+        if seed is not None and jobs is not None:
+            wrong.append("--seed shows one history, in this process: leave --jobs out")
         if wrong:
             raise CommandError(*wrong)
-        raise typer.Exit(
-            judge_histories(faults, seeds=NUM_SEEDS if seeds is None else seeds, seed=seed, jobs=jobs, as_json=json)
-        )
-    if seeds is not None:
-        raise CommandError("--seeds is of --faults: leave it out, or name a preset")
+        count = NUM_SEEDS if seeds is None else seeds
+        raise typer.Exit(judge_histories(faults, seeds=count, seed=seed, jobs=jobs or 0, as_json=json))
+    of_faults = [name for name, value in (("--seeds", seeds), ("--jobs", jobs)) if value is not None]
+    if of_faults:
+        raise CommandError(*(f"{name} is of --faults: leave it out, or name a preset" for name in of_faults))
     if what is None:
         raise CommandError("name a task or a run's TOML, or --faults PRESET")
     _simulate(

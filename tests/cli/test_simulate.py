@@ -144,7 +144,11 @@ def test_one_history_or_many_are_asked_for(folder: Path) -> None:
     both = refused("simulate", "--faults", "none", "--seed", 3, "--seeds", 5)
     assert both == ["--seed shows one history, --seeds judges many: leave one of them out"]
     assert len(refused("simulate", "--faults", "none", "--seed", 3, "--seeds", 5, "--rounds", 3)) == 2
-    assert refused("simulate", "a:b", "--seeds", 5) == ["--seeds is of --faults: leave it out, or name a preset"]
+    one = refused("simulate", "--faults", "none", "--seed", 3, "--jobs", 2)
+    assert one == ["--seed shows one history, in this process: leave --jobs out"]
+    assert refused("simulate", "a:b", "--seeds", 5, "--jobs", 2) == [
+        f"{name} is of --faults: leave it out, or name a preset" for name in ("--seeds", "--jobs")
+    ]
 
 
 def test_no_help_text_loses_what_stands_in_brackets() -> None:
