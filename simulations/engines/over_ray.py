@@ -7,7 +7,7 @@ Without an address a Ray of this machine is started, and ended with the engine.
 import logging
 import os
 import pickle
-import sys
+import socket
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -20,33 +20,36 @@ from atoll.simulations.engines.engine import ClientFailed, Failed, Job, Trained,
 from atoll.simulations.engines.one_process import on_device
 from atoll.simulations.engines.processes import WorkerDied
 from atoll.simulations.engines.rows import Form, Rows
-from atoll.simulations.engines.user_files import TASK_FILE, Source, let_import, sources
+from atoll.simulations.engines.user_files import Source, let_import, sources
 
 START_TIMEOUT_S = 120.0
 
-STARTS = 2
-"""Of a Ray of this machine: now and then one of its processes dies before it says a word; the next start is well."""
+STARTS = 3
+"""Of a Ray of this machine: now and then one of its processes dies before it says a word, and once two in a row did."""
+
+CONNECT_TIMEOUT_S = 5.0
 
 AHEAD = 2
 """Windows that an actor has been given at one time."""
 
 
 class RayMissing(RuntimeError):
-    """Ray is not installed."""
+    """Ray is not installed, or not where it was said to run."""
 
 
 class OverRay:
     """Actors of Ray with one processor each.
 
     Args:
-        training: of all clients; the task travels by pickle, and with it the files of its own that it imports.
+        training: of all clients; the task travels by pickle, and with it its file and those of its own that it imports.
         workers: actors; None: one for each processor of the cluster.
         address: of a running cluster; None: start one on this machine.
         batched: whether each actor trains many clients in one product.
         at_once: clients in a product; None: as many as the cache holds.
 
     Raises:
-        RayMissing: saying how to install it.
+        RayMissing: saying how to install it, or that no cluster answers on `address`.
+        WorkerDied: no Ray came up on this machine.
         CannotBatch: `batched` is set, and it cannot be.
     """
 
@@ -164,18 +167,33 @@ def _ray() -> Any:
 
 
 def _begin(ray: Any, address: str | None, workers: int | None) -> None:
-    """Connect, or start a Ray of this machine; a task's own file travels by value."""
+    """Connect, or start a Ray of this machine."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else Ray warns of what it will do
-    local = {} if address else {"num_cpus": workers or len(os.sched_getaffinity(0)), "include_dashboard": False}
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": False}
-    for starts_left in reversed(range(1 if address else STARTS)):
+    if address is not None:
+        _connect(ray, address, quiet)
+    else:
+        _start(ray, {"num_cpus": workers or len(os.sched_getaffinity(0)), "include_dashboard": False, **quiet})
+
+
+def _connect(ray: Any, address: str, options: Mapping[str, Any]) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        if port.isdigit() and "//" not in host:  # Ray itself would dial for minutes
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
+        ray.init(address=address, **options)
+    except Exception as error:  # nothing narrower: Ray raises many kinds
+        ray.shutdown()
+        what = " ".join(str(error).split())
+        raise RayMissing(f"simulation.ray_address: no Ray answers on {address!r}: {what}") from error
+
+
+def _start(ray: Any, options: Mapping[str, Any]) -> None:
+    for starts_left in reversed(range(STARTS)):
         try:
-            ray.init(address=address, **quiet, **local)
-            break
-        except Exception:  # nothing narrower: so Ray says that its own process did not come up within half a minute
+            ray.init(**options)
+            return
+        except Exception as error:  # nothing narrower: so Ray says that its own process did not come up in time
             ray.shutdown()
             if not starts_left:
-                raise
-    for name, module in list(sys.modules.items()):
-        if name.startswith(TASK_FILE):
-            ray.cloudpickle.register_pickle_by_value(module)
+                raise WorkerDied(f"no Ray came up on this machine in {STARTS} starts: {error}") from error

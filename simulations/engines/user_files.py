@@ -32,12 +32,8 @@ class Source:
     code: bytes
 
 
-def sources(*, with_tasks: bool = False) -> dict[str, Source]:
-    """By module: what is loaded from the folders of the tasks' files, or from below the current one.
-
-    Args:
-        with_tasks: also the tasks' files themselves, which Ray needs not: there they travel by value.
-    """
+def sources() -> dict[str, Source]:
+    """By module: what is loaded from the folders of the tasks' files, these included, or from below the current one."""
     modules = dict(sys.modules)
     folders = {Path(str(m.__file__)).parent for name, m in modules.items() if name.startswith(TASK_FILE)} | {Path.cwd()}
     installed = [Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix)]
@@ -45,8 +41,6 @@ def sources(*, with_tasks: bool = False) -> dict[str, Source]:
     for name, module in modules.items():
         path = _file_of(module)
         if path is None or name.split(".")[0] in (OURS, "__main__"):
-            continue
-        if name.startswith(TASK_FILE) and not with_tasks:
             continue
         is_theirs = not any(path.is_relative_to(prefix) for prefix in installed) and "site-packages" not in path.parts
         if is_theirs and any(path.is_relative_to(folder) for folder in folders):
@@ -83,7 +77,7 @@ class Parcel:
         self._content = content
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _opened, (sources(with_tasks=True), bytes(ForkingPickler.dumps(self._content)))
+        return _opened, (sources(), bytes(ForkingPickler.dumps(self._content)))
 
 
 def _opened(files: Mapping[str, Source], content: bytes) -> Any:

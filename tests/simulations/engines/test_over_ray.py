@@ -1,15 +1,21 @@
 import builtins
 import gc
+import re
+import socket
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from atoll.simulations.engines import over_ray
 from atoll.simulations.engines.engine import ClientFailed, Job
-from atoll.simulations.engines.over_ray import OverRay, RayMissing
+from atoll.simulations.engines.over_ray import STARTS, OverRay, RayMissing
+from atoll.simulations.engines.processes import WorkerDied
+from tests.cli.invoking import shown
 from tests.simulations.engines.cases import SIZES, Case, all_trained, assert_same_bits, first_version, two_rounds
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # Ray's own, when it starts and ends
@@ -46,6 +52,70 @@ def test_actors_train_with_the_bits_of_deployed_clients() -> None:
     finally:
         engine.close()
         engine.close()
+
+
+@pytest.mark.slow
+def test_a_task_of_a_file_trains_in_actors_as_it_does_here(tmp_path: Path) -> None:
+    """The example caches a function, which travels by its name alone, whatever pickles it."""
+    models = []
+    for engine in ("ray", "sequential"):
+        result = shown(
+            "simulate", "examples/digits.py:task", "--rounds", 2, "--engine", engine, "--out", tmp_path / engine
+        )
+        assert result["state"] == "finished"
+        models.append([path.read_bytes() for path in sorted((tmp_path / engine / "models").rglob("*.safetensors"))])
+    assert models[0]
+    assert models[0] == models[1]
+
+
+class Unwell:
+    """A Ray that does not come up for so many starts."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures, self.starts, self.shutdowns = failures, list[dict[str, Any]](), 0
+
+    def is_initialized(self) -> bool:
+        return False
+
+    def init(self, **options: Any) -> None:
+        self.starts.append(options)
+        if len(self.starts) <= self.failures:
+            raise Exception("The current node timed out\nduring startup.")
+
+    def shutdown(self) -> None:
+        self.shutdowns += 1
+
+    def cluster_resources(self) -> dict[str, float]:
+        raise InterruptedError("it is up")
+
+
+def test_a_ray_of_this_machine_is_started_again_when_it_did_not_come_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Case("mlp").training()
+    for failures in range(STARTS):
+        ray = Unwell(failures)
+        monkeypatch.setattr(over_ray, "_ray", lambda ray=ray: ray)
+        with pytest.raises(InterruptedError, match="it is up"):
+            OverRay(training)
+        assert (len(ray.starts), ray.shutdowns) == (failures + 1, failures)
+    ray = Unwell(STARTS)
+    monkeypatch.setattr(over_ray, "_ray", lambda: ray)
+    with pytest.raises(WorkerDied, match=r"no Ray came up on this machine in 3 starts: The current node timed out"):
+        OverRay(training)
+    assert ray.shutdowns == STARTS
+
+
+def test_an_address_where_no_ray_is_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Case("mlp").training()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    for address, asked in ((f"127.0.0.1:{port}", 0), (f"[::1]:{port}", 0), ("127.0.0.1:70000", 0), ("auto", 1)):
+        ray = Unwell(1)
+        monkeypatch.setattr(over_ray, "_ray", lambda ray=ray: ray)
+        with pytest.raises(
+            RayMissing, match=rf"^simulation\.ray_address: no Ray answers on '{re.escape(address)}': .+$"
+        ):
+            OverRay(training, address=address)
+        assert len(ray.starts) == asked
 
 
 def test_without_ray_there_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def test_what_the_task_has_imported_and_nothing_else_can_be_imported_where_no_fi
     found = sources()
     ours = {name for name in found if name.startswith(MINE)}
     modules = {"box_of_mine", "box_of_mine.inside", "box_of_mine.deeper", "bare_folder.module"}
-    assert ours == {"near_the_task", "asked_for_late", *modules}
+    assert ours == {module.__name__, "near_the_task", "asked_for_late", *modules}
     assert not any(name.startswith(("atoll", "torch", "numpy", "pytest")) for name in found)
 
     forget()
@@ -56,5 +56,6 @@ def test_what_the_task_has_imported_and_nothing_else_can_be_imported_where_no_fi
     assert importlib.import_module("near_the_task").late() == str(folder / "asked_for_late.py")
     assert importlib.import_module("box_of_mine.inside").WIDTH == 3
     assert importlib.import_module("bare_folder.module").HERE
+    importlib.import_module(module.__name__).task()
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("another_task")
