@@ -19,6 +19,7 @@ from atoll.cli.printing import note
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.audit_files import FILE_BYTES, is_log_file
+from atoll.protocol.identity.credential import alone_with
 from atoll.protocol.identity.dialer import Dialer, InsecureDialer, MutualDialer
 from atoll.protocol.identity.enrolling import PLACE, Place
 from atoll.protocol.identity.keeper import Keeper
@@ -101,11 +102,22 @@ def elsewhere() -> tuple[Dialer, Place]:
     keeper, place = Keeper(folder), Place.load(folder)
     keeper.check()
     dialer = through_proxy(MutualDialer(keeper), os.environ)
-    if time.time() > keeper.current.renew_at(0.0):
-        with suppress(NotRenewed):  # there is time
-            renewing = renew_once(keeper.current, over(lambda: dialer.channel(place.admin_address, COORDINATOR)))
-            keeper.replace(asyncio.run(renewing))
+    if _is_due(keeper):
+        with suppress(NotRenewed), alone_with(folder) as is_alone:  # there is time
+            if is_alone:
+                _renew(keeper, lambda: dialer.channel(place.admin_address, COORDINATOR))
     return dialer, place
+
+
+def _renew(keeper: Keeper, channel: Callable[[], grpc.aio.Channel]) -> None:
+    """Renew a person's certificate, unless another command of theirs has done it by now."""
+    keeper.reload()
+    if _is_due(keeper):
+        keeper.replace(asyncio.run(renew_once(keeper.current, over(channel))))
+
+
+def _is_due(keeper: Keeper) -> bool:
+    return time.time() > keeper.current.renew_at(0.0)
 
 
 def _ask_elsewhere(state: Path, request: "Callable[[rpc.AdminStub], Any]") -> Any:

@@ -1,5 +1,7 @@
 """`atoll authority ...`: the key that signs everybody's certificates, on a machine of its own."""
 
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -85,6 +87,8 @@ def issue(
 
     authority = _open(folder, days)
     identity, steward = _identity(role, name), Steward(authority, folder)
+    if request is None:
+        _spare_others(out, identity)
     try:
         if request is not None:
             answer = steward.issue(request.read_bytes(), identity, "by hand")
@@ -118,6 +122,7 @@ def install(folder: Credential, answer: Answer, admin: Admin = None) -> None:
     if not authorities or not (folder / ENROLLING).exists():
         raise CommandError(f"{answer} is no answer to a request of {folder}: begin with `atoll authority request`")
     credential = Credential(key_to_pem(key_in(folder)), to_pem(leaf), to_pem(*authorities))
+    _spare_others(folder, credential.identity)
     credential.store(folder)
     (folder / ENROLLING).unlink()
     if admin is not None:
@@ -174,6 +179,17 @@ def _identity(role: Role, name: str) -> "Identity":
         return Identity(role, name)
     except ValueError as error:
         raise CommandError(str(error)) from error
+
+
+def _spare_others(folder: Path, identity: "Identity") -> None:
+    """Refuse to put a credential where an authority lies, or somebody else's that still holds: its key is lost then."""
+    from atoll.protocol.identity.credential import Credential, CredentialError, spare_authority
+
+    spare_authority(folder)
+    with suppress(CredentialError):
+        held = Credential.load(folder)
+        if held.identity != identity and not held.is_expired(time.time()):
+            raise CommandError(f"{folder} holds the credential of {held.identity}: name another folder")
 
 
 def _print(authority: "Authority", folder: Path, *, json: bool) -> None:

@@ -240,6 +240,15 @@ def read_certificates(pem: bytes) -> Sequence[x509.Certificate]:
         raise CertificateError("no certificates in PEM") from error
 
 
+def is_authority(pem: bytes) -> bool:
+    """Whether the first certificate of a PEM file signs others."""
+    try:
+        constraints = read_certificates(pem)[0].extensions.get_extension_for_class(x509.BasicConstraints)
+    except (CertificateError, *_UNREADABLE):
+        return False
+    return constraints.value.ca
+
+
 def fingerprint(certificate: x509.Certificate) -> bytes:
     """SHA-256 of the certificate (DER)."""
     return certificate.fingerprint(hashes.SHA256())

@@ -3,25 +3,35 @@
 key.pem           the private key, readable by its owner only; it never leaves this machine
 certificate.pem   the certificate for it
 ca.pem            the authorities that are trusted
+lock              held by the command of a person that renews it; others have a state directory that is theirs alone
 
 Replacing one is atomic although these are three files: what is new is written beside what is old, and the key's
 rename decides. Whoever reads takes the certificate that fits the key.
 """
 
+import fcntl
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from atoll.aggregation.tensorfile import sync_folder
-from atoll.protocol.identity.certificates import CertificateError, Leaf, check_issued, read_key, read_leaf
+from atoll.protocol.identity.certificates import (
+    CertificateError,
+    Leaf,
+    check_issued,
+    is_authority,
+    read_key,
+    read_leaf,
+)
 from atoll.protocol.identity.names import Identity
 from atoll.protocol.settings import ConfigError
 
 KEY, CERTIFICATE, AUTHORITIES = "key.pem", "certificate.pem", "ca.pem"
+LOCK = "lock"
 _NEW = ".new"
 
 RENEW_AFTER = 2 / 3
@@ -91,7 +101,13 @@ class Credential:
         raise CredentialError([_explain(folder, key)])
 
     def store(self, folder: Path) -> None:
-        """Put it into a folder, in place of what is there; durable when this returns, and old or new after a crash."""
+        """Put it into a folder, in place of what is there; durable when this returns, and old or new after a crash.
+
+        Raises:
+            CredentialError: an authority lies there.
+            OSError: the disk does not allow it.
+        """
+        spare_authority(folder)
         make_private_folder(folder)
         _settle(folder)
         write_private(folder / (CERTIFICATE + _NEW), self.certificate_pem)
@@ -148,6 +164,34 @@ def _read_private(path: Path) -> bytes:
     except CertificateError as error:
         raise CredentialError([f"{path}: {error}"]) from None
     return content
+
+
+def spare_authority(folder: Path) -> None:
+    """Raise CredentialError when an authority lies there: its files have these names, and its key is nowhere else."""
+    try:
+        is_there = is_authority((folder / CERTIFICATE).read_bytes())
+    except OSError:
+        return
+    if is_there:
+        raise CredentialError([f"{folder} holds an authority, whose key would be lost: name another folder"])
+
+
+@contextmanager
+def alone_with(folder: Path) -> Iterator[bool]:
+    """Whether nobody else is replacing the credential in a folder: two at once would mix what they write.
+
+    False: another process is; whoever asks goes on with the one that is there, which still holds.
+    """
+    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(lock)
 
 
 def make_private_folder(folder: Path) -> None:

@@ -36,7 +36,13 @@ from atoll.protocol.identity.certificates import (
     server_name,
     to_pem,
 )
-from atoll.protocol.identity.credential import Credential, CredentialError, make_private_folder, write_private
+from atoll.protocol.identity.credential import (
+    Credential,
+    CredentialError,
+    make_private_folder,
+    spare_authority,
+    write_private,
+)
 from atoll.protocol.identity.join_code import JoinCode, is_address
 from atoll.protocol.identity.names import ANYBODY, COORDINATOR, Role, Wanted
 from atoll.protocol.proxy import HttpProxy
@@ -148,7 +154,13 @@ async def enrol(code: JoinCode, folder: Path, wanted: Wanted = ANYBODY) -> Crede
 
 
 def key_in(folder: Path) -> PrivateKey:
-    """The key of an enrolment that was cut, or a new one; on disk before anybody signs for it."""
+    """The key of an enrolment that was cut, or a new one; on disk before anybody signs for it.
+
+    Raises:
+        CredentialError: an authority lies there.
+        OSError: the disk does not allow it.
+    """
+    spare_authority(folder)
     make_private_folder(folder)
     with suppress(FileNotFoundError, CertificateError):
         return read_key((folder / ENROLLING).read_bytes())

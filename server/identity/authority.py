@@ -5,6 +5,7 @@ certificate.pem  what everybody trusts
 """
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +16,7 @@ from atoll.protocol.identity.certificates import (
     LIFETIME_S,
     CertificateError,
     Issuer,
+    is_authority,
     key_to_pem,
     make_request,
     new_key,
@@ -125,14 +127,14 @@ class Authority:
         try:
             if (mode := (folder / KEY).stat().st_mode) & 0o077:
                 raise CredentialError([f"{folder / KEY} may be read by others (mode {mode & 0o777:03o}): chmod 600 it"])
-            key, certificate = (
-                read_key((folder / KEY).read_bytes()),
-                read_certificates((folder / CERTIFICATE).read_bytes())[0],
-            )
+            key, pem = read_key((folder / KEY).read_bytes()), (folder / CERTIFICATE).read_bytes()
+            certificate = read_certificates(pem)[0]
         except FileNotFoundError as error:
             raise CredentialError([f"there is no {error.filename}: {folder} holds no authority"]) from None
         except CertificateError as error:
             raise CredentialError([f"{folder}: {error}"]) from None
+        if not is_authority(pem):
+            raise CredentialError([f"{folder} holds no authority, but the credential of a member: it can sign nothing"])
         if certificate.public_key() != key.public_key():
             raise CredentialError([f"{folder}: {KEY} does not fit to {CERTIFICATE}"])
         return cls(Issuer(certificate, key), lifetime_s)
@@ -141,11 +143,14 @@ class Authority:
     def open_or_create(cls, folder: Path, name: str, lifetime_s: float = LIFETIME_S) -> "Authority":
         """The authority in a directory, a new one when that is not there. Raises as `open` and `create`.
 
-        One that was cut while it was made has signed nothing, and is made anew.
+        One that was cut while it was made has signed nothing, and is made anew; another certificate is somebody's.
         """
         if (folder / KEY).exists():
             return cls.open(folder, lifetime_s)
-        (folder / CERTIFICATE).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            if not is_authority((folder / CERTIFICATE).read_bytes()):
+                raise CredentialError([f"{folder / CERTIFICATE} is no authority's: name another directory"])
+            (folder / CERTIFICATE).unlink()
         return cls.create(folder, name, lifetime_s)
 
     def credential(self, identity: Identity) -> Credential:

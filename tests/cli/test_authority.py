@@ -52,6 +52,37 @@ def test_a_first_owner_is_made_at_the_authority(tmp_path: Path) -> None:
     assert Credential.load(out).identity == Identity(Role.OWNER, "ann")
 
 
+def test_no_credential_takes_the_place_of_an_authority_or_of_somebody_else(tmp_path: Path) -> None:
+    ca, joe, request, answer = (tmp_path / name for name in ("ca", "joe", "request", "answer"))
+    atoll("authority", "init", ca)
+    assert atoll("authority", "issue", ca, "joe", "--out", joe).exit_code == 0
+    atoll("authority", "request", joe, "--out", request)
+    atoll("authority", "issue", ca, "ann", "--request", request, "--out", answer)
+    kept = [(folder / "key.pem").read_bytes() for folder in (ca, joe)]
+    signed = (ca / LOG).read_bytes()
+    for arguments, says in (
+        (("issue", ca, "joe", "--out", ca), f"{ca} holds an authority, whose key would be lost"),
+        (("request", ca, "--out", tmp_path / "other"), f"{ca} holds an authority, whose key would be lost"),
+        (("issue", ca, "ann", "--out", joe), f"{joe} holds the credential of client joe: name another folder"),
+        (("install", joe, answer), f"{joe} holds the credential of client joe: name another folder"),
+    ):
+        refused = atoll("authority", *arguments)
+        assert (refused.exit_code, says in refused.output) == (2, True), refused.output
+    assert [(folder / "key.pem").read_bytes() for folder in (ca, joe)] == kept
+    assert (ca / LOG).read_bytes() == signed
+    assert atoll("authority", "issue", ca, "joe", "--out", joe).exit_code == 0
+
+
+def test_the_credential_of_a_member_is_no_authority(tmp_path: Path) -> None:
+    atoll("authority", "init", tmp_path / "ca")
+    atoll("authority", "issue", tmp_path / "ca", "joe", "--out", tmp_path / "joe")
+    for command in (("show",), ("issue", "ann", "--out", tmp_path / "ann")):
+        refused = atoll("authority", command[0], tmp_path / "joe", *command[1:])
+        assert refused.exit_code == 2
+        assert "holds no authority, but the credential of a member" in refused.output
+    assert not (tmp_path / "ann").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

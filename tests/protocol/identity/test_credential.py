@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from atoll.protocol.identity.certificates import Issuer, key_to_pem, new_key, to_pem
-from atoll.protocol.identity.credential import Credential, CredentialError
+from atoll.protocol.identity.credential import Credential, CredentialError, alone_with
 from atoll.protocol.identity.names import Identity, Role
 
 NOW = 1_900_000_000.0
@@ -100,3 +100,10 @@ def test_a_credential_is_not_made_of_parts_that_do_not_belong_together() -> None
         Credential(mine.key_pem, mine.certificate_pem, foreign.ca_pem)
     with pytest.raises(CredentialError, match="no certificates in PEM"):
         Credential(mine.key_pem, b"", mine.ca_pem)
+
+
+def test_only_one_at_a_time_replaces_a_credential(tmp_path: Path) -> None:
+    with alone_with(tmp_path) as first, alone_with(tmp_path) as second:
+        assert (first, second) == (True, False)
+    with alone_with(tmp_path) as third:
+        assert third

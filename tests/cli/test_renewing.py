@@ -1,0 +1,70 @@
+"""Commands on a machine without a coordinator renew the certificate of whoever gives them, and do so once."""
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.cli import admin
+from atoll.protocol.identity.certificates import Issuer, key_to_pem, new_key, to_pem
+from atoll.protocol.identity.credential import Credential
+from atoll.protocol.identity.enrolling import Place
+from atoll.protocol.identity.names import Identity, Role
+
+OLGA = Identity(Role.OPERATOR, "olga")
+CA = Issuer.create("one", now=time.time())
+
+
+def credential(age_s: float) -> Credential:
+    """One that was issued so long ago, for a day."""
+    key = new_key()
+    certificate = CA.issue(key.public_key(), OLGA, now=time.time() - age_s, lifetime_s=86400.0)
+    return Credential(key_to_pem(key), to_pem(certificate), to_pem(CA.certificate))
+
+
+@pytest.fixture
+def olga(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Her folder, with a certificate that is to be renewed."""
+    credential(age_s=80000.0).store(tmp_path / "olga")
+    Place("127.0.0.1:7070", "127.0.0.1:7072", "00").store(tmp_path / "olga")
+    monkeypatch.setenv("ATOLL_IDENTITY", str(tmp_path / "olga"))
+    return tmp_path / "olga"
+
+
+def test_commands_at_the_same_moment_renew_it_once_and_wait_for_nobody(
+    olga: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older, newer, renewals = Credential.load(olga), credential(age_s=0.0), []
+
+    async def renew_once(mine: Credential, renew: Any) -> Credential:
+        renewals.append(mine)
+        await asyncio.sleep(0.3)
+        return newer
+
+    monkeypatch.setattr(admin, "renew_once", renew_once)
+    with ThreadPoolExecutor(8) as commands:
+        for found in [commands.submit(admin.elsewhere) for _ in range(8)]:
+            found.result()
+    assert renewals == [older]
+    assert Credential.load(olga) == newer
+
+
+def test_what_another_command_has_renewed_meanwhile_is_not_renewed_again(
+    olga: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer, through = credential(age_s=0.0), admin.through_proxy
+
+    def through_proxy(*arguments: Any) -> Any:  # the other command ends between our look and our turn
+        newer.store(olga)
+        return through(*arguments)
+
+    async def renew_once(mine: Credential, renew: Any) -> Credential:
+        raise AssertionError("it is renewed twice")
+
+    monkeypatch.setattr(admin, "through_proxy", through_proxy)
+    monkeypatch.setattr(admin, "renew_once", renew_once)
+    admin.elsewhere()
+    assert Credential.load(olga) == newer
