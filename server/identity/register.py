@@ -22,6 +22,10 @@ from atoll.server.identity.revocations import Revocations
 WRONG_TRIES_MAX = 5
 ID_BYTES, SECRET_BYTES = 8, 16
 
+CERTIFICATES_MAX = 32
+"""Of one identity that are kept: whoever renews twice a second would fill the disk with them in the month until the
+first one expires. An honest member has two or three, and those whose answers were lost on the way."""
+
 metadata = MetaData()
 INVITATIONS = Table(
     "invitations",
@@ -207,6 +211,8 @@ class Register:
     def renewed(self, older_serial: int | None, leaf: Leaf, key_sha256: str, pem: bytes, *, now: float) -> None:
         """A member has one more certificate; the older one runs out. None: this coordinator gave it to its own.
 
+        Beyond CERTIFICATES_MAX its oldest others are forgotten, and count no more if it was ever revoked.
+
         Raises:
             Refused: it has been revoked meanwhile.
         """
@@ -217,7 +223,9 @@ class Register:
             with self._database.transaction() as connection:
                 connection.execute(CERTIFICATES.delete().where(gone))
                 connection.execute(CERTIFICATES.insert().values(_row(leaf, key_sha256, pem)))
+                forgotten = _forget_beyond(connection, leaf, older_serial)
             self.revocations.issued(leaf.identity, leaf.serial)
+            self.revocations.forgotten(leaf.identity, forgotten)
 
     # ------------------------------------------------------------ revocation
 
@@ -280,6 +288,16 @@ def _revoke_certificates(connection: Connection, identity: Identity, now: float)
     num = connection.scalar(select(func.count()).select_from(CERTIFICATES).where(counting))
     connection.execute(CERTIFICATES.update().where(_of(CERTIFICATES, identity)).values(is_revoked=True))
     return bool(num)
+
+
+def _forget_beyond(connection: Connection, newest: Leaf, older_serial: int | None) -> list[int]:
+    """Delete the oldest certificates of an identity beyond CERTIFICATES_MAX, but for the one that it still shows."""
+    c, kept = CERTIFICATES.c, [f"{serial:x}" for serial in (newest.serial, older_serial) if serial is not None]
+    others = select(c.serial).where(_of(CERTIFICATES, newest.identity), c.serial.not_in(kept))
+    newest_first = others.order_by(c.is_revoked, c.expires_at.desc(), c.issued_at.desc(), c.serial)
+    serials = list(connection.scalars(newest_first.offset(CERTIFICATES_MAX - len(kept))))
+    connection.execute(CERTIFICATES.delete().where(c.serial.in_(serials)))
+    return [int(serial, 16) for serial in serials]
 
 
 def _mark(connection: Connection, identity: Identity, now: float) -> None:

@@ -34,6 +34,11 @@ class Revocations:
         if identity in self._standing:
             self._standing[identity].add(serial)
 
+    def forgotten(self, identity: Identity, serials: Iterable[int]) -> None:
+        """These are no longer kept: of an identity that was ever revoked they count no more."""
+        if identity in self._standing:
+            self._standing[identity].difference_update(serials)
+
     def standing(self) -> Mapping[Identity, frozenset[int]]:
         """Who has ever been revoked, and which serials count all the same."""
         return {identity: frozenset(serials) for identity, serials in self._standing.items()}

@@ -3,12 +3,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from atoll.protocol.identity.certificates import Issuer, Leaf, new_key, read_leaf, to_pem
 from atoll.protocol.identity.names import Identity, Role
 from atoll.server.durable import DiskFull
-from atoll.server.identity.register import WRONG_TRIES_MAX, Invitation, Refused, Register, Standing
+from atoll.server.identity.register import (
+    CERTIFICATES,
+    CERTIFICATES_MAX,
+    WRONG_TRIES_MAX,
+    Invitation,
+    Refused,
+    Register,
+    Standing,
+)
 from atoll.server.statedir import StateDirectory
 
 NOW = 1_900_000_000.0
@@ -171,6 +179,28 @@ def test_a_renewed_certificate_counts_beside_the_older_one(register: Register) -
     assert not register.revocations.is_refused(older)
     assert not register.revocations.is_refused(leaf)
     assert [member.expires_at for member in register.members(now=NOW)] == [leaf.expires_at]
+
+
+@pytest.mark.parametrize("was_revoked", [False, True])
+def test_whoever_renews_without_end_fills_neither_the_disk_nor_memory(
+    register: Register, state: StateDirectory, was_revoked: bool
+) -> None:
+    if was_revoked:
+        enrol(register, NORTH, "before")
+    south, first = enrol(register, SOUTH, "south"), enrol(register, NORTH, "key")
+    leaves = [first]
+    for number in range(2 * CERTIFICATES_MAX):  # each answer is lost: it shows the first one again
+        leaf, pem = certificate(NORTH, lifetime_s=200 + number)
+        register.renewed(first.serial, leaf, f"key {number}", pem, now=NOW)
+        leaves.append(leaf)
+    with state.database.transaction() as connection:
+        serials = set(connection.scalars(select(CERTIFICATES.c.serial).where(CERTIFICATES.c.name == "north")))
+    kept = [first, *leaves[1 - CERTIFICATES_MAX :]]
+    assert serials == {f"{leaf.serial:x}" for leaf in kept}
+    for one in (register, Register(state.database)):
+        assert [leaf for leaf in leaves if not one.revocations.is_refused(leaf)] == (kept if was_revoked else leaves)
+        assert not one.revocations.is_refused(south)
+        assert sum(map(len, one.revocations.standing().values())) == (CERTIFICATES_MAX if was_revoked else 0)
 
 
 def test_what_is_revoked_stays_so_in_the_next_process(state: StateDirectory) -> None:
