@@ -37,6 +37,8 @@ class NoAnswer(CommandError):
     """Nobody answers at the coordinator's address."""
 
 
+_BY_HAND = "begin with `atoll authority request {0} --out FILE` (docs/identity.md)"
+
 QUIET_S = 5.0
 """Then it is said that the coordinator has not answered yet."""
 
@@ -57,8 +59,12 @@ def dialer(state: Path) -> Dialer:
     folder = owner_folder(state)
     if running is not None and os.access(folder.parent, os.X_OK) and not folder.exists():
         what = f"there is no {folder}: with its authority elsewhere the owner's certificate is made by hand"
-        raise CommandError(what, f"begin with `atoll authority request {folder} --out FILE` (docs/identity.md)")
-    return MutualDialer(Keeper(folder))
+        raise CommandError(what, _BY_HAND.format(folder))
+    keeper = Keeper(folder)
+    if keeper.current.is_expired(time.time()):
+        what = f"the owner's certificate in {folder} has expired, and the coordinator has not renewed it: see its log"
+        raise CommandError(what, f"start it again, or, with its authority elsewhere, {_BY_HAND.format(folder)}")
+    return MutualDialer(keeper)
 
 
 def is_elsewhere(state: Path) -> bool:

@@ -81,8 +81,10 @@ async def gate_of(config: CoordinatorConfig, state: StateDirectory) -> AsyncIter
     try:
         own = await household.keeper(folder / MINE, COORDINATOR)
         household.keep(own)
-        if isinstance(signer, Authority):  # one elsewhere gives owners theirs by hand
+        if isinstance(signer, Authority):
             household.keep(await household.keeper(folder / OWNERS, OWNER))
+        else:  # one elsewhere gives owners their first one by hand
+            household.keep_what_is_put_into(folder / OWNERS)
         members, is_revoked = Members(Enrolments(register, signer), own), register.revocations.is_revoked
         yield Gate(MutualDialer(own), MutualListener(own), is_revoked, members, signer, household)
     finally:

@@ -8,7 +8,10 @@ import asyncio
 import logging
 import random
 import time
+from collections.abc import Coroutine
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from atoll.protocol.identity.certificates import (
     CertificateError,
@@ -29,6 +32,9 @@ from atoll.server.identity.register import Register
 from atoll.server.threads import on_thread
 
 logger = logging.getLogger(__name__)
+
+LOOK_S = 60.0
+"""Seconds between two looks whether somebody has put a credential where there was none that holds."""
 
 OWNER = Identity(Role.OWNER, "local")
 """Whoever may read the state directory."""
@@ -78,9 +84,24 @@ class Household:
 
     def keep(self, keeper: Keeper) -> None:
         """Renew it from now on, until `close`."""
-        task = asyncio.get_running_loop().create_task(self._keep(keeper))
+        self._spawn(self._keep(keeper))
+
+    def keep_what_is_put_into(self, folder: Path) -> None:
+        """The same for a credential that is made by hand, now or later, and again when it has run out."""
+        self._spawn(self._keep_what_is_put_into(folder))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _keep_what_is_put_into(self, folder: Path) -> None:
+        while True:
+            with suppress(CredentialError):  # there is none, or half of one
+                keeper = Keeper(folder)
+                keeper.check()
+                await self._keep(keeper)
+            await asyncio.sleep(LOOK_S)
 
     async def _keep(self, keeper: Keeper) -> None:
         rng = random.Random()

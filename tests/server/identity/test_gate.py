@@ -1,15 +1,23 @@
 """Which authority a coordinator starts with: its own, or none at all."""
 
+import asyncio
 import shutil
 from pathlib import Path
 
 import pytest
 
+from atoll.cli import admin
+from atoll.cli.faults import CommandError
 from atoll.protocol.identity.credential import Credential
+from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.settings import ConfigError
 from atoll.server.config import CoordinatorConfig
+from atoll.server.identity import household
 from atoll.server.identity.authority import Authority
 from atoll.server.identity.gate import ELSEWHERE, MINE, OWNERS, gate_of, identity_folder
+from atoll.server.identity.household import OWNER
+from atoll.server.identity.remote_signer import RemoteSigner
+from atoll.server.identity.steward import Steward
 from atoll.server.statedir import StateDirectory
 from tests.cli.invoking import refused
 from tests.client.lagoon import live
@@ -66,6 +74,46 @@ async def test_an_authority_may_be_moved_and_its_key_be_elsewhere(tmp_path: Path
     assert await started(state, tmp_path / "moved") == ca_pem
     assert await started(state, ELSEWHERE) == ca_pem
     assert credentials(state) == before
+
+
+async def sign_what_is_asked(signer: RemoteSigner, steward: Steward) -> None:
+    line = signer.connect()
+    while (order := await line.outbox.get()) is not None:
+        signer.answered(line, steward.answer(order))
+
+
+@live
+async def test_an_owner_that_was_made_by_hand_is_renewed_though_the_authority_is_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a month it could revoke, and then nobody could."""
+    monkeypatch.setattr(household, "LOOK_S", 0.05)
+    Authority.create(tmp_path / "ca", "elsewhere")
+    authority, state = Authority.open(tmp_path / "ca", lifetime_s=3), tmp_path / "state"
+    authority.credential(COORDINATOR).store(identity_folder(state) / MINE)
+    config = CoordinatorConfig(state=state, authority=ELSEWHERE)
+    with StateDirectory.open(state) as opened:
+        async with gate_of(config, opened) as gate:
+            assert isinstance(gate.signer, RemoteSigner)
+            signing = asyncio.create_task(sign_what_is_asked(gate.signer, Steward(authority, tmp_path / "ca")))
+            for first in (authority.credential(OWNER), authority.credential(OWNER)):  # again: as after a loss
+                first.store(identity_folder(state) / OWNERS)
+                while (now := credentials(state)[1]) == first:
+                    await asyncio.sleep(0.05)
+                assert now.identity == OWNER
+                assert now.leaf.expires_at > first.leaf.expires_at
+            signing.cancel()
+
+
+def test_an_owner_whose_certificate_has_run_out_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "running_coordinator", lambda state: None)
+    Authority.create(tmp_path / "ca", "elsewhere")
+    own = Authority.open(tmp_path / "ca", lifetime_s=1).credential(OWNER)
+    own.store(folder := identity_folder(tmp_path) / OWNERS)
+    monkeypatch.setattr("time.time", lambda: own.leaf.expires_at)
+    with pytest.raises(CommandError, match="has expired, and the coordinator has not renewed it") as refusal:
+        admin.dialer(tmp_path)
+    assert f"with its authority elsewhere, begin with `atoll authority request {folder} --out" in str(refusal.value)
 
 
 @live
