@@ -36,7 +36,8 @@ BY_ITSELF = frozenset({Role.CLIENT, Role.AGGREGATOR})
 """The roles for which a coordinator may ask without the word of an older key."""
 
 SIGNATURES_BURST, SIGNATURES_PER_S = 1000, 20.0
-RECONNECT_S = (0.5, 15.0)
+RECONNECT_S = (0.5, 5.0)
+"""Between two tries, from the first on; the longest is less than a coordinator waits for a signature."""
 MYSELF = Identity(Role.AUTHORITY, "main")
 LOG = "issued.jsonl"
 
@@ -52,6 +53,7 @@ class Steward:
     def __init__(self, authority: Authority, folder: Path) -> None:
         self._authority, self._folder = authority, folder
         self._signatures = Buckets(SIGNATURES_BURST, SIGNATURES_PER_S)
+        self._was_heard = False  # over the newest connection
 
     def sign(self, request: bytes, identity: Identity, renewal: Renewal | None) -> bytes:
         """What a coordinator asks for.
@@ -115,6 +117,8 @@ class Steward:
                 await self._connection(coordinator)
                 wait, complaint = RECONNECT_S[0], ""
             except StreamBroken as error:
+                if self._was_heard:
+                    wait, complaint = RECONNECT_S[0], ""
                 if error.code.name != complaint:
                     logger.warning("no connection to %s: %s; trying again", coordinator, error)
                 complaint = error.code.name
@@ -122,6 +126,7 @@ class Steward:
             wait = min(2 * wait, RECONNECT_S[1])
 
     async def _connection(self, coordinator: str) -> None:
+        self._was_heard = False
         mine = self._authority.credential(MYSELF)
         secret = grpc.ssl_channel_credentials(mine.ca_pem, mine.key_pem, mine.certificate_pem)
         options = [*client_options(), ("grpc.ssl_target_name_override", server_name(COORDINATOR))]
@@ -129,6 +134,7 @@ class Steward:
             stream: Stream[pb.SignAnswer, pb.SignOrder] = Stream(rpc.SigningStub(channel).Serve)
             while (order := await stream.read()) is not None:
                 if order.number == 0:
+                    self._was_heard = True
                     logger.info("connected to %s", coordinator)
                     continue
                 await stream.write(await asyncio.to_thread(self.answer, order))

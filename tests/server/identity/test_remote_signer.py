@@ -13,7 +13,8 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.certificates import CertificateError, consent, make_request, new_key, read_leaf
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role
-from atoll.server.identity import remote_signer
+from atoll.protocol.stream import StreamBroken
+from atoll.server.identity import remote_signer, steward
 from atoll.server.identity.admission import Admission
 from atoll.server.identity.authority import Authority, AuthorityAway, NotSigned, Renewal
 from atoll.server.identity.guard import Guard
@@ -59,6 +60,39 @@ async def test_a_steward_elsewhere_signs_over_the_stream_that_it_opens(tmp_path:
         serving.cancel()
     entries = [json.loads(line) for line in (tmp_path / LOG).read_text().splitlines()]
     assert [entry["why"] for entry in entries] == ["by itself"] * 20 + ["renewal"]
+
+
+@live
+async def test_a_steward_that_was_heard_comes_back_at_once_and_says_each_time_that_it_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority, waits = Authority.create(tmp_path, "test"), list[float]()
+    sleep = asyncio.sleep
+
+    async def waiting(seconds: float) -> None:
+        waits.append(seconds)
+        await sleep(0)
+
+    class Cut:
+        """A coordinator that is there at every fifth try, and cuts the line at once."""
+
+        def __init__(self, call: object) -> None:
+            self.orders = [pb.SignOrder()] if len(waits) % 5 == 4 else []
+
+        async def read(self) -> pb.SignOrder:
+            if not self.orders:
+                raise StreamBroken(grpc.StatusCode.UNAVAILABLE, "away")
+            return self.orders.pop()
+
+    monkeypatch.setattr(steward, "Stream", Cut)
+    serving = asyncio.create_task(Steward(authority, tmp_path).serve("127.0.0.1:1"))
+    monkeypatch.setattr(asyncio, "sleep", waiting)
+    while len(waits) < 15:
+        await sleep(0.01)
+    serving.cancel()
+    assert waits[:10] == [0.5, 1.0, 2.0, 4.0, 0.5, 1.0, 2.0, 4.0, 5.0, 0.5]
+    assert caplog.text.count("no connection to 127.0.0.1:1") == 1 + len(waits) // 5
+    assert steward.RECONNECT_S[1] < remote_signer.PATIENCE_S  # a coordinator starts its ranks meanwhile
 
 
 @live
@@ -128,28 +162,28 @@ async def test_an_answer_that_does_not_fit_is_no_certificate(tmp_path: Path) -> 
 
 def test_a_steward_signs_for_sites_and_renews_on_the_older_keys_word_alone(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path, "test")
-    steward, request = Steward(authority, tmp_path), make_request(new_key())
+    keeper, request = Steward(authority, tmp_path), make_request(new_key())
     for role in (Role.OWNER, Role.OPERATOR, Role.AUDITOR, Role.COORDINATOR, Role.AUTHORITY):
         with pytest.raises(NotSigned, match="by hand"):
-            steward.sign(request, Identity(role, "main"), None)
+            keeper.sign(request, Identity(role, "main"), None)
         assert read_leaf(
-            steward.sign(request, Identity(role, "main"), renewal(authority, Identity(role, "main"), request))
+            keeper.sign(request, Identity(role, "main"), renewal(authority, Identity(role, "main"), request))
         )
     with pytest.raises(NotSigned, match="client north asks to become owner ann"):
-        steward.sign(request, ANN, renewal(authority, NORTH, request))
+        keeper.sign(request, ANN, renewal(authority, NORTH, request))
     stolen = Renewal(authority.credential(ANN).certificate_pem, consent(new_key(), request))
     with pytest.raises(CertificateError, match="not signed by the key of the older certificate"):
-        steward.sign(request, ANN, stolen)
+        keeper.sign(request, ANN, stolen)
     foreign = Authority.create(tmp_path / "foreign", "test")
     with pytest.raises(CertificateError, match="not signed by this authority"):
-        steward.sign(request, ANN, renewal(foreign, ANN, request))
+        keeper.sign(request, ANN, renewal(foreign, ANN, request))
 
 
 def test_a_steward_renews_nothing_that_has_run_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     authority = Authority.create(tmp_path, "test", lifetime_s=10)
-    steward, request = Steward(authority, tmp_path), make_request(new_key())
+    keeper, request = Steward(authority, tmp_path), make_request(new_key())
     old = renewal(authority, NORTH, request)
     later = read_leaf(old.certificate_pem).expires_at + 1
     monkeypatch.setattr("time.time", lambda: later)
     with pytest.raises(NotSigned, match="has expired"):
-        steward.sign(request, NORTH, old)
+        keeper.sign(request, NORTH, old)
