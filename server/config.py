@@ -239,8 +239,11 @@ _JOINS_NOBODY = "insecure and a join code: an insecure rank proves nothing, the 
 
 
 def _host(host: str) -> str:
-    if host:
-        parse_address(f"{bracketed(host)}:1")
+    try:
+        if host:
+            parse_address(f"{bracketed(host)}:1")
+    except ValueError:  # it would speak of a port, which is what is too much here, more often than not
+        raise ValueError("allowed: a name, an IPv4 or an IPv6 address; without a port, and without https://") from None
     return host
 
 

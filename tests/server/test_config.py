@@ -181,6 +181,12 @@ def test_ports_that_differ_or_are_not_taken_are_allowed(settings: dict[str, Any]
     assert CoordinatorConfig(**settings).listen == settings["listen"]
 
 
+@pytest.mark.parametrize("public", ["fl.example.org:7070", "https://fl.example.org", "a b"])
+def test_the_public_name_has_no_port_and_its_refusal_asks_for_none(public: str) -> None:
+    with pytest.raises(ValueError, match="allowed: a name, an IPv4 or an IPv6 address; without a port"):
+        CoordinatorConfig(public=public)
+
+
 def test_the_last_port_has_no_next_one_for_members() -> None:
     with pytest.raises(ValueError, match=r"listen 127.0.0.1:65535 has no next port.*: name one in `enrol`"):
         CoordinatorConfig(listen="127.0.0.1:65535")
