@@ -3,7 +3,7 @@
 import json
 import os
 import tomllib
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, overload
 
@@ -29,16 +29,23 @@ def is_toml(what: str) -> bool:
 
 
 @overload
-def load_run(what: str, overrides: Sequence[str] = ()) -> RunFile: ...
+def load_run(what: str, overrides: Sequence[str] = (), *, is_elsewhere: Callable[[RunFile], bool] = ...) -> RunFile: ...
 @overload
 def load_run(what: str, overrides: Sequence[str] = (), *, kind: type[File]) -> File: ...
-def load_run(what: str, overrides: Sequence[str] = (), *, kind: type[RunFile] = RunFile) -> RunFile:
+def load_run(
+    what: str,
+    overrides: Sequence[str] = (),
+    *,
+    kind: type[RunFile] = RunFile,
+    is_elsewhere: Callable[[RunFile], bool] = lambda file: False,
+) -> RunFile:
     """The settings of a run.
 
     Args:
         what: a run's TOML, or a task: then the run has the defaults.
         overrides: `key=value`; a path in one is relative to the current directory, one in a TOML to its folder.
         kind: which tables the TOML may have.
+        is_elsewhere: whether the run is for a coordinator on another machine, where the files lie that it names.
 
     Raises:
         ConfigError: with everything that is wrong.
@@ -47,7 +54,10 @@ def load_run(what: str, overrides: Sequence[str] = (), *, kind: type[RunFile] = 
         file, folder, name = load(kind, Path(what), overrides), Path(what).parent, what
     else:
         file, folder, name = load_text(kind, f"task = {json.dumps(what)}", overrides, name=""), Path(), ""
-    return _with_absolute_paths(file, folder, overrides, name)
+    set_here = {override.partition("=")[0].strip() for override in overrides}
+    if is_elsewhere(file):
+        return _with_paths_of_elsewhere(file, set_here, name)
+    return _with_absolute_paths(file, folder, set_here, name)
 
 
 def load_host(what: str | None, overrides: Sequence[str] = ()) -> HostFile | RunFile:
@@ -90,16 +100,36 @@ def _has_only_the_host(path: Path) -> bool:
     return document.keys() == {"coordinator"}
 
 
-def _with_absolute_paths(file: File, folder: Path, overrides: Sequence[str], name: str) -> File:
+def _references(file: RunFile) -> dict[str, str]:
+    """What names code: modules, or files."""
+    return {"task": file.task, "cohort.sampler": file.cohort.sampler}
+
+
+def _source(key: str, set_here: Container[str], name: str) -> str:
+    """Where a setting comes from, for whoever is told about it."""
+    return "--set: " if key in set_here else f"{name}: " if name else ""
+
+
+def _with_paths_of_elsewhere(file: RunFile, set_here: Container[str], name: str) -> RunFile:
+    """The same: whether the files are on the coordinator's machine, it says itself; no folder here means anything."""
+    places = {key: reference.rpartition(":")[0] for key, reference in _references(file).items()}
+    if faults := [
+        f"{_source(key, set_here, name)}{key}: {place} is relative, and the coordinator is on another machine: name "
+        "the file as it lies there, from / on"
+        for key, place in places.items()
+        if _is_file(place) and not os.path.isabs(place)
+    ]:
+        raise ConfigError(faults)
+    return file
+
+
+def _with_absolute_paths(file: File, folder: Path, set_here: Container[str], name: str) -> File:
     """The same with paths that hold wherever the coordinator runs; a file that is not there is a fault."""
-    set_here = {override.partition("=")[0].strip() for override in overrides}
-    references = {"task": file.task, "cohort.sampler": file.cohort.sampler}
     faults, absolute = [], {}
-    for key, reference in references.items():
+    for key, reference in _references(file).items():
         absolute[key] = _absolute(reference, Path() if key in set_here else folder)
         if (fault := missing_file(absolute[key])) is not None:
-            source = "--set: " if key in set_here else f"{name}: " if name else ""
-            faults.append(f"{source}{key}: {fault}")
+            faults.append(f"{_source(key, set_here, name)}{key}: {fault}")
     if faults:
         raise ConfigError(faults)
     cohort = file.cohort.model_copy(update={"sampler": absolute["cohort.sampler"]})

@@ -32,13 +32,16 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 @app.command()
 def start(what: What, state: State = None, overrides: options.Set = [], json: options.Json = False) -> None:  # noqa: B006
-    """Start a run on the coordinator that holds the state directory; beyond `max_runs` at once it waits its turn."""
+    """Start a run on the coordinator that holds the state directory; beyond `max_runs` at once it waits its turn.
+
+    A file of the task must be on the coordinator's machine; if that is another one, its path begins with /.
+    """
     from atoll.cli import admin
     from atoll.cli.files import load_run, refuse_settings_of_the_host, state_of
     from atoll.protocol.settings import effective
 
     refuse_settings_of_the_host(overrides)
-    file = load_run(what, overrides)
+    file = load_run(what, overrides, is_elsewhere=lambda file: admin.is_elsewhere(state_of(file, what, state)))
     _report(admin.start(state_of(file, what, state), effective(file)), json)
 
 

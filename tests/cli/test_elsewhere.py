@@ -10,7 +10,7 @@ from atoll.cli.faults import CommandError
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.audit_files import audit_folder
 from tests.cli.federation import Federation, federation, start_run, wait_for
-from tests.cli.invoking import invoke, refused, said, shown
+from tests.cli.invoking import TINY, invoke, refused, said, shown
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +109,27 @@ def test_an_operator_elsewhere_takes_the_model_that_is_here(
     )
     wait_for(lambda: "olga" in {e["actor"] for e in exports(it)})
     assert {e["object"] for e in exports(it) if e["actor"] == "olga"} == {"done-1 version 2", "done-1 version 1"}
+
+
+def test_an_operator_elsewhere_starts_a_run_of_a_task_that_lies_at_the_coordinator(
+    it: Federation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    code = invoke("client", "invite", "otto", "--role", "operator", "--state", it.state).stdout.strip()
+    monkeypatch.setenv("ATOLL_IDENTITY", str(tmp_path / "otto"))
+    shown("join", code)
+    monkeypatch.chdir(tmp_path)
+    there = tmp_path / "there" / "task.py"  # for the command a file of another machine: it does not look for it
+    assert refused("run", "start", f"{there}:task") == [f"{there}:task: there is no file {there}"]
+    told = "is relative, and the coordinator is on another machine: name the file as it lies there, from / on"
+    Path("run.toml").write_text('name = "far"\ntask = "task.py:task"\nrounds = 1\n')
+    for what, where in (("task.py:task", ""), ("run.toml", "run.toml: ")):
+        assert refused("run", "start", what) == [f"{where}task: task.py {told}"]
+    assert refused("run", "start", "run.toml", "--set", "cohort.sampler=draw.py:draw")[1:] == [
+        f"--set: cohort.sampler: draw.py {told}"
+    ]
+    assert shown("run", "start", "run.toml", "--set", f"task={TINY}:task")["run"] == "far-1"
+    wait_for(lambda: it.run_state("far") == "finished")
+    shown("run", "delete", "far-1", "--yes", "--state", it.state)
 
 
 def test_an_operator_elsewhere_takes_a_model_that_lies_at_ranks(
