@@ -20,7 +20,7 @@ import sqlite3
 import tarfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -172,12 +172,25 @@ def _stage(state: Path, staging: Path, *, keys: bool) -> tuple[float, list[Need]
         _link(state, staging)
         _copy_the_rest(state, staging, keys=keys)
         needs = needs_of(staging)
-        if not (missing := lacking(staging, needs)):
+        missing, torn = lacking(staging, needs), _torn(state, staging)
+        if not (missing or torn):
             _drop_what_is_younger(staging, needs)
             return made_at, needs
+    if torn:
+        raise BackupFailed(f"certificates are renewed faster than they can be copied: {torn} changed {ATTEMPTS} times")
     raise BackupFailed(
         f"rounds end faster than their files can be listed: {missing[0].name} was gone {ATTEMPTS} times; pause the runs"
     )
+
+
+def _torn(state: Path, staging: Path) -> str:
+    """The first key or certificate that is another one by now: it may not fit to what was copied before it."""
+    for path in sorted(path.relative_to(staging).as_posix() for path in staging.rglob("*.pem*")):
+        with suppress(FileNotFoundError):
+            if (state / path).read_bytes() == (staging / path).read_bytes():
+                continue
+        return path
+    return ""
 
 
 def _paths(state: Path) -> Iterator[str]:
@@ -186,8 +199,18 @@ def _paths(state: Path) -> Iterator[str]:
         links = [name for name in folders if os.path.islink(os.path.join(root, name))]
         folders[:] = sorted(set(folders) - FOLDERS_PASSING - set(links))
         for name in sorted([*names, *links]):
-            if name not in PASSING and not name.endswith(HALVES):
-                yield (Path(root) / name).relative_to(state).as_posix()
+            path = (Path(root) / name).relative_to(state).as_posix()
+            if not _passes(name) or _is_being_renewed(path):
+                yield path
+
+
+def _passes(name: str) -> bool:
+    return name in PASSING or name.endswith(HALVES)
+
+
+def _is_being_renewed(path: str) -> bool:
+    """Whether it is of a credential whose replacing may have been cut: the next process needs it to finish that."""
+    return path.endswith(".pem.new") and is_key(path)
 
 
 def _files(state: Path) -> Iterator[str]:

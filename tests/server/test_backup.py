@@ -4,16 +4,22 @@ import io
 import json
 import os
 import tarfile
+import time
 
 import pytest
 
+from atoll.protocol.identity.certificates import Issuer
+from atoll.protocol.identity.credential import Credential
+from atoll.protocol.identity.names import COORDINATOR
 from atoll.server import backup
 from atoll.server.backup import back_up
 from atoll.server.backup_contents import BackupFailed, belongs, is_immutable, is_key, parse_contents
+from atoll.server.identity.authority import Authority
 from atoll.server.restore import restore
 from atoll.server.statedir import StateDirectory
 from tests.cli.invoking import invoke, refused, shown
 
+CA = Authority(Issuer.create("one", now=time.time()))
 SUM = "0" * 64
 VERSION, UPDATE = "runs/r-1/versions/000012.safetensors", f"runs/r-1/updates/{SUM}.bin"
 KEYS = ("identity/authority/key.pem", "identity/publisher.pem", "audit/key.pem", "aggregators/0of2/identity/x/ca.pem")
@@ -90,6 +96,59 @@ def test_a_backup_that_was_put_into_the_directory_is_in_none_and_so_no_key_is_ei
     assert "\x1b" not in note
     assert "left out, for they are not the coordinator's: a" in note
     assert ", b.tar, elsewhere, runs/bk/" in note
+
+
+# ---------------------------------------------------------------- a credential that is replaced meanwhile
+
+
+def credential():
+    return CA.credential(COORDINATOR)
+
+
+def test_a_certificate_that_is_renewed_while_it_is_copied_fits_to_its_key(state, monkeypatch):
+    mine, copy, copied = state / "identity" / "coordinator", backup._copy_whole_lines, []
+    credential().store(mine)
+
+    def copy_while_it_is_renewed(path, to):
+        copy(path, to)
+        if path == mine / "certificate.pem" and len(copied) < 2:
+            credential().store(mine)
+            copied.append(path)
+
+    monkeypatch.setattr(backup, "_copy_whole_lines", copy_while_it_is_renewed)
+    back_up(state, state.parent / "out")
+    assert len(copied) == 2
+    restore(state.parent / "out", state.parent / "new")
+    assert Credential.load(state.parent / "new" / "identity" / "coordinator") == Credential.load(mine)
+
+
+def test_a_credential_whose_renewing_was_cut_is_whole_in_a_backup(state, monkeypatch):
+    mine, renames = state / "identity" / "coordinator", os.replace
+    credential().store(mine)
+
+    def cut(source, target):
+        if source == mine / "certificate.pem.new":
+            raise InterruptedError
+        renames(source, target)
+
+    monkeypatch.setattr(os, "replace", cut)
+    with pytest.raises(InterruptedError):
+        credential().store(mine)
+    monkeypatch.undo()
+    assert (mine / "certificate.pem.new").exists()
+    for name, keys in (("out.tar", True), ("public.tar", False)):
+        back_up(state, state.parent / name, keys=keys)
+        restore(state.parent / name, state.parent / f"from-{name}")
+    assert Credential.load(state.parent / "from-out.tar" / "identity" / "coordinator") == Credential.load(mine)
+    assert not (state.parent / "from-public.tar" / "identity").exists()
+
+
+def test_a_certificate_that_changes_without_end_is_said(state, monkeypatch):
+    credential().store(mine := state / "identity" / "coordinator")
+    needs_of = backup.needs_of
+    monkeypatch.setattr(backup, "needs_of", lambda staging: (credential().store(mine), needs_of(staging))[1])
+    with pytest.raises(BackupFailed, match=r"renewed faster than they can be copied: .*\.pem changed 20 times"):
+        back_up(state, state.parent / "out")
 
 
 # ---------------------------------------------------------------- what is not ours
