@@ -30,7 +30,7 @@ class StreamBroken(ConnectionError):
 
     @property
     def is_revoked(self) -> bool:
-        """Whether this agent is no member any more."""
+        """Whether this agent, or this rank, is no member any more."""
         return self.code is grpc.StatusCode.UNAUTHENTICATED and "revoked" in self.detail
 
 

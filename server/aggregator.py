@@ -17,6 +17,7 @@ from atoll.protocol.channel import PROTOCOL, reached_as, server_options
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.membership import Membership
 from atoll.protocol.identity.names import COORDINATOR, aggregator
+from atoll.protocol.identity.renewal import MembershipEnded
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.stream import Stream, StreamBroken
 from atoll.server.call_limits import CallLimits, Connections
@@ -52,6 +53,7 @@ async def host_rank(
     Raises:
         OperatorError, OSError: the directory is another's, the port is taken, the interface is not there, or the
             coordinator on that address says that it has no such rank.
+        ConfigError: it has no credential, or that counts no more.
     """
     lock = lock_directory(config.state)
     try:
@@ -140,6 +142,7 @@ async def _serve(rank: Rank, address: str, coordinator: str) -> None:
 
     Raises:
         OperatorError: it has no place for this rank.
+        MembershipEnded: this rank is revoked.
     """
     complaint = ""
     while True:
@@ -147,6 +150,8 @@ async def _serve(rank: Rank, address: str, coordinator: str) -> None:
             await _stream(rank, address)
             complaint = ""
         except StreamBroken as error:
+            if error.is_revoked:
+                raise MembershipEnded([f"{error.detail}: this rank ends; it takes a new join code"]) from None
             if error.code is grpc.StatusCode.FAILED_PRECONDITION:
                 raise OperatorError(f"the coordinator refuses this rank: {error.detail}") from None
             if error.code is grpc.StatusCode.UNIMPLEMENTED:

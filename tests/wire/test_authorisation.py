@@ -4,12 +4,14 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import grpc
+import pytest
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.dialer import MutualDialer
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role, aggregator
+from atoll.protocol.identity.renewal import MembershipEnded
 from atoll.protocol.stream import Stream, StreamBroken
 from atoll.server import aggregator as aggregators
 from atoll.server.config import AggregatorConfig
@@ -147,6 +149,22 @@ async def test_a_rank_serves_members_of_the_run_alone_and_no_longer_than_they_ar
                 await admin.Revoke(pb.RevokeRequest(role="client", name="a"))
                 assert (await refused(waiting.read()))[0] is grpc.StatusCode.UNAUTHENTICATED
                 assert (await refused(fetched(own, invite)))[0] is grpc.StatusCode.UNAUTHENTICATED
+
+
+@live
+async def test_a_rank_that_is_revoked_ends_instead_of_dialling_for_ever(tmp_path):
+    async with running(tmp_path / "state", **(ONE | SECURE)) as it:
+        keeper = Keeper(equip(it.coordinator.config.state, tmp_path / "rank", aggregator(0)))
+        async with MutualDialer(keeper).channel(it.address, COORDINATOR) as channel:
+            rank = Rank(RankPlace(0, 1, "lo"), tmp_path / "rank", channel)
+            serving = asyncio.ensure_future(aggregators._serve(rank, "127.0.0.1:1", it.address))
+            while not any(row.address for row in it.coordinator.ranks.rows()):
+                await asyncio.sleep(0.02)
+            async with it.admin() as admin, asyncio.timeout(5):
+                await admin.Revoke(pb.RevokeRequest(role="aggregator", name="0"))
+                with pytest.raises(MembershipEnded, match="aggregator 0 is revoked: this rank ends; it takes a new"):
+                    await serving
+            rank.stop()
 
 
 @live
