@@ -22,6 +22,13 @@ State = Annotated[
     typer.Option("--state", metavar="DIR", help="The agent's own directory; by default the only atoll-agent-* here."),
 ]
 
+Terms = Annotated[
+    str,
+    typer.Option("--terms", metavar="TERMS", help="Only on these terms, as `atoll site list` shows them."),
+]
+
+SHOWN_MAX = 80
+
 
 @app.command("list")
 def list_runs(state: State = None, json: options.Json = False) -> None:
@@ -36,7 +43,7 @@ def list_runs(state: State = None, json: options.Json = False) -> None:
         as_json(runs)
         return
     table(
-        ["run", "task", "standing", "asked", "decided", "algorithm", "codec", "local"],
+        ["run", "task", "standing", "asked", "decided", "algorithm", "codec", "local", "terms"],
         [
             (
                 *(run[name] for name in ("run", "task", "standing")),
@@ -44,6 +51,7 @@ def list_runs(state: State = None, json: options.Json = False) -> None:
                 run["algorithm"] or "-",
                 _codec(run["algorithm"], run["codec"]),
                 run["local"],
+                run["terms"],
             )
             for run in runs
         ],
@@ -52,15 +60,16 @@ def list_runs(state: State = None, json: options.Json = False) -> None:
 
 
 @app.command()
-def approve(run: options.RunArgument, state: State = None, json: options.Json = False) -> None:
+def approve(run: options.RunArgument, terms: Terms = "", state: State = None, json: options.Json = False) -> None:
     """Approve a run, for the task, algorithm, codec and settings of the training that `atoll site list` shows.
 
-    The running agent notices within a second, and tells the coordinator that it may be invited. When the run asks for
-    another task, or with another algorithm, codec or settings, it waits for approval again.
+    It may have asked on others since: name its `terms`, and only these are approved. The running agent notices within a
+    second, and tells the coordinator that it may be invited. When the run asks for another task, or with another
+    algorithm, codec or settings, it waits for approval again.
     """
     from atoll.client.policy.decide import Standing
 
-    _decide(run, Standing.APPROVED, state, json)
+    _decide(run, Standing.APPROVED, state, json, fingerprint=terms)
 
 
 @app.command()
@@ -113,10 +122,16 @@ def accept_rollback(run: options.RunArgument, state: State = None, json: options
     say(f"whatever run {run} shows next is taken as its newest")
 
 
-def _decide(run: str, standing: "Standing", state: Path | None, json: bool) -> None:
+def _decide(run: str, standing: "Standing", state: Path | None, json: bool, *, fingerprint: str = "") -> None:
+    from atoll.client.policy.history import OtherTerms
+
     with _history(state) as history:
         _known(history, run)
-        terms = history.decided(run, standing, time.time())
+        try:
+            terms = history.decided(run, standing, time.time(), fingerprint=fingerprint)
+        except OtherTerms:
+            what = f"run {run} does not ask on the terms {fingerprint[:SHOWN_MAX]!r}: nothing is approved"
+            raise CommandError(what, "`atoll site list` shows on which it asks by now") from None
     if json:
         as_json(_summary(terms))
         return
@@ -168,6 +183,7 @@ def _summary(terms: "RunTerms") -> dict[str, Any]:
         "algorithm": terms.algorithm,
         "codec": terms.codec,
         "local": terms.local,
+        "terms": terms.fingerprint,
         "asked_at": terms.asked_at,
         "decided_at": terms.decided_at,
     }

@@ -7,11 +7,13 @@ A round has a row for each time that it was counted. The row is open until an up
 the same work is then no new round, so that a client that comes back, or starts again, goes on with it.
 """
 
+import hashlib
+import json
 import logging
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from atoll.client.policy.decide import History, Kind, PolicyRequest, Standing
@@ -24,6 +26,9 @@ RUNS_MAX = 1000
 """Runs that are remembered; beyond it those that nobody has decided about are forgotten, the oldest first."""
 
 BUSY_S = 5.0
+
+FINGERPRINT_LETTERS = 24
+"""Hexadecimal, of a run's terms."""
 
 _RUNS = """
 CREATE TABLE runs (run_id TEXT PRIMARY KEY, task TEXT NOT NULL, local TEXT NOT NULL, standing TEXT NOT NULL,
@@ -57,6 +62,10 @@ class NoSuchRun(LookupError):
     """The run has never asked here."""
 
 
+class OtherTerms(LookupError):
+    """The run asks on other terms by now than those that were meant."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunTerms:
     """One run that has asked, with what an approval is bound to."""
@@ -72,6 +81,12 @@ class RunTerms:
     """Empty: the run has only asked for evaluations."""
     codec: str
     """Of the updates; empty: plain."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of everything that an approval is bound to; nobody finds other terms that have the same."""
+        said = json.dumps([self.task, self.local, self.algorithm, self.codec])
+        return hashlib.sha256(said.encode()).hexdigest()[:FINGERPRINT_LETTERS]
 
 
 class PolicyHistory:
@@ -179,19 +194,28 @@ class PolicyHistory:
             rows = self._db.execute("SELECT * FROM runs ORDER BY asked_at, run_id").fetchall()
         return [_terms(row) for row in rows]
 
-    def decided(self, run_id: str, standing: Standing, at: float) -> RunTerms:
+    def decided(self, run_id: str, standing: Standing, at: float, *, fingerprint: str = "") -> RunTerms:
         """Approve or reject a run, on the terms on which it asked last.
+
+        Args:
+            run_id: of the run.
+            standing: what is said to it.
+            at: seconds since the epoch.
+            fingerprint: of the terms that are meant; empty: whichever they are.
 
         Raises:
             NoSuchRun: it has never asked.
+            OtherTerms: it asks on others.
         """
         with self._faults(), self._transaction():
+            terms = self._run(run_id)
+            if terms is None:
+                raise NoSuchRun(run_id)
+            if fingerprint not in ("", terms.fingerprint):
+                raise OtherTerms(run_id)
             change = "UPDATE runs SET standing = ?, decided_at = ? WHERE run_id = ?"
             self._db.execute(change, (standing, at, run_id))
-            terms = self._run(run_id)
-        if terms is None:
-            raise NoSuchRun(run_id)
-        return terms
+            return replace(terms, standing=standing, decided_at=at)
 
     def forget(self, run_id: str) -> None:
         """The run's next question is its first. The rounds that were begun for it stay counted.

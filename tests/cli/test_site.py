@@ -42,6 +42,31 @@ def test_a_run_is_listed_approved_rejected_and_forgotten(state: Path) -> None:
     assert shown("list") == []
 
 
+def test_terms_that_changed_between_the_look_and_the_word_are_not_approved(state: Path) -> None:
+    def listed() -> dict[str, str]:
+        [row] = json.loads(invoke("site", "list", "--state", state, "--json").stdout)
+        return row
+
+    def asks(local: str, codec: str) -> None:
+        with closing(PolicyHistory(state)) as history:
+            history.asked("digits-1", "digits:task", local, 1_777_896_001.0, algorithm="fedavg", codec=codec)
+
+    seen, terms = set(), listed()["terms"]
+    for local, codec in (('{"lr": 0.1}', ""), ('{"lr": 9}', ""), ('{"lr": 9}', "topk:0.01")):
+        seen.add(terms)
+        asks(local, codec)
+        assert refused("site", "approve", "digits-1", "--terms", terms, "--state", state) == [
+            f"run digits-1 does not ask on the terms '{terms}': nothing is approved",
+            "`atoll site list` shows on which it asks by now",
+        ]
+        assert (listed()["standing"], listed()["decided_at"]) == ("undecided", None)
+        terms = listed()["terms"]
+    assert len({*seen, terms}) == 4
+    assert terms in invoke("site", "list", "--state", state).stdout
+    assert "approved" in said("site", "approve", "digits-1", "--terms", terms, "--state", state)
+    assert (listed()["standing"], listed()["terms"]) == ("approved", terms)
+
+
 def test_the_agents_directory_need_not_be_named_when_there_is_one(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(state.parent)
     assert "digits-1" in invoke("site", "list").stdout
