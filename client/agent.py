@@ -15,7 +15,7 @@ from atoll.client.statedir import StateDirectory
 from atoll.client.verifier import Verifier
 from atoll.client.worker import WorkerRunner
 from atoll.parallel.task import TaskNotFound, task_name
-from atoll.protocol.identity.membership import Membership
+from atoll.protocol.identity.membership import Membership, unless_stopped
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.proxy import through_proxy
 from atoll.protocol.settings import ConfigError
@@ -47,13 +47,15 @@ async def run_agent(
     gate = None
     loop, handled = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT) if handle_signals else ()
     try:
-        membership = await Membership.take(
+        taking = Membership.take(
             state.identity,
             Identity(Role.CLIENT, config.site),
             join=config.join,
             coordinator=config.coordinator,
             insecure=config.insecure,
         )
+        if (membership := await unless_stopped(taking, handled)) is None:
+            return 0
         gate = Gate(config.policy, state.path)
         if runner is None:
             runner = WorkerRunner(

@@ -15,7 +15,7 @@ from atoll.protocol import steps
 from atoll.protocol.bulk import add_aggregator
 from atoll.protocol.channel import PROTOCOL, reached_as, server_options
 from atoll.protocol.identity.credential import Credential
-from atoll.protocol.identity.membership import Membership
+from atoll.protocol.identity.membership import Membership, unless_stopped
 from atoll.protocol.identity.names import COORDINATOR, aggregator
 from atoll.protocol.identity.renewal import MembershipEnded
 from atoll.protocol.settings import ConfigError
@@ -40,6 +40,8 @@ DIAL_S = 0.5
 
 CALLS_MAX, CALLS_PER_CLIENT = 10_000, 16
 EXIT_OK = 0
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+"""That end a rank."""
 
 
 async def host_rank(
@@ -60,7 +62,9 @@ async def host_rank(
         take_place(config.state, config.rank, config.ranks)
         who, here = aggregator(config.rank), identity_folder(config.state)
         where = {"join": config.join, "coordinator": config.coordinator, "insecure": config.insecure}
-        membership = await Membership.take(here, who, **where)  # type: ignore[arg-type]
+        taking = Membership.take(here, who, **where)  # type: ignore[arg-type]
+        if (membership := await unless_stopped(taking, SIGNALS)) is None:
+            return EXIT_OK
         channels = [membership.dialer.channel(membership.address, COORDINATOR)]
         try:
             rank = Rank(RankPlace(config.rank, config.ranks, config.interface), config.state, channels[0])
@@ -83,10 +87,11 @@ async def host_rank(
 async def _be(
     rank: Rank, config: AggregatorConfig, membership: Membership, *, with_parent: bool, on_ready: Callable[[str], None]
 ) -> None:
-    server, bound = await _listen(rank, config, _listener(membership))
-    address, stop = reached_as(bound, config.public), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    stop = asyncio.Event()
+    for number in SIGNALS:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    server, bound = await _listen(rank, config, _listener(membership))
+    address = reached_as(bound, config.public)
 
     def read_input() -> None:
         if not os.read(0, 1024):

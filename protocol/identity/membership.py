@@ -3,9 +3,12 @@
 import asyncio
 import logging
 import random
+import signal
 import time
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from atoll.protocol.identity.credential import CredentialError
 from atoll.protocol.identity.dialer import Dialer, InsecureDialer, MutualDialer
@@ -72,6 +75,23 @@ class Membership:
         if self.keeper is not None:
             renew = over(lambda: self.dialer.channel(self.address, COORDINATOR))
             await keep_renewed(self.keeper, renew, rng=random.Random())
+
+
+async def unless_stopped(
+    taking: Coroutine[Any, Any, Membership], signals: Iterable[signal.Signals]
+) -> Membership | None:
+    """The membership; None: one of these signals has ended the wait for it, which is long while nobody answers.
+
+    Whoever calls this puts its own handlers in the place of those that stay behind.
+    """
+    task = asyncio.ensure_future(taking)
+    for number in signals:
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    try:
+        await asyncio.wait({task})
+    finally:
+        task.cancel()
+    return None if task.cancelled() else task.result()
 
 
 async def _enrol(code: JoinCode, folder: Path, wanted: Wanted) -> None:

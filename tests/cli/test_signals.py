@@ -1,0 +1,38 @@
+"""What a signal does to those who wait for a coordinator that does not answer yet."""
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from atoll.protocol.identity.join_code import JoinCode
+from tests.cli.federation import ATOLL
+from tests.cli.invoking import TINY
+
+NOBODY = str(JoinCode(("127.0.0.1:1",), bytes(32), bytes(8), bytes(16)))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "arguments", [("agent", f"{TINY}:task", "--site", "north"), ("aggregator", "--rank", "0", "--of", "1")]
+)
+def test_whoever_still_waits_to_enrol_is_ended_orderly(
+    tmp_path: Path, arguments: tuple[str, ...], number: signal.Signals
+) -> None:
+    log = tmp_path / "log"
+    with log.open("wb") as file:
+        command = [str(ATOLL), *arguments, "--state", str(tmp_path / "state"), "--join", NOBODY]
+        process = subprocess.Popen(command, stdout=file, stderr=file)
+    try:
+        until = time.monotonic() + 30
+        while "trying again" not in log.read_text():
+            assert time.monotonic() < until, log.read_text()
+            time.sleep(0.05)
+        process.send_signal(number)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert "Traceback" not in log.read_text()
