@@ -42,7 +42,7 @@ def start(what: What, state: State = None, overrides: options.Set = [], json: op
 
     refuse_settings_of_the_host(overrides)
     file = load_run(what, overrides, is_elsewhere=lambda file: admin.is_elsewhere(state_of(file, what, state)))
-    _report(admin.start(state_of(file, what, state), effective(file)), json)
+    _report(admin.start(state_of(file, what, state), effective(file.run)), json)
 
 
 @app.command()

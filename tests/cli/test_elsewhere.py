@@ -132,6 +132,19 @@ def test_an_operator_elsewhere_starts_a_run_of_a_task_that_lies_at_the_coordinat
     shown("run", "delete", "far-1", "--yes", "--state", it.state)
 
 
+def test_what_a_file_says_of_a_coordinator_stays_here_when_its_run_is_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is of the coordinator that this file may start, with its paths and its database."""
+    asked = list[str]()
+    monkeypatch.setattr(admin, "start", lambda state, toml: asked.append(toml) or pb.RunReply(run_id="a-1"))
+    file = tmp_path / "run.toml"
+    file.write_text(f'task = "{TINY}:task"\n[coordinator]\nlisten = "127.0.0.1:7171"\n')
+    invoke("run", "start", file, "--state", tmp_path)
+    assert "task" in asked[0]
+    assert "coordinator" not in asked[0]
+
+
 def test_an_operator_elsewhere_takes_a_model_that_lies_at_ranks(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
