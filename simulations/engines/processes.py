@@ -1,8 +1,9 @@
 """The engine of several processes: each trains windows of the cohort, with the same bits however many there are.
 
-Workers are forked where that is safe, so that a task may be any object and its data lies in memory once; on a GPU they
-come from a fork server, and the task has to be one that can be pickled: the user's files that it needs go with it. Jobs
-go out by their names; versions, updates and what clients keep lie in shared memory.
+Workers are forked where that is safe, so that a task may be any object and its data lies in memory once. On a GPU, and
+for several threads in each, they come from a fork server, and the task has to be one that can be pickled: the files of
+the user's that it needs go with it. Jobs go out by their names; versions, updates and what clients keep lie in shared
+memory.
 """
 
 import multiprocessing
@@ -165,7 +166,7 @@ class _Worker:
     """One process, seen from the engine."""
 
     def __init__(self, plan: Plan, form: Form, version: int) -> None:
-        method = "fork" if _can_fork(plan.training) else "forkserver"
+        method = "fork" if _can_fork(plan) else "forkserver"
         context: Any = multiprocessing.get_context(method)
         self.connection, theirs = context.Pipe()
         self._blocks = Blocks(form, is_shared=True)
@@ -247,6 +248,8 @@ class _Worker:
         return answer
 
 
-def _can_fork(training: Training) -> bool:
-    """Linux alone forks safely, and a process that has begun with CUDA does not."""
-    return sys.platform == "linux" and training.device == "cpu" and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+def _can_fork(plan: Plan) -> bool:
+    """Linux alone forks safely. A process that has begun with CUDA does not; nor may its child use several threads: it
+    would wait for ever for those of OpenMP that its parent had."""
+    is_plain = plan.threads == 1 and plan.training.device == "cpu"
+    return is_plain and sys.platform == "linux" and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

@@ -27,7 +27,8 @@ class SimulationConfig(BaseModel):
     """Processes that train; 0: as many as there are cores."""
 
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Of each process; with more than one the bits may change from run to run."""
+    """Of each process; those of Ray have one. With more than one the bits may change from run to run, and each of
+    several processes unpickles the task, which one of lambdas cannot be."""
 
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the models compute."""

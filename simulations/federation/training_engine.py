@@ -74,6 +74,7 @@ def engine_of(
             clients,
             name=name,
             workers=simulation.workers or None,
+            threads=simulation.threads,
             cohort=cohort,
             address=simulation.ray_address,
         )

@@ -57,6 +57,11 @@ def wide_chain() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 160), nn.ReLU(), nn.Linear(160, 160), nn.ReLU(), nn.Linear(160, 3))
 
 
+def broad() -> nn.Module:
+    """Between its layers lies enough for several threads."""
+    return nn.Sequential(nn.Linear(6, 40_000), nn.ReLU(), nn.Linear(40_000, 3))
+
+
 def cnn() -> nn.Module:
     return CNN([1, 4, 6], side=8, hidden=8, classes=3, norm=False)
 

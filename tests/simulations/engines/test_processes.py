@@ -1,8 +1,10 @@
 import gc
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +28,7 @@ from tests.simulations.engines.cases import (
     SIZES,
     all_trained,
     assert_same_bits,
+    broad,
     first_version,
     one_by_one_task,
     picklable,
@@ -152,6 +155,27 @@ def test_workers_of_a_fork_server_train_the_same(monkeypatch: pytest.MonkeyPatch
     with processes(training, workers=1, batched=is_batched) as engine:
         for ours, theirs in zip(trained(engine, version, jobs), expected, strict=True):
             np.testing.assert_array_equal(ours.row, theirs.row)
+
+
+@contextmanager
+def killing_what_hangs() -> Iterator[None]:
+    """After half a minute, so that a test fails instead of waiting for ever."""
+    timer = threading.Timer(30.0, lambda: [child.kill() for child in multiprocessing.active_children()])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def test_workers_of_several_threads_train_also_where_their_parent_has_had_several() -> None:
+    """A forked child waits for ever for the threads that OpenMP had in its parent."""
+    training = replace(CASES["mlp"].training(), task=replace(picklable(), model=broad))
+    version, jobs = first_version(training), [Job("b", 1)]
+    expected = trained(Sequential(training, threads=2), version, jobs)
+    with processes(training, workers=1, threads=2) as engine, killing_what_hangs():
+        (found,) = trained(engine, version, jobs)
+    np.testing.assert_array_equal(found.row, expected[0].row)
 
 
 TASK = """
