@@ -56,8 +56,10 @@ def read_checked(path: Path, sha256: str | None = None) -> bytes:
 
     Raises:
         NoData: there is no such file.
-        BadData: it has another digest, or the `SHA256SUMS` beside it does not name it.
+        BadData: it has another digest, or the `SHA256SUMS` beside it does not name it or is no text.
     """
+    if path.is_dir():
+        raise NoData(f"{path}: is a folder, and must be a file")
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -73,7 +75,11 @@ def _digest_beside(path: Path) -> str | None:
     sums = path.parent / SUMS
     if not sums.is_file():
         return None
-    for number, line in enumerate(sums.read_text("utf-8").splitlines(), start=1):
+    try:
+        lines = sums.read_text("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise BadData(f"{sums}: is no UTF-8 text: {error}") from error
+    for number, line in enumerate(lines, start=1):
         digest, _, name = line.strip().partition(" ")
         if line.strip() and (len(digest) != 64 or not name.strip()):
             raise BadData(f"{sums}: line {number} is {line!r}, and must be a SHA-256 and a name")

@@ -24,6 +24,8 @@ from atoll.parallel.data.public.owned import Ints, Owned, by_owner
 LETTERS = "".join(sorted("\n !\"&'(),-.:;>?[]}" + string.digits + string.ascii_letters))
 """The 80 characters of LEAF's Shakespeare; a character's code is its place among them."""
 
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
 
 def read_leaf(folder: Path, *, letters: str = LETTERS, test_fraction: float = 0.1, min_examples: int = 1) -> Owned:
     """All JSON files of a data set, each user an owner.
@@ -74,7 +76,7 @@ def _users(folder: Path) -> Iterator[User]:
 def _users_of(path: Path) -> Iterator[User]:
     try:
         content = json.loads(read_checked(path))
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also a whole number of thousands of digits
         raise BadData(f"{path}: is no JSON: {error}") from error
     if not isinstance(content, dict) or not {"users", "num_samples", "user_data"} <= content.keys():
         raise BadData(f"{path}: must be an object with users, num_samples and user_data")
@@ -123,8 +125,14 @@ def _stacked(folder: Path, users: Sequence[User], letters: str) -> TensorDataset
     if not inputs:
         raise BadData(f"{folder}: no user has an example")
     y_all = np.concatenate(targets)
-    wanted = np.int64 if y_all.dtype.kind in "iub" or (y_all == np.round(y_all)).all() else np.float32
+    wanted = np.int64 if _are_int64(y_all) else np.float32
     return TensorDataset(torch.from_numpy(np.concatenate(inputs)), torch.from_numpy(y_all.astype(wanted)))
+
+
+def _are_int64(values: "np.ndarray[Any, Any]") -> bool:
+    """Whether all are whole numbers that an int64 holds."""
+    is_whole = values.dtype.kind in "iub" or bool((values == np.round(values)).all())
+    return is_whole and bool((np.abs(values.astype(np.float64)) < 2.0**63).all())
 
 
 def _numbers(values: list[Any], codes: dict[str, int]) -> "np.ndarray[Any, Any]":
@@ -133,6 +141,8 @@ def _numbers(values: list[Any], codes: dict[str, int]) -> "np.ndarray[Any, Any]"
         found = np.array(values)
         if found.dtype.kind not in "iufb" or not np.isfinite(found).all():
             raise BadData("not all are finite numbers, or lists of them of one length")
+        if (np.abs(found.astype(np.float64)) > FLOAT32_MAX).any():
+            raise BadData("not all are numbers that a float32 holds")
         return found
     if not all(isinstance(text, str) for text in values) or len(lengths := {len(text) for text in values}) != 1:
         raise BadData("some are texts, and not all are texts of one length")

@@ -18,6 +18,8 @@ from atoll.parallel.data.public.owned import Owned, by_owner
 MISSING = frozenset({"", "?", "na", "n/a", "nan", "null"})
 """What stands for a value that is not there, in small letters."""
 
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
 Floats = NDArray[np.float32]
 
 
@@ -109,6 +111,8 @@ class _Read:
         for row, value in enumerate(values):
             if value is None or not math.isfinite(value):
                 raise self.fault(name, row, "is no finite number, and others are; name the column in `categorical`")
+            if abs(value) > FLOAT32_MAX:
+                raise self.fault(name, row, "is more than a float32 holds")
         return np.array(values, np.float32)
 
     def fault(self, name: str, row: int, what: str) -> BadData:

@@ -64,3 +64,12 @@ def test_a_file_that_its_sums_do_not_name_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(NoData, match="there is no such file"):
         read_checked(tmp_path / "a")
+
+
+def test_a_folder_is_no_file_and_sums_that_are_no_text_are_told(tmp_path: Path) -> None:
+    with pytest.raises(NoData, match="is a folder, and must be a file"):
+        read_checked(tmp_path)
+    (tmp_path / "a.txt").write_bytes(b"hello")
+    (tmp_path / "SHA256SUMS").write_bytes(b"\xff\xfe")
+    with pytest.raises(BadData, match="SHA256SUMS: is no UTF-8 text"):
+        read_checked(tmp_path / "a.txt")

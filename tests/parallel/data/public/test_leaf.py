@@ -82,6 +82,7 @@ def test_targets_with_fractions_stay_numbers(tmp_path: Path) -> None:
         ({"a": ([[1, 2]], [0]), "b": ([[1]], [0])}, {}, r"user 'b': inputs have the shape \(1,\), and those"),
         ({"a": ([[1, 2], [1]], [0, 0])}, {}, "user 'a'"),
         ({"a": ([[1, None]], [0])}, {}, "user 'a': not all are finite numbers"),
+        ({"a": ([[1, 1e39]], [0])}, {}, "user 'a': not all are numbers that a float32 holds"),
         ({"a": (["ab", "a"], [0, 0])}, {}, "user 'a': some are texts, and not all are texts of one length"),
         ({"a": (["a~"], [0])}, {}, "user 'a': the character '~' is not among the 80 letters"),
         ({"a": ([], [])}, {}, "no user has an example"),
@@ -90,6 +91,17 @@ def test_targets_with_fractions_stay_numbers(tmp_path: Path) -> None:
 def test_what_is_wrong_is_told_with_its_user(tmp_path: Path, users: Any, more: Any, fault: str) -> None:
     with pytest.raises(BadData, match=fault):
         read_leaf(write(tmp_path, users, **more))
+
+
+def test_whole_numbers_that_no_int64_holds_stay_what_they_are(tmp_path: Path) -> None:
+    owned = read_leaf(write(tmp_path, {"a": ([[1.0]], [1e20])}))
+    assert owned("a", "train")[0][1].item() == pytest.approx(1e20)
+
+
+def test_a_number_of_more_digits_than_python_reads_is_told_with_its_file(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(f'{{"users": [{"9" * 5000}]}}')
+    with pytest.raises(BadData, match=r"a\.json: is no JSON: Exceeds the limit"):
+        read_leaf(tmp_path)
 
 
 def test_files_that_are_none_are_refused(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def test_a_table_without_names_gets_them(tmp_path: Path) -> None:
         (TEXT.replace("south", "?"), {}, r"line 3, column 'clinic': '\?' has no value"),
         (TEXT.replace("52", "5z"), {}, "line 4, column 'age': '5z' is no finite number, and others are"),
         (TEXT.replace("52", "inf"), {}, "line 4, column 'age': 'inf' is no finite number"),
+        (TEXT.replace("52", "1e39"), {}, "line 4, column 'age': '1e39' is more than a float32 holds"),
         (TEXT.replace("41,", ""), {}, "line 3 has 4 cells, and there are 5 columns"),
         (TEXT.replace("age", "clinic"), {}, "names of columns must differ and not be empty"),
         (TEXT, {"site": "hospital"}, r"there is no column hospital \(there: clinic, age, colour, height, cm, ill\)"),
