@@ -144,9 +144,18 @@ def is_finished(folder: Path) -> bool:
 
 
 def last_words(folder: Path) -> str:
-    """The last line that a cell's process said."""
+    """Why a cell has failed: what its run ended with, and why clients failed; else the last line that it said."""
     try:
-        lines = (folder / LOG).read_text("utf-8", errors="replace").split("\n")
+        result = json.loads((folder / RESULT).read_text("utf-8"))
+        *_, last = (json.loads(line) for line in (folder / ROUNDS).read_text("utf-8").splitlines())
+        return "; ".join([result["cause"], *sorted(set(last.get("failures", {}).values()))])
+    except (OSError, ValueError, KeyError):
+        return _last_line(folder / LOG)
+
+
+def _last_line(log: Path) -> str:
+    try:
+        lines = log.read_text("utf-8", errors="replace").split("\n")
     except OSError:
         return "it said nothing"
     return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
@@ -155,6 +164,7 @@ def last_words(folder: Path) -> str:
 def _start(command: Sequence[str], folder: Path, working: Path, jobs: int, life: int) -> "subprocess.Popen[bytes]":
     """In a session of its own, so that Ctrl-C reaches it through us alone; it ends when we are gone."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / RESULT).unlink(missing_ok=True)  # of an earlier try: this one may fail otherwise
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     environment = {"OMP_NUM_THREADS": str(max(1, cores // jobs)), **os.environ, VARIABLE: "1"}
     with (folder / LOG).open("ab") as log:

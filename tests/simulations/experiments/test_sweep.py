@@ -9,6 +9,7 @@ import pytest
 from atoll.simulations.experiments.grid import Cell, Grid, SweepConfig
 from atoll.simulations.experiments.sweep import Progress, last_words, run_cells, simulate
 from tests.simulations.experiments import fake_simulate
+from tests.simulations.experiments.runs import line
 
 
 def fake(rounds: int = 3, *, sleep_s: float = 0.0) -> "object":
@@ -81,6 +82,20 @@ def test_a_process_that_says_it_went_well_and_left_no_result_has_failed(tmp_path
     done = run_cells(grid, tmp_path, command=lambda *_: [sys.executable, "-c", ""])
     assert list(done.states.values()) == ["failed"]
     assert last_words(tmp_path / grid.cells[0].folder) == "it said nothing"
+
+
+def test_a_run_that_comes_to_a_bad_end_is_told_with_its_cause_and_its_clients(tmp_path: Path) -> None:
+    """`atoll simulate` says at last where everything is: no reason."""
+    grid = grid_of(tmp_path, {})
+    folder = tmp_path / grid.cells[0].folder
+    folder.mkdir(parents=True)
+    round_ = line(1) | {"failures": {"a": "not_finite: NaN in w", "b": "not_finite: NaN in w"}}
+    (folder / "rounds.jsonl").write_text(json.dumps(round_) + "\n")
+    (folder / "result.json").write_text('{"state": "failed", "cause": "4 rounds in a row were abandoned"}')
+    (folder / "log.txt").write_text("failed: ...\neverything is in there\n")
+    assert last_words(folder) == "4 rounds in a row were abandoned; not_finite: NaN in w"
+    run_cells(grid, tmp_path, command=lambda *_: [sys.executable, "-c", "print('atoll: the folder is in use')"])
+    assert last_words(folder) == "atoll: the folder is in use"
 
 
 def test_a_cell_is_a_simulation_with_its_settings(tmp_path: Path) -> None:
