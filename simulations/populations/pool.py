@@ -1,6 +1,7 @@
 """Several data sets as one, and its labels. Any map-style data sets of (inputs, targets)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -21,10 +22,11 @@ class Pool:
 
     Args:
         datasets: of the owners that have this split.
+        names: what each is called when it cannot be read; none: nothing.
     """
 
-    def __init__(self, datasets: Sequence[Any]) -> None:
-        self.datasets = tuple(datasets)
+    def __init__(self, datasets: Sequence[Any], names: Sequence[str] = ()) -> None:
+        self.datasets, self._names = tuple(datasets), tuple(names) or ("",) * len(datasets)
         self.sizes = np.array([len(dataset) for dataset in self.datasets], np.int64)
 
     def __len__(self) -> int:
@@ -37,7 +39,10 @@ class Pool:
         Raises:
             NoLabels: a target is not one whole number.
         """
-        found = [labels_of(dataset) for dataset in self.datasets if len(dataset)]
+        found = []
+        for dataset, name in zip(self.datasets, self._names, strict=True):
+            with reading(name):
+                found += [labels_of(dataset)] if len(dataset) else []
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def part(self, indices: Ints) -> "Subset[Any]":
@@ -58,6 +63,17 @@ class Pool:
         if len({tuple((t.dtype, t.shape[1:]) for t in those) for those in tensors}) == 1 and tensors[0]:
             return TensorDataset(*map(torch.cat, zip(*tensors, strict=True))), None
         return ConcatDataset(self.datasets), None
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Let what fails say whose data were read: many owners' come through the same line of the task."""
+    try:
+        yield
+    except Exception as error:
+        if name:
+            error.add_note(f"in the {name}")
+        raise
 
 
 def _tensors_of(dataset: Any) -> tuple[torch.Tensor, ...]:

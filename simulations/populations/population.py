@@ -15,7 +15,7 @@ from atoll.simulations.populations import partitions
 from atoll.simulations.populations.config import KIND_OPTIONS, NEED_LABELS, PopulationConfig
 from atoll.simulations.populations.features import STRENGTH, FeatureSkew, NotChangeable
 from atoll.simulations.populations.partitions import Impossible, Ints, stream
-from atoll.simulations.populations.pool import NoLabels, Pool
+from atoll.simulations.populations.pool import NoLabels, Pool, reading
 
 if TYPE_CHECKING:
     from atoll.simulations.populations.report import Report
@@ -120,9 +120,13 @@ def names(num_clients: int) -> tuple[str, ...]:
 
 def _pool(task: Task, split: str) -> tuple[Pool, list[int]]:
     """All there is of a split, and the numbers of the sites that have some of it."""
-    datasets = {number: task.data(site, split) for number, site in enumerate(task.sites)}
-    there = {number: dataset for number, dataset in datasets.items() if dataset is not None}
-    return Pool(list(there.values())), list(there)
+    names, there = [f"{split} data of site {site!r}" for site in task.sites], {}
+    for number, site in enumerate(task.sites):
+        with reading(names[number]):
+            dataset = task.data(site, split)
+        if dataset is not None:
+            there[number] = dataset
+    return Pool(list(there.values()), [names[number] for number in there]), list(there)
 
 
 def _faults(config: PopulationConfig, task: Task, train: Pool, whose: Sequence[int]) -> Iterator[str]:

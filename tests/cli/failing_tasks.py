@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from atoll.parallel.data.public.idx import read_idx
 from tests.simulations.federation import lines
@@ -51,6 +51,18 @@ def _no_data(site: str, split: str) -> TensorDataset:
     raise RuntimeError("no data")
 
 
+class _Record(Dataset[tuple[torch.Tensor, int]]):
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        raise KeyError("a record")
+
+
+def _no_record(site: str, split: str) -> Dataset[tuple[torch.Tensor, ...]]:
+    return _Record() if (site, split) == ("c", "train") else lines.data(site, split)
+
+
 def _no_model() -> torch.nn.Module:
     raise RuntimeError("no model")
 
@@ -70,3 +82,4 @@ no_labels = replace(task, data=_no_labels, test_data=None)
 not_finite = replace(task, data=_not_finite)
 no_data = replace(task, data=_no_data)
 no_model = replace(task, model=_no_model)
+no_record = replace(task, data=_no_record)

@@ -43,10 +43,17 @@ def test_what_the_user_s_own_code_raised_is_told_with_its_place() -> None:
     assert "grad can be" in failed(f"{TASKS}:loss_of_each", *ALL, "--engine", "sequential")
 
 
-@pytest.mark.parametrize("what", ["data", "model"])
-def test_code_of_the_task_that_fails_before_a_client_trains_is_told_with_its_place(what: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "raised"),
+    [
+        ("data", "RuntimeError: no data in the train data of site 'a'"),
+        ("record", "KeyError: 'a record' in the train data of site 'c'"),
+        ("model", "RuntimeError: no model"),
+    ],
+)
+def test_code_of_the_task_that_fails_before_a_client_trains_is_told_with_its_place(what: str, raised: str) -> None:
     told = failed(f"{TASKS}:no_{what}", *ALL, "--engine", "sequential")
-    assert told.startswith(f"the task failed: RuntimeError: no {what} ({failing_tasks.__file__}, line ")
+    assert told.startswith(f"the task failed: {raised} ({failing_tasks.__file__}, line ")
 
 
 def test_a_mistake_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
