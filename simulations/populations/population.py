@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch.utils.data import Subset, TensorDataset
 
@@ -124,9 +125,21 @@ def _pool(task: Task, split: str) -> tuple[Pool, list[int]]:
     for number, site in enumerate(task.sites):
         with reading(names[number]):
             dataset = task.data(site, split)
-        if dataset is not None:
-            there[number] = dataset
+        if dataset is None:
+            continue
+        if fault := _no_dataset(dataset):
+            raise ConfigError([f"population: task.data({site!r}, {split!r}) gave {fault}"])
+        there[number] = dataset
     return Pool(list(there.values()), [names[number] for number in there]), list(there)
+
+
+def _no_dataset(given: Any) -> str:
+    """Why these are no examples that can be counted and asked for one by one; empty: they may be."""
+    if not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
+        return f"{type(given).__name__}, which has no length or no items; allowed: a map-style dataset"
+    if isinstance(given, tuple) and given and all(isinstance(part, torch.Tensor | np.ndarray) for part in given):
+        return "a tuple of arrays, whose items are the arrays; TensorDataset(inputs, targets) of torch has examples"
+    return ""
 
 
 def _faults(config: PopulationConfig, task: Task, train: Pool, whose: Sequence[int]) -> Iterator[str]:
