@@ -77,7 +77,7 @@ def sweep(
     names = chosen(columns.split(",") if columns else grid.sweep.columns, wanted)
     asked_for = _wanted(metric, grid)
     if not show:
-        _check(grid, asked_for, with_task=check)
+        _check(grid, grid.cells if check else _unfinished(grid, folder), asked_for)
     elif asked_for is not None:
         asked_for.check_name()
     if check:
@@ -165,13 +165,19 @@ def _found(grid: "Grid", folder: Path, states: "Mapping[str, State]") -> "Iterat
             yield cell, None, state
 
 
-def _check(grid: "Grid", asked_for: "Wanted | None", *, with_task: bool) -> None:
-    """What can be known before the first cell runs; the task is loaded only where it is needed.
+def _unfinished(grid: "Grid", folder: Path) -> "list[Cell]":
+    from atoll.simulations.experiments.sweep import is_finished
+
+    return [cell for cell in grid.cells if not is_finished(folder / cell.folder)]
+
+
+def _check(grid: "Grid", cells: "Sequence[Cell]", asked_for: "Wanted | None") -> None:
+    """What can be known before the first cell runs.
 
     Args:
         grid: of the cells.
+        cells: those to be tried with their task: others have run.
         asked_for: the metric; None: nobody has named one.
-        with_task: try every cell with its task, too.
 
     Raises:
         ConfigError: with all that is wrong.
@@ -180,13 +186,12 @@ def _check(grid: "Grid", asked_for: "Wanted | None", *, with_task: bool) -> None
     from atoll.simulations.experiments.sweep import check_cells
 
     faults: list[str] = []
-    or_faults(lambda: check_cells(grid), faults)
+    or_faults(lambda: check_cells(grid.cells), faults)
     if asked_for is not None:
         or_faults(asked_for.check_name, faults)
-    if not faults and (with_task or asked_for is not None):
+    if not faults and cells:
         task = _task_of(grid)
-        if with_task:
-            or_faults(lambda: _try_cells(grid, task), faults)
+        or_faults(lambda: _try_cells(grid, cells, task), faults)
         if asked_for is not None:
             or_faults(lambda: asked_for.check_start(task, grid.cells), faults)
     if faults:
@@ -204,7 +209,7 @@ def _task_of(grid: "Grid") -> "Task | ArrayTask":
         return load_user_task(simulated(one.task, overrides(one), rounds=None, clients=None).task)
 
 
-def _try_cells(grid: "Grid", task: "Task | ArrayTask") -> None:
+def _try_cells(grid: "Grid", cells: "Sequence[Cell]", task: "Task | ArrayTask") -> None:
     """As `atoll simulate --check` does with each of them, from the grid's folder.
 
     Raises:
@@ -225,7 +230,7 @@ def _try_cells(grid: "Grid", task: "Task | ArrayTask") -> None:
             raise ConfigError(error.faults) from error
 
     with chdir(grid.folder):
-        check_cells(grid, check)
+        check_cells(cells, check)
 
 
 def _say_cells(grid: "Grid", json: bool) -> None:

@@ -77,6 +77,7 @@ def main_metric(reports: Sequence[RunReport]) -> str:
 def metric_per_round(axes: "Axes", reports: Sequence[RunReport], metric: str) -> None:
     """The metric over the rounds."""
     _curves(axes, reports, metric, "round", "round", "round", 1.0)
+    _over_rounds(axes)
 
 
 def metric_per_time(axes: "Axes", reports: Sequence[RunReport], metric: str) -> None:
@@ -100,7 +101,8 @@ def participation(axes: "Axes", reports: Sequence[RunReport], _metric: str) -> N
             if any(counts):
                 axes.bar(numbers, counts, bottom=bottom, width=1.0, color=colour, label=fate)
                 bottom = [low + count for low, count in zip(bottom, counts, strict=True)]
-        axes.set(xlabel="round", ylabel="clients")
+        _over_rounds(axes)
+        axes.set(ylabel="clients")
     else:
         names = [report.name for report in reports]
         left = [0.0] * len(reports)
@@ -125,7 +127,8 @@ def bytes_per_round(axes: "Axes", reports: Sequence[RunReport], _metric: str) ->
         if any(line.get("bytes_up_plain") not in (None, line["bytes_up"]) for line in report.rounds):
             plain = _megabytes(report, "bytes_up_plain")
             axes.plot(numbers, plain, label=f"{name}up without codec", **style | {"linestyle": ":"})
-    axes.set(xlabel="round", ylabel="so far [MB]", title="bytes moved")
+    _over_rounds(axes)
+    axes.set(ylabel="so far [MB]", title="bytes moved")
     _legend(axes)
 
 
@@ -163,6 +166,12 @@ def _curves(
             axes.plot([x / scale for x in xs], ys, label=report.name, **style)
     axes.set(xlabel=label, ylabel=metric, title=f"{metric} per {per}")
     _legend(axes)
+
+
+def _over_rounds(axes: "Axes") -> None:
+    """There is no round 2.5."""
+    axes.set_xlabel("round")
+    axes.locator_params(axis="x", integer=True)
 
 
 def _styles(count: int) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,18 +68,18 @@ def check_settings(cell: Cell) -> None:
     load_text(SimulationFile, f"task = {json.dumps(cell.task)}", overrides(cell), name="")
 
 
-def check_cells(grid: Grid, check: Callable[[Cell], None] = check_settings) -> None:
+def check_cells(cells: Iterable[Cell], check: Callable[[Cell], None] = check_settings) -> None:
     """Insist that every cell can be run, before the first of them runs for an hour.
 
     Args:
-        grid: of the cells.
+        cells: to look at.
         check: raises ConfigError for one that cannot.
 
     Raises:
         ConfigError: each fault once, with the first cell that has it and how many more do.
     """
     faults: dict[str, list[str]] = {}
-    for cell in grid.cells:
+    for cell in cells:
         try:
             check(cell)
         except ConfigError as error:

@@ -1,8 +1,8 @@
 """The settings of a simulated run: those of a deployed one, and who its clients are."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from atoll.protocol.settings import STRICT
 from atoll.server.config import RunFile
@@ -35,6 +35,14 @@ class SimulationConfig(BaseModel):
 
     ray_address: str | None = None
     """Of "ray": the cluster to use; absent: a local one is started."""
+
+    @model_validator(mode="after")
+    def _check_address(self) -> Self:
+        if self.ray_address is not None and self.engine != "ray":
+            raise ValueError(
+                f'ray_address is of the engine "ray", and engine is "{self.engine}": name it, or leave one out'
+            )
+        return self
 
 
 class SimulationFile(RunFile):

@@ -87,17 +87,31 @@ def test_a_setting_that_no_simulation_has_is_said_before_anything_runs(tmp_path:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_check_of_a_sweep_tries_each_cell_with_its_task(tmp_path: Path) -> None:
-    path = tmp_path / "grid.toml"
+@pytest.mark.parametrize("word", ["--check", "--jobs=1"])
+def test_each_cell_is_tried_with_its_task_before_the_first_one_runs(tmp_path: Path, word: str) -> None:
+    path, out = tmp_path / "grid.toml", tmp_path / "out"
     task = "tests.simulations.federation.lines:task"
     path.write_text(f'task = "{task}"\n[grid]\n"local.lr" = [0.1, -1]\n"round.cohort_size" = [3, 77]\n')
-    assert refused("sweep", path, "--check") == [
+    assert refused("sweep", path, word, "--out", out) == [
         "lr 0.1, cohort_size 77 and 1 cells more: round.cohort_size: got 77; allowed: at most 4, "
         "as many as there are clients",
         "lr -1, cohort_size 3 and 1 cells more: local.lr: must be positive and finite, got -1",
     ]
     path.write_text(f'task = "{task[:-4]}tusk"\n[grid]\nseed = [1, 2]\n')
-    assert refused("sweep", path, "--check")[0].endswith("(tasks there: task)")
+    assert refused("sweep", path, word, "--out", out)[0].endswith("(tasks there: task)")
+    assert not out.exists()
+
+
+def test_cells_that_are_finished_are_not_tried_again(grid: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their task may be another one by now, or gone."""
+    tried = list[str]()
+    monkeypatch.setattr(
+        "atoll.cli.sweep._try_cells", lambda grid, cells, task: tried.extend(cell.name for cell in cells)
+    )
+    invoke("sweep", grid, "--no-plot")
+    assert len(tried) == 4
+    invoke("sweep", grid, "--no-plot")
+    assert len(tried) == 4
 
 
 TASK = "tests.simulations.federation.lines:task"

@@ -108,7 +108,7 @@ _SWEEPS = [
 def _sweep(data: bytes) -> None:
     grid = parse_grid(data, Path("f.toml"))
     assert len({cell.folder for cell in grid.cells}) == len(grid.cells)
-    check_cells(grid)
+    check_cells(grid.cells)
 
 
 # ---------------------------------------------------------------- messages of clients

@@ -93,6 +93,8 @@ def _users_of(path: Path) -> Iterator[User]:
             lengths = f"{len(own['x'])} x and {len(own['y'])} y"
             raise BadData(f"{path}: user {user!r} has {lengths}, and num_samples says {count}")
         yield user, own["x"], own["y"]
+    if strangers := sorted(data.keys() - set(users)):
+        raise BadData(f"{path}: user {strangers[0]!r} is in user_data and not in users")
 
 
 def _parts(held: Sequence[tuple[str, str, int]]) -> dict[str, dict[str, Ints]]:

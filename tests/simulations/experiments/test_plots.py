@@ -48,6 +48,12 @@ def test_several_runs_lie_over_each_other_and_the_legend_names_them(tmp_path: Pa
     assert len({curve.get_color() for curve in axes.lines}) == 2
 
 
+@pytest.mark.parametrize("draw", [plots.metric_per_round, plots.participation, plots.bytes_per_round])
+def test_rounds_are_whole_numbers(tmp_path: Path, draw: Any) -> None:
+    ticks = drawn(draw, [run(tmp_path, "one")]).get_xticks().tolist()
+    assert ticks == [round(tick) for tick in ticks]
+
+
 @pytest.mark.parametrize(("longest", "unit", "ends_at"), [(300, "s", 300), (1200, "min", 20), (72_000, "h", 20)])
 def test_time_has_a_unit_that_a_person_reads(tmp_path: Path, longest: float, unit: str, ends_at: float) -> None:
     axes = drawn(plots.metric_per_time, [run(tmp_path, "one", virtual_s=longest)])

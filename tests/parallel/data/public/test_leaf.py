@@ -93,6 +93,13 @@ def test_what_is_wrong_is_told_with_its_user(tmp_path: Path, users: Any, more: A
         read_leaf(write(tmp_path, users, **more))
 
 
+def test_a_user_who_is_not_counted_is_told(tmp_path: Path) -> None:
+    content = {"users": ["a"], "num_samples": [1], "user_data": {name: {"x": [[1]], "y": [0]} for name in "ab"}}
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    with pytest.raises(BadData, match=r"a\.json: user 'b' is in user_data and not in users"):
+        read_leaf(tmp_path)
+
+
 def test_whole_numbers_that_no_int64_holds_stay_what_they_are(tmp_path: Path) -> None:
     owned = read_leaf(write(tmp_path, {"a": ([[1.0]], [1e20])}))
     assert owned("a", "train")[0][1].item() == pytest.approx(1e20)
