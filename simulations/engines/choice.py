@@ -202,22 +202,30 @@ def _close(engines: Sequence[Engine]) -> None:
 def _jobs(
     engine: Engine, version: Arrays, client_ids: Sequence[str], clock: Callable[[], float], *, together: int
 ) -> list[Job]:
-    """As many clients as a pass has time for; where that is not a handful, only so many of their steps.
-
-    Where that is more than all workers train `together`, a multiple of it: with three products two workers would seem
-    to be slower than they are in a round, where one of them does not wait for the other as long.
-    """
+    """As many clients as a pass has time for, but never fewer than all workers train `together`, and a multiple of that:
+    with one product, or three, two workers would seem to be slower than they are in a round. Where these are more than
+    there is time for, only so many of their steps."""
     every = [Job(client_id, seed=number) for number, client_id in enumerate(client_ids)]
     one = replace(every[0], steps=1)
     _speed(engine, version, [one], clock)  # what is only slow at first is no measure
-    began = clock()
-    (trained,) = engine.train(version, [one])
-    step_s = max(clock() - began, 1e-9)
-    requested = 1 if isinstance(trained, Failed) else round(1 / trained.work)
-    steps = min(requested, max(1, int(PASS_S / (step_s * FEWEST))))
-    count = max(FEWEST, int(PASS_S / (step_s * steps)))
-    count += -count % together if together <= count else 0
+    step_s, requested = _seconds_of_a_step(engine, version, one, clock)
+    if (
+        step_s * requested <= PASS_S
+    ):  # there is more to a client than its steps, which that of one would count each time
+        step_s, _ = _seconds_of_a_step(engine, version, replace(one, steps=requested), clock)
+    fewest = max(FEWEST, min(together, len(every)))
+    steps = min(requested, max(1, int(PASS_S / (step_s * fewest))))
+    count = max(fewest, int(PASS_S / (step_s * steps)))
+    count += -count % together
     return [replace(job, steps=steps) for job in every[:count]]
+
+
+def _seconds_of_a_step(engine: Engine, version: Arrays, job: Job, clock: Callable[[], float]) -> tuple[float, int]:
+    """And how many steps the whole of the client's training has."""
+    began = clock()
+    (trained,) = engine.train(version, [job])
+    seconds, steps = max(clock() - began, 1e-9), job.steps or 1
+    return seconds / steps, steps if isinstance(trained, Failed) else round(steps / trained.work)
 
 
 def _speed(engine: Engine, version: Arrays, jobs: Sequence[Job], clock: Callable[[], float]) -> float:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.simulations.engines.choice import BESIDE, Choice, choose
+from atoll.simulations.engines.choice import BESIDE, Choice, _jobs, choose
 from atoll.simulations.engines.determinism import NotDeterministic, check_deterministic, check_model
 from atoll.simulations.engines.engine import ClientFailed, Job, Trained, Training
 from atoll.simulations.engines.sequential import Sequential
@@ -243,3 +243,34 @@ def test_examples_that_see_each_other_are_found_by_trying() -> None:
         for found, expected in zip(choice.engine.train(version, jobs), reference, strict=True):
             assert isinstance(found, Trained)
             np.testing.assert_allclose(found.row, expected.row, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("of_client", "of_step", "together", "expected"),
+    [
+        (2e-3, 2e-4, 24, (48, 6)),  # 2NN on two processes: a client takes 3.2 ms, whatever its first step seems to take
+        (1e-5, 1e-5, 24, (100, 6)),
+        (0.0, 1e-2, 6, (12, 1)),
+        (0.0, 1e-2, 24, (24, 1)),  # no time for so many, but with fewer the second worker would have nothing to do
+        (0.0, 1.0, 256, (100, 1)),
+    ],
+)
+def test_no_worker_is_without_a_product_while_engines_are_measured(
+    of_client: float, of_step: float, together: int, expected: tuple[int, int]
+) -> None:
+    instants = [0.0]
+
+    class Timed:
+        name = "timed"
+
+        def train(self, version: Any, jobs: Any) -> Iterator[Any]:
+            for job in jobs:
+                steps = min(job.steps or 6, 6)
+                instants[0] += of_client + steps * of_step
+                yield Trained(job.client_id, {}, 60, steps / 6, {}, {}, {})
+
+        def close(self) -> None:
+            pass
+
+    jobs = _jobs(Timed(), {}, [str(k) for k in range(100)], lambda: instants[0], together=together)
+    assert (len(jobs), jobs[0].steps) == expected
