@@ -90,6 +90,11 @@ class Fleet(Mapping[str, Device]):
         """Whether the client is one of those that train so much slower."""
         return bool(self.stragglers[self._places[client_id]])
 
+    @property
+    def is_always_awake(self) -> bool:
+        """Whether nobody ever sleeps."""
+        return not len(self.awake.begins)
+
     def is_awake(self, client_id: str, t: float) -> bool:
         """Whether the client can be asked at `t`."""
         return self.awake.is_awake(self._places[client_id], t)

@@ -202,8 +202,8 @@ def _close(engines: Sequence[Engine]) -> None:
 def _jobs(
     engine: Engine, version: Arrays, client_ids: Sequence[str], clock: Callable[[], float], *, together: int
 ) -> list[Job]:
-    """As many clients as a pass has time for, but never fewer than all workers train `together`, and a multiple of that:
-    with one product, or three, two workers would seem to be slower than they are in a round. Where these are more than
+    """As many clients as a pass has time for, and a multiple of those that all workers train `together`: with a single
+    product, or with three, two workers would seem to be slower than they are in a round. Where these are more than
     there is time for, only so many of their steps."""
     every = [Job(client_id, seed=number) for number, client_id in enumerate(client_ids)]
     one = replace(every[0], steps=1)

@@ -75,6 +75,7 @@ class Service:
         self._sampler, self._lease, self._round_due = sampler, lease, round_due
         self._task, self._local = task_name(config.task), json.dumps(dict(config.local), sort_keys=True)
         self._timer: float | None = None
+        self._fetched = Digest(""), 0
 
     # ------------------------------------------------------------ events in
 
@@ -250,10 +251,12 @@ class Service:
     # ------------------------------------------------------------ models and updates
 
     def bytes_of(self, digest: Digest) -> int:
-        """Of a version, on its way down."""
-        version = self.world.versions.by_digest(digest)
-        assert version is not None
-        return version.manifest.num_bytes
+        """Of a version, on its way down; nearly always a whole cohort asks for the same."""
+        if digest != self._fetched[0]:
+            version = self.world.versions.by_digest(digest)
+            assert version is not None
+            self._fetched = digest, version.manifest.num_bytes
+        return self._fetched[1]
 
     def upload_begun(self, update: Update) -> client.Answered | None:
         """The manifest is here: a verdict, or None when the bytes are wanted; as `server.judge` has it."""

@@ -35,6 +35,7 @@ from atoll.client.events import (
     Work,
 )
 from atoll.client.session import Session
+from atoll.protocol.channel import INLINE_BYTES_MAX
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason
 from atoll.server.events import Update
 from atoll.simulations.devices.fleet import Device
@@ -51,6 +52,7 @@ class Site:
         "_accepted_at",
         "_download_s",
         "_fetching",
+        "_may_sleep",
         "_timer",
         "_training",
         "_uploading",
@@ -68,6 +70,7 @@ class Site:
 
     def __init__(self, world: "Federation", client_id: ClientId, device: Device) -> None:
         self.world, self.client_id, self.device = world, client_id, device
+        self._may_sleep = not world.setting.fleet.is_always_awake
         self.life = self.num_sessions = 0
         self.is_awake = False
         self.session: Session | None = None
@@ -153,7 +156,10 @@ class Site:
 
     def _after(self, seconds: float, action: Callable[..., None], *arguments: Any) -> None:
         """Plan what happens only if the device stays awake."""
-        self.world.timeline.after(seconds, self._happens, self.life, action, arguments)
+        if self._may_sleep:
+            self.world.timeline.after(seconds, self._happens, self.life, action, arguments)
+        else:
+            self.world.timeline.after(seconds, action, *arguments)
 
     def _happens(self, life: int, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         if life == self.life and self.is_awake:
@@ -284,7 +290,9 @@ class Site:
 
     def _upload(self, key: Key) -> None:
         self._uploading.add(key)
-        self._after(self.device.latency_s, self._begin_upload, key)
+        update, device = self.spool[key], self.device
+        seconds = device.upload_seconds(update.num_bytes) if _is_inline(update) else device.latency_s
+        self._after(seconds, self._begin_upload, key)
 
     def _begin_upload(self, key: Key) -> None:
         if key not in self._uploading:
@@ -292,8 +300,10 @@ class Site:
         update = self.spool[key]
         if (verdict := self.world.service.upload_begun(update)) is not None:
             self._answer(key, verdict)
-            return
-        self._after(self.device.upload_seconds(update.num_bytes) - self.device.latency_s, self._arrive, key)
+        elif _is_inline(update):
+            self._arrive(key)
+        else:
+            self._after(self.device.upload_seconds(update.num_bytes) - self.device.latency_s, self._arrive, key)
 
     def _arrive(self, key: Key) -> None:
         if key in self._uploading:
@@ -315,3 +325,8 @@ class Site:
         update = self.spool.pop(key, None)
         if update is not None and not accepted:
             self.world.settled(update, accepted=False)
+
+
+def _is_inline(update: Update) -> bool:
+    """Whether its bytes come with what announces it, as an agent sends one that is so small."""
+    return update.num_bytes <= INLINE_BYTES_MAX

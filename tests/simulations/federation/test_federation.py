@@ -42,6 +42,16 @@ def test_full_participation_by_one_full_batch_is_gradient_descent_on_the_pooled_
         assert np.abs(end[name] - start[name]).max() > 1e-2  # they have moved
 
 
+@pytest.mark.parametrize(("inline_max", "committed"), [(None, 0), (0, 1)])
+def test_a_small_update_has_begun_when_it_is_there(tmp_path, monkeypatch, inline_max, committed):
+    """As an agent sends it, with what announces it: at the deadline nobody knows of it, so that no grace is given."""
+    if inline_max is not None:
+        monkeypatch.setattr("atoll.simulations.federation.site.INLINE_BYTES_MAX", inline_max)
+    slow = ("devices.up_bytes_per_s=1", "devices.latency_s=0.5", "round.deadline=20", "round.grace=1000")
+    _, (first, *_) = simulate(tmp_path, *slow, "round.cohort_size=4", "round.quorum=2", "rounds=1", "round.retry=0")
+    assert (first["version"] is not None) == bool(committed), first
+
+
 def test_the_same_seed_gives_the_same_rounds_and_another_seed_others(tmp_path):
     few = ("round.cohort_size=2", "rounds=4", "devices.stragglers=0.5", "devices.examples_per_s=10")
     first, told = simulate(tmp_path / "1", *few)
