@@ -209,9 +209,7 @@ def _jobs(
     one = replace(every[0], steps=1)
     _speed(engine, version, [one], clock)  # what is only slow at first is no measure
     step_s, requested = _seconds_of_a_step(engine, version, one, clock)
-    if (
-        step_s * requested <= PASS_S
-    ):  # there is more to a client than its steps, which that of one would count each time
+    if step_s * requested <= PASS_S:  # a client is more than its steps: of a single one all of that would be counted
         step_s, _ = _seconds_of_a_step(engine, version, replace(one, steps=requested), clock)
     fewest = max(FEWEST, min(together, len(every)))
     steps = min(requested, max(1, int(PASS_S / (step_s * fewest))))

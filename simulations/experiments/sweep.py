@@ -148,9 +148,10 @@ def last_words(folder: Path) -> str:
     try:
         result = json.loads((folder / RESULT).read_text("utf-8"))
         *_, last = (json.loads(line) for line in (folder / ROUNDS).read_text("utf-8").splitlines())
-        return "; ".join([result["cause"], *sorted(set(last.get("failures", {}).values()))])
+        why = "; ".join(filter(None, [result["cause"], *sorted(set(last.get("failures", {}).values()))]))
     except (OSError, ValueError, KeyError):
-        return _last_line(folder / LOG)
+        why = ""
+    return why or _last_line(folder / LOG)
 
 
 def _last_line(log: Path) -> str:

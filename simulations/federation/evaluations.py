@@ -29,8 +29,9 @@ class Evaluations:
 
     def of_server(self, version: VersionFile) -> Statistics | str:
         """On the server's own data; or why there are none."""
-        received = Received(self._versions.arrays(version.digest))
-        return self._server.evaluate(received, self._request | {"split": "server"})
+        return self._server.evaluate(
+            Received(self._versions.arrays(version.digest)), self._request | {"split": "server"}
+        )
 
     def of_client(self, client_id: ClientId, request: EvaluationRequest) -> Statistics | str:
         """On a client's own test data; or why there are none."""

@@ -34,6 +34,14 @@ def hugo(it: Federation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.chdir(tmp_path / "elsewhere")
 
 
+def become_operator(it: Federation, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The commands are this operator's, on a machine without a state directory."""
+    code = invoke("client", "invite", name, "--role", "operator", "--state", it.state).stdout.strip()
+    monkeypatch.setenv("ATOLL_IDENTITY", str(tmp_path / name))
+    shown("join", code)
+    monkeypatch.chdir(tmp_path)
+
+
 VIEWS = [
     ("run", "list"),
     ("run", "show", "done"),
@@ -91,10 +99,7 @@ def test_an_auditor_changes_nothing_and_takes_no_model() -> None:
 def test_an_operator_elsewhere_takes_the_model_that_is_here(
     it: Federation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    code = invoke("client", "invite", "olga", "--role", "operator", "--state", it.state).stdout.strip()
-    monkeypatch.setenv("ATOLL_IDENTITY", str(tmp_path / "olga"))
-    shown("join", code)
-    monkeypatch.chdir(tmp_path)
+    become_operator(it, "olga", monkeypatch, tmp_path)
     there, here = ("--run", "done"), ("--run", "done", "--state", it.state)
     for version in ([], ["1"]):
         ours, theirs = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
@@ -114,10 +119,7 @@ def test_an_operator_elsewhere_takes_the_model_that_is_here(
 def test_an_operator_elsewhere_starts_a_run_of_a_task_that_lies_at_the_coordinator(
     it: Federation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    code = invoke("client", "invite", "otto", "--role", "operator", "--state", it.state).stdout.strip()
-    monkeypatch.setenv("ATOLL_IDENTITY", str(tmp_path / "otto"))
-    shown("join", code)
-    monkeypatch.chdir(tmp_path)
+    become_operator(it, "otto", monkeypatch, tmp_path)
     there = tmp_path / "there" / "task.py"  # for the command a file of another machine: it does not look for it
     assert refused("run", "start", f"{there}:task") == [f"{there}:task: there is no file {there}"]
     told = "is relative, and the coordinator is on another machine: name the file as it lies there, from / on"

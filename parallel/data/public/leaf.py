@@ -19,12 +19,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 from atoll.parallel.data.public.folder import BadData, NoData, read_checked
-from atoll.parallel.data.public.owned import Ints, Owned, by_owner
+from atoll.parallel.data.public.owned import FLOAT32_MAX, Ints, Owned, by_owner
 
 LETTERS = "".join(sorted("\n !\"&'(),-.:;>?[]}" + string.digits + string.ascii_letters))
 """The 80 characters of LEAF's Shakespeare; a character's code is its place among them."""
-
-FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 def read_leaf(folder: Path, *, letters: str = LETTERS, test_fraction: float = 0.1, min_examples: int = 1) -> Owned:

@@ -10,6 +10,9 @@ from torch.utils.data import Subset, TensorDataset
 
 Ints = NDArray[np.int64]
 
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+"""What is larger would be infinite among the inputs."""
+
 
 class Splits(NamedTuple):
     """A data set of one owner, as it is published: `data=lambda site, split: getattr(splits, split)`."""

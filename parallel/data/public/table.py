@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
 from atoll.parallel.data.public.folder import BadData, read_checked
-from atoll.parallel.data.public.owned import Owned, by_owner
+from atoll.parallel.data.public.owned import FLOAT32_MAX, Owned, by_owner
 
 MISSING = frozenset({"", "?", "na", "n/a", "nan", "null"})
 """What stands for a value that is not there, in small letters."""
-
-FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 Floats = NDArray[np.float32]
 

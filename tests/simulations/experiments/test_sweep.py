@@ -94,6 +94,9 @@ def test_a_run_that_comes_to_a_bad_end_is_told_with_its_cause_and_its_clients(tm
     (folder / "result.json").write_text('{"state": "failed", "cause": "4 rounds in a row were abandoned"}')
     (folder / "log.txt").write_text("failed: ...\neverything is in there\n")
     assert last_words(folder) == "4 rounds in a row were abandoned; not_finite: NaN in w"
+    (folder / "rounds.jsonl").write_text(json.dumps(line(1)) + "\n")
+    (folder / "result.json").write_text('{"state": "interrupted", "cause": ""}')
+    assert last_words(folder) == "everything is in there"
     run_cells(grid, tmp_path, command=lambda *_: [sys.executable, "-c", "print('atoll: the folder is in use')"])
     assert last_words(folder) == "atoll: the folder is in use"
 
