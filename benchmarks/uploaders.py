@@ -19,7 +19,7 @@ import numpy as np
 from atoll.aggregation.layout import Piece
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import CHUNK_BYTES, PROTOCOL, WINDOW_BYTES
+from atoll.protocol.channel import CHUNK_BYTES, PROTOCOL, UPLOAD_WINDOW_BYTES
 from atoll.protocol.identity.names import COORDINATOR, aggregator
 from atoll.protocol.manifest import UpdateManifest, VersionManifest, parse_version
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
@@ -105,7 +105,7 @@ class Uploader:
                     raise RuntimeError(f"{self.name}: {reply.verdict.reason}: {reply.verdict.detail}")
                 return begun, time.monotonic()
             confirmed = reply.position
-            while sent < len(self.chunks) and (sent + 1) * CHUNK_BYTES - confirmed <= WINDOW_BYTES:
+            while sent < len(self.chunks) and (sent + 1) * CHUNK_BYTES - confirmed <= UPLOAD_WINDOW_BYTES:
                 await call.write(self.chunks[sent])
                 sent += 1
         raise RuntimeError(f"{self.name}: {await call.details()}")

@@ -10,7 +10,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.behind import Behind
 from atoll.protocol.bulk import Data, DownloadMessage
-from atoll.protocol.channel import GRANT_BYTES, WINDOW_BYTES
+from atoll.protocol.channel import DOWNLOAD_WINDOW_BYTES, GRANT_BYTES
 from atoll.protocol.stream import Stream, StreamBroken
 from atoll.protocol.vocabulary import Digest, RunId
 
@@ -39,7 +39,7 @@ async def download(
         boxes = partial.wanted[:BOXES_MAX]
         position, total = partial.filled_bytes, sum(piece.num_bytes for piece in boxes)
     opened = pb.DownloadOpen(
-        run_id=run_id, digest=digest, boxes=map(_box, boxes), position=position, credit=position + WINDOW_BYTES
+        run_id=run_id, digest=digest, boxes=map(_box, boxes), position=position, credit=position + DOWNLOAD_WINDOW_BYTES
     )
     stream: Stream[pb.DownloadRequest, DownloadMessage] = Stream(stub.Download)
     behind = Behind(partial.append_all)
@@ -59,7 +59,7 @@ def _box(piece: Piece) -> pb.Box:
 async def _receive(
     stream: Stream[pb.DownloadRequest, DownloadMessage], behind: Behind, *, position: int, total: int
 ) -> None:
-    granted = position + WINDOW_BYTES
+    granted = position + DOWNLOAD_WINDOW_BYTES
     granting: asyncio.Future[None] | None = None
     while (reply := await stream.read()) is not None:
         if isinstance(reply, Data):
@@ -67,8 +67,8 @@ async def _receive(
             if position > total:
                 raise _protocol_error(f"more than the {total} bytes came that were asked for")
             await behind.put(reply.data)
-            if granted < total and position + WINDOW_BYTES >= granted + GRANT_BYTES:
-                granted = position + WINDOW_BYTES
+            if granted < total and position + DOWNLOAD_WINDOW_BYTES >= granted + GRANT_BYTES:
+                granted = position + DOWNLOAD_WINDOW_BYTES
                 if granting is not None:
                     await granting
                 granting = asyncio.ensure_future(stream.write(pb.DownloadRequest(credit=granted)))

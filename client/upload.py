@@ -14,7 +14,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import steps
 from atoll.protocol.bulk import Chunk, UploadMessage
-from atoll.protocol.channel import CHUNK_BYTES, INLINE_BYTES_MAX, WINDOW_BYTES
+from atoll.protocol.channel import CHUNK_BYTES, INLINE_BYTES_MAX, UPLOAD_WINDOW_BYTES
 from atoll.protocol.stream import Stream, StreamBroken
 from atoll.protocol.windows import chunk_of
 
@@ -105,7 +105,7 @@ class _Sending:
     def __init__(self, stream: UploadStream, fd: int, entry: Entry, pace: Pace, goes_on: Callable[[], None]) -> None:
         self._stream, self._fd, self._entry, self._pace, self._goes_on = stream, fd, entry, pace, goes_on
         self._sent = self._confirmed = 0
-        self._window = WINDOW_BYTES
+        self._window = UPLOAD_WINDOW_BYTES
 
     async def open(self) -> None:
         """Say what comes; a small update comes with it."""
@@ -132,7 +132,7 @@ class _Sending:
                     await self._stream.read()  # let the call end; a verdict is the last message
                 return reply.verdict
             self._confirm(reply.position, is_first=not is_begun)
-            self._window = min(WINDOW_BYTES, reply.window or WINDOW_BYTES)
+            self._window = min(UPLOAD_WINDOW_BYTES, reply.window or UPLOAD_WINDOW_BYTES)
             is_begun = True
 
     @property

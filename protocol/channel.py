@@ -1,6 +1,6 @@
 """Limits, and the gRPC options of both ends: one place, so that both sides use the same numbers.
 
-A message is at most 4 MiB; bulk bytes travel in chunks of 1 MiB, of which at most 4 MiB per transfer are under way. A
+A message is at most 4 MiB; bulk bytes travel in chunks of 1 MiB, of which few are under way in each transfer. A
 silent peer is noticed by keepalive within half a minute, also when its machine has lost power.
 """
 
@@ -18,10 +18,13 @@ PROTOCOL = 1
 MIB = 2**20
 MESSAGE_BYTES_MAX = 4 * MIB
 CHUNK_BYTES = 1 * MIB
-WINDOW_BYTES = 4 * MIB
-"""Bytes of one transfer that may be sent and not yet confirmed; of an upload among many, less: see `windows`."""
+UPLOAD_WINDOW_BYTES = 4 * MIB
+"""Bytes of one upload that may be sent and not yet confirmed; among many, less: see `windows`."""
 
-GRANT_BYTES = 2 * MIB
+DOWNLOAD_WINDOW_BYTES = 8 * MIB
+"""Bytes of one download that are granted beyond those that have come; so much, at most, is sent again after a cut."""
+
+GRANT_BYTES = 4 * MIB
 """A download is granted so much at once: a message for each chunk would cost nearly as much as the chunk."""
 
 INLINE_BYTES_MAX = 16 * 1024

@@ -8,7 +8,7 @@ receiver says its window with each confirmation, and confirms after half of the 
 each chunk that is smaller than a quarter of it: so a sender that keeps within it never waits for good.
 """
 
-from atoll.protocol.channel import CHUNK_BYTES, MIB, WINDOW_BYTES
+from atoll.protocol.channel import CHUNK_BYTES, MIB, UPLOAD_WINDOW_BYTES
 
 UPLOADS_BYTES = 16 * MIB
 """Of all uploads together, unless there are more than 64."""
@@ -18,7 +18,7 @@ WINDOW_BYTES_MIN = MIB // 4
 
 def window_of(num_uploads: int) -> int:
     """Bytes that each of so many uploads may have in flight."""
-    return max(WINDOW_BYTES_MIN, min(WINDOW_BYTES, UPLOADS_BYTES // max(1, num_uploads)))
+    return max(WINDOW_BYTES_MIN, min(UPLOAD_WINDOW_BYTES, UPLOADS_BYTES // max(1, num_uploads)))
 
 
 def chunk_of(window: int) -> int:

@@ -22,7 +22,7 @@ from atoll.client.runner import Training
 from atoll.parallel.arrays import layout_of
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import CHUNK_BYTES, WINDOW_BYTES, server_options
+from atoll.protocol.channel import CHUNK_BYTES, DOWNLOAD_WINDOW_BYTES, UPLOAD_WINDOW_BYTES, server_options
 from atoll.protocol.manifest import VersionManifest, parse_update
 from atoll.protocol.windows import Confirmations
 
@@ -166,7 +166,7 @@ class Lagoon(rpc.CoordinatorServicer):
         while position < len(data):
             while credit <= position:
                 credit = (await anext(requests)).credit
-            assert credit - position <= WINDOW_BYTES
+            assert credit - position <= DOWNLOAD_WINDOW_BYTES
             size = min(CHUNK_BYTES, len(data) - position, credit - position)
             cut = _cut(self.download_cuts, position, size)
             if cut is not None:
@@ -216,7 +216,7 @@ class Lagoon(rpc.CoordinatorServicer):
             if self.early_verdict is not None:
                 yield pb.UploadReply(verdict=self.early_verdict)
                 return
-            if Confirmations(confirmed, self.window or WINDOW_BYTES).is_due(len(held), len(chunk.data)):
+            if Confirmations(confirmed, self.window or UPLOAD_WINDOW_BYTES).is_due(len(held), len(chunk.data)):
                 confirmed = len(held)
                 yield pb.UploadReply(position=confirmed, window=self.window)
         self._judge(manifest, held)
@@ -229,7 +229,7 @@ class Lagoon(rpc.CoordinatorServicer):
         self.chunk_sizes.append(len(chunk.data))
         assert chunk.position == position
         assert len(chunk.data) <= CHUNK_BYTES
-        assert position + len(chunk.data) - confirmed <= (self.window or WINDOW_BYTES)
+        assert position + len(chunk.data) - confirmed <= (self.window or UPLOAD_WINDOW_BYTES)
 
     def _judge(self, manifest, held):
         for piece, data in zip(manifest.pieces, _split(manifest, held), strict=True):

@@ -14,7 +14,7 @@ from atoll.client.spool import Spool
 from atoll.client.transport import Link
 from atoll.client.upload import Pace, upload
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol.channel import CHUNK_BYTES, INLINE_BYTES_MAX, WINDOW_BYTES
+from atoll.protocol.channel import CHUNK_BYTES, DOWNLOAD_WINDOW_BYTES, INLINE_BYTES_MAX
 from atoll.protocol.identity.dialer import InsecureDialer
 from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.manifest import UpdateManifest
@@ -63,7 +63,9 @@ async def test_download_goes_on_where_it_was_cut(tmp_path):
         coordinator.download_cuts = list(cuts)
         partial = partial_of(tmp_path, version)
         assert await complete(coordinator.address, version, partial) == len(cuts) + 1
-        assert coordinator.sent_bytes - len(version.data) <= len(cuts) * WINDOW_BYTES  # grpc drops what it holds
+        assert (
+            coordinator.sent_bytes - len(version.data) <= len(cuts) * DOWNLOAD_WINDOW_BYTES
+        )  # grpc drops what it holds
         partial.close()
         assert (tmp_path / f"{version.digest}.part").read_bytes().endswith(version.data)
 
@@ -84,7 +86,7 @@ async def test_download_asks_only_for_the_pieces_that_it_lacks_and_resumes_withi
             cache.finish(version.digest, version.manifest, partial)
         assert coordinator.asked == [["a", "b", "c", "d", "e"], ["b", "d"], ["d"]]
         assert 0 < coordinator.opened[-1].position <= 2 * MIB
-        assert coordinator.sent_bytes <= 20 * MIB + 8 * MIB + WINDOW_BYTES
+        assert coordinator.sent_bytes <= 20 * MIB + 8 * MIB + DOWNLOAD_WINDOW_BYTES
     assert cache.find(new.digest, new.manifest).read_bytes().endswith(new.data)
 
 

@@ -10,8 +10,10 @@ import pytest
 from atoll.protocol import channel
 from atoll.protocol.channel import (
     CHUNK_BYTES,
+    DOWNLOAD_WINDOW_BYTES,
+    GRANT_BYTES,
     MESSAGE_BYTES_MAX,
-    WINDOW_BYTES,
+    UPLOAD_WINDOW_BYTES,
     client_options,
     is_wildcard,
     loopback_only,
@@ -78,7 +80,8 @@ def test_others_find_what_listens_by_the_public_name_of_the_machine() -> None:
 
 def test_a_chunk_fits_a_message_and_a_window_holds_whole_chunks() -> None:
     assert CHUNK_BYTES + 64 * 1024 < MESSAGE_BYTES_MAX
-    assert WINDOW_BYTES % CHUNK_BYTES == 0
+    assert UPLOAD_WINDOW_BYTES % CHUNK_BYTES == DOWNLOAD_WINDOW_BYTES % CHUNK_BYTES == GRANT_BYTES % CHUNK_BYTES == 0
+    assert GRANT_BYTES < DOWNLOAD_WINDOW_BYTES
 
 
 def test_both_ends_have_the_same_limits_and_no_option_twice() -> None:

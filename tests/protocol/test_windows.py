@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.protocol.channel import CHUNK_BYTES, MIB, WINDOW_BYTES
+from atoll.protocol.channel import CHUNK_BYTES, MIB, UPLOAD_WINDOW_BYTES
 from atoll.protocol.windows import UPLOADS_BYTES, WINDOW_BYTES_MIN, Confirmations, chunk_of, window_of
 
 WINDOWS = st.integers(0, 200).map(window_of)
@@ -12,15 +12,15 @@ WINDOWS = st.integers(0, 200).map(window_of)
 @given(st.integers(0, 100_000))
 def test_all_uploads_together_have_their_bound_in_flight_unless_they_are_very_many(num_uploads):
     window = window_of(num_uploads)
-    assert WINDOW_BYTES_MIN <= window <= WINDOW_BYTES
+    assert WINDOW_BYTES_MIN <= window <= UPLOAD_WINDOW_BYTES
     assert num_uploads * window <= max(UPLOADS_BYTES, num_uploads * WINDOW_BYTES_MIN)
     assert window >= window_of(num_uploads + 1)
 
 
 def test_a_few_uploads_have_the_whole_window_and_full_chunks():
-    assert window_of(0) == window_of(1) == window_of(4) == WINDOW_BYTES
+    assert window_of(0) == window_of(1) == window_of(4) == UPLOAD_WINDOW_BYTES
     assert window_of(16) == MIB
-    assert chunk_of(WINDOW_BYTES) == CHUNK_BYTES
+    assert chunk_of(UPLOAD_WINDOW_BYTES) == CHUNK_BYTES
     assert chunk_of(MIB) == MIB // 4
 
 
