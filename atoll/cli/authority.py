@@ -136,21 +136,23 @@ def serve(
     coordinator: Annotated[str, typer.Option("--coordinator", metavar="HOST:PORT", help="Where clients dial it.")],
     days: Days = 30.0,
 ) -> None:
-    """Sign what a coordinator asks for, until a signal comes. Needs an outbound connection only.
+    """Sign what a coordinator asks for, until a signal comes. It only dials out, also over HTTPS_PROXY.
 
     For clients and aggregation ranks it signs by itself, and renews a certificate on its older key's word; the first
     one of an owner, operator or auditor takes `atoll authority issue`.
     """
     import asyncio
+    import os
     import signal
 
     from atoll.cli import log
     from atoll.protocol.identity.join_code import is_address
+    from atoll.protocol.proxy import HttpProxy
     from atoll.server.identity.steward import Steward
 
     if not is_address(coordinator):
         raise CommandError(f"--coordinator {coordinator!r}; allowed: host:port, with a port in 1..65535")
-    steward = Steward(_open(folder, days), folder)
+    steward = Steward(_open(folder, days), folder, HttpProxy.of(os.environ))
     log.configure()
 
     async def until_stopped() -> None:

@@ -26,6 +26,7 @@ from atoll.protocol.identity.certificates import (
     server_name,
 )
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role
+from atoll.protocol.proxy import HttpProxy
 from atoll.protocol.stream import Stream, StreamBroken
 from atoll.server.identity.authority import Authority, NotSigned, Renewal
 from atoll.server.identity.buckets import Buckets
@@ -48,10 +49,11 @@ class Steward:
     Args:
         authority: whose key it is.
         folder: of the authority.
+        proxy: what coordinators are dialled over, where it is on the way.
     """
 
-    def __init__(self, authority: Authority, folder: Path) -> None:
-        self._authority, self._folder = authority, folder
+    def __init__(self, authority: Authority, folder: Path, proxy: HttpProxy | None = None) -> None:
+        self._authority, self._folder, self._proxy = authority, folder, proxy
         self._signatures = Buckets(SIGNATURES_BURST, SIGNATURES_PER_S)
         self._was_heard = False  # over the newest connection
 
@@ -129,8 +131,9 @@ class Steward:
         self._was_heard = False
         mine = self._authority.credential(MYSELF)
         secret = grpc.ssl_channel_credentials(mine.ca_pem, mine.key_pem, mine.certificate_pem)
-        options = [*client_options(), ("grpc.ssl_target_name_override", server_name(COORDINATOR))]
-        async with grpc.aio.secure_channel(coordinator, secret, options=options) as channel:
+        over = self._proxy.options(coordinator) if self._proxy is not None else ()
+        options = dict(client_options()) | {"grpc.ssl_target_name_override": server_name(COORDINATOR)} | dict(over)
+        async with grpc.aio.secure_channel(coordinator, secret, options=[*options.items()]) as channel:
             stream: Stream[pb.SignAnswer, pb.SignOrder] = Stream(rpc.SigningStub(channel).Serve)
             while (order := await stream.read()) is not None:
                 if order.number == 0:

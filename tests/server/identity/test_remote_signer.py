@@ -13,6 +13,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.certificates import CertificateError, consent, make_request, new_key, read_leaf
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role
+from atoll.protocol.proxy import HttpProxy
 from atoll.protocol.stream import StreamBroken
 from atoll.server.identity import remote_signer, steward
 from atoll.server.identity.admission import Admission
@@ -20,6 +21,7 @@ from atoll.server.identity.authority import Authority, AuthorityAway, NotSigned,
 from atoll.server.identity.guard import Guard
 from atoll.server.identity.remote_signer import RemoteSigner, SigningService
 from atoll.server.identity.steward import LOG, Steward
+from tests.client.connect_proxy import connect_proxy
 from tests.client.lagoon import live
 
 NORTH, ANN = Identity(Role.CLIENT, "north"), Identity(Role.OWNER, "ann")
@@ -60,6 +62,18 @@ async def test_a_steward_elsewhere_signs_over_the_stream_that_it_opens(tmp_path:
         serving.cancel()
     entries = [json.loads(line) for line in (tmp_path / LOG).read_text().splitlines()]
     assert [entry["why"] for entry in entries] == ["by itself"] * 20 + ["renewal"]
+
+
+@live
+async def test_a_steward_behind_a_proxy_dials_over_it(tmp_path: Path) -> None:
+    authority = Authority.create(tmp_path, "test")
+    signer = RemoteSigner(authority.ca_pem)
+    async with listening(authority, signer) as address, connect_proxy(int(address.rpartition(":")[2])) as way_out:
+        proxy = HttpProxy.of({"HTTPS_PROXY": f"http://{way_out.address}"})
+        serving = asyncio.create_task(Steward(authority, tmp_path, proxy).serve("atoll.example:7070"))
+        assert read_leaf(await signer.sign(make_request(new_key()), NORTH)).identity == NORTH
+        serving.cancel()
+        assert [line["to"] for line in way_out.lines if "to" in line] == ["atoll.example:7070"]
 
 
 @live
