@@ -9,6 +9,7 @@ from atoll.parallel.bench import Bench, Received
 from atoll.parallel.metrics import Statistics
 from atoll.parallel.model_bench import ModelBench
 from atoll.parallel.task import Task
+from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.versions import VersionFile
 from atoll.simulations.federation.models import Models
@@ -26,6 +27,19 @@ class Evaluations:
         self._server = bench_of(task, request)
         self._benches: dict[ClientId, Bench] = {}
         self._sizes: dict[ClientId, int] = {}
+
+    def check(self, server_every: int) -> None:
+        """That the server, which is to measure every so many versions, can: data without an example are a mistake.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+        bench, task = self._server, self._task
+        if not (server_every and isinstance(bench, ModelBench) and isinstance(task, Task) and task.test_data):
+            return
+        if why_not := bench.lacks("server"):
+            fault = f"evaluation.server_every: got {server_every}, and {why_not}; allowed: 0, or data to measure on"
+            raise ConfigError([fault])
 
     def of_server(self, version: VersionFile) -> Statistics | str:
         """On the server's own data; or why there are none."""

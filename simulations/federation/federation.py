@@ -80,8 +80,8 @@ class Federation:
         clock: real seconds.
 
     Raises:
-        ConfigError: the task cannot be trained by the engine that was asked for, is not deterministic, or lacks clients
-            of the run that is gone on with.
+        ConfigError: the task cannot be trained by the engine that was asked for, is not deterministic, has no examples
+            to measure on, or lacks clients of the run that is gone on with.
         StoreCorrupted: what an earlier process has left is damaged.
     """
 
@@ -113,6 +113,8 @@ class Federation:
         numbers = {name: number for number, name in enumerate(setting.num_examples)}
         self.own = OwnStates(folder / "clients", numbers, found.own if found else ())
         self.updates = Updates(folder / "updates", self.versions.row_layout, found.updates if found else ())
+        self.evaluations = Evaluations(setting.task, request, self.versions, self.own)
+        self.evaluations.check(config.evaluation.server_every)
         self.engine = engine_of(
             setting.simulation,
             setting.training,
@@ -124,7 +126,6 @@ class Federation:
         )
         self.efforts = Efforts(setting.task, config.local, setting.num_examples)
         self.trainings = Trainings(self.engine, self.versions.arrays, self._own_of, self._num_wanted)
-        self.evaluations = Evaluations(setting.task, request, self.versions, self.own)
         due = found.round_due if found else None
         self.service = Service(self, config, self.machine, setting.sampler, setting.lease, due)
         self.sites = {name: Site(self, name, setting.fleet[name]) for name in setting.num_examples}

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from atoll.cli.files import load_user_task
 from atoll.protocol.settings import ConfigError
@@ -50,6 +51,18 @@ def test_a_small_update_has_begun_when_it_is_there(tmp_path, monkeypatch, inline
     slow = ("devices.up_bytes_per_s=1", "devices.latency_s=0.5", "round.deadline=20", "round.grace=1000")
     _, (first, *_) = simulate(tmp_path, *slow, "round.cohort_size=4", "round.quorum=2", "rounds=1", "round.retry=0")
     assert (first["version"] is not None) == bool(committed), first
+
+
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_server_that_is_to_measure_on_no_example_is_told_at_the_start(tmp_path, every):
+    file = settings(*ALL, f"evaluation.server_every={every}")
+    task = replace(load_user_task(file.task), test_data=lambda: TensorDataset(torch.zeros(0, 2)))
+    if not every:
+        with opened(file, task, tmp_path, on_round=print, is_fresh=True) as federation:
+            assert federation.run()["state"] == "finished"
+        return
+    with pytest.raises(ConfigError, match="server_every: got 1, and the task's test_data has no examples; allowed: 0"):
+        opened(file, task, tmp_path, on_round=print, is_fresh=True).__enter__()
 
 
 def test_the_same_seed_gives_the_same_rounds_and_another_seed_others(tmp_path):
