@@ -21,8 +21,9 @@ CHUNK_BYTES = 1 * MIB
 UPLOAD_WINDOW_BYTES = 4 * MIB
 """Bytes of one upload that may be sent and not yet confirmed; among many, less: see `windows`."""
 
-DOWNLOAD_WINDOW_BYTES = 8 * MIB
-"""Bytes of one download that are granted beyond those that have come; so much, at most, is sent again after a cut."""
+DOWNLOAD_WINDOW_BYTES = 6 * MIB
+"""Bytes of one download that are granted beyond those that have come: what of them is under way when it is cut is sent
+again."""
 
 GRANT_BYTES = 4 * MIB
 """A download is granted so much at once: a message for each chunk would cost nearly as much as the chunk."""
