@@ -1,6 +1,6 @@
 """How fast versions come down and updates go up, against the tightest loop that does the same duties by hand.
 
-    python -m benchmarks.data_plane [--mb 100 1000] [--turns N] [--crowds 4 16] [--folder DIR] [--quick]
+    python -m benchmarks.data_plane [--mb 100 1000] [--turns N] [--crowds 4 16] [--again N] [--folder DIR] [--quick]
 
 Ours is a real coordinator and the agent's own code in a process of its own (`transfers`): mutual TLS, resumable, with
 back-pressure; an upload ends with the verdict, when every piece has its SHA-256, every number has been looked at, and
@@ -8,8 +8,9 @@ bytes and journal are on disk. Theirs is `tight_wire`: mutual TLS, SHA-256 by th
 upload. Both sides alternate in one run, and in each turn either goes first once: of 1 GB the first of two is up to
 twice as slow, for it writes where no file was before. A turn's ratio is that of the seconds of its two transfers; the
 median of the turns counts. The tight loop has the best chunk of a printed sweep. Beside them: the tight loop without
-duties. Then crowds of clients upload 1 GB each at once (from one file, each under its own name), for the greatest
-memory of the coordinator.
+duties. `--again` adds downloads of one version again and again: many in a short time, to compare two states of code.
+Then crowds of clients upload 1 GB each at once (from one file, each under its own name), for the greatest memory of the
+coordinator.
 """
 
 import argparse
@@ -219,6 +220,31 @@ def compare(processes: Processes, source: Path, size: int, turns: int, chunk_kib
     return sides
 
 
+def again(processes: Processes, source: Path, size: int, pairs: int, chunk_kib: int) -> dict[str, Side]:
+    """Both sides' downloads of one version, one after the other; what lay there before is deleted in between."""
+    sides, name = {name: Side() for name in ("ours", "tight")}, f"again{size // MB}"
+    with ExitStack() as stack:
+        ours = Ours(processes, name, size, 1, rounds=2)
+        stack.callback(ours.close)
+        tight = Tight(processes, f"{name}-tight", source, size, chunk_kib)
+        stack.callback(tight.close)
+        ours.invited()
+        for number in range(pairs + 2):
+            into = sides if number > 1 else {key: Side() for key in sides}  # the first ones warm up
+            for who in ("ours", "tight") if number % 2 else ("tight", "ours"):
+                for old in (processes.folder / name).rglob("models/*.safetensors"):
+                    old.unlink()
+                (ours if who == "ours" else tight).transfer(into[who], "down")
+                time.sleep(0.15)
+    rates = {who: size / 1e6 / median(side.seconds["down"]) for who, side in sides.items()}
+    say(f"{size / 1e6:g} MB, {pairs} pairs: {rates['ours']:.0f} of {rates['tight']:.0f} MB/s, {_of_pairs(sides):.2f}")
+    return sides
+
+
+def _of_pairs(sides: dict[str, Side]) -> float:
+    return median(t / o for t, o in zip(sides["tight"].seconds["down"], sides["ours"].seconds["down"], strict=True))
+
+
 def settle(processes: Processes, name: str) -> None:
     """Wait until the coordinator rests: what it does after a verdict must not slow the other side down."""
     until, last = time.monotonic() + 120, -1.0
@@ -255,12 +281,13 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=8, help="of two transfers each")
     parser.add_argument("--crowds", type=int, nargs="*", default=[4, 16], help="clients that upload at once")
     parser.add_argument("--crowd-mb", type=int, default=1000, help="of each of them")
+    parser.add_argument("--again", type=int, default=0, help="pairs of downloads of one version, of the first size")
     parser.add_argument("--folder", type=Path, help="where the gigabytes lie; by default a temporary one")
     parser.add_argument("--quick", action="store_true", help="8 MB, one turn, 2 clients: only that it works")
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.mb, arguments.turns, arguments.crowds, arguments.crowd_mb = [8], 1, [2], 8
-    results, memory = {}, {}
+        arguments.mb, arguments.turns, arguments.crowds, arguments.crowd_mb, arguments.again = [8], 1, [2], 8, 2
+    results, memory, repeated = {}, {}, dict[str, Side]()
     with tempfile.TemporaryDirectory(prefix="atoll-bench-", dir=arguments.folder) as place:
         with Processes(Path(place)) as processes:
             source = _prepare(Path(place), max(arguments.mb))
@@ -270,6 +297,8 @@ def main() -> int:
             )
             for mb in arguments.mb:
                 results[mb] = compare(processes, source, mb * MB, arguments.turns, chunk_kib)
+            if arguments.again:
+                repeated = again(processes, source, arguments.mb[0] * MB, arguments.again, chunk_kib)
         for num_clients in arguments.crowds:
             with tempfile.TemporaryDirectory(dir=place) as inner, Processes(Path(inner)) as processes:
                 memory[num_clients] = crowd(processes, num_clients, arguments.crowd_mb * MB)
@@ -280,6 +309,7 @@ def main() -> int:
         ours={
             "how": "atoll coordinator and the agent's own code; SHA-256 of each piece, numbers looked at, journal",
             **{f"{mb} MB": sides["ours"].summary(mb * MB) for mb, sides in results.items()},
+            "again": round(_of_pairs(repeated), 2) if repeated else None,
             "crowds": {n: {"vm_hwm_mb": round(mb), "mb_per_s": round(rate)} for n, (mb, rate) in memory.items()},
         },
         theirs={
