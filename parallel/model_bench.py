@@ -96,22 +96,21 @@ class ModelBench:
     def evaluate(self, arrays: Received, request: Json) -> Statistics | str:
         """On the site's own split, with its own layers; or on the server's data."""
         local, where = self._local.with_overrides(request.get("local") or {}), request["split"]
-        if why_not := self.lacks(where):
-            return why_not
+        dataset = self._dataset(where)
+        if dataset is None:
+            return "the task has no test_data" if where == "server" else "this site has no such data"
+        if self.is_empty(where):
+            return "the task's test_data has no examples" if where == "server" else "this site has no such data"
         if where == "server" and local.keep is not None:
             return f"the layers of local.keep ({local.keep}) are at the sites: let clients evaluate"
         model, (parameters, _) = self._the_model(), self._merged(arrays, local, request)
         load_parameters(model, parameters)
-        return evaluate(self._task, model, self._dataset(where), device=self._device)
+        return evaluate(self._task, model, dataset, device=self._device)
 
-    def lacks(self, split: str) -> str:
-        """Why there is nothing to measure on a split; empty where there is something."""
+    def is_empty(self, split: str) -> bool:
+        """Whether there is a data set for this split, and no example in it."""
         dataset = self._dataset(split)
-        if split != "server":
-            return "" if dataset is not None and len(dataset) else "this site has no such data"
-        if dataset is None:
-            return "the task has no test_data"
-        return "" if len(dataset) else "the task's test_data has no examples"
+        return dataset is not None and not len(dataset)
 
     def _the_model(self) -> torch.nn.Module:
         if self._model is None:

@@ -72,20 +72,21 @@ class MutualDialer:
             ConfigError: no address.
         """
         self.check(address)
-        return grpc.aio.secure_channel(address, self._credentials(), options=_options(options, _name(server)))
+        return grpc.aio.secure_channel(address, self._credentials(), options=options_to(server, options))
 
     def blocking_channel(self, address: str, server: Identity, options: Sequence[Option] = ()) -> grpc.Channel:
         """The same for a command that waits for its answer."""
         self.check(address)
-        return grpc.secure_channel(address, self._credentials(), options=_options(options, _name(server)))
+        return grpc.secure_channel(address, self._credentials(), options=options_to(server, options))
 
     def _credentials(self) -> grpc.ChannelCredentials:
         own = self._keeper.current
         return grpc.ssl_channel_credentials(own.ca_pem, own.key_pem, own.certificate_pem)
 
 
-def _name(server: Identity) -> Option:
-    return "grpc.ssl_target_name_override", server_name(server)
+def options_to(server: Identity, more: Sequence[Option] = ()) -> list[tuple[str, Any]]:
+    """Of a channel to a server whose certificate must have its name; `more` come on top of `client_options`."""
+    return _options(more, ("grpc.ssl_target_name_override", server_name(server)))
 
 
 def _options(more: Sequence[Option], *own: Option) -> list[tuple[str, Any]]:

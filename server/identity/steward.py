@@ -16,15 +16,14 @@ import grpc
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import client_options
 from atoll.protocol.identity.certificates import (
     CertificateError,
     check_consent,
     check_issued,
     read_certificates,
     read_leaf,
-    server_name,
 )
+from atoll.protocol.identity.dialer import options_to
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role
 from atoll.protocol.proxy import HttpProxy
 from atoll.protocol.stream import Stream, StreamBroken
@@ -132,8 +131,7 @@ class Steward:
         mine = self._authority.credential(MYSELF)
         secret = grpc.ssl_channel_credentials(mine.ca_pem, mine.key_pem, mine.certificate_pem)
         over = self._proxy.options(coordinator) if self._proxy is not None else ()
-        options = dict(client_options()) | {"grpc.ssl_target_name_override": server_name(COORDINATOR)} | dict(over)
-        async with grpc.aio.secure_channel(coordinator, secret, options=[*options.items()]) as channel:
+        async with grpc.aio.secure_channel(coordinator, secret, options=options_to(COORDINATOR, over)) as channel:
             stream: Stream[pb.SignAnswer, pb.SignOrder] = Stream(rpc.SigningStub(channel).Serve)
             while (order := await stream.read()) is not None:
                 if order.number == 0:

@@ -34,18 +34,14 @@ class Evaluations:
         Raises:
             ConfigError: it cannot.
         """
-        bench, task = self._server, self._task
-        if not (server_every and isinstance(bench, ModelBench) and isinstance(task, Task) and task.test_data):
-            return
-        if why_not := bench.lacks("server"):
-            fault = f"evaluation.server_every: got {server_every}, and {why_not}; allowed: 0, or data to measure on"
-            raise ConfigError([fault])
+        if server_every and isinstance(self._server, ModelBench) and self._server.is_empty("server"):
+            what = f"got {server_every}, and the task's test_data has no examples; allowed: 0, or data to measure on"
+            raise ConfigError([f"evaluation.server_every: {what}"])
 
     def of_server(self, version: VersionFile) -> Statistics | str:
         """On the server's own data; or why there are none."""
-        return self._server.evaluate(
-            Received(self._versions.arrays(version.digest)), self._request | {"split": "server"}
-        )
+        received = Received(self._versions.arrays(version.digest))
+        return self._server.evaluate(received, self._request | {"split": "server"})
 
     def of_client(self, client_id: ClientId, request: EvaluationRequest) -> Statistics | str:
         """On a client's own test data; or why there are none."""
