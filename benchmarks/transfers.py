@@ -32,7 +32,6 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.allocator import keep_freed_memory
 from atoll.protocol.channel import PROTOCOL
 from atoll.protocol.identity.dialer import Dialer
-from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.manifest import UpdateManifest, VersionManifest, digest_of, parse_version
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 from benchmarks.members import member
@@ -83,7 +82,7 @@ class Client:
         """Say Hello, and listen from now on."""
         self._cache = ModelCache(self.folder)
         self._cache.scan()
-        self._link = Link(lambda: self.dialer.channel(self.address, COORDINATOR))
+        self._link = Link(self.dialer, self.address)
         await self._link.open(pb.Hello(protocol=PROTOCOL, client_id=self.name, session="1", tasks=[TASK]))
         self._invitations: asyncio.Queue[pb.Invite] = asyncio.Queue()
         self._listening = asyncio.create_task(self._listen())
@@ -116,8 +115,7 @@ class Client:
         begun = time.perf_counter()
         partial.resume()
         while not partial.is_complete:
-            async with self._link.calls() as stub:
-                await download(stub, run_id, digest, partial)
+            await download(self._link.connection, run_id, digest, partial)
         self._cache.finish(digest, self._version, partial)
         seconds = time.perf_counter() - begun
         self._tidying = asyncio.ensure_future(on_thread(self._cache.tidy))  # while it trains, as an agent does

@@ -2,17 +2,23 @@
 
 A server takes new calls on a connection for `CONNECTION_AGE_S` only. The next connection is opened well before, and
 calls begin on it when it stands: while strangers flood the server's port that may take long, and delays nothing.
+
+Large downloads have a connection beside it, whose calls block: read on a thread, without asyncio's wake-ups between one
+chunk and the next, they are a tenth faster. It is opened when the first of them wants it, and nobody depends on it.
 """
 
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Generic, TypeVar
 
 import grpc
 
 from atoll.protocol import channel as limits
+from atoll.protocol.identity.dialer import Dialer
+from atoll.protocol.identity.names import Identity
+from atoll.protocol.stream import StreamBroken
 
 Stub = TypeVar("Stub")
 
@@ -32,28 +38,58 @@ PAUSE_S = 5.0
 class _Channel(Generic[Stub]):
     """One connection, and how many use it."""
 
-    def __init__(self, channel: grpc.aio.Channel, stub: Stub) -> None:
+    def __init__(self, channel: grpc.aio.Channel | grpc.Channel, stub: Stub) -> None:
         self.channel, self.stub, self.num_users = channel, stub, 0
+
+    async def close(self) -> None:
+        """End it, with all calls."""
+        closing = self.channel.close()
+        if closing is not None:  # a blocking one is closed at once
+            await closing
 
 
 class Connection(Generic[Stub]):
     """See the module docstring. `keep_fresh` must run beside the calls; `close` it always.
 
     Args:
-        dial: opens a channel, with the newest certificate.
-        stub_of: makes the stub of one.
+        dialer: opens the channels, with the newest certificate.
+        address: of the server.
+        server: who it must prove to be.
+        stub_of: makes the stub of a channel, of either kind.
     """
 
-    def __init__(self, dial: Callable[[], grpc.aio.Channel], stub_of: Callable[[grpc.aio.Channel], Stub]) -> None:
-        self._dial, self._stub_of = dial, stub_of
-        self._newest = self._opened()
+    def __init__(
+        self,
+        dialer: Dialer,
+        address: str,
+        server: Identity,
+        stub_of: Callable[[grpc.aio.Channel | grpc.Channel], Stub],
+    ) -> None:
+        self._dialer, self._address, self._server, self._stub_of = dialer, address, server, stub_of
+        self._newest = self._opened(dialer.channel(address, server))
+        self._blocking: _Channel[Stub] | None = None
         self._older: list[_Channel[Stub]] = []
         self._is_renewed = asyncio.Event()
+        self._is_closed = False
+
+    def calls(self) -> AbstractAsyncContextManager[Stub]:
+        """The stub for calls that begin now; their connection stays open until they are over."""
+        return self._used(self._newest)
+
+    def blocking_calls(self) -> AbstractAsyncContextManager[Stub]:
+        """The same for calls that a thread reads. Whether their connection will ever stand, nobody knows.
+
+        Raises:
+            StreamBroken: all has been closed.
+        """
+        if self._is_closed:
+            raise StreamBroken(grpc.StatusCode.CANCELLED, "the channel was closed")
+        if self._blocking is None:
+            self._blocking = self._opened(self._dialer.blocking_channel(self._address, self._server))
+        return self._used(self._blocking)
 
     @asynccontextmanager
-    async def calls(self) -> AsyncIterator[Stub]:
-        """The stub for calls that begin now; their connection stays open until they are over."""
-        channel = self._newest
+    async def _used(self, channel: _Channel[Stub]) -> AsyncIterator[Stub]:
         channel.num_users += 1
         try:
             yield channel.stub
@@ -70,7 +106,7 @@ class Connection(Generic[Stub]):
         while True:
             is_due = await self._renewed_within(limits.CONNECTION_AGE_S * random.uniform(*FRESH))
             while not is_due and self._older and self._newest.num_users:
-                is_due = await self._renewed_within(TRANSFER_S)  # the server has places for two connections of each
+                is_due = await self._renewed_within(TRANSFER_S)  # the server has two places for each
             pause = PAUSE_S
             while not await self._change_over():
                 await self._renewed_within(pause * random.uniform(0.5, 1.0))
@@ -78,13 +114,19 @@ class Connection(Generic[Stub]):
 
     async def close(self) -> None:
         """End all connections, with all calls."""
-        for each in (*self._older, self._newest):
-            await each.channel.close()
+        self._is_closed = True
+        self._set_aside(self._newest)
+        for each in self._older:
+            await each.close()
         self._older.clear()
 
-    def _opened(self) -> _Channel[Stub]:
-        channel = self._dial()
+    def _opened(self, channel: grpc.aio.Channel | grpc.Channel) -> _Channel[Stub]:
         return _Channel(channel, self._stub_of(channel))
+
+    def _set_aside(self, newest: _Channel[Stub]) -> None:
+        """Let no call begin on the connections of now; the next large download opens its own anew."""
+        self._older += [newest, *([self._blocking] if self._blocking is not None else [])]
+        self._blocking = None
 
     async def _change_over(self) -> bool:
         """Let calls begin on the next connection as soon as it stands, until then on the one before; whether it does.
@@ -92,8 +134,9 @@ class Connection(Generic[Stub]):
         There is no use in waiting any longer when the certificate is renewed meanwhile.
         """
         self._is_renewed.clear()
-        following = self._opened()
-        ready, renewed = map(asyncio.ensure_future, (following.channel.channel_ready(), self._is_renewed.wait()))
+        channel = self._dialer.channel(self._address, self._server)
+        following = self._opened(channel)
+        ready, renewed = map(asyncio.ensure_future, (channel.channel_ready(), self._is_renewed.wait()))
         try:
             await asyncio.wait({ready, renewed}, timeout=ATTEMPT_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -101,10 +144,10 @@ class Connection(Generic[Stub]):
             ready.cancel()
             renewed.cancel()
             if not stands:
-                await following.channel.close()
+                await following.close()
         if stands:
             ready.result()
-            self._older.append(self._newest)
+            self._set_aside(self._newest)
             self._newest = following
             await self._close_unused()
         return stands
@@ -120,4 +163,4 @@ class Connection(Generic[Stub]):
         unused = [each for each in self._older if not each.num_users]
         self._older = [each for each in self._older if each.num_users]
         for each in unused:
-            await each.channel.close()
+            await each.close()

@@ -13,7 +13,6 @@ from atoll.client.transport import Link
 from atoll.client.verifier import Verifier
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.dialer import Dialer
-from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.identity.renewal import MembershipEnded
 from atoll.protocol.identity.statement import NotTrusted
 from atoll.protocol.stream import StreamBroken
@@ -113,7 +112,7 @@ class Line:
 
     async def _connection(self) -> None:
         """One connection, from Hello to its end."""
-        link = Link(lambda: self._dialer.channel(self._address, COORDINATOR))
+        link = Link(self._dialer, self._address)
         staying_fresh = None
         end = StreamBroken(grpc.StatusCode.OK, "the coordinator has ended the stream")
         try:

@@ -7,7 +7,7 @@ update waits for its own rank for a while, and then goes to another: what counts
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,8 +68,8 @@ class Ranks:
             else:
                 self._stay_fresh(connected, is_here=self._addresses[rank] != "")
 
-    def calls(self, rank: int) -> AbstractAsyncContextManager[rpc.AggregatorStub]:
-        """The stub of a rank, for calls that begin now (`Connection.calls`).
+    def connection(self, rank: int) -> Connection[rpc.AggregatorStub]:
+        """To a rank.
 
         Raises:
             StreamBroken: it is away.
@@ -78,9 +78,9 @@ class Ranks:
         if not address:
             raise StreamBroken(grpc.StatusCode.UNAVAILABLE, f"aggregation rank {rank} is away")
         if rank not in self._connected:
-            connection = Connection(lambda: self._dialer.channel(address, aggregator(rank)), aggregator_stub)
+            connection = Connection(self._dialer, address, aggregator(rank), aggregator_stub)
             self._connected[rank] = _Rank(address, connection, self._spawn(connection.keep_fresh()))
-        return self._connected[rank].connection.calls()
+        return self._connected[rank].connection
 
     def rank_for_update(self, rank: int, waited_s: float) -> int:
         """The rank that an update is for, or the next one whenever it has waited for long enough.

@@ -6,7 +6,6 @@ however it breaks; the caller decides what it means and when to dial again.
 
 import asyncio
 import logging
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 
 import grpc
@@ -16,6 +15,8 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.bulk import coordinator_stub
 from atoll.protocol.channel import HANDSHAKE_S
+from atoll.protocol.identity.dialer import Dialer
+from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.stream import Stream, StreamBroken
 
 logger = logging.getLogger(__name__)
@@ -31,11 +32,12 @@ class Link:
     """A control stream, and calls beside it. `open` it once, `receive` until it ends, `close` it always.
 
     Args:
-        dial: opens a channel to the coordinator, with the newest certificate; the link closes it.
+        dialer: opens channels to the coordinator, with the newest certificate; the link closes them.
+        address: of the coordinator.
     """
 
-    def __init__(self, dial: Callable[[], grpc.aio.Channel]) -> None:
-        self.connection = Connection(dial, coordinator_stub)
+    def __init__(self, dialer: Dialer, address: str) -> None:
+        self.connection = Connection(dialer, address, COORDINATOR, coordinator_stub)
         self._of_stream = AsyncExitStack()
         self._outbox: asyncio.Queue[pb.ClientMessage | None] = asyncio.Queue(OUTBOX_MAX)
         self._stream: Stream[pb.ClientMessage, pb.ServerMessage] | None = None

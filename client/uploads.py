@@ -135,7 +135,7 @@ class Uploads:
         ):  # what the coordinator's absence cost: nothing
             self._waiting[key] = link, now
         ranks = self._line.ranks
-        return ranks.calls(ranks.rank_for_update(rank, now - self._waiting[key][1]))
+        return ranks.connection(ranks.rank_for_update(rank, now - self._waiting[key][1])).calls()
 
     def _held_back(self, key: Key, decision: Decision) -> Event:
         """The policy has its say about every attempt. What it refuses is not kept; what has to wait is asked again."""

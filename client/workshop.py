@@ -6,12 +6,13 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
 
+from atoll.client.connection import Connection
 from atoll.client.download import download
 from atoll.client.events import (
     Evaluated,
@@ -157,7 +158,7 @@ class Workshop:
                     partial.append(request.data[partial.data_bytes :])
             if not partial.is_complete:
                 await self._persistently(
-                    lambda link: _complete(link.calls(), request, partial), lambda: partial.data_bytes
+                    lambda link: _complete(link.connection, request, partial), lambda: partial.data_bytes
                 )
             self._cache.finish(digest, manifest, partial)
             self._tidy(manifest)
@@ -187,7 +188,7 @@ class Workshop:
         await off_loop(part.num_bytes, part.resume)
         if not part.is_complete:
             await self._persistently(
-                lambda _: _complete(self._ranks.calls(rank), request, part), lambda: part.data_bytes
+                lambda _: _complete(self._ranks.connection(rank), request, part), lambda: part.data_bytes
             )
 
     async def _persistently(
@@ -335,23 +336,22 @@ async def _get_manifest(link: Link, request: Request) -> bytes:
 
 
 async def _complete(
-    calls: AbstractAsyncContextManager[rpc.CoordinatorStub | rpc.AggregatorStub],
+    connection: Connection[rpc.CoordinatorStub] | Connection[rpc.AggregatorStub],
     request: Request,
     partial: PartialVersion,
 ) -> None:
-    """Everything that the version lacks, over one connection."""
+    """Everything that the version lacks."""
     num_damages = 0
     wanted = sum(piece.num_bytes for piece in partial.wanted) - partial.filled_bytes
     logger.info("downloading %s (%s were here already)", in_mb(wanted), in_mb(partial.data_bytes))
-    async with calls as stub:
-        while not partial.is_complete:
-            try:
-                await download(stub, request.run_id, request.model_digest, partial)
-            except PieceDamaged as error:
-                num_damages += 1
-                logger.warning("a piece came damaged and is fetched again: %s", error)
-                if num_damages == DAMAGES_MAX:
-                    raise
+    while not partial.is_complete:
+        try:
+            await download(connection, request.run_id, request.model_digest, partial)
+        except PieceDamaged as error:
+            num_damages += 1
+            logger.warning("a piece came damaged and is fetched again: %s", error)
+            if num_damages == DAMAGES_MAX:
+                raise
 
 
 def _overrides(local: str) -> dict[str, Any]:

@@ -138,19 +138,23 @@ def _read_varint(encoded: bytes, at: int) -> tuple[int, int]:
 _PATH: Final = "/atoll.v1.{}/{}"
 
 
-def coordinator_stub(channel: grpc.aio.Channel) -> rpc.CoordinatorStub:
-    """The coordinator's stub, whose transfers take and give the messages of this module."""
+def coordinator_stub(channel: grpc.aio.Channel | grpc.Channel) -> rpc.CoordinatorStub:
+    """The coordinator's stub, whose transfers take and give the messages of this module.
+
+    Args:
+        channel: for asyncio; or a blocking one, whose calls are for threads.
+    """
     stub: rpc.CoordinatorStub = _with_bulk(rpc.CoordinatorStub(channel), channel, "Coordinator")
     return stub
 
 
-def aggregator_stub(channel: grpc.aio.Channel) -> rpc.AggregatorStub:
+def aggregator_stub(channel: grpc.aio.Channel | grpc.Channel) -> rpc.AggregatorStub:
     """The same of an aggregation rank."""
     stub: rpc.AggregatorStub = _with_bulk(rpc.AggregatorStub(channel), channel, "Aggregator")
     return stub
 
 
-def _with_bulk(stub: Any, channel: grpc.aio.Channel, service: str) -> Any:
+def _with_bulk(stub: Any, channel: grpc.aio.Channel | grpc.Channel, service: str) -> Any:
     stub.Upload = channel.stream_stream(
         _PATH.format(service, "Upload"),
         request_serializer=write_upload,

@@ -39,7 +39,7 @@ def broken_streams() -> Iterator[None]:
     """Turn everything that grpc raises about a call that ended into StreamBroken."""
     try:
         yield
-    except grpc.aio.AioRpcError as error:
+    except grpc.RpcError as error:  # of either kind of call: both know how they ended
         raise StreamBroken(error.code(), error.details() or "") from None
     except asyncio.CancelledError:
         task = asyncio.current_task()

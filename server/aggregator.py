@@ -27,7 +27,7 @@ from atoll.server.durable import write_atomically
 from atoll.server.identity.gate import identity_folder
 from atoll.server.identity.guard import Guard
 from atoll.server.identity.listener import InsecureListener, Listener, MutualListener, cannot_listen
-from atoll.server.limits import Callers
+from atoll.server.limits import Callers, calls_max, connections_max
 from atoll.server.placement import take_place
 from atoll.server.rank import Rank, RankPlace
 from atoll.server.rank_service import AggregatorService
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 DIAL_S = 0.5
 """Seconds between two attempts to reach the coordinator."""
 
-CALLS_MAX, CALLS_PER_CLIENT = 10_000, 16
+CALLS_PER_CLIENT = 16
 EXIT_OK = 0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 """That end a rank."""
@@ -128,8 +128,8 @@ async def _listen(rank: Rank, config: AggregatorConfig, listener: Listener) -> t
     for listen in listens:
         server = grpc.aio.server(
             interceptors=[CallLimits(Callers(CALLS_PER_CLIENT), Connections().end), Guard(register)],
-            options=server_options(),
-            maximum_concurrent_rpcs=CALLS_MAX,
+            options=server_options(connections_max=connections_max(config.max_connections)),
+            maximum_concurrent_rpcs=calls_max(config.max_connections, CALLS_PER_CLIENT),
         )
         add_aggregator(AggregatorService(rank), server)
         try:

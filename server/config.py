@@ -411,6 +411,9 @@ class AggregatorConfig(BaseModel):
     interface: str = "lo"
     """The network interface over which the ranks exchange sums, unencrypted: loopback unless you name another."""
 
+    max_connections: int = Field(default=1000, ge=1, le=100_000)
+    """Clients that may be connected at once: as the coordinator's, which gives its own to the ranks that it starts."""
+
     @model_validator(mode="after")
     def _rank_is_one_of_them(self) -> "AggregatorConfig":
         if self.rank >= self.ranks:

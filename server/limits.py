@@ -13,6 +13,13 @@ from atoll.server.bucket import Bucket
 CALLS_PER_S, CALLS_BURST = 200.0, 600
 """New calls of one caller in the long run, and at once. An empty round of 25 ms costs a client two."""
 
+CONNECTIONS_PER_CLIENT = 3
+"""An old one that ends, its successor, and one for large downloads; so many more nobody gets that has not shown its
+certificate yet."""
+
+SPARE = 100
+"""Connections, and calls that may be open at once, for those who never say Hello."""
+
 STRIKES_MAX = 20
 """Refused calls of one caller, until its connections are ended: to refuse costs, too."""
 STRIKES_FORGIVEN_PER_S = 0.5
@@ -29,6 +36,16 @@ PARTIALS_MAX = 2
 FLOOR_BYTES_PER_S = 16 * 1024
 FLOOR_S = 30.0
 """An upload may be slower than the floor for so long; see `Patience`."""
+
+
+def connections_max(clients_max: int) -> int:
+    """Connections of a port to which so many clients may be connected at once."""
+    return CONNECTIONS_PER_CLIENT * clients_max + SPARE
+
+
+def calls_max(clients_max: int, calls_per_client: int) -> int:
+    """Calls that may be open at such a port."""
+    return calls_per_client * clients_max + SPARE
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,16 +23,10 @@ from atoll.server.identity.gate import Gate, Members
 from atoll.server.identity.guard import Guard
 from atoll.server.identity.remote_signer import RemoteSigner, SigningService
 from atoll.server.identity.services import MembershipService
-from atoll.server.limits import Callers
+from atoll.server.limits import Callers, calls_max, connections_max
 from atoll.server.service import AdminService, CoordinatorService
 
-CALLS_SPARE = 100
-"""Calls that may be open at once of those who never say Hello."""
-
 ADMIN_CALLS_MAX = 100
-
-CONNECTIONS_PER_CLIENT = 2
-"""An old one that ends and its successor; so many more nobody gets that has not shown its certificate yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +51,7 @@ class Ports:
         config, members = coordinator.config, gate.members
         register = coordinator.admission if gate.listener.proves_callers else None
         guards = Guard(register), Guard(register)
-        calls = config.calls_per_client * config.max_connections + CALLS_SPARE
+        calls = calls_max(config.max_connections, config.calls_per_client)
         clients, admins = (_server(coordinator, *of) for of in zip(guards, (calls, ADMIN_CALLS_MAX), strict=True))
         add_coordinator(CoordinatorService(coordinator), clients)
         if coordinator.ranks is not None:
@@ -106,7 +100,7 @@ def _server(coordinator: Coordinator, guard: Guard, calls: int) -> grpc.aio.Serv
     limits = CallLimits(Callers(coordinator.config.calls_per_client), Connections().end)
     audit = CallAudit(coordinator.audit)  # as the guard it remembers the handlers of its server: each has its own
     interceptors = [audit, limits, guard]  # the first sees what the others refuse
-    options = server_options(connections_max=CONNECTIONS_PER_CLIENT * coordinator.config.max_connections + CALLS_SPARE)
+    options = server_options(connections_max=connections_max(coordinator.config.max_connections))
     return grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=calls)
 
 

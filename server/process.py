@@ -72,7 +72,13 @@ async def host(
                 stays()
                 if coordinator.ranks is not None and config.start_aggregators:
                     await equip_ranks(gate, config)
-                    ranks = SpawnedRanks(config.aggregators, config.state, ports.address, insecure=config.insecure)
+                    ranks = SpawnedRanks(
+                        config.aggregators,
+                        config.state,
+                        ports.address,
+                        max_connections=config.max_connections,
+                        insecure=config.insecure,
+                    )
                     ranks.start()
                 state.announce(ports.address, ports.admin_address, os.getpid(), insecure=config.insecure)
                 on_ready(coordinator, ports)

@@ -32,11 +32,13 @@ class SpawnedRanks:
         num_ranks: how many.
         state: of the coordinator; each rank has a folder of its own in it.
         address: of the coordinator.
+        max_connections: clients that may be connected to each.
         insecure: whether nobody proves anything; otherwise each rank's credential lies in its folder.
     """
 
-    def __init__(self, num_ranks: int, state: Path, address: str, *, insecure: bool) -> None:
-        self._num_ranks, self._state, self._address, self._insecure = num_ranks, state, address, insecure
+    def __init__(self, num_ranks: int, state: Path, address: str, *, max_connections: int, insecure: bool) -> None:
+        self._num_ranks, self._state, self._address = num_ranks, state, address
+        self._max_connections, self._insecure = max_connections, insecure
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -68,6 +70,7 @@ class SpawnedRanks:
             "rank": rank,
             "ranks": self._num_ranks,
             "insecure": self._insecure,
+            "max_connections": self._max_connections,
             "state": str(state_of_rank(self._state, rank, self._num_ranks)),
         }
         overrides = [f"--set={name}={json.dumps(value)}" for name, value in settings.items()]

@@ -74,6 +74,8 @@ class Lagoon(rpc.CoordinatorServicer):
         self.session_status = None
         self.signed = None  # what becomes of each message that is pushed to a client
         self.download_cuts, self.upload_cuts = [], []
+        self.download_end = 1 << 60  # where a download goes no further
+        self.unanswered_downloads = 0
         self.window, self.chunk_sizes = 0, []
         self.damage = Counter()  # tensor -> how many more times it comes damaged
         self.calls, self.opened, self.asked = Counter(), [], []
@@ -155,6 +157,9 @@ class Lagoon(rpc.CoordinatorServicer):
         self.calls["Download"] += 1
         opened = (await anext(requests)).open
         self.opened.append(opened)
+        if self.unanswered_downloads:
+            self.unanswered_downloads -= 1
+            await asyncio.Event().wait()
         if opened.digest not in self.versions:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such version")
         version = self.versions[opened.digest]
@@ -164,6 +169,8 @@ class Lagoon(rpc.CoordinatorServicer):
         yield pb.DownloadReply(total_bytes=len(data))
         position, credit = opened.position, opened.credit
         while position < len(data):
+            if position >= self.download_end:
+                await asyncio.Event().wait()
             while credit <= position:
                 credit = (await anext(requests)).credit
             assert credit - position <= DOWNLOAD_WINDOW_BYTES

@@ -1,44 +1,23 @@
 """Calls over connections that follow each other: a real server, behind a door that can be shut to new connections."""
 
 import asyncio
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import asynccontextmanager
 
 import grpc
+import pytest
 
 from atoll.client import connection as connection_module
 from atoll.client.connection import Connection
+from atoll.client.threads import on_thread
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import channel as limits
-from atoll.protocol.channel import client_options, server_options
+from atoll.protocol.channel import server_options
+from atoll.protocol.identity.dialer import InsecureDialer
+from atoll.protocol.identity.names import COORDINATOR
+from atoll.protocol.stream import StreamBroken
+from tests.client.door import door_before
 from tests.client.lagoon import live, until
-
-
-class Door:
-    """A port before another one; while it is shut, who comes is let in and hears nothing, as in a flood."""
-
-    def __init__(self, port):
-        self._port, self.is_open, self.num_inside, self.num_turned_away = port, asyncio.Event(), 0, 0
-        self.is_open.set()
-
-    async def enter(self, reader, writer):
-        with closing(writer):
-            if not self.is_open.is_set():
-                self.num_turned_away += 1
-                await reader.read()
-                return
-            self.num_inside += 1
-            inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", self._port)
-            await asyncio.gather(carry(reader, inner_writer), carry(inner_reader, writer))
-            self.num_inside -= 1
-
-
-async def carry(reader, writer):
-    with suppress(ConnectionError):
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    writer.close()
 
 
 class Answering(rpc.CoordinatorServicer):
@@ -63,20 +42,16 @@ async def served():
     rpc.add_CoordinatorServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    door = Door(port)
-    listening = await asyncio.start_server(door.enter, "127.0.0.1", 0)
-    address = f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-    connection = Connection(lambda: grpc.aio.insecure_channel(address, options=client_options()), rpc.CoordinatorStub)
-    fresh = asyncio.create_task(connection.keep_fresh())
-    try:
-        yield connection, service, door
-        assert not fresh.done()
-    finally:
-        fresh.cancel()
-        await connection.close()
-        await server.stop(0)
-        await until(lambda: not door.num_inside)
-        listening.close()
+    async with door_before(port) as door:
+        connection = Connection(InsecureDialer(), door.address, COORDINATOR, rpc.CoordinatorStub)
+        fresh = asyncio.create_task(connection.keep_fresh())
+        try:
+            yield connection, service, door
+            assert not fresh.done()
+        finally:
+            fresh.cancel()
+            await connection.close()
+            await server.stop(0)
 
 
 async def call(connection, seconds=10.0):
@@ -172,3 +147,45 @@ async def test_a_renewal_changes_over_at_once_and_closes_what_nobody_uses():
             await call_on(connection, service, number)
             connection.renew()
         await until(lambda: door.num_inside == 1)
+
+
+def block(stub, seconds=10.0):
+    return on_thread(lambda: stub.GetManifest(pb.ManifestRequest(), timeout=seconds))
+
+
+@live
+async def test_calls_that_block_have_one_connection_more_which_changes_over_with_the_other():
+    async with served() as (connection, service, door):
+        await call(connection)
+        assert door.num_inside == 1
+        for _ in range(3):
+            async with connection.blocking_calls() as stub:
+                await block(stub)
+        assert door.num_inside == 2
+        assert len(set(service.peers)) == 2
+        async with connection.blocking_calls() as before:
+            connection.renew()
+            await call_on(connection, service, 3)
+            async with connection.blocking_calls() as after:
+                await block(before)
+                await block(after)
+            assert len(set(service.peers)) == 4
+            assert door.num_inside == 3, "the first is in use by nobody"
+        await until(lambda: door.num_inside == 2)
+        connection.renew()
+        await until(lambda: door.num_inside == 1)
+
+
+@live
+async def test_closing_ends_calls_that_block():
+    async with served() as (connection, _service, _door):
+        async with connection.blocking_calls() as stub:
+            replies = stub.Session(iter([]))
+            await on_thread(next, replies)
+            ending = asyncio.ensure_future(on_thread(lambda: list(replies)))
+            await connection.close()
+            with pytest.raises(grpc.RpcError) as caught:
+                await ending
+            assert caught.value.code() is grpc.StatusCode.CANCELLED
+        with pytest.raises(StreamBroken, match="the channel was closed"):
+            connection.blocking_calls()

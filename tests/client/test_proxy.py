@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from atoll.client import download as download_module
 from atoll.protocol.settings import ConfigError
 from tests.client.connect_proxy import connect_proxy
 from tests.client.lagoon import MIB, Instant, Version, agent, lagoon, live, model, until
@@ -19,9 +20,12 @@ def _plain_to_elsewhere(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.mark.parametrize("num_tunnels", [1, 2])
 @live
-async def test_session_download_and_upload_go_through_the_proxy(tmp_path, monkeypatch, caplog, capfd):
+async def test_session_download_and_upload_go_through_the_proxy(tmp_path, monkeypatch, caplog, capfd, num_tunnels):
     caplog.set_level("DEBUG")
+    if num_tunnels == 2:  # a large download has a connection of its own
+        monkeypatch.setattr(download_module, "LARGE_BYTES", MIB)
     async with lagoon() as coordinator, connect_proxy(coordinator.port, "north:s3cr:t/") as proxy:
         monkeypatch.setenv("HTTPS_PROXY", f"http://north:s3cr%3At%2F@{proxy.address}")
         coordinator.address = ELSEWHERE
@@ -30,8 +34,9 @@ async def test_session_download_and_upload_go_through_the_proxy(tmp_path, monkey
             version = coordinator.add(Version(model(w=MIB // 2)))
             await coordinator.invite(version, inline=False)
             await coordinator.accepted.wait()
-        await until(lambda: any("up" in line for line in proxy.lines))
-        assert {(line["to"], line["status"]) for line in proxy.lines if "to" in line} == {(ELSEWHERE, "200")}
+        tunnels = [(line["to"], line["status"]) for line in proxy.lines if "to" in line]
+        assert tunnels == [(ELSEWHERE, "200")] * num_tunnels
+        await until(lambda: sum("up" in line for line in proxy.lines) == num_tunnels)
         assert sum(line.get("up", 0) for line in proxy.lines) > 2 * MIB
         assert sum(line.get("down", 0) for line in proxy.lines) > 2 * MIB
     said = caplog.text + "".join(capfd.readouterr())

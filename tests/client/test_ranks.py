@@ -112,7 +112,7 @@ async def test_an_update_waits_for_a_rank_that_comes_back(tmp_path):
 
 
 async def stub_of(ranks, rank):
-    async with ranks.calls(rank) as stub:
+    async with ranks.connection(rank).calls() as stub:
         return stub
 
 
@@ -124,7 +124,7 @@ async def test_connections_outlive_the_coordinators_absence_and_end_with_their_a
     ranks.update(["", ""])  # a coordinator that has just started knows none of them
     assert ranks.num_ranks == 2
     with pytest.raises(StreamBroken, match="aggregation rank 0 is away"):
-        ranks.calls(0)
+        ranks.connection(0)
     ranks.update(["127.0.0.1:1", "127.0.0.1:3"])
     assert await stub_of(ranks, 0) is first
     assert await stub_of(ranks, 1) is not second
@@ -144,7 +144,7 @@ async def test_a_rank_that_is_away_is_not_dialled(monkeypatch):
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     ranks = Ranks(InsecureDialer(), asyncio.ensure_future)
     ranks.update([address])
-    ranks.calls(0)
+    ranks.connection(0)
     await until(lambda: len(dialled) >= 1)
     ranks.update([""])
     await asyncio.sleep(0.2)
@@ -163,8 +163,8 @@ async def test_a_rank_that_is_said_to_be_elsewhere_is_not_dialled():
     ranks.update(["10.0.0.1:80", "unix:/tmp/socket", "127.0.0.1:7"])
     for number in (0, 1):
         with pytest.raises(StreamBroken, match="is away"):
-            ranks.calls(number)
-    ranks.calls(2)
+            ranks.connection(number)
+    ranks.connection(2)
     await ranks.close()
 
 

@@ -2,12 +2,14 @@
 
 import asyncio
 import time
+from threading import enumerate as all_threads
 
 import grpc
 import numpy as np
 import pytest
 
 from atoll.aggregation.tensorfile import write
+from atoll.client import download as download_module
 from atoll.client.download import download
 from atoll.client.models import ModelCache, PieceDamaged
 from atoll.client.spool import Spool
@@ -16,17 +18,25 @@ from atoll.client.upload import Pace, upload
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.channel import CHUNK_BYTES, DOWNLOAD_WINDOW_BYTES, INLINE_BYTES_MAX
 from atoll.protocol.identity.dialer import InsecureDialer
-from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.stream import StreamBroken
-from tests.client.lagoon import MIB, Version, lagoon, live, model
+from tests.client.door import door_before
+from tests.client.lagoon import MIB, Version, lagoon, live, model, until
 
 CUT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
 """INTERNAL: what grpc.aio makes of it when a message of ours crosses the end of the call."""
 
 
-def plain(address):
-    return InsecureDialer().channel(address, COORDINATOR)
+@pytest.fixture(params=["on the loop", "on a thread"])
+def way(request, monkeypatch):
+    """How a download comes, whatever its size."""
+    monkeypatch.setattr(download_module, "LARGE_BYTES", 1 if request.param == "on a thread" else 1 << 60)
+
+
+def threads_of_downloads():
+    """The names of all but this one, the loop's own, and that of grpc.aio."""
+    names = {thread.name for thread in all_threads()}
+    return {name for name in names if not name.startswith(("MainThread", "asyncio_")) and "_poll_wrapper" not in name}
 
 
 def partial_of(tmp_path, version):
@@ -41,11 +51,10 @@ async def complete(address, version, partial):
     """Download over as many connections as it takes; returns how many."""
     num_links = 0
     while not partial.is_complete:
-        link = Link(lambda: plain(address))
+        link = Link(InsecureDialer(), address)
         num_links += 1
         try:
-            async with link.calls() as stub:
-                await download(stub, "run-1", version.digest, partial)
+            await download(link.connection, "run-1", version.digest, partial)
         except StreamBroken as error:
             if error.code not in CUT:
                 raise
@@ -55,7 +64,7 @@ async def complete(address, version, partial):
 
 
 @live
-async def test_download_goes_on_where_it_was_cut(tmp_path):
+async def test_download_goes_on_where_it_was_cut(tmp_path, way):
     version = Version(model(a=3 * MIB, b=1000, c=MIB))
     cuts = [0, 1, 5 * MIB, 5 * MIB + 7, 12 * MIB + 3000]
     async with lagoon() as coordinator:
@@ -70,7 +79,7 @@ async def test_download_goes_on_where_it_was_cut(tmp_path):
 
 
 @live
-async def test_download_asks_only_for_the_pieces_that_it_lacks_and_resumes_within_them(tmp_path):
+async def test_download_asks_only_for_the_pieces_that_it_lacks_and_resumes_within_them(tmp_path, way):
     arrays = model(a=MIB, b=MIB, c=MIB, d=MIB, e=MIB)
     old, new = Version(arrays), Version(arrays | {"b": arrays["b"] + 1, "d": arrays["d"] + 1})
     cache = ModelCache(tmp_path)
@@ -90,32 +99,124 @@ async def test_download_asks_only_for_the_pieces_that_it_lacks_and_resumes_withi
 
 
 @live
-async def test_damaged_piece_raises_and_nothing_else_is_lost(tmp_path):
+async def test_damaged_piece_raises_and_nothing_else_is_lost(tmp_path, way):
     version = Version(model(a=1000, b=1000, c=1000))
     async with lagoon() as coordinator:
         coordinator.add(version)
         coordinator.damage["b"] = 1
-        partial, link = partial_of(tmp_path, version), Link(lambda: plain(coordinator.address))
+        partial, link = partial_of(tmp_path, version), Link(InsecureDialer(), coordinator.address)
         with pytest.raises(PieceDamaged, match="'b'"):
-            async with link.calls() as stub:
-                await download(stub, "run-1", version.digest, partial)
+            await download(link.connection, "run-1", version.digest, partial)
         assert partial.data_bytes == 4000
-        async with link.calls() as stub:
-            await download(stub, "run-1", version.digest, partial)
+        await download(link.connection, "run-1", version.digest, partial)
         assert partial.is_complete
         partial.close()
         await link.close()
 
 
 @live
-async def test_version_that_is_gone_is_refused_for_good(tmp_path):
+async def test_version_that_is_gone_is_refused_for_good(tmp_path, way):
     async with lagoon() as coordinator:
-        version, link = Version(model()), Link(lambda: plain(coordinator.address))
+        version, link = Version(model()), Link(InsecureDialer(), coordinator.address)
         partial = partial_of(tmp_path, version)
         with pytest.raises(StreamBroken, match="no such version") as caught:
-            async with link.calls() as stub:
-                await download(stub, "run-1", version.digest, partial)
+            await download(link.connection, "run-1", version.digest, partial)
         assert caught.value.code is grpc.StatusCode.NOT_FOUND
+        partial.close()
+        await link.close()
+
+
+@live
+async def test_download_that_is_not_what_was_asked_for_is_refused_for_good(tmp_path, way):
+    asked, other = Version(model(w=2 * MIB)), Version(model(w=2 * MIB + 1))
+    async with lagoon() as coordinator:
+        coordinator.versions[asked.digest] = other
+        partial, link = partial_of(tmp_path, asked), Link(InsecureDialer(), coordinator.address)
+        with pytest.raises(StreamBroken, match=r"8388612 bytes were announced, 8388608 were asked for") as caught:
+            await download(link.connection, "run-1", asked.digest, partial)
+        assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
+        assert partial.data_bytes == 0
+        partial.close()
+        await link.close()
+
+
+@live
+async def test_download_that_is_cancelled_ends_at_once_and_goes_on_later(tmp_path, way):
+    version = Version(model(w=4 * MIB))
+    async with lagoon() as coordinator:
+        coordinator.add(version)
+        coordinator.download_end = 10 * MIB
+        partial, link = partial_of(tmp_path, version), Link(InsecureDialer(), coordinator.address)
+        downloading = asyncio.ensure_future(download(link.connection, "run-1", version.digest, partial))
+        await until(lambda: partial.data_bytes == 10 * MIB)
+        downloading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await downloading
+        await until(lambda: not threads_of_downloads())
+        coordinator.download_end = 1 << 60
+        await download(link.connection, "run-1", version.digest, partial)
+        assert partial.is_complete
+        assert coordinator.sent_bytes == 16 * MIB
+        partial.close()
+        await link.close()
+
+
+@live
+async def test_download_ends_when_its_link_is_closed(tmp_path, way):
+    version = Version(model(w=4 * MIB))
+    async with lagoon() as coordinator:
+        coordinator.add(version)
+        coordinator.download_end = 10 * MIB
+        partial, link = partial_of(tmp_path, version), Link(InsecureDialer(), coordinator.address)
+        downloading = asyncio.ensure_future(download(link.connection, "run-1", version.digest, partial))
+        await until(lambda: partial.data_bytes == 10 * MIB)
+        await link.close()
+        for attempt in (downloading, download(link.connection, "run-1", version.digest, partial)):
+            with pytest.raises(StreamBroken) as caught:
+                await attempt
+            assert caught.value.code is grpc.StatusCode.CANCELLED
+        assert partial.data_bytes == 10 * MIB
+        partial.close()
+
+
+@pytest.mark.parametrize("slams", [True, False])
+@live
+async def test_large_download_needs_no_connection_of_its_own(tmp_path, monkeypatch, slams):
+    """A port that strangers flood lets nobody in, or says nothing."""
+    monkeypatch.setattr(download_module, "BEGIN_S", 0.3)
+    version = Version(model(w=4 * MIB))
+    async with lagoon() as coordinator, door_before(coordinator.port) as door:
+        coordinator.add(version)
+        partial, link = partial_of(tmp_path, version), Link(InsecureDialer(), door.address)
+        async with link.calls() as stub:
+            await stub.GetManifest(pb.ManifestRequest(digest=version.digest))
+        door.slams = slams
+        door.is_open.clear()
+        await download(link.connection, "run-1", version.digest, partial)
+        assert door.num_turned_away >= 1
+        assert (partial.is_complete, coordinator.calls["Download"], door.num_inside) == (True, 1, 1)
+        partial.remove()
+        door.is_open.set()
+        partial = partial_of(tmp_path, version)
+        while door.num_inside == 1:  # until gRPC tries it again
+            await download(link.connection, "run-1", version.digest, partial)
+            partial.remove()
+            partial = partial_of(tmp_path, version)
+            await asyncio.sleep(0.05)
+        partial.close()
+        await link.close()
+
+
+@live
+async def test_large_download_that_does_not_begin_takes_the_other_way(tmp_path, monkeypatch):
+    monkeypatch.setattr(download_module, "BEGIN_S", 0.1)
+    version = Version(model(w=2 * MIB))
+    async with lagoon() as coordinator:
+        coordinator.add(version)
+        coordinator.unanswered_downloads = 1
+        partial, link = partial_of(tmp_path, version), Link(InsecureDialer(), coordinator.address)
+        await download(link.connection, "run-1", version.digest, partial)
+        assert (partial.is_complete, coordinator.calls["Download"]) == (True, 2)
         partial.close()
         await link.close()
 
@@ -132,7 +233,7 @@ async def delivered(address, entry, pace):
     """Upload over as many connections as it takes; the verdict and how many."""
     num_links = 0
     while True:
-        link = Link(lambda: plain(address))
+        link = Link(InsecureDialer(), address)
         num_links += 1
         try:
             async with link.calls() as stub:

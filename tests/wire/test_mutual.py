@@ -204,8 +204,7 @@ async def test_calls_that_begin_after_a_renewal_use_the_new_certificate_and_the_
     authority = Authority.open_or_create(tmp_path / "state" / "identity" / "authority", "one")
     async with running(tmp_path / "state", **SECURE) as it:
         keeper = keeper_of(tmp_path / "north", NORTH, authority)
-        dialer = MutualDialer(keeper)
-        link = Link(lambda: dialer.channel(it.address, COORDINATOR))
+        link = Link(MutualDialer(keeper), it.address)
         staying_fresh = asyncio.create_task(link.connection.keep_fresh())
         hello = pb.Hello(protocol=channel_module.PROTOCOL, client_id="north", session="1", tasks=["tiny:task"])
         await link.open(hello)

@@ -1,0 +1,48 @@
+"""A port before a server's own, which can be shut to those who come anew."""
+
+import asyncio
+from contextlib import asynccontextmanager, closing, suppress
+
+from tests.client.lagoon import until
+
+
+class Door:
+    """A port before another one; while it is shut, who comes is let in and hears nothing, as in a flood."""
+
+    def __init__(self, port):
+        self._port, self.is_open, self.num_inside, self.num_turned_away = port, asyncio.Event(), 0, 0
+        self.is_open.set()
+        self.slams = False  # whether who comes while it is shut is turned away at once
+
+    async def enter(self, reader, writer):
+        with closing(writer):
+            if not self.is_open.is_set():
+                self.num_turned_away += 1
+                if not self.slams:
+                    await reader.read()
+                return
+            self.num_inside += 1
+            inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", self._port)
+            await asyncio.gather(carry(reader, inner_writer), carry(inner_reader, writer))
+            self.num_inside -= 1
+
+
+async def carry(reader, writer):
+    with suppress(ConnectionError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+@asynccontextmanager
+async def door_before(port):
+    """A door, listening; `.address` says where. Whoever is inside must leave before the block ends."""
+    door = Door(port)
+    listening = await asyncio.start_server(door.enter, "127.0.0.1", 0)
+    door.address = f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    try:
+        yield door
+        await until(lambda: not door.num_inside)
+    finally:
+        listening.close()
