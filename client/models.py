@@ -99,9 +99,7 @@ class PartialVersion:
         """Check what an earlier attempt has left, and copy what older versions hold, up to the first missing byte."""
         self._file.seek(0)
         if self._file.read(len(self._header)) != self._header:
-            self._file.seek(0)
-            self._file.truncate()
-            self._file.write(self._header)
+            self._begin_anew()
         with suppress(PieceDamaged):  # what is wrong has been cut off
             self._close_whole_pieces()
             while not self.is_complete and (block := self._file.read(min(BLOCK_BYTES, self._missing))):
@@ -135,9 +133,7 @@ class PartialVersion:
     def take_over(self, parts: "Sequence[PartialVersion]") -> None:
         """Become whole from complete parts, each checked, one after the other."""
         assert all(part.is_complete for part in parts)
-        self._file.seek(0)
-        self._file.truncate()
-        self._file.write(self._header)
+        self._begin_anew()
         for part in parts:
             part._file.seek(0)
             shutil.copyfileobj(part._file, self._file, BLOCK_BYTES)
@@ -172,6 +168,13 @@ class PartialVersion:
             self._index += 1
             self._begin += self._filled
             self._filled, self._sha256 = 0, hashlib.sha256()
+
+    def _begin_anew(self) -> None:
+        """Let the file hold its header, and nothing else."""
+        if self._file.seek(0, os.SEEK_END):  # ext4 writes all of a file to the disk at its close once it was cut to 0
+            self._file.seek(0)
+            self._file.truncate()
+        self._file.write(self._header)
 
     def _cut_off(self) -> None:
         """Forget the piece that is being filled, and everything behind it."""
