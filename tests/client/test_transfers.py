@@ -33,10 +33,9 @@ def way(request, monkeypatch):
     monkeypatch.setattr(download_module, "LARGE_BYTES", 1 if request.param == "on a thread" else 1 << 60)
 
 
-def threads_of_downloads():
-    """The names of all but this one, the loop's own, and that of grpc.aio."""
-    names = {thread.name for thread in all_threads()}
-    return {name for name in names if not name.startswith(("MainThread", "asyncio_")) and "_poll_wrapper" not in name}
+def threads():
+    """All but the loop's own and that of grpc.aio, which stay."""
+    return {each for each in all_threads() if not each.name.startswith("asyncio_") and "_poll_wrapper" not in each.name}
 
 
 def partial_of(tmp_path, version):
@@ -142,7 +141,7 @@ async def test_download_that_is_not_what_was_asked_for_is_refused_for_good(tmp_p
 
 @live
 async def test_download_that_is_cancelled_ends_at_once_and_goes_on_later(tmp_path, way):
-    version = Version(model(w=4 * MIB))
+    version, before = Version(model(w=4 * MIB)), threads()
     async with lagoon() as coordinator:
         coordinator.add(version)
         coordinator.download_end = 10 * MIB
@@ -152,7 +151,7 @@ async def test_download_that_is_cancelled_ends_at_once_and_goes_on_later(tmp_pat
         downloading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await downloading
-        await until(lambda: not threads_of_downloads())
+        await until(lambda: threads() <= before)
         coordinator.download_end = 1 << 60
         await download(link.connection, "run-1", version.digest, partial)
         assert partial.is_complete
