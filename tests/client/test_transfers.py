@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextlib import asynccontextmanager
 from threading import enumerate as all_threads
 
 import grpc
@@ -139,15 +140,26 @@ async def test_download_that_is_not_what_was_asked_for_is_refused_for_good(tmp_p
         await link.close()
 
 
-@live
-async def test_download_that_is_cancelled_ends_at_once_and_goes_on_later(tmp_path, way):
-    version, before = Version(model(w=4 * MIB)), threads()
+@asynccontextmanager
+async def under_way(tmp_path, version):
+    """A download that has come to 10 MiB and goes no further; its coordinator, file, link and task."""
     async with lagoon() as coordinator:
         coordinator.add(version)
         coordinator.download_end = 10 * MIB
         partial, link = partial_of(tmp_path, version), Link(InsecureDialer(), coordinator.address)
-        downloading = asyncio.ensure_future(download(link.connection, "run-1", version.digest, partial))
-        await until(lambda: partial.data_bytes == 10 * MIB)
+        try:
+            downloading = asyncio.ensure_future(download(link.connection, "run-1", version.digest, partial))
+            await until(lambda: partial.data_bytes == 10 * MIB)
+            yield coordinator, partial, link, downloading
+        finally:
+            await link.close()
+            partial.close()
+
+
+@live
+async def test_download_that_is_cancelled_ends_at_once_and_goes_on_later(tmp_path, way):
+    version, before = Version(model(w=4 * MIB)), threads()
+    async with under_way(tmp_path, version) as (coordinator, partial, link, downloading):
         downloading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await downloading
@@ -156,26 +168,18 @@ async def test_download_that_is_cancelled_ends_at_once_and_goes_on_later(tmp_pat
         await download(link.connection, "run-1", version.digest, partial)
         assert partial.is_complete
         assert coordinator.sent_bytes == 16 * MIB
-        partial.close()
-        await link.close()
 
 
 @live
 async def test_download_ends_when_its_link_is_closed(tmp_path, way):
     version = Version(model(w=4 * MIB))
-    async with lagoon() as coordinator:
-        coordinator.add(version)
-        coordinator.download_end = 10 * MIB
-        partial, link = partial_of(tmp_path, version), Link(InsecureDialer(), coordinator.address)
-        downloading = asyncio.ensure_future(download(link.connection, "run-1", version.digest, partial))
-        await until(lambda: partial.data_bytes == 10 * MIB)
+    async with under_way(tmp_path, version) as (_, partial, link, downloading):
         await link.close()
         for attempt in (downloading, download(link.connection, "run-1", version.digest, partial)):
             with pytest.raises(StreamBroken) as caught:
                 await attempt
             assert caught.value.code is grpc.StatusCode.CANCELLED
         assert partial.data_bytes == 10 * MIB
-        partial.close()
 
 
 @pytest.mark.parametrize("slams", [True, False])
