@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from atoll.protocol.channel import CHUNK_BYTES
 from benchmarks.processes import ROOT, NotMeasured, Processes, Usage, coordinator_command, wait_for_address
 from benchmarks.report import Bar, conclude, say, spread
 from benchmarks.tight_wire import make_credentials
@@ -183,7 +184,7 @@ def sweep(processes: Processes, source: Path, size: int, chunks_kib: Sequence[in
         side, tight = Side(), Tight(processes, f"sweep{chunk_kib}", source, size, chunk_kib)
         for _ in range(3):
             for way in WAYS:
-                touch(processes.folder, size)
+                touch(processes.folder, size, chunk_kib)
                 tight.transfer(side, way)
         tight.close()
         found[chunk_kib] = sum(min(side.seconds[way]) for way in WAYS)
@@ -206,7 +207,7 @@ def compare(processes: Processes, source: Path, size: int, turns: int, chunk_kib
             time.sleep(0.2)
             for way in WAYS:
                 for who in ("ours", "tight") if number % 2 else ("tight", "ours"):
-                    touch(processes.folder, size)
+                    touch(processes.folder, size, chunk_kib)
                     if who == "ours":
                         ours.transfer(into["ours"], way)
                         settle(processes, name)
@@ -233,7 +234,7 @@ def again(processes: Processes, source: Path, size: int, pairs: int, chunk_kib: 
             for who in ("ours", "tight") if number % 2 else ("tight", "ours"):
                 for old in (processes.folder / name).rglob("models/*.safetensors"):
                     old.unlink()
-                touch(processes.folder, size)
+                touch(processes.folder, size, chunk_kib)
                 (ours if who == "ours" else tight).transfer(into[who], "down")
                 time.sleep(0.15)
     rates = {who: size / 1e6 / median(side.seconds["down"]) for who, side in sides.items()}
@@ -319,16 +320,18 @@ def main() -> int:
     )
 
 
-def touch(folder: Path, size: int) -> None:
-    """Write a file as large as what is sent and received together, and delete it.
+def touch(folder: Path, size: int, chunk_kib: int) -> None:
+    """Write as much as is sent and received together, in pieces as either side writes it, and delete it.
 
     A hypervisor takes back what was free for some seconds, and hands it out again at the first touch: a gigabyte that
     is written to a file in 0.19 s takes up to 2.7 s then. Whoever is measured after a pause would pay for it, and who
-    comes next would not. Memory that was touched but is no file's does not do: files get other, larger pages.
+    comes next would not. Memory that was touched but is no file's does not do, nor a file in pieces of another size:
+    each size of a write gets pages of its own size, from a list of its own, and only the large ones are taken back.
     """
-    with tempfile.TemporaryFile(dir=folder) as file:
-        for _ in range(0, 2 * size, MB):
-            file.write(bytes(MB))
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        for piece in (chunk_kib << 10, CHUNK_BYTES):
+            for _ in range(0, size, piece):
+                file.write(bytes(piece))
 
 
 def _prepare(folder: Path, mb: int) -> Path:
