@@ -51,7 +51,7 @@ class Talker:
                 text=True,
                 cwd=ROOT,
             )
-        processes.running[name] = self._process  # type: ignore[assignment] - it ends like the others
+        processes.running[name] = self._process  # type: ignore[assignment]  # it ends like the others
         self.said = self.line()
 
     def line(self) -> str:
