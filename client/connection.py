@@ -4,7 +4,10 @@ A server takes new calls on a connection for `CONNECTION_AGE_S` only. The next c
 calls begin on it when it stands: while strangers flood the server's port that may take long, and delays nothing.
 
 Large downloads have a connection beside it, whose calls block: read on a thread, without asyncio's wake-ups between one
-chunk and the next, they are faster by 6 %. It is opened when the first of them wants it, and nobody depends on it.
+chunk and the next, they are faster by 6 %. It is opened when one of them wants it, and nobody depends on it.
+
+A server has three places for a client (`server/limits.py`): of its control stream, which stays where it began, of the
+newest, and of the next one or of that for large downloads, which is closed before a change-over when nobody uses it.
 """
 
 import asyncio
@@ -106,7 +109,7 @@ class Connection(Generic[Stub]):
         while True:
             is_due = await self._renewed_within(limits.CONNECTION_AGE_S * random.uniform(*FRESH))
             while not is_due and self._older and self._newest.num_users:
-                is_due = await self._renewed_within(TRANSFER_S)  # the server has two places for each
+                is_due = await self._renewed_within(TRANSFER_S)  # there is no place for one more
             pause = PAUSE_S
             while not await self._change_over():
                 await self._renewed_within(pause * random.uniform(0.5, 1.0))
@@ -134,6 +137,7 @@ class Connection(Generic[Stub]):
         There is no use in waiting any longer when the certificate is renewed meanwhile.
         """
         self._is_renewed.clear()
+        await self._close_idle()
         channel = self._dialer.channel(self._address, self._server)
         following = self._opened(channel)
         ready, renewed = map(asyncio.ensure_future, (channel.channel_ready(), self._is_renewed.wait()))
@@ -158,6 +162,11 @@ class Connection(Generic[Stub]):
             async with asyncio.timeout(seconds):
                 await self._is_renewed.wait()
         return self._is_renewed.is_set()
+
+    async def _close_idle(self) -> None:
+        if (idle := self._blocking) is not None and not idle.num_users:
+            self._blocking = None
+            await idle.close()
 
     async def _close_unused(self) -> None:
         unused = [each for each in self._older if not each.num_users]

@@ -28,6 +28,7 @@ from atoll.server.identity.gate import identity_folder
 from atoll.server.identity.guard import Guard
 from atoll.server.identity.listener import InsecureListener, Listener, MutualListener, cannot_listen
 from atoll.server.limits import Callers, calls_max, connections_max
+from atoll.server.open_files import allow_open_files
 from atoll.server.placement import take_place
 from atoll.server.rank import Rank, RankPlace
 from atoll.server.rank_service import AggregatorService
@@ -57,6 +58,7 @@ async def host_rank(
             coordinator on that address says that it has no such rank.
         ConfigError: it has no credential, or that counts no more.
     """
+    allow_open_files()
     lock = lock_directory(config.state)
     try:
         take_place(config.state, config.rank, config.ranks)

@@ -14,8 +14,8 @@ CALLS_PER_S, CALLS_BURST = 200.0, 600
 """New calls of one caller in the long run, and at once. An empty round of 25 ms costs a client two."""
 
 CONNECTIONS_PER_CLIENT = 3
-"""An old one that ends, its successor, and one for large downloads; so many more nobody gets that has not shown its
-certificate yet."""
+"""That of its control stream, a newer one for all other calls, and one for large downloads or the next one after that;
+so many more nobody gets that has not shown its certificate yet."""
 
 SPARE = 100
 """Connections, and calls that may be open at once, for those who never say Hello."""

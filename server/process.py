@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import resource
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from atoll.server.config import CoordinatorConfig, RunConfig
 from atoll.server.coordinator import Coordinator, OperatorError
 from atoll.server.identity.gate import equip_ranks, gate_of, publisher
 from atoll.server.memory import collect_seldom
+from atoll.server.open_files import allow_open_files
 from atoll.server.ports import Ports
 from atoll.server.spawned import SpawnedRanks
 from atoll.server.statedir import StateDirectory
@@ -51,7 +51,7 @@ async def host(
     Raises:
         OperatorError, ConfigError, OSError: the operator's mistakes, and what the disk does not allow.
     """
-    _allow_files()
+    allow_open_files()
     share_heaps()
     keep_freed_memory()
     collect_seldom()
@@ -112,13 +112,6 @@ def _gone_if_refused(state: Path, *, may_go: bool) -> Iterator[Callable[[], None
         if may_go:
             shutil.rmtree(state, ignore_errors=True)
         raise
-
-
-def _allow_files() -> None:
-    """As many open files as the system lets us have: a thousand connections are more than the usual 1,024."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def _find_or_add(coordinator: Coordinator, config: RunConfig, *, again: bool) -> RunId:

@@ -31,7 +31,8 @@ class RankRun:
         self._run_id, self._rank, self._num_ranks = run_id, rank, num_ranks
         self._known: dict[Digest, VersionFile] = {}
         self._made: dict[Version, tuple[str, ...]] = {}  # digests of what this process has folded
-        self._finding = asyncio.Lock()
+        self._finding: dict[Digest, asyncio.Task[VersionFile]] = {}
+        self._one_at_a_time = asyncio.Lock()
 
     def known(self, digest: Digest) -> VersionFile | None:
         """A version that was asked for before."""
@@ -40,15 +41,22 @@ class RankRun:
     async def find(self, stub: rpc.CoordinatorStub, digest: Digest) -> VersionFile:
         """A committed version, of which this rank has its shard.
 
+        Looking at a large one takes a while: it goes on when a caller is cancelled, for the one who asks next.
+
         Raises:
             NotFetched: the coordinator cannot be asked now, or knows no such version.
             StoreCorrupted: the shard is damaged, or gone.
         """
-        async with self._finding:
-            if (known := self._known.get(digest)) is None:
-                known = await self._find(stub, digest)
-                kept = list(self._known.items())[1 - VERSIONS_KNOWN_MAX :]
-                self._known = {**dict(kept), digest: known}
+        if (finding := self._finding.get(digest)) is None:
+            finding = self._finding[digest] = asyncio.ensure_future(self._found(stub, digest))
+            finding.add_done_callback(lambda _: self._finding.pop(digest))
+        return await asyncio.shield(finding)
+
+    async def _found(self, stub: rpc.CoordinatorStub, digest: Digest) -> VersionFile:
+        async with self._one_at_a_time:
+            known = await self._find(stub, digest)
+            kept = list(self._known.items())[1 - VERSIONS_KNOWN_MAX :]
+            self._known = {**dict(kept), digest: known}
         return known
 
     async def _find(self, stub: rpc.CoordinatorStub, digest: Digest) -> VersionFile:

@@ -7,7 +7,7 @@ import asyncio
 import functools
 import hashlib
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -75,10 +75,11 @@ class Lagoon(rpc.CoordinatorServicer):
         self.signed = None  # what becomes of each message that is pushed to a client
         self.download_cuts, self.upload_cuts = [], []
         self.download_end = 1 << 60  # where a download goes no further
-        self.unanswered_downloads = 0
+        self.answers_first_download = True
         self.window, self.chunk_sizes = 0, []
         self.damage = Counter()  # tensor -> how many more times it comes damaged
         self.calls, self.opened, self.asked = Counter(), [], []
+        self.peers = defaultdict(list)  # over which connection each call came, by its method
         self.sent_bytes = self.received_bytes = 0
         self.received = {}
         self.verdicts = {}
@@ -151,15 +152,16 @@ class Lagoon(rpc.CoordinatorServicer):
 
     async def GetManifest(self, request, context):
         self.calls["GetManifest"] += 1
+        self.peers["GetManifest"].append(context.peer())
         return pb.ManifestReply(manifest=self.versions[request.digest].manifest.encode())
 
     async def Download(self, requests, context):
         self.calls["Download"] += 1
+        self.peers["Download"].append(context.peer())
+        if self.calls["Download"] == 1 and not self.answers_first_download:
+            await asyncio.Event().wait()
         opened = (await anext(requests)).open
         self.opened.append(opened)
-        if self.unanswered_downloads:
-            self.unanswered_downloads -= 1
-            await asyncio.Event().wait()
         if opened.digest not in self.versions:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such version")
         version = self.versions[opened.digest]

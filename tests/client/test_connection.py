@@ -177,6 +177,29 @@ async def test_calls_that_block_have_one_connection_more_which_changes_over_with
 
 
 @live
+async def test_an_idle_connection_for_calls_that_block_leaves_its_place_to_the_next_one():
+    async with served() as (connection, service, door):
+        async with connection.calls() as stub:
+            control = stub.Session()
+            await control.read()
+            await call_on(connection, service, 1)
+            connection.renew()
+            await call_on(connection, service, 2)
+            async with connection.blocking_calls() as blocking:
+                await block(blocking)
+            assert door.num_inside == 3
+            door.is_open.clear()
+            connection.renew()
+            await until(lambda: door.num_turned_away == 1)
+            assert door.num_inside == 2
+            door.is_open.set()
+            service.go_on.set()
+            async with connection.blocking_calls() as blocking:
+                await block(blocking)
+            assert await control.read() is not grpc.aio.EOF
+
+
+@live
 async def test_closing_ends_calls_that_block():
     async with served() as (connection, _service, _door):
         async with connection.blocking_calls() as stub:

@@ -210,16 +210,34 @@ async def test_large_download_needs_no_connection_of_its_own(tmp_path, monkeypat
         await link.close()
 
 
+@pytest.mark.parametrize(("mib", "has_its_own"), [(7, False), (8, True)])
+@live
+async def test_only_a_large_download_has_a_connection_of_its_own(tmp_path, mib, has_its_own):
+    version = Version(model(w=mib * MIB // 4))
+    async with lagoon() as coordinator:
+        coordinator.add(version)
+        partial, link = partial_of(tmp_path, version), Link(InsecureDialer(), coordinator.address)
+        async with link.calls() as stub:
+            await stub.GetManifest(pb.ManifestRequest(digest=version.digest))
+        await download(link.connection, "run-1", version.digest, partial)
+        assert partial.is_complete
+        assert (coordinator.peers["Download"] != coordinator.peers["GetManifest"]) is has_its_own
+        partial.close()
+        await link.close()
+
+
 @live
 async def test_large_download_that_does_not_begin_takes_the_other_way(tmp_path, monkeypatch):
-    monkeypatch.setattr(download_module, "BEGIN_S", 0.1)
+    monkeypatch.setattr(download_module, "BEGIN_S", 1.0)
     version = Version(model(w=2 * MIB))
     async with lagoon() as coordinator:
         coordinator.add(version)
-        coordinator.unanswered_downloads = 1
+        coordinator.answers_first_download = False
         partial, link = partial_of(tmp_path, version), Link(InsecureDialer(), coordinator.address)
         await download(link.connection, "run-1", version.digest, partial)
-        assert (partial.is_complete, coordinator.calls["Download"]) == (True, 2)
+        assert partial.is_complete
+        own, of_session = coordinator.peers["Download"]
+        assert own != of_session
         partial.close()
         await link.close()
 

@@ -22,6 +22,7 @@ RUNS = {
     "adam": 'rounds = 2\noptimizer.name = "fedadam"',
     "krum": 'rounds = 1\naggregation = {rule = "multi_krum", malicious = 0, num_selected = 2}',
 }
+MAX_CONNECTIONS = 7
 MODEL_BYTES = 4 * (23 << 17)
 UPDATE_BYTES = MODEL_BYTES + 8
 ACCUMULATOR_BYTES = 2 * MODEL_BYTES
@@ -62,6 +63,7 @@ def run_all(folder, num_ranks, names, *, is_killed=False):
     folder.mkdir()
     with federation(folder, task=TASK) as it:
         fixed = {"coordinator__aggregators": num_ranks, "coordinator__keep_versions": 2}
+        fixed["coordinator__max_connections"] = MAX_CONNECTIONS
 
         def start():
             it.coordinator(name=names[0], rounds=3, round__cohort_size=3, stay=True, **fixed)
@@ -104,6 +106,8 @@ def look(it, num_ranks, names, *, is_killed):
     if num_ranks == 2 and not is_killed:  # of each sum all ranks but its owner send a part
         optimum = (num_ranks - 1) * ACCUMULATOR_BYTES * (updates["mean"] + updates["adam"])
         assert sum(row.exchanged_bytes for row in rows) > optimum
+    for pid in pids_of_ranks(it):
+        assert f"--set=max_connections={MAX_CONNECTIONS}" in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     shards = sorted(it.state.glob("aggregators/*/runs/mean-1/*/*.safetensors"))
     assert len(shards) == 3 * num_ranks, "old versions go at every rank"
     assert {path.name[:6] for path in shards} <= {"000000", "000002", "000003"}

@@ -20,10 +20,11 @@ from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.identity.names import aggregator as aggregator_name
 from atoll.protocol.manifest import parse_version
 from atoll.protocol.vocabulary import Digest, RunId
-from atoll.server import aggregator, gloo
+from atoll.server import aggregator, gloo, rank_runs
 from atoll.server.config import AggregatorConfig
 from atoll.server.identity.listener import InsecureListener
 from atoll.server.rank import Rank, RankPlace
+from tests.client.lagoon import until
 from tests.wire.live import running, update_of
 from tests.wire.test_round import committed, live, report
 
@@ -49,9 +50,9 @@ class Ranked:
 
 
 @asynccontextmanager
-async def with_rank(it, folder):
+async def with_rank(it, folder, **settings):
     folder.mkdir(exist_ok=True)
-    config = AggregatorConfig(coordinator=it.address, insecure=True, rank=0, ranks=1, state=folder)
+    config = AggregatorConfig(coordinator=it.address, insecure=True, rank=0, ranks=1, state=folder, **settings)
     async with InsecureDialer().channel(it.address, COORDINATOR) as channel:
         rank = Rank(RankPlace(0, 1, "lo"), folder, channel)
         server, address = await aggregator._listen(rank, config, InsecureListener())
@@ -130,6 +131,50 @@ async def test_a_version_that_never_was_is_not_found_and_one_that_cannot_be_aske
         async with ranked.client("a") as a:
             opened = pb.DownloadRequest(open=pb.DownloadOpen(run_id="tiny-1", digest="0" * 64))
             assert await code_of(a.stub.Download(), opened) is grpc.StatusCode.NOT_FOUND
+
+
+@live
+async def test_a_version_is_fetched_once_also_when_the_first_who_asks_for_it_goes_away(tmp_path, monkeypatch):
+    fetch, fetching, go_on = rank_runs.fetch_into, [], asyncio.Event()
+
+    async def fetch_later(*arguments):
+        fetching.append(arguments)
+        await go_on.wait()
+        await fetch(*arguments)
+
+    monkeypatch.setattr(rank_runs, "fetch_into", fetch_later)
+    async with running(tmp_path / "state", **ONE) as it, with_rank(it, tmp_path / "rank") as ranked:
+        async with ranked.client("a") as a, ranked.client("b") as b:
+            invite = await a.next("invite")
+            opened = pb.DownloadRequest(
+                open=pb.DownloadOpen(run_id=invite.run_id, digest=invite.model_digest, credit=1 << 20)
+            )
+            first = a.stub.Download()
+            await first.write(opened)
+            await until(lambda: fetching)
+            first.cancel()
+            second = asyncio.ensure_future(code_of(b.stub.Download(), opened))
+            await asyncio.sleep(0.1)
+            go_on.set()
+            async with asyncio.timeout(5):
+                await until(lambda: ranked.rank.sent_bytes == 4 * 4 + 8)
+            assert len(fetching) == 1
+            second.cancel()
+
+
+@pytest.mark.parametrize("max_connections", [1, 5])
+@live
+async def test_a_rank_lets_in_three_connections_of_each_client_and_a_hundred(tmp_path, max_connections):
+    async with with_rank(
+        SimpleNamespace(address="127.0.0.1:1"), tmp_path / "alone", max_connections=max_connections
+    ) as ranked:
+        host, _, port = ranked.address.rpartition(":")
+        expected = 3 * max_connections + 100
+        streams = await asyncio.gather(*(asyncio.open_connection(host, port) for _ in range(expected + 10)))
+        first_bytes = await asyncio.gather(*(reader.read(1) for reader, _ in streams), return_exceptions=True)
+        for _, writer in streams:
+            writer.close()
+        assert sum(first == b"\0" for first in first_bytes) == expected, "a server's SETTINGS begin with a zero"
 
 
 @live
