@@ -62,8 +62,11 @@ def run_all(folder, num_ranks, names, *, is_killed=False):
     """The digests of all versions of these runs, and whatever else is to be the same for any number of ranks."""
     folder.mkdir()
     with federation(folder, task=TASK) as it:
-        fixed = {"coordinator__aggregators": num_ranks, "coordinator__keep_versions": 2}
-        fixed["coordinator__max_connections"] = MAX_CONNECTIONS
+        fixed = {
+            "coordinator__aggregators": num_ranks,
+            "coordinator__keep_versions": 2,
+            "coordinator__max_connections": MAX_CONNECTIONS,
+        }
 
         def start():
             it.coordinator(name=names[0], rounds=3, round__cohort_size=3, stay=True, **fixed)
