@@ -173,8 +173,7 @@ class Ours:
     def close(self) -> None:
         """End both."""
         self._clients.close()
-        self._processes.running[self._name].terminate()
-        self._processes.running[self._name].wait(60)
+        self._processes.stop(self._name, 60)
 
 
 def sweep(processes: Processes, source: Path, size: int, chunks_kib: Sequence[int]) -> tuple[int, dict[int, float]]:

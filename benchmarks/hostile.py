@@ -13,7 +13,6 @@ accepted update that no model holds.
 
 import argparse
 import json
-import signal
 import subprocess
 import sys
 import tempfile
@@ -89,8 +88,7 @@ def measure(kinds: Sequence[str], seconds: float, num_windows: int, folder: Path
         for name in processes.running:
             if processes.running[name].poll() is not None:
                 raise NotMeasured(f"{name} has ended:\n{processes.last_words(name)}")
-        processes.running["coordinator"].send_signal(signal.SIGTERM)
-        processes.running["coordinator"].wait(30)
+        processes.stop("coordinator")
         records = History(state).rounds(RunId(run_id))
         log_bytes = processes.log("coordinator").stat().st_size
     return {

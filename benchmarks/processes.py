@@ -64,16 +64,31 @@ class Processes:
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **(environment or {})},
             )
 
     def log(self, name: str) -> Path:
         """Where the output of a process goes."""
         return self.folder / f"{name}.log"
 
-    def last_words(self, name: str) -> str:
+    def last_words(self, name: str, num_lines: int = 15) -> str:
         """The end of a log."""
-        return "\n".join(self.log(name).read_text(errors="replace").splitlines()[-15:])
+        return "\n".join(self.log(name).read_text(errors="replace").splitlines()[-num_lines:])
+
+    def stop(self, name: str, seconds: float = 30.0) -> None:
+        """SIGTERM, and the end that it asks for.
+
+        Raises:
+            NotMeasured: it does not end in time; says where its threads were.
+        """
+        process = self.running[name]
+        process.terminate()
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)  # Python's fault handler writes the stacks into its log
+            process.wait()
+            raise NotMeasured(f"{name} did not end within {seconds:g} s:\n{self.last_words(name, 150)}") from None
 
     def kill(self, name: str) -> None:
         """SIGKILL, by pid: no time to say goodbye or to flush anything."""
