@@ -29,6 +29,7 @@ SLOW_CONNECTIONS, SLOW_STREAMS = 50, 32
 HALF_OPEN = 10_000
 REOPENED_PER_S = 1000
 METADATA_AT_ONCE = 20
+PING_CONNECTIONS, PINGS_AT_ONCE, PINGS_PER_S, PING_EVERY_MS = 20, 120_000, 1_000_000, 20
 WAIT_S = 5.0
 
 COORDINATOR = "/atoll.v1.Coordinator/"
@@ -175,18 +176,34 @@ def metadata_flood(open_line: Callable[[], Line], until: float, seen: Counter[st
 
 
 def ping_flood(open_line: Callable[[], Line], until: float, seen: Counter[str]) -> None:
-    """PINGs by the thousand, on one connection after the other."""
-    pings = frame(PING, 0, 0, b"01234567") * 1000
-    while time.monotonic() < until:
-        line = None
-        with suppress(OSError):
-            line = open_line()
-            while time.monotonic() < until:
-                line.socket.sendall(pings)
-                seen["sent"] += 1000
-        seen["closed"] += 1
-        if line is not None:
-            line.close()
+    """PINGs whose answers nobody reads: on each connection very many at once, then a million a second on all of them.
+
+    Connections that are closed are opened anew, two a second.
+    """
+    pings = frame(PING, 0, 0, b"01234567") * (PINGS_PER_S * PING_EVERY_MS // 1000 // PING_CONNECTIONS)
+    lines: list[Line] = []
+    due = open_at = time.monotonic()
+    while (now := time.monotonic()) < until:
+        if now >= open_at and len(lines) < PING_CONNECTIONS:
+            open_at = now + 0.5
+            with suppress(OSError):
+                lines.append(open_line())
+                lines[-1].socket.sendall(frame(PING, 0, 0, b"01234567") * PINGS_AT_ONCE)
+                seen["sent"] += PINGS_AT_ONCE
+        for line in [*lines]:
+            line.socket.setblocking(False)
+            try:
+                line.socket.send(pings)
+                seen["sent"] += len(pings) // 17
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                pass  # it is full, and kept
+            except OSError:
+                lines.remove(line)
+                line.close()
+                seen["closed"] += 1
+        due = max(now, due + PING_EVERY_MS / 1000)
+        time.sleep(max(0.0, due - time.monotonic()))
+    seen["held"] = len(lines)
 
 
 def slow_upload(open_line: Callable[[], Line], until: float, seen: Counter[str]) -> None:

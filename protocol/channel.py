@@ -71,6 +71,10 @@ _BOTH: Options = [
 def server_options(*, connections_max: int = CONNECTIONS_MAX) -> Options:
     """The options of a server.
 
+    There is no limit to PINGs: an answer costs 0.1 us, and while the peer takes none, nothing more of its is read. With
+    one, gRPC closes a connection beyond it anew for every PING that it has read already, each time with a longer
+    reason, until what it is writing is taken: a single peer that read nothing kept a processor busy for 47 s.
+
     Args:
         connections_max: connections of a port, those included that have not proven anything yet: each of them costs
             50 kB until its handshake has failed. Further ones are closed as they come.
@@ -82,7 +86,7 @@ def server_options(*, connections_max: int = CONNECTIONS_MAX) -> Options:
         ("grpc.max_concurrent_streams", STREAMS_MAX),
         ("grpc.server_handshake_timeout_ms", PROOF_S * 1000),
         ("grpc.max_connection_age_ms", CONNECTION_AGE_S * 1000),
-        ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_S * 1000 // 2),  # more often is a strike
+        ("grpc.http2.max_ping_strikes", 0),
     ]
 
 

@@ -1,6 +1,7 @@
 """Both ends have the same limits; what an address is, and which of them are this machine."""
 
 import socket
+import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,6 +23,7 @@ from atoll.protocol.channel import (
     server_options,
 )
 from atoll.protocol.settings import ConfigError
+from benchmarks.attackers import ACK, GOAWAY, PING, PREFACE, SETTINGS, frame
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,26 @@ def test_both_ends_have_the_same_limits_and_no_option_twice() -> None:
     assert len(client) == len(client_options())
     for name in ("grpc.max_send_message_length", "grpc.max_receive_message_length"):
         assert server[name] == client[name] == MESSAGE_BYTES_MAX
-    assert server["grpc.http2.min_ping_interval_without_data_ms"] < client["grpc.keepalive_time_ms"]
+
+
+def test_pings_are_answered_however_many_come_and_end_nothing() -> None:
+    """A limit would cost more than the answers: see `server_options`."""
+    server = grpc.server(ThreadPoolExecutor(1), options=server_options())
+    port, count = server.add_insecure_port("127.0.0.1:0"), 5000
+    server.start()
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as peer, peer.makefile("rb") as answers:
+        peer.sendall(PREFACE + frame(SETTINGS, 0, 0, b"") + frame(SETTINGS, ACK, 0, b""))
+        for number in range(count):
+            peer.sendall(frame(PING, 0, 0, number.to_bytes(8, "big")))
+        answered = []
+        while len(answered) < count:
+            length, kind, flags, _ = struct.unpack(">xHBBI", answers.read(9))
+            payload = answers.read(length)
+            assert kind != GOAWAY
+            if (kind, flags) == (PING, ACK):
+                answered.append(int.from_bytes(payload, "big"))
+        assert answered == list(range(count))
+    server.stop(None).wait(10)
 
 
 def test_a_second_server_on_the_same_port_fails_to_bind() -> None:
