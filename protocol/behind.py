@@ -33,7 +33,8 @@ class Behind:
         """Hand over bytes; waits while more than so many bytes do.
 
         Raises:
-            Exception: what the work raised, once; nothing is worked on after that.
+            BaseException: what the work raised; CancelledError when the threads have ended. Nothing is worked on
+                after that, for it would lie behind a hole.
         """
         self._raise()
         self._waiting.append(data)
@@ -59,13 +60,17 @@ class Behind:
         if self._running is not None or not self._waiting or self._error is not None:
             return
         batch, self._waiting, self._waiting_bytes = self._waiting, [], 0
-        running = asyncio.get_running_loop().run_in_executor(self._executor, self._work, batch)
+        try:
+            running = asyncio.get_running_loop().run_in_executor(self._executor, self._work, batch)
+        except RuntimeError as error:
+            self._error = asyncio.CancelledError(str(error))
+            return
         self._running = running
         running.add_done_callback(self._ended)
 
     def _ended(self, running: "asyncio.Future[None]") -> None:
         self._running = None
-        self._error = None if running.cancelled() else running.exception()
+        self._error = asyncio.CancelledError() if running.cancelled() else running.exception()
         self._go_on()
 
     def _raise(self) -> None:

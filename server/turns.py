@@ -21,6 +21,7 @@ class Turns:
     def __init__(self, num_threads: int, name: str) -> None:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
         self._lock = threading.Lock()
+        self._is_ending = False
         self._waiting: dict[Hashable, deque[tuple[Future[Any], Callable[[], Any]]]] = {}  # the next owner first
 
     def of(self, owner: Hashable) -> Executor:
@@ -35,6 +36,8 @@ class Turns:
         """
         future: Future[T] = Future()
         with self._lock:
+            if self._is_ending:  # the pool may still take what it will not do
+                raise RuntimeError("these threads take no work any more: the process ends")
             self._pool.submit(self._do_next)
             self._waiting.setdefault(owner, deque()).append((future, work))
         return future
@@ -59,6 +62,7 @@ class Turns:
     def shutdown(self) -> None:
         """Cancel what has not begun, and wait for what has."""
         with self._lock:
+            self._is_ending = True
             waiting, self._waiting = self._waiting, {}
         for queue in waiting.values():
             for future, _ in queue:

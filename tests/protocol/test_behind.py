@@ -1,5 +1,6 @@
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -97,5 +98,23 @@ def test_a_cancelled_transfer_ends_when_its_work_has():
         with pytest.raises(asyncio.CancelledError):
             await finishing
         assert work.batches == [[b"a"], [b"b"]]
+
+    run(main())
+
+
+def test_when_the_threads_end_nothing_is_worked_on_behind_what_was_not():
+    async def main():
+        work, threads = Work(), ThreadPoolExecutor(1)
+        behind = Behind(work, threads)
+        busy = threads.submit(work.may_go_on.acquire)
+        await behind.put(b"a")
+        await behind.put(b"b")
+        threads.shutdown(wait=False, cancel_futures=True)
+        for again in (behind.finish(), behind.put(b"c")):
+            with pytest.raises(asyncio.CancelledError):
+                await again
+        work.go_on()
+        assert busy.result(20)
+        assert work.batches == []
 
     run(main())

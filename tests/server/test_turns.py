@@ -74,3 +74,21 @@ def test_an_end_cancels_what_has_not_begun():
     ending.join(10)
     with pytest.raises(RuntimeError):
         turns.of("a").submit(int, "7")
+
+
+def test_what_is_handed_in_while_the_threads_end_is_refused_and_never_forgotten():
+    """Whoever hears that his work is cancelled may have more: it would wait for ever, and so would he."""
+    turns = Turns(1, "test")
+    go, more = blocked(turns), []
+
+    def hand_in_more(_):
+        with pytest.raises(RuntimeError, match="the process ends"):
+            turns.of("a").submit(int, "8")
+        more.append("refused")
+
+    turns.of("a").submit(int, "7").add_done_callback(hand_in_more)
+    ending = threading.Thread(target=turns.shutdown)
+    ending.start()
+    go.set()
+    ending.join(10)
+    assert more == ["refused"]
