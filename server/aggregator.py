@@ -13,7 +13,7 @@ import grpc
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
 from atoll.protocol.bulk import add_aggregator
-from atoll.protocol.channel import PROTOCOL, reached_as, server_options
+from atoll.protocol.channel import PROTOCOL, parse_address, reached_as, server_options
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.membership import Membership, unless_stopped
 from atoll.protocol.identity.names import COORDINATOR, aggregator
@@ -24,6 +24,7 @@ from atoll.server.call_limits import CallLimits, Connections
 from atoll.server.config import AggregatorConfig
 from atoll.server.coordinator import OperatorError
 from atoll.server.durable import write_atomically
+from atoll.server.ending import stop_servers
 from atoll.server.identity.gate import identity_folder
 from atoll.server.identity.guard import Guard
 from atoll.server.identity.listener import InsecureListener, Listener, MutualListener, cannot_listen
@@ -46,9 +47,13 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 async def host_rank(
-    config: AggregatorConfig, *, with_parent: bool = False, on_ready: Callable[[str], None] = lambda address: None
+    config: AggregatorConfig,
+    *,
+    with_parent: bool = False,
+    on_ready: Callable[[str], None] = lambda address: None,
+    on_end: Callable[[], None] = lambda: None,
 ) -> int:
-    """Serve as one rank until a signal comes or, `with_parent`, until standard input ends.
+    """Serve as one rank until a signal comes or, `with_parent`, until standard input ends; `on_end` is called then.
 
     Returns:
         0.
@@ -77,7 +82,7 @@ async def host_rank(
 
             if membership.keeper is not None:
                 membership.keeper.on_replaced(renewed)
-            await _be(rank, config, membership, with_parent=with_parent, on_ready=on_ready)
+            await _be(rank, config, membership, with_parent=with_parent, on_ready=on_ready, on_end=on_end)
         finally:
             for channel in channels:
                 await channel.close()
@@ -87,7 +92,13 @@ async def host_rank(
 
 
 async def _be(
-    rank: Rank, config: AggregatorConfig, membership: Membership, *, with_parent: bool, on_ready: Callable[[str], None]
+    rank: Rank,
+    config: AggregatorConfig,
+    membership: Membership,
+    *,
+    with_parent: bool,
+    on_ready: Callable[[str], None],
+    on_end: Callable[[], None],
 ) -> None:
     stop = asyncio.Event()
     for number in SIGNALS:
@@ -111,10 +122,11 @@ async def _be(
         for ended in done:
             ended.result()
     finally:
+        on_end()
         for task in (*work, waiting):
             task.cancel()
         rank.stop()
-        await server.stop(grace=0.2)
+        await stop_servers((server, parse_address(bound)[1]))
 
 
 def _listener(membership: Membership) -> Listener:

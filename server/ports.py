@@ -1,6 +1,5 @@
 """The ports of a coordinator: for clients and aggregation ranks, for the operator's commands, for those who enrol."""
 
-import asyncio
 from dataclasses import dataclass
 
 import grpc
@@ -10,7 +9,7 @@ from grpc_reflection.v1alpha import reflection
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.bulk import add_coordinator
-from atoll.protocol.channel import is_wildcard, reached_as, server_options
+from atoll.protocol.channel import is_wildcard, parse_address, reached_as, server_options
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.aggregation_service import AggregationService
@@ -18,6 +17,7 @@ from atoll.server.audit.calls import CallAudit
 from atoll.server.call_limits import CallLimits, Connections
 from atoll.server.config import CoordinatorConfig
 from atoll.server.coordinator import Coordinator
+from atoll.server.ending import stop_servers
 from atoll.server.identity.enrolment_port import EnrolmentPort
 from atoll.server.identity.gate import Gate, Members
 from atoll.server.identity.guard import Guard
@@ -92,8 +92,10 @@ class Ports:
 
     async def stop(self) -> None:
         """End all calls, soon."""
-        ends = [self.clients.stop(grace=0.2), self.admins.stop(grace=0.2)]
-        await asyncio.gather(*ends, *([self.enrolment.stop()] if self.enrolment is not None else []))
+        servers = [(self.clients, self.address), (self.admins, self.admin_address)]
+        if self.enrolment is not None:
+            servers.append((self.enrolment.server, self.enrolment.address))
+        await stop_servers(*((server, parse_address(address)[1]) for server, address in servers))
 
 
 def _server(coordinator: Coordinator, guard: Guard, calls: int) -> grpc.aio.Server:

@@ -37,12 +37,13 @@ async def host(
     again: bool = False,
     stay: bool = False,
     on_ready: Callable[[Coordinator, Ports], None] = lambda coordinator, ports: None,
+    on_end: Callable[[], None] = lambda: None,
 ) -> int:
     """Host runs until a signal comes or, unless `stay`, until every run has ended and the clients have heard of it.
 
     A run that an earlier process left open goes on. `run` is started when no run of that name is open, and the last
     one of that name had other settings or is to be done `again`: so a supervisor that starts this process once more
-    after a run's end does not train anew.
+    after a run's end does not train anew. `on_end` is called when it begins to end.
 
     Returns:
         0; 1 when a run failed or was stopped, `run` perhaps earlier; 70 after a mistake of ours (start again: the
@@ -84,6 +85,7 @@ async def host(
                 on_ready(coordinator, ports)
                 return await _until_over(coordinator, stop, asked, stay=stay)
             finally:
+                on_end()
                 await ports.stop()
                 if ranks is not None:
                     await ranks.stop()

@@ -65,6 +65,7 @@ def aggregator(
     from atoll.cli import log
     from atoll.server.aggregator import host_rank
     from atoll.server.coordinator import OperatorError
+    from atoll.server.ending import end_in_time
 
     log.configure()
 
@@ -72,6 +73,7 @@ def aggregator(
         note(f"atoll aggregator, rank {settings.rank} of {settings.ranks}, on {address}, state in {settings.state}")
 
     try:
-        raise typer.Exit(asyncio.run(host_rank(settings, with_parent=with_parent, on_ready=ready)))
+        serving = host_rank(settings, with_parent=with_parent, on_ready=ready, on_end=end_in_time)
+        raise typer.Exit(asyncio.run(serving))
     except OperatorError as error:
         raise CommandError(str(error)) from error

@@ -114,6 +114,7 @@ def _check_task(file: "RunFile") -> None:
 def _host(file: "HostFile | RunFile", *, again: bool, stay: bool) -> int:
     from atoll.server.config import RunFile
     from atoll.server.coordinator import OperatorError
+    from atoll.server.ending import end_in_time
     from atoll.server.process import host
 
     def ready(coordinator: "Coordinator", ports: "Ports") -> None:
@@ -127,6 +128,6 @@ def _host(file: "HostFile | RunFile", *, again: bool, stay: bool) -> int:
 
     run = file.run if isinstance(file, RunFile) else None
     try:
-        return asyncio.run(host(file.coordinator, run, again=again, stay=stay, on_ready=ready))
+        return asyncio.run(host(file.coordinator, run, again=again, stay=stay, on_ready=ready, on_end=end_in_time))
     except OperatorError as error:
         raise CommandError(*without_frames(str(error))) from error

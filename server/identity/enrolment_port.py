@@ -68,7 +68,3 @@ class EnrolmentPort:
     async def start(self) -> None:
         """Answer from now on."""
         await self.server.start()
-
-    async def stop(self) -> None:
-        """End all calls, soon."""
-        await self.server.stop(grace=0.2)
