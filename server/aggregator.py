@@ -13,7 +13,7 @@ import grpc
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
 from atoll.protocol.bulk import add_aggregator
-from atoll.protocol.channel import PROTOCOL, parse_address, reached_as, server_options
+from atoll.protocol.channel import PROTOCOL, reached_as, server_options
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.membership import Membership, unless_stopped
 from atoll.protocol.identity.names import COORDINATOR, aggregator
@@ -126,7 +126,7 @@ async def _be(
         for task in (*work, waiting):
             task.cancel()
         rank.stop()
-        await stop_servers((server, parse_address(bound)[1]))
+        await stop_servers((server, bound))
 
 
 def _listener(membership: Membership) -> Listener:

@@ -1,5 +1,6 @@
 """The ports of a coordinator: for clients and aggregation ranks, for the operator's commands, for those who enrol."""
 
+import asyncio
 from dataclasses import dataclass
 
 import grpc
@@ -9,7 +10,7 @@ from grpc_reflection.v1alpha import reflection
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.bulk import add_coordinator
-from atoll.protocol.channel import is_wildcard, parse_address, reached_as, server_options
+from atoll.protocol.channel import is_wildcard, reached_as, server_options
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.aggregation_service import AggregationService
@@ -92,10 +93,8 @@ class Ports:
 
     async def stop(self) -> None:
         """End all calls, soon."""
-        servers = [(self.clients, self.address), (self.admins, self.admin_address)]
-        if self.enrolment is not None:
-            servers.append((self.enrolment.server, self.enrolment.address))
-        await stop_servers(*((server, parse_address(address)[1]) for server, address in servers))
+        ends = [stop_servers((self.clients, self.address), (self.admins, self.admin_address))]
+        await asyncio.gather(*ends, *([self.enrolment.stop()] if self.enrolment is not None else []))
 
 
 def _server(coordinator: Coordinator, guard: Guard, calls: int) -> grpc.aio.Server:

@@ -16,6 +16,7 @@ from atoll.aggregation.codecs import parse_codec
 from atoll.aggregation.optimizers import FedAdam
 from atoll.aggregation.robust import TrimmedMean
 from atoll.cli import docs
+from atoll.cli.ending import EXIT_LATE
 from atoll.cli.faults import EXIT_PIPE
 from atoll.cli.settings import Section, described
 from atoll.client import events as client_events
@@ -131,7 +132,7 @@ def test_every_command_and_option_has_a_help(command: object) -> None:
 
 
 def test_every_exit_code_is_explained() -> None:
-    codes = [process.EXIT_OK, process.EXIT_RUN_FAILED, process.EXIT_OPERATOR, process.EXIT_BUG, EXIT_PIPE]
+    codes = [process.EXIT_OK, process.EXIT_RUN_FAILED, process.EXIT_OPERATOR, process.EXIT_BUG, EXIT_PIPE, EXIT_LATE]
     assert re.findall(r"^\| (\d+) \|", PAGES["operations.md"], re.MULTILINE) == [str(code) for code in codes]
 
 

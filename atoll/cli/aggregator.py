@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from atoll.cli import options
+from atoll.cli.ending import end_in_time
 from atoll.cli.faults import CommandError
 from atoll.cli.join import given_code
 from atoll.cli.printing import note, say
@@ -65,7 +66,6 @@ def aggregator(
     from atoll.cli import log
     from atoll.server.aggregator import host_rank
     from atoll.server.coordinator import OperatorError
-    from atoll.server.ending import end_in_time
 
     log.configure()
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import options
+from atoll.cli.ending import end_in_time
 from atoll.cli.faults import CommandError, without_frames
 from atoll.cli.printing import note, say
 
@@ -114,7 +115,6 @@ def _check_task(file: "RunFile") -> None:
 def _host(file: "HostFile | RunFile", *, again: bool, stay: bool) -> int:
     from atoll.server.config import RunFile
     from atoll.server.coordinator import OperatorError
-    from atoll.server.ending import end_in_time
     from atoll.server.process import host
 
     def ready(coordinator: "Coordinator", ports: "Ports") -> None:

@@ -11,6 +11,7 @@ from atoll.cli.aggregator import aggregator
 from atoll.cli.backups import backup, restore
 from atoll.cli.compare import compare
 from atoll.cli.coordinator import coordinator
+from atoll.cli.ending import own_process
 from atoll.cli.faults import EXIT_BUG, Commands
 from atoll.cli.join import join
 from atoll.cli.log import quiet_grpc
@@ -71,6 +72,7 @@ app.command()(settings)
 
 def run() -> None:
     """The entry point. A mistake of ours leaves its traceback and exit code 70; the journal brings everything back."""
+    own_process()
     try:
         app()
     except Exception:

@@ -11,6 +11,7 @@ from atoll.protocol.channel import server_options
 from atoll.protocol.identity.keeper import Keeper
 from atoll.server.audit.calls import CallAudit
 from atoll.server.coordinator import OperatorError
+from atoll.server.ending import stop_servers
 from atoll.server.identity.enrolments import Enrolments
 from atoll.server.identity.guard import Guard
 from atoll.server.identity.services import EnrolmentService
@@ -68,3 +69,7 @@ class EnrolmentPort:
     async def start(self) -> None:
         """Answer from now on."""
         await self.server.start()
+
+    async def stop(self) -> None:
+        """End all calls, soon."""
+        await stop_servers((self.server, self.address))

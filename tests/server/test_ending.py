@@ -1,11 +1,7 @@
-"""A process ends in time, whatever holds it up."""
+"""Servers end in time, whatever their peers do."""
 
 import asyncio
-import signal
 import socket
-import subprocess
-import sys
-import textwrap
 from itertools import chain
 
 import grpc
@@ -14,71 +10,6 @@ import pytest
 from atoll.protocol.channel import server_options
 from atoll.server.ending import cut_connections, stop_servers
 from benchmarks.attackers import ACK, PREFACE, SETTINGS, frame
-
-
-def process(text):
-    program = "from atoll.server.ending import end_in_time\n" + textwrap.dedent(text)
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-
-
-@pytest.mark.parametrize(
-    "held_up",
-    [
-        "import time; time.sleep(600)",
-        "import ctypes; ctypes.PyDLL(None).sleep(600)  # with Python's lock",
-        "import atexit, time; atexit.register(time.sleep, 600)",
-        "import threading, time; threading.Thread(target=time.sleep, args=(600,)).start()",
-    ],
-)
-def test_a_process_that_is_held_up_ends_all_the_same_and_says_where_it_was(held_up):
-    ended = process(f"end_in_time(1)\n{held_up}")
-    assert ended.returncode == -signal.SIGALRM
-    assert "most recent call first" in ended.stderr
-
-
-def test_a_process_that_ends_in_time_says_nothing():
-    ended = process("end_in_time(60)")
-    assert (ended.returncode, ended.stderr) == (0, "")
-
-
-HANGS = {
-    "coordinator": "from atoll.server.coordinator import Coordinator as Held",
-    "aggregator": "from atoll.server.rank import Rank as Held",
-}
-
-
-@pytest.mark.parametrize(
-    ("command", "arguments"),
-    [
-        ("coordinator", ["coordinator.listen=127.0.0.1:0", "coordinator.admin=127.0.0.1:0"]),
-        ("aggregator", ["listen=127.0.0.1:0", "coordinator=127.0.0.1:1", "rank=0", "ranks=1"]),
-    ],
-)
-def test_a_signal_ends_what_cannot_end(command, arguments, tmp_path):
-    program = f"""
-import sys, time
-from functools import partial
-from atoll.server import ending
-{HANGS[command]}
-ending.end_in_time = partial(ending.end_in_time, 1)
-Held.stop = lambda self: time.sleep(600)
-from atoll.cli.main import run
-run()
-"""
-    words = [
-        command,
-        "--insecure",
-        "--state",
-        str(tmp_path / "state"),
-        *(f"--set={argument}" for argument in arguments),
-    ]
-    whole = [sys.executable, "-c", program, *words]
-    with subprocess.Popen(whole, stderr=subprocess.PIPE, text=True) as started:
-        assert any(line.startswith(f"atoll {command}") for line in started.stderr)
-        started.terminate()
-        said = started.stderr.read()
-    assert started.returncode == -signal.SIGALRM
-    assert "most recent call first" in said
 
 
 @pytest.mark.parametrize("takes", [True, False])
@@ -93,7 +24,7 @@ def test_a_peer_that_takes_nothing_does_not_hold_up_the_end(takes, caplog):
             peer.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
             if not takes:
                 await fill(peer)
-            await asyncio.wait_for(stop_servers((server, port)), 60)
+            await asyncio.wait_for(stop_servers((server, f"127.0.0.1:{port}")), 60)
 
     asyncio.run(main())
     assert ("cut 1 connections" in caplog.text) is not takes
