@@ -2,6 +2,8 @@
 
 import faulthandler
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 END_S = 20
 """Seconds that a process has for its end; a supervisor's patience is longer (30 s in docs/operations)."""
@@ -12,10 +14,15 @@ EXIT_LATE = 128 + signal.SIGALRM
 _is_ours = False
 
 
-def own_process() -> None:
-    """This process is there for one command, and ends with it."""
+@contextmanager
+def own_process() -> Iterator[None]:
+    """Within the block, this process is there for one command, and ends with it."""
     global _is_ours
     _is_ours = True
+    try:
+        yield
+    finally:
+        _is_ours = False
 
 
 def end_in_time(seconds: int = END_S) -> None:

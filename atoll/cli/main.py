@@ -72,9 +72,9 @@ app.command()(settings)
 
 def run() -> None:
     """The entry point. A mistake of ours leaves its traceback and exit code 70; the journal brings everything back."""
-    own_process()
     try:
-        app()
+        with own_process():
+            app()
     except Exception:
         traceback.print_exc()
         raise SystemExit(EXIT_BUG) from None

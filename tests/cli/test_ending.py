@@ -6,9 +6,11 @@ import sys
 
 import pytest
 
+from atoll.cli.ending import end_in_time, own_process
+
 
 def process(text):
-    program = "from atoll.cli.ending import end_in_time, own_process\nown_process()\n" + text
+    program = f"from atoll.cli.ending import end_in_time, own_process\nwith own_process(): {text}"
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
 
 
@@ -71,3 +73,11 @@ run()
         said = started.stderr.read()
     assert started.returncode == -signal.SIGALRM
     assert "most recent call first" in said
+
+
+def test_commands_leave_a_process_alone_that_is_not_theirs():
+    before = signal.getsignal(signal.SIGALRM)
+    with own_process():
+        pass
+    end_in_time(600)
+    assert signal.getsignal(signal.SIGALRM) is before
