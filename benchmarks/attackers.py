@@ -180,7 +180,8 @@ def ping_flood(open_line: Callable[[], Line], until: float, seen: Counter[str]) 
 
     Connections that are closed are opened anew, two a second.
     """
-    pings = frame(PING, 0, 0, b"01234567") * (PINGS_PER_S * PING_EVERY_MS // 1000 // PING_CONNECTIONS)
+    ping = frame(PING, 0, 0, b"01234567")
+    num_due = PINGS_PER_S * PING_EVERY_MS // 1000 // PING_CONNECTIONS
     lines: list[Line] = []
     due = open_at = time.monotonic()
     while (now := time.monotonic()) < until:
@@ -188,13 +189,13 @@ def ping_flood(open_line: Callable[[], Line], until: float, seen: Counter[str]) 
             open_at = now + 0.5
             with suppress(OSError):
                 lines.append(open_line())
-                lines[-1].socket.sendall(frame(PING, 0, 0, b"01234567") * PINGS_AT_ONCE)
+                lines[-1].socket.sendall(ping * PINGS_AT_ONCE)
                 seen["sent"] += PINGS_AT_ONCE
         for line in [*lines]:
             line.socket.setblocking(False)
             try:
-                line.socket.send(pings)
-                seen["sent"] += len(pings) // 17
+                line.socket.send(ping * num_due)
+                seen["sent"] += num_due
             except (BlockingIOError, ssl.SSLWantWriteError):
                 pass  # it is full, and kept
             except OSError:

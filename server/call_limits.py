@@ -2,11 +2,8 @@
 
 import asyncio
 import logging
-import os
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import unquote
@@ -16,16 +13,13 @@ import grpc
 from atoll.server.around import Context, Interceptor, code_of
 from atoll.server.identity.peer import peer_of
 from atoll.server.limits import Callers
+from atoll.server.sockets import Place, connected_to, open_sockets, shut_down_if
 
 logger = logging.getLogger(__name__)
 
 RANKS = "/atoll.v1.Aggregation/"
 """What aggregation ranks call, for all of their clients at once; others are denied it, and that is a strike."""
 
-Place = tuple[str, int]
-"""Address and port."""
-
-SOCKETS = "/proc/self/fd"
 LOOKING_SHARE = 0.05
 """Of the loop's time, at most, that goes into looks at all open sockets: there may be thousands."""
 TELL_S = 60.0
@@ -112,27 +106,12 @@ class Connections:
     def _shut_down(self, doomed: set[Place]) -> int:
         """Shut down this process's sockets to these peers; returns how many there were."""
         before, self._peers, count = self._peers, {}, 0
-        for number in map(int, os.listdir(SOCKETS)):
+        for number, name in open_sockets():
             with suppress(OSError):  # closed meanwhile, or not connected
-                inode = os.readlink(f"{SOCKETS}/{number}")
-                if not inode.startswith("socket:"):
-                    continue
-                peer = self._peers[inode] = before[inode] if inode in before else _look_at(number)
+                peer = self._peers[name] = before[name] if name in before else connected_to(number)
                 if peer in doomed:  # looked at once more: another socket may have this number by now
-                    count += _look_at(number, end=doomed) in doomed
+                    count += shut_down_if(number, lambda _, peer: peer in doomed)
         return count
-
-
-def _look_at(number: int, *, end: AbstractSet[Place | None] = frozenset()) -> Place | None:
-    """Address and port of a socket's peer, and the end of it when that is one of these."""
-    with socket.socket(fileno=os.dup(number)) as copy:
-        if copy.family not in (socket.AF_INET, socket.AF_INET6):
-            return None
-        host, port = copy.getpeername()[:2]
-        peer = str(host).removeprefix("::ffff:"), int(port)  # gRPC hears IPv4 on both, and names it as IPv4
-        if peer in end:
-            copy.shutdown(socket.SHUT_RDWR)
-        return peer
 
 
 def _where(peer: str) -> Place | None:

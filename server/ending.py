@@ -2,18 +2,15 @@
 
 import asyncio
 import logging
-import os
-import socket
 from collections.abc import Collection
 from contextlib import suppress
 
 import grpc
 
 from atoll.protocol.channel import parse_address
+from atoll.server.sockets import open_sockets, shut_down_if
 
 logger = logging.getLogger(__name__)
-
-SOCKETS = "/proc/self/fd"
 
 GRACE_S = 0.2
 """Seconds that open calls have to end by themselves."""
@@ -45,20 +42,9 @@ async def _ended(stopping: "asyncio.Future[list[None]]", seconds: float) -> bool
 
 
 def cut_connections(ports: Collection[int]) -> int:
-    """Shut down this process's connections at these ports of its own; returns how many.
-
-    gRPC has no call for it, so it is done to the sockets: gRPC sees them closed.
-    """
-    return sum(_cut(number, ports) for number in map(int, os.listdir(SOCKETS)))
-
-
-def _cut(number: int, ports: Collection[int]) -> bool:
-    with suppress(OSError):  # closed meanwhile, or not connected
-        if not os.readlink(f"{SOCKETS}/{number}").startswith("socket:"):
-            return False
-        with socket.socket(fileno=os.dup(number)) as copy:
-            if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getsockname()[1] in ports:
-                copy.getpeername()  # not of one that listens
-                copy.shutdown(socket.SHUT_RDWR)
-                return True
-    return False
+    """Shut down this process's connections at these ports of its own; returns how many."""
+    count = 0
+    for number, _ in open_sockets():
+        with suppress(OSError):  # closed meanwhile, or it listens
+            count += shut_down_if(number, lambda own, _: own[1] in ports)
+    return count

@@ -34,29 +34,23 @@ def test_a_process_that_ends_in_time_says_nothing():
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-HANGS = {
-    "coordinator": "from atoll.server.coordinator import Coordinator as Held",
-    "aggregator": "from atoll.server.rank import Rank as Held",
-}
-
-
 @pytest.mark.parametrize(
-    ("command", "arguments"),
+    ("command", "held", "arguments"),
     [
-        ("coordinator", ["coordinator.listen=127.0.0.1:0", "coordinator.admin=127.0.0.1:0"]),
-        ("aggregator", ["listen=127.0.0.1:0", "coordinator=127.0.0.1:1", "rank=0", "ranks=1"]),
+        ("coordinator", "coordinator:Coordinator", ["coordinator.listen=127.0.0.1:0", "coordinator.admin=127.0.0.1:0"]),
+        ("aggregator", "rank:Rank", ["listen=127.0.0.1:0", "coordinator=127.0.0.1:1", "rank=0", "ranks=1"]),
     ],
 )
-def test_a_signal_ends_what_cannot_end(command, arguments, tmp_path):
+def test_a_signal_ends_what_cannot_end(command, held, arguments, tmp_path):
+    module, name = held.split(":")
     program = f"""
-import sys, time
+import time
 from functools import partial
-from atoll.cli import coordinator, aggregator
-{HANGS[command]}
-for module in (coordinator, aggregator):
-    module.end_in_time = partial(module.end_in_time, 1)
-Held.stop = lambda self: time.sleep(600)
+from atoll.cli import {command}
 from atoll.cli.main import run
+from atoll.server.{module} import {name}
+{command}.end_in_time = partial({command}.end_in_time, 1)
+{name}.stop = lambda self: time.sleep(600)
 run()
 """
     words = [
