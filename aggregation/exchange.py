@@ -45,16 +45,6 @@ class ExchangeBroken(OSError):
     """The ranks cannot go on together; they begin again when all are back."""
 
 
-class Alone:
-    """One rank that owns everything."""
-
-    rank, size = 0, 1
-
-    def swap(self, parts: Sequence[Bytes]) -> list[Bytes]:
-        """What was given."""
-        return list(parts)
-
-
 def as_bytes(array: NDArray[np.generic]) -> Bytes:
     """An array's memory, for `Exchange.swap`."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

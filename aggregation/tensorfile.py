@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.cuts import cut, cut_layout
+from atoll.aggregation.folders import sync_folder
 from atoll.aggregation.layout import ITEM_BYTES, Layout, Piece, Tensor, in_order
 from atoll.aggregation.tensorheader import HEADER_BYTES_MAX, decode_header, header_bytes
 
@@ -334,12 +335,3 @@ def _load_header(path: Path) -> tuple[Layout, dict[str, str], int]:
     except ValueError as fault:
         raise TensorFileCorrupted(f"{path}: {fault}") from fault
     return layout, metadata, 8 + length
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from atoll.server.database import StateUnusable
+from atoll.server.errors import StateUnusable
 from atoll.server.history import History
 
 ROOT = Path(__file__).parents[1]

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.aggregation.encoded import REPLACES
+from atoll.aggregation.folders import sync_folder
 from atoll.aggregation.tensorfile import TensorFileCorrupted, read_metadata
 from atoll.protocol.vocabulary import Digest, RunId
 
@@ -103,11 +104,7 @@ class Kept:
             (self._folder / name).unlink(missing_ok=True)
 
     def _sync(self) -> None:
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self._folder)
 
 
 def _hashed(text: str) -> str:

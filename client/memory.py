@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.tensorfile import sync_folder
+from atoll.aggregation.folders import sync_folder
 from atoll.client.verification import Seen
 from atoll.protocol.identity.credential import write_private
 from atoll.protocol.settings import ConfigError

@@ -12,6 +12,7 @@ import os
 import re
 from pathlib import Path
 
+from atoll.aggregation.folders import sync_folder
 from atoll.client.spool import plain_name
 from atoll.protocol.vocabulary import RoundId, RunId
 
@@ -39,11 +40,7 @@ class PersonalState:
         with data.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(data, self._path(run_id, round_id))
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self._folder)
         rounds = self._rounds(run_id)
         waiting = [number for number in rounds if counted_round < number <= round_id]
         for number in {*rounds} - {counted_round, *waiting[-KEEP:]}:

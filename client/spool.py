@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atoll.aggregation.folders import sync_folder
 from atoll.aggregation.tensorfile import parse_header
 from atoll.client.events import Key, Sums
 from atoll.protocol.manifest import UpdateManifest, parse_update
@@ -134,11 +135,7 @@ class Spool:
             file.flush()
             os.fsync(file.fileno())
         os.replace(data, path)
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self._folder)
         return entry
 
     def discard(self, key: Key) -> None:

@@ -14,10 +14,10 @@ from atoll.client.policy.decide import Decision, Outcome
 from atoll.client.spool import Entry, Spool
 from atoll.client.transport import Link
 from atoll.client.upload import Pace, upload
-from atoll.client.workshop import in_mb
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import steps
+from atoll.protocol.printable import in_mb
 from atoll.protocol.stream import StreamBroken
 from atoll.protocol.vocabulary import Digest, FailureReason, RoundId
 

@@ -36,6 +36,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import steps
 from atoll.protocol.manifest import ManifestError, UpdateManifest, VersionManifest, digest_of, parse_version
+from atoll.protocol.printable import in_mb
 from atoll.protocol.stream import StreamBroken, broken_streams
 from atoll.protocol.vocabulary import ClientId, FailureReason
 
@@ -371,8 +372,3 @@ def _disk_reason(error: OSError, otherwise: FailureReason) -> FailureReason:
 
 def _text(error: OSError) -> str:
     return error.strerror or str(error)
-
-
-def in_mb(num_bytes: int) -> str:
-    """For a person."""
-    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 50_000 else f"{num_bytes} bytes"

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
 
 import grpc
 
@@ -14,18 +13,20 @@ from atoll.protocol.channel import CHUNK_BYTES, PROTOCOL
 from atoll.protocol.manifest import ManifestError, parse_update
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import Digest, RejectReason, RunId
-from atoll.server.codec import StoreCorrupted, decode_meta, encode_meta, lies_at
+from atoll.server.around import Context
+from atoll.server.codec import decode_meta, encode_meta, lies_at
 from atoll.server.coordinator import Coordinator
-from atoll.server.judge import Judge, refused
+from atoll.server.errors import StoreCorrupted
+from atoll.server.judge import Judge
 from atoll.server.ranks import RankConnection, Ranks
 from atoll.server.silence import Silent, first_of
 from atoll.server.store import KeptUpdate
 from atoll.server.threads import off_loop, on_thread
+from atoll.server.transfers.verdicts import refused
 
 logger = logging.getLogger(__name__)
 
 NAME_MAX, DETAIL_MAX = 200, 2000
-Context = grpc.aio.ServicerContext[Any, Any]
 
 META_BYTES_MAX = 1 << 26
 """What a rank may have found in one update, of 65,536 tensors with the longest of names."""

@@ -14,6 +14,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
 from atoll.protocol.bulk import add_aggregator
 from atoll.protocol.channel import PROTOCOL, reached_as, server_options
+from atoll.protocol.durable import write_atomically
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.membership import Membership, unless_stopped
 from atoll.protocol.identity.names import COORDINATOR, aggregator
@@ -21,16 +22,15 @@ from atoll.protocol.identity.renewal import MembershipEnded
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.stream import Stream, StreamBroken
 from atoll.server.call_limits import CallLimits, Connections
-from atoll.server.config import AggregatorConfig
-from atoll.server.coordinator import OperatorError
-from atoll.server.durable import write_atomically
 from atoll.server.ending import stop_servers
+from atoll.server.errors import OperatorError
 from atoll.server.identity.gate import identity_folder
 from atoll.server.identity.guard import Guard
 from atoll.server.identity.listener import InsecureListener, Listener, MutualListener, cannot_listen
 from atoll.server.limits import Callers, calls_max, connections_max
 from atoll.server.open_files import allow_open_files
 from atoll.server.placement import take_place
+from atoll.server.process_settings import AggregatorConfig
 from atoll.server.rank import Rank, RankPlace
 from atoll.server.rank_service import AggregatorService
 from atoll.server.statedir import lock_directory

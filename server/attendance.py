@@ -15,11 +15,11 @@ from atoll.server import messages
 from atoll.server.audit.actions import Action
 from atoll.server.audit.log import AuditLog, Caller
 from atoll.server.clock import Clock
-from atoll.server.config import CoordinatorConfig
 from atoll.server.driver import RunDriver
 from atoll.server.events import ClientDisconnected, ClientJoined, ClientLost
 from atoll.server.hub import Connection, Hub
-from atoll.server.membership import Leases
+from atoll.server.leases import Leases
+from atoll.server.process_settings import CoordinatorConfig
 from atoll.server.ranks import Ranks
 
 logger = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll import __version__
-from atoll.aggregation.tensorfile import sync_folder
+from atoll.aggregation.folders import sync_folder
 from atoll.protocol.printable import printable
 from atoll.server.backup_contents import BackupFailed, Contents, Part, belongs, is_immutable, is_key
 from atoll.server.binding import binding_of

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from sqlalchemy import Connection, select
 
+from atoll.protocol.durable import write_atomically
 from atoll.protocol.secrets import without_password
-from atoll.server.database import Database, StateUnusable
-from atoll.server.durable import write_atomically
+from atoll.server.database import Database
+from atoll.server.errors import StateUnusable
 from atoll.server.schema import RUNS, read_meta, write_meta
 from atoll.server.sqlite import SqliteDatabase
 

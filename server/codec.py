@@ -16,9 +16,10 @@ from pydantic_core import PydanticSerializationError, SchemaSerializer
 
 from atoll.protocol.manifest import parse_update
 from atoll.protocol.vocabulary import ClientId
+from atoll.server.errors import StoreCorrupted
 from atoll.server.events import Event
 from atoll.server.ledger import Ledger
-from atoll.server.membership import Member
+from atoll.server.member import Member
 from atoll.server.record import RoundRecord
 from atoll.server.run import RunRules
 
@@ -27,10 +28,6 @@ Value = TypeVar("Value")
 _CONFIG = ConfigDict(ser_json_inf_nan="constants", extra="forbid", strict=True)
 _PAGE: TypeAdapter[dict[ClientId, Member]] = TypeAdapter(dict[ClientId, Member], config=_CONFIG)
 _EVENTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
-
-
-class StoreCorrupted(OSError):
-    """What lies on disk is not what was written there; the text says what, where, and what can be done."""
 
 
 def encode_event(event: Event) -> tuple[str, str]:

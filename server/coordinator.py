@@ -25,10 +25,10 @@ from atoll.server.audit.actions import Action
 from atoll.server.audit.log import COORDINATOR, AuditLog
 from atoll.server.audit.rounds import said_of
 from atoll.server.clock import Clock
-from atoll.server.codec import StoreCorrupted
-from atoll.server.config import CoordinatorConfig, RunConfig
+from atoll.server.config import RunConfig
 from atoll.server.driver import RunDriver
-from atoll.server.evaluator import EvaluationFailed, Evaluator
+from atoll.server.errors import OperatorError, StoreCorrupted, UnknownRun
+from atoll.server.evaluator import TASK_TIMEOUT_S, EvaluationFailed, Evaluator, Reference
 from atoll.server.events import (
     CoordinatorStarted,
     EndRun,
@@ -38,14 +38,15 @@ from atoll.server.events import (
     RunStarted,
     StopRequested,
 )
+from atoll.server.files.disk_limits import DiskLimits
 from atoll.server.identity.admission import Admission, joined
 from atoll.server.identity.signing import Signer
 from atoll.server.journal import Journal, RunRow
-from atoll.server.judge import Judge, refused
-from atoll.server.limits import DiskLimits
+from atoll.server.judge import Judge
 from atoll.server.oort import Oort
 from atoll.server.open_round import Effects
 from atoll.server.placement import num_ranks_of, state_of_rank, write_num_ranks
+from atoll.server.process_settings import CoordinatorConfig
 from atoll.server.ranks import Ranks
 from atoll.server.reduce import Reducer
 from atoll.server.retention import Keep
@@ -54,6 +55,7 @@ from atoll.server.sampling import Sampler
 from atoll.server.sharded_reduce import ShardedReducer
 from atoll.server.statedir import StateDirectory, run_folder
 from atoll.server.threads import on_thread
+from atoll.server.transfers.verdicts import refused
 from atoll.server.turns import Turns
 from atoll.server.uploads import Uploads
 
@@ -66,14 +68,6 @@ _ANOTHER_MOMENT = (
     "run {} is at version {}, of which {} is missing: the files and the journal are not of the same moment; restore "
     "both from one backup"
 )
-
-
-class OperatorError(RuntimeError):
-    """The operator asked for something that cannot be; the message says what can."""
-
-
-class UnknownRun(OperatorError):
-    """There is no such run here."""
 
 
 class Coordinator:
@@ -431,7 +425,8 @@ class Coordinator:
         return Judge.of(run, manifest, opened)
 
     def _evaluator(self, config: RunConfig, run_id: RunId) -> Evaluator:
-        return Evaluator.of_run(config, self.state.run(run_id) / "worker.log")
+        reference = Reference(config.task, dict(config.local), config.aggregation.algorithm)
+        return Evaluator(reference, self.state.run(run_id) / "worker.log", timeout_s=TASK_TIMEOUT_S)
 
     def _start_next(self) -> None:
         """Begin the first ones of the queue as far as there is room."""

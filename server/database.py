@@ -10,18 +10,6 @@ from sqlalchemy import Connection
 T = TypeVar("T")
 
 
-class StateUnusable(OSError):
-    """The path, or the database, is nothing that a coordinator could use."""
-
-
-class StateInUse(OSError):
-    """Another coordinator has the directory, or the database."""
-
-
-class DatabaseAway(StateUnusable):
-    """The server does not answer, or not now."""
-
-
 class Database(ABC):
     """Transactions that happen wholly or not at all, and are on disk when they have returned."""
 

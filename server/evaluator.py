@@ -13,7 +13,6 @@ from typing import Any
 
 from atoll.aggregation.layout import Piece
 from atoll.parallel.workers import Worker, WorkerCrashed, WorkerError, WorkerHung
-from atoll.server.config import RunConfig
 from atoll.server.events import Sums
 
 logger = logging.getLogger(__name__)
@@ -43,12 +42,6 @@ class Evaluator:
         self._timeout_s = timeout_s
         self.cannot = ""
         """Why the server can measure no version, once that was found; empty: it can."""
-
-    @classmethod
-    def of_run(cls, config: RunConfig, log_path: Path) -> "Evaluator":
-        """That of a run with these settings."""
-        reference = Reference(config.task, dict(config.local), config.aggregation.algorithm)
-        return cls(reference, log_path, timeout_s=TASK_TIMEOUT_S)
 
     async def check(self) -> None:
         """Load the task: what is wrong with it is the operator's to know at once."""

@@ -13,9 +13,9 @@ from sqlalchemy import Connection, Row, Table, select
 from atoll.protocol.vocabulary import ClientId, RoundId, RunId
 from atoll.server.binding import has_state, open_database
 from atoll.server.codec import decode_record
-from atoll.server.database import StateUnusable
+from atoll.server.errors import StateUnusable
 from atoll.server.journal import EvaluationRow, RunRow, VersionRow, recovered, run_rows
-from atoll.server.membership import Member
+from atoll.server.member import Member
 from atoll.server.record import RoundRecord
 from atoll.server.run import RunMachine
 from atoll.server.schema import EVALUATIONS, ROUNDS, VERSIONS, check_version

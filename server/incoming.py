@@ -10,7 +10,7 @@ from atoll.aggregation.inspection import Inspection, Inspector
 from atoll.aggregation.layout import Piece
 from atoll.protocol.bulk import Buffer
 from atoll.protocol.channel import INLINE_BYTES_MAX
-from atoll.server.durable import naming_full_disk
+from atoll.protocol.durable import naming_full_disk
 from atoll.server.writeback import begin_writeback
 
 SMALL_BYTES = INLINE_BYTES_MAX

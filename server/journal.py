@@ -15,13 +15,14 @@ from typing import Any, Self
 
 from sqlalchemy import Connection, Row, Table, delete, func, select, update
 
+from atoll.protocol.durable import DiskFull as DiskFull
 from atoll.protocol.vocabulary import ClientId, Digest, Phase, RoundId, RunId, RunState, Version
-from atoll.server.codec import StoreCorrupted, decode_event, decode_ledger, decode_page, decode_rules, encode_rules
+from atoll.server.codec import decode_event, decode_ledger, decode_page, decode_rules, encode_rules
 from atoll.server.config import RunConfig
-from atoll.server.durable import DiskFull as DiskFull
+from atoll.server.errors import StoreCorrupted
 from atoll.server.events import Event, Sums
 from atoll.server.ledger import Ledger
-from atoll.server.membership import Member
+from atoll.server.member import Member
 from atoll.server.record import RoundRecord
 from atoll.server.run import RunMachine, RunRules
 from atoll.server.schema import (

@@ -18,6 +18,7 @@ from atoll.server.messages import sums_of
 from atoll.server.news import is_failure_news, is_first_upload
 from atoll.server.store import KeptUpdate
 from atoll.server.threads import off_loop
+from atoll.server.transfers.verdicts import refused
 
 DAY_S = 86400.0
 
@@ -85,11 +86,6 @@ class Judge:
         if is_failure_news(self.run.machine, self.update.client_id, self.update.round_id):
             await self.run.post(UpdateRefused(self.update.client_id, self.update.round_id, reason, detail))
         return refused(reason, detail)
-
-
-def refused(reason: RejectReason, detail: str, *, resend: bool = False) -> pb.Verdict:
-    """The verdict on an update that does not count."""
-    return pb.Verdict(accepted=False, reason=reason, detail=detail[:2000], resend=resend)
 
 
 def _accepted(*, is_carried: bool) -> pb.Verdict:

@@ -7,7 +7,6 @@ ends are on this machine, and otherwise its address.
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from atoll.protocol.channel import CHUNK_BYTES
 from atoll.server.bucket import Bucket
 
 CALLS_PER_S, CALLS_BURST = 200.0, 600
@@ -30,13 +29,6 @@ MESSAGES_PER_S, MESSAGES_BURST = 50.0, 500
 CALLERS_MAX = 20_000
 """Callers that are told apart, besides those with open calls: the oldest are forgotten."""
 
-PARTIALS_MAX = 2
-"""Unfinished uploads of one client in a run; its oldest is forgotten when it begins one more."""
-
-FLOOR_BYTES_PER_S = 16 * 1024
-FLOOR_S = 30.0
-"""An upload may be slower than the floor for so long; see `Patience`."""
-
 
 def connections_max(clients_max: int) -> int:
     """Connections of a port to which so many clients may be connected at once."""
@@ -46,16 +38,6 @@ def connections_max(clients_max: int) -> int:
 def calls_max(clients_max: int, calls_per_client: int) -> int:
     """Calls that may be open at such a port."""
     return calls_per_client * clients_max + SPARE
-
-
-@dataclass(frozen=True, slots=True)
-class DiskLimits:
-    """What uploads may take of a disk [bytes]."""
-
-    free_min: int = 64 << 20
-    """They must leave so much: the journal has to be able to say that the disk is full."""
-    incoming_max: int = 0
-    """Uploads of one run that are not accepted yet, with what is promised to open ones; 0: no limit."""
 
 
 @dataclass(slots=True)
@@ -103,32 +85,3 @@ class Callers:
             if caller.open:
                 self._known[name] = caller
                 return
-
-
-class Patience:
-    """How long to wait for the next bytes of an upload.
-
-    Every second of waiting is spent from `FLOOR_S` and a chunk's time at the floor, and every byte that comes earns
-    1 / floor seconds back, never beyond that: so whoever sends at the floor or faster may go on for ever, also in
-    single chunks of 1 MiB, and whoever is slower by any share is ended. Only waiting for the sender is spent: while
-    this side writes to its disk, and the sender has no credit, nothing is.
-
-    Args:
-        floor: bytes a second; 0: whoever sends at all within `silence` [s] may go on.
-        silence: the longest single wait.
-    """
-
-    def __init__(self, floor: float, silence: float) -> None:
-        self.floor, self._silence = floor, silence
-        self.most = FLOOR_S + CHUNK_BYTES / floor if floor else silence
-        self._left = self.most
-
-    @property
-    def left(self) -> float:
-        """Seconds that may be waited now."""
-        return min(max(0.0, self._left), self._silence)
-
-    def received(self, num_bytes: int, waited: float) -> None:
-        """Bytes came after a wait [s]."""
-        if self.floor:
-            self._left = min(self.most, self._left - waited + num_bytes / self.floor)

@@ -11,49 +11,10 @@ from dataclasses import dataclass, field
 
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.events import Candidate, Profile
+from atoll.server.member import Member
 from atoll.server.pacer import Pacer
 from atoll.server.pages import Unwritten
 from atoll.server.roster import Roster
-
-
-@dataclass(slots=True)
-class Member:
-    """One client that has ever joined this run."""
-
-    profile: Profile
-    session: str | None = None  # of the standing control stream, if its `start` is the newest
-    lost_because: str = ""  # while nothing is expected of it any more
-    download_seconds: float | None = None  # moving averages of what was measured
-    train_seconds: float | None = None
-    upload_seconds: float | None = None
-    counted_round: RoundId = RoundId(0)  # noqa: RUF009 - the newest of its rounds whose update is in a model; 0: none
-    loss: float | None = None  # of its newest accepted update, see `utility`
-    utility: float = 0.0
-    last_round: RoundId = RoundId(0)  # noqa: RUF009 - of that update; 0: none
-    times_chosen: int = 0
-    start: int = 0  # how often everyone had been disconnected at once when `session` began
-    has_declined: bool = False  # its site's policy does not let it train for this run; until it says otherwise
-
-    @property
-    def expected_seconds(self) -> float | None:
-        """How long it is expected to take for a round [s]; None when nothing was measured."""
-        if self.train_seconds is None:
-            return None
-        return (self.download_seconds or 0.0) + self.train_seconds + (self.upload_seconds or 0.0)
-
-    def as_candidate(self, client_id: ClientId) -> Candidate:
-        """What a sampler may look at."""
-        profile = self.profile
-        return Candidate(
-            client_id,
-            profile.num_examples,
-            profile.label,
-            self.loss,
-            self.utility,
-            self.expected_seconds,
-            self.last_round,
-            self.times_chosen,
-        )
 
 
 def _average(old: float | None, new: float) -> float:
@@ -215,46 +176,3 @@ class Membership:
         self.num_connected -= self._is_there(member)
         self._declining.discard(client_id)
         member.session = None
-
-
-class Leases:
-    """Who has been silent for too long. Not journaled: only its verdict is.
-
-    A lazy heap: each client has one entry, re-pushed when it is found to have been heard since. O(log n) per client
-    and lease, and nothing per heartbeat but one dictionary write.
-    """
-
-    def __init__(self, lease_s: float) -> None:
-        self.lease_s = lease_s
-        self._heard: dict[ClientId, float] = {}
-        self._due: list[tuple[float, ClientId]] = []
-        self._queued: set[ClientId] = set()  # who has an entry in the heap
-
-    def heard(self, client_id: ClientId, now: float) -> None:
-        """The client gave a sign of life."""
-        if client_id not in self._queued:
-            self._queued.add(client_id)
-            heapq.heappush(self._due, (now + self.lease_s, client_id))
-        self._heard[client_id] = now
-
-    def forget(self, client_id: ClientId) -> None:
-        """The client said goodbye: nothing is expected of it."""
-        self._heard.pop(client_id, None)
-
-    @property
-    def next_due(self) -> float | None:
-        """When to ask `expired` again; None while nobody is watched."""
-        return self._due[0][0] if self._due else None
-
-    def expired(self, now: float) -> list[ClientId]:
-        """Those whose lease ran out by now; each is named once and then no longer watched."""
-        gone = []
-        while self._due and self._due[0][0] <= now:
-            _, client_id = heapq.heappop(self._due)
-            if client_id in self._heard and (due := self._heard[client_id] + self.lease_s) > now:
-                heapq.heappush(self._due, (due, client_id))
-                continue
-            self._queued.discard(client_id)
-            if self._heard.pop(client_id, None) is not None:
-                gone.append(client_id)
-        return gone

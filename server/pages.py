@@ -7,15 +7,11 @@ everything before it can go. So what is written for a member is at most twice wh
 disk is at most twice the members, however many rounds there were (and what the last two snapshots do not share).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from atoll.protocol.vocabulary import ClientId
-
-if TYPE_CHECKING:
-    from atoll.server.membership import Membership
 
 PAGE = 500
 """Members on one page."""
@@ -28,9 +24,9 @@ class Unwritten:
         self.changed = set(changed)
         self.first, self.num_written = first, num_written
 
-    def take(self, membership: "Membership", seq: int) -> "Written":
+    def take(self, members: Collection[ClientId], seq: int) -> "Written":
         """What the snapshot of entry `seq` has to write; from here on it counts as written."""
-        members, changed = membership.members, self.changed
+        changed = self.changed
         if self.num_written + len(changed) >= len(members):
             self.first, self.num_written = seq, 0
             names: Iterable[ClientId] = members

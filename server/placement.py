@@ -9,7 +9,7 @@ Every rank keeps its part of each version: with another number of ranks the part
 import json
 from pathlib import Path
 
-from atoll.server.durable import write_atomically
+from atoll.protocol.durable import write_atomically
 
 
 class WrongPlace(OSError):

@@ -13,9 +13,10 @@ from atoll.aggregation.layout import CONTROL, FLOATS, Layout
 from atoll.aggregation.means import Total, totals_of
 from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.vocabulary import Digest, Version
+from atoll.server.aggregation_settings import AggregationConfig, OptimizerConfig
 from atoll.server.codec import decode, encode
 from atoll.server.events import Aggregate
-from atoll.server.method import AggregationConfig, Method, OptimizerConfig
+from atoll.server.method import Method
 
 
 class Known(Protocol):

@@ -23,10 +23,10 @@ from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Connection, NullPool, StaticPool, create_engine
 from sqlalchemy.exc import DBAPIError
 
+from atoll.protocol.durable import DiskFull
 from atoll.protocol.secrets import without_password
-from atoll.server.codec import StoreCorrupted
-from atoll.server.database import Database, DatabaseAway, StateInUse, StateUnusable
-from atoll.server.durable import DiskFull
+from atoll.server.database import Database
+from atoll.server.errors import DatabaseAway, StateInUse, StateUnusable, StoreCorrupted
 from atoll.server.postgres_session import Session, check_server, prepare, take_lock
 from atoll.server.schema import META, read_meta, write_meta
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from atoll.server.database import DatabaseAway, StateInUse, StateUnusable
+from atoll.server.errors import DatabaseAway, StateInUse, StateUnusable
 
 OLDEST = 14
 """The first version of PostgreSQL that Atoll runs on: what its makers still mend."""

@@ -25,10 +25,10 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import steps
 from atoll.protocol.channel import CHUNK_BYTES
+from atoll.protocol.durable import DiskFull, naming_full_disk
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.vocabulary import Digest, RejectReason, RunId, Version
 from atoll.server.codec import StoredUpdateMeta, decode_meta, encode_meta
-from atoll.server.durable import DiskFull, naming_full_disk
 from atoll.server.gather import NotFetched, fetch_manifest
 from atoll.server.gloo import Gloo, MeetingPoint
 from atoll.server.identity.admission import AskedAdmission

@@ -14,7 +14,7 @@ from atoll.aggregation.tensorfile import TensorFileCorrupted, TensorFileWriter, 
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.vocabulary import Digest, RunId, Version
-from atoll.server.codec import StoreCorrupted
+from atoll.server.errors import StoreCorrupted
 from atoll.server.gather import fetch_into, fetch_manifest
 from atoll.server.store import RunStore
 from atoll.server.threads import on_thread

@@ -2,25 +2,22 @@
 
 import logging
 from collections.abc import AsyncIterator
-from typing import Any
 
 import grpc
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.bulk import DownloadMessage, UploadMessage
+from atoll.protocol.durable import told_outside
 from atoll.protocol.vocabulary import Digest, RunId
-from atoll.server.codec import StoreCorrupted
+from atoll.server.around import Context
 from atoll.server.downloads import BadRequest, NotHeld, send_version
-from atoll.server.durable import told_outside
+from atoll.server.errors import StoreCorrupted
 from atoll.server.gather import NoSuchVersion, NotFetched
 from atoll.server.rank import CoordinatorAway, Rank
-from atoll.server.service import opening
-from atoll.server.silence import Silent
+from atoll.server.silence import Silent, opening
 
 logger = logging.getLogger(__name__)
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class AggregatorService(rpc.AggregatorServicer):

@@ -20,15 +20,17 @@ from atoll.aggregation.means import Weighted
 from atoll.aggregation.step import Anchor, Step
 from atoll.aggregation.tensorfile import parse_header, read_buffers
 from atoll.protocol import steps
+from atoll.protocol.durable import naming_full_disk
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
 from atoll.protocol.vocabulary import Digest, Version
-from atoll.server.codec import StoreCorrupted, StoredUpdateMeta, decode_meta
-from atoll.server.durable import naming_full_disk
+from atoll.server.aggregation_settings import AggregationConfig, OptimizerConfig
+from atoll.server.codec import StoredUpdateMeta, decode_meta
+from atoll.server.errors import StoreCorrupted
 from atoll.server.evaluator import Evaluator
 from atoll.server.events import Aggregate
+from atoll.server.files.disk_limits import DiskLimits
 from atoll.server.journal import UpdateRow
-from atoll.server.limits import DiskLimits
-from atoll.server.method import AggregationConfig, Method, OptimizerConfig
+from atoll.server.method import Method
 from atoll.server.plan import FoldPlan, plan_of
 from atoll.server.store import INCOMING_AGE_MAX_S, RunStore
 from atoll.server.threads import on_thread

@@ -6,13 +6,10 @@ What changed since the last look is put in its place then; a look that nothing c
 import bisect
 from collections.abc import Callable, Mapping
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.events import Candidate
-
-if TYPE_CHECKING:
-    from atoll.server.membership import Member
+from atoll.server.member import Member
 
 _CLIENT_ID = itemgetter(0)  # half the time that `attrgetter` takes
 
@@ -23,7 +20,7 @@ MANY = 1 / 4
 class Roster:
     """See the module; it follows from `members` and who `is_there`, and is told who of them changed."""
 
-    def __init__(self, members: "Mapping[ClientId, Member]", is_there: Callable[[ClientId], bool]) -> None:
+    def __init__(self, members: Mapping[ClientId, Member], is_there: Callable[[ClientId], bool]) -> None:
         self._members, self._is_there = members, is_there
         self._changed = set(members)
         self._candidates: tuple[Candidate, ...] = ()

@@ -128,7 +128,7 @@ class _Rows:
             return
         self._has_snapshot = True
         run_id, seq, ledger = self._decided.run_id, self._decided.seq, self._machine.ledger
-        written = ledger.membership.unwritten.take(ledger.membership, seq)
+        written = ledger.membership.unwritten.take(ledger.membership.members, seq)
         pages = (encode_page(ledger.membership.members, names) for names in written.pages)
         self.batch.members += (Page(run_id, seq, number, body) for number, body in enumerate(pages))
         body = encode_ledger_without_members(ledger)

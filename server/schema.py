@@ -25,7 +25,7 @@ from sqlalchemy import (
     select,
 )
 
-from atoll.server.codec import StoreCorrupted
+from atoll.server.errors import StoreCorrupted
 
 SCHEMA_VERSION = 3
 

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
 
 import grpc
 
@@ -12,17 +11,19 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.bulk import DownloadMessage, UploadMessage
 from atoll.protocol.channel import METRICS_MAX, PROTOCOL, STATISTICS_MAX
+from atoll.protocol.durable import told_outside
 from atoll.protocol.identity.names import Role
 from atoll.protocol.printable import printable
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.protocol.vocabulary import ClientId, FailureReason, LossReason, RoundId, RunId, Version
+from atoll.server.around import Context
 from atoll.server.audit.actions import Action
 from atoll.server.audit.calls import caller_of
 from atoll.server.bucket import Bucket
 from atoll.server.config import RunFile
-from atoll.server.coordinator import Coordinator, OperatorError, UnknownRun
+from atoll.server.coordinator import Coordinator
 from atoll.server.downloads import BadRequest, NotHeld, send_version
-from atoll.server.durable import told_outside
+from atoll.server.errors import OperatorError, UnknownRun
 from atoll.server.events import ClientEvaluated, ClientFailed, Profile
 from atoll.server.hub import Connection
 from atoll.server.identity.enrolments import Enrolments
@@ -31,12 +32,11 @@ from atoll.server.limits import MESSAGES_BURST, MESSAGES_PER_S
 from atoll.server.messages import NAME_MAX, sums_of
 from atoll.server.news import is_asked, is_failure_news
 from atoll.server.reading import ReadingAdmin
-from atoll.server.silence import Silent, first_of
+from atoll.server.silence import Silent, first_of, opening
 from atoll.server.viewer import Viewer
 
 logger = logging.getLogger(__name__)
 
-Context = grpc.aio.ServicerContext[Any, Any]
 HELLO_BYTES_MAX = 256 * 1024
 TASKS_MAX = 100
 WORKING_ON_MAX = 1000
@@ -244,17 +244,6 @@ class AdminService(ReadingAdmin, MembersAdmin, rpc.AdminServicer):
         is_here = run_id in self._coordinator.runs
         state = self._coordinator.state_of(RunId(run_id)) if is_here else "deleted"
         return pb.RunReply(run_id=run_id, state=state, message=message)
-
-
-async def opening(requests: AsyncIterator[Any], context: Context, kind: str) -> Any:
-    """The first message of the data plane's streams, or the end of the call."""
-    try:
-        first = await first_of(requests)
-    except Silent as error:
-        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
-    if first is None or first.WhichOneof("request") != "open":
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the first message must be {kind}")
-    return first
 
 
 def _no_version(run_id: str, digest: str) -> str:

@@ -2,9 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from atoll.server.limits import Patience
+import grpc
+
+from atoll.protocol.channel import CHUNK_BYTES
+from atoll.server.around import Context
 
 T = TypeVar("T")
 
@@ -14,9 +17,46 @@ SILENCE_S = 600.0
 OPENING_S = 30.0
 """Seconds that a stream may take until its first message."""
 
+PARTIALS_MAX = 2
+"""Unfinished uploads of one client in a run; its oldest is forgotten when it begins one more."""
+
+FLOOR_BYTES_PER_S = 16 * 1024
+
+FLOOR_S = 30.0
+"""An upload may be slower than the floor for so long; see `Patience`."""
+
 
 class Silent(TimeoutError):
     """Nothing has come for too long."""
+
+
+class Patience:
+    """How long to wait for the next bytes of an upload.
+
+    Every second of waiting is spent from `FLOOR_S` and a chunk's time at the floor, and every byte that comes earns
+    1 / floor seconds back, never beyond that: so whoever sends at the floor or faster may go on for ever, also in
+    single chunks of 1 MiB, and whoever is slower by any share is ended. Only waiting for the sender is spent: while
+    this side writes to its disk, and the sender has no credit, nothing is.
+
+    Args:
+        floor: bytes a second; 0: whoever sends at all within `silence` [s] may go on.
+        silence: the longest single wait.
+    """
+
+    def __init__(self, floor: float, silence: float) -> None:
+        self.floor, self._silence = floor, silence
+        self.most = FLOOR_S + CHUNK_BYTES / floor if floor else silence
+        self._left = self.most
+
+    @property
+    def left(self) -> float:
+        """Seconds that may be waited now."""
+        return min(max(0.0, self._left), self._silence)
+
+    def received(self, num_bytes: int, waited: float) -> None:
+        """Bytes came after a wait [s]."""
+        if self.floor:
+            self._left = min(self.most, self._left - waited + num_bytes / self.floor)
 
 
 async def in_time(what: Awaitable[T]) -> T:
@@ -26,11 +66,6 @@ async def in_time(what: Awaitable[T]) -> T:
         Silent: it did not do it.
     """
     return await _within(SILENCE_S, what)
-
-
-async def next_of(messages: AsyncIterator[T]) -> T | None:
-    """The next message; None when the client has ended its side. Raises Silent."""
-    return await in_time(anext(messages, None))
 
 
 async def first_of(messages: AsyncIterator[T]) -> T | None:
@@ -68,3 +103,14 @@ async def _within(seconds: float, what: Awaitable[T]) -> T:
             return await what
     except TimeoutError:
         raise Silent(f"nothing came for {seconds:g} s: connect again, and go on") from None
+
+
+async def opening(requests: AsyncIterator[Any], context: Context, kind: str) -> Any:
+    """The first message of the data plane's streams, or the end of the call."""
+    try:
+        first = await first_of(requests)
+    except Silent as error:
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
+    if first is None or first.WhichOneof("request") != "open":
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the first message must be {kind}")
+    return first

@@ -9,9 +9,9 @@ from pathlib import Path
 from sqlalchemy import Connection, NullPool, StaticPool, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
-from atoll.server.codec import StoreCorrupted
-from atoll.server.database import Database, StateUnusable
-from atoll.server.durable import DiskFull
+from atoll.protocol.durable import DiskFull
+from atoll.server.database import Database
+from atoll.server.errors import StateUnusable, StoreCorrupted
 
 BUSY_TIMEOUT_S = 10.0
 PRAGMAS = (

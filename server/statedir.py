@@ -19,12 +19,12 @@ from typing import Self
 
 from sqlalchemy import Connection, inspect
 
-from atoll.aggregation.tensorfile import sync_folder
+from atoll.aggregation.folders import sync_folder
+from atoll.protocol.durable import write_atomically
 from atoll.protocol.vocabulary import RunId
 from atoll.server import binding, schema
-from atoll.server.codec import StoreCorrupted
-from atoll.server.database import Database, StateInUse, StateUnusable
-from atoll.server.durable import write_atomically
+from atoll.server.database import Database
+from atoll.server.errors import StateInUse, StateUnusable, StoreCorrupted
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 

@@ -20,14 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.aggregation.blocks import StoredUpdate
+from atoll.aggregation.folders import sync_folder
 from atoll.aggregation.inspection import Inspection, inspect
-from atoll.aggregation.tensorfile import sync_folder
+from atoll.protocol.durable import DiskFull, naming_full_disk, write_atomically
 from atoll.protocol.manifest import ManifestError, UpdateManifest, digest_of, parse_update
 from atoll.protocol.vocabulary import Digest, Version
-from atoll.server.codec import StoreCorrupted, StoredUpdateMeta, encode_meta
-from atoll.server.durable import DiskFull, naming_full_disk, write_atomically
+from atoll.server.codec import StoredUpdateMeta, encode_meta
+from atoll.server.errors import StoreCorrupted
+from atoll.server.files.disk_limits import DiskLimits
 from atoll.server.incoming import Incoming
-from atoll.server.limits import DiskLimits
 
 INCOMING_AGE_MAX_S = 86400.0
 """A partial upload that nobody has continued for so long is dropped."""

@@ -24,11 +24,10 @@ from atoll.protocol.vocabulary import ClientId, Digest, RejectReason, RoundId, R
 from atoll.protocol.windows import Confirmations, chunk_of, window_of
 from atoll.server.downloads import BadRequest
 from atoll.server.incoming import SMALL_BYTES, Incoming
-from atoll.server.judge import refused
-from atoll.server.limits import FLOOR_BYTES_PER_S, PARTIALS_MAX
-from atoll.server.silence import next_bytes, patience_of
+from atoll.server.silence import FLOOR_BYTES_PER_S, PARTIALS_MAX, next_bytes, patience_of
 from atoll.server.store import KeptUpdate, RunStore
 from atoll.server.threads import off_loop, on_thread
+from atoll.server.transfers.verdicts import refused
 
 logger = logging.getLogger(__name__)
 

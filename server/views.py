@@ -12,7 +12,7 @@ from atoll.protocol.settings import effective
 from atoll.protocol.vocabulary import ClientId, RoundId, RunId, Version
 from atoll.server.history import History
 from atoll.server.journal import EvaluationRow, RunRow, VersionRow
-from atoll.server.membership import Member
+from atoll.server.member import Member
 from atoll.server.placement import num_ranks_of
 from atoll.server.record import RoundRecord
 from atoll.server.run import what_a_pause_waits_for

@@ -25,6 +25,7 @@ from atoll.protocol import steps, vocabulary
 from atoll.protocol.settings import load_text
 from atoll.server import events as server_events
 from atoll.server import process
+from atoll.server.aggregation_settings import load_rule
 from atoll.server.audit.actions import Action
 from atoll.server.config import RunFile
 from atoll.server.events import (
@@ -41,7 +42,6 @@ from atoll.server.events import (
     UpdateReceived,
     UploadBegun,
 )
-from atoll.server.method import load_rule
 from atoll.server.oort import Oort
 from atoll.server.policy import StragglerPolicy
 from atoll.server.run import RunMachine, RunRules

@@ -24,6 +24,7 @@ ALSO = {
         "atoll.aggregation.codecs",
         "atoll.aggregation.cuts",
         "atoll.aggregation.encoded",
+        "atoll.aggregation.folders",
         "atoll.aggregation.layout",
         "atoll.aggregation.tensorfile",
     }
@@ -44,7 +45,9 @@ PURE = {
     "server/identity/rules.py",
     "server/intake.py",
     "server/invitations.py",
+    "server/leases.py",
     "server/ledger.py",
+    "server/member.py",
     "server/membership.py",
     "server/oort.py",
     "server/pages.py",

@@ -55,7 +55,7 @@ def aggregator(
     """
     from atoll.cli.files import overriding
     from atoll.protocol.settings import effective, load
-    from atoll.server.config import AggregatorConfig
+    from atoll.server.process_settings import AggregatorConfig
 
     place = {"rank": rank, "ranks": ranks, "listen": listen, "state": state}
     given = overriding(overrides, coordinator=coordinator, join=given_code(join), insecure=insecure, **place)
@@ -65,7 +65,7 @@ def aggregator(
         return
     from atoll.cli import log
     from atoll.server.aggregator import host_rank
-    from atoll.server.coordinator import OperatorError
+    from atoll.server.errors import OperatorError
 
     log.configure()
 

@@ -12,9 +12,10 @@ from atoll.cli.faults import CommandError, without_frames
 from atoll.cli.printing import note, say
 
 if TYPE_CHECKING:
-    from atoll.server.config import HostFile, RunFile
+    from atoll.server.config import RunFile
     from atoll.server.coordinator import Coordinator
     from atoll.server.ports import Ports
+    from atoll.server.process_settings import HostFile
 
 What = Annotated[
     str | None,
@@ -114,7 +115,7 @@ def _check_task(file: "RunFile") -> None:
 
 def _host(file: "HostFile | RunFile", *, again: bool, stay: bool) -> int:
     from atoll.server.config import RunFile
-    from atoll.server.coordinator import OperatorError
+    from atoll.server.errors import OperatorError
     from atoll.server.process import host
 
     def ready(coordinator: "Coordinator", ports: "Ports") -> None:

@@ -78,7 +78,7 @@ def _discard_output() -> None:
 
 def _code_of(error: Exception) -> int:
     """A database that is away comes back by itself: whoever supervises us shall try again."""
-    from atoll.server.database import DatabaseAway
+    from atoll.server.errors import DatabaseAway
 
     if isinstance(error, CommandError):
         return error.code

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, TypeVar, overload
 from atoll.cli.faults import CommandError
 from atoll.cli.options import STATE
 from atoll.protocol.settings import ConfigError, load, load_text
-from atoll.server.config import HostFile, RunFile
+from atoll.server.config import RunFile
+from atoll.server.process_settings import HostFile
 
 if TYPE_CHECKING:
     from atoll.parallel.task import ArrayTask, Task

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from atoll.aggregation.tensorfile import sync_folder
+from atoll.aggregation.folders import sync_folder
 from atoll.parallel.checkpoint.errors import CheckpointBroken
 from atoll.parallel.checkpoint.reading import CONTENTS
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from atoll.aggregation.tensorfile import sync_folder
+from atoll.aggregation.folders import sync_folder
 from atoll.protocol.identity.certificates import (
     CertificateError,
     Leaf,

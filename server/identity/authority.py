@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from atoll.aggregation.tensorfile import sync_folder
+from atoll.aggregation.folders import sync_folder
 from atoll.protocol.identity.certificates import (
     AUTHORITY_LIFETIME_S,
     LIFETIME_S,

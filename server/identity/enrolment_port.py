@@ -10,8 +10,8 @@ from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.channel import server_options
 from atoll.protocol.identity.keeper import Keeper
 from atoll.server.audit.calls import CallAudit
-from atoll.server.coordinator import OperatorError
 from atoll.server.ending import stop_servers
+from atoll.server.errors import OperatorError
 from atoll.server.identity.enrolments import Enrolments
 from atoll.server.identity.guard import Guard
 from atoll.server.identity.services import EnrolmentService

@@ -18,8 +18,9 @@ import grpc
 
 from atoll.protocol.identity.names import Role
 from atoll.protocol.vocabulary import RunId
+from atoll.server.around import Context
 from atoll.server.identity.claims import Claim, claim_of
-from atoll.server.identity.peer import Context, Peer, peer_of
+from atoll.server.identity.peer import Peer, peer_of
 from atoll.server.identity.rules import RULES, Rule, Touches, needed
 
 logger = logging.getLogger(__name__)

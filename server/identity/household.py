@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from atoll.protocol.durable import DiskFull
 from atoll.protocol.identity.certificates import (
     CertificateError,
     key_fingerprint,
@@ -26,7 +27,6 @@ from atoll.protocol.identity.credential import Credential, CredentialError
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.identity.renewal import MembershipEnded, NotRenewed, Renew, keep_renewed
-from atoll.server.durable import DiskFull
 from atoll.server.identity.authority import AuthorityAway, NotSigned, Renewal, Signer
 from atoll.server.identity.register import Register
 from atoll.server.threads import on_thread

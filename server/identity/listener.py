@@ -6,7 +6,7 @@ import grpc
 
 from atoll.protocol.channel import bracketed, loopback_only, parse_address
 from atoll.protocol.identity.keeper import Keeper
-from atoll.server.coordinator import OperatorError
+from atoll.server.errors import OperatorError
 from atoll.server.identity.shown import server_credentials
 
 

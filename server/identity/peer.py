@@ -2,14 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
-
-import grpc
 
 from atoll.protocol.identity.certificates import CertificateError, read_leaf
 from atoll.protocol.identity.names import Identity
-
-Context = grpc.aio.ServicerContext[Any, Any]
+from atoll.server.around import Context
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ import itertools
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import grpc
 
@@ -16,11 +15,11 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.certificates import CertificateError, check_issued, read_leaf, read_request
 from atoll.protocol.identity.names import Identity
+from atoll.server.around import Context
 from atoll.server.identity.authority import AuthorityAway, NotSigned, Renewal
 
 logger = logging.getLogger(__name__)
 
-Context = grpc.aio.ServicerContext[Any, Any]
 
 PENDING_MAX = 256
 """Signatures that are waited for at once: only members, and those who have an invitation, can ask for any."""

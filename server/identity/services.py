@@ -2,17 +2,18 @@
 
 import logging
 import time
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import grpc
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.durable import DiskFull, told_outside
 from atoll.protocol.identity.certificates import CertificateError, server_name
 from atoll.protocol.identity.names import Identity, Role, Wanted
 from atoll.protocol.printable import printable
+from atoll.server.around import Context
 from atoll.server.database import Database
-from atoll.server.durable import DiskFull, told_outside
 from atoll.server.identity.authority import AuthorityAway, NotSigned
 from atoll.server.identity.buckets import Buckets
 from atoll.server.identity.enrolments import Enrolments, TooOften
@@ -21,7 +22,6 @@ from atoll.server.identity.register import Member, Refused
 
 logger = logging.getLogger(__name__)
 
-Context = grpc.aio.ServicerContext[Any, Any]
 
 TRIES_BURST, TRIES_PER_S = 20, 0.5
 """Of one address to enrol."""

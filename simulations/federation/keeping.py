@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from atoll.parallel.metrics import Statistics, as_statistics
-from atoll.server.codec import StoreCorrupted, decode, decode_ledger, encode, encode_ledger
-from atoll.server.durable import write_atomically
+from atoll.protocol.durable import write_atomically
+from atoll.server.codec import decode, decode_ledger, encode, encode_ledger
+from atoll.server.errors import StoreCorrupted
 from atoll.server.ledger import Ledger
 from atoll.simulations.federation.updates import Kept
 

@@ -15,7 +15,7 @@ from atoll.aggregation import tensorfile
 from atoll.client.personal import KEEP
 from atoll.parallel.arrays import Arrays
 from atoll.protocol.vocabulary import ClientId, RoundId
-from atoll.server.codec import StoreCorrupted
+from atoll.server.errors import StoreCorrupted
 
 _NAME = re.compile(r"(\d+)\.(own|residual)\.(\d+)\.safetensors")
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from atoll.parallel.metrics import Metrics, Statistics, merge, values
+from atoll.protocol.durable import write_atomically
 from atoll.protocol.vocabulary import Fate, RoundId
-from atoll.server.codec import StoreCorrupted
-from atoll.server.durable import write_atomically
+from atoll.server.errors import StoreCorrupted
 from atoll.server.record import ClientRecord, RoundRecord
 
 FATES_MAX = 1000

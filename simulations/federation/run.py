@@ -10,8 +10,8 @@ from pathlib import Path
 
 from atoll.parallel.array_task import ArrayTask
 from atoll.parallel.task import Task
+from atoll.protocol.durable import write_atomically
 from atoll.protocol.settings import ConfigError, effective
-from atoll.server.durable import write_atomically
 from atoll.server.statedir import lock_directory
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Federation

@@ -22,7 +22,7 @@ from atoll.aggregation.means import Weighted
 from atoll.aggregation.tensorfile import NUMPY_DTYPES, parse_header
 from atoll.parallel.arrays import Arrays, layout_of
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId
-from atoll.server.codec import StoreCorrupted
+from atoll.server.errors import StoreCorrupted
 from atoll.server.plan import FoldPlan
 
 IN_MEMORY_MAX = 1 << 30

@@ -48,7 +48,7 @@ class Snapshot:
     def of(cls, machine: RunMachine, seq: int) -> "Snapshot":
         """Encoded while it is true."""
         ledger, membership = machine.ledger, machine.ledger.membership
-        written = membership.unwritten.take(membership, seq)
+        written = membership.unwritten.take(membership.members, seq)
         pages = tuple(encode_page(membership.members, names) for names in written.pages)
         return cls(seq, encode_ledger_without_members(ledger), written.first, written.num_members, pages)
 

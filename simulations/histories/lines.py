@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from atoll.client import events as client
 from atoll.protocol.vocabulary import ClientId, Fate, LossReason, RunId
 from atoll.server.events import ClientDisconnected, ClientEvaluated, ClientFailed, ClientJoined, ClientLost
-from atoll.server.membership import Leases
+from atoll.server.leases import Leases
 from atoll.server.record import RoundRecord
 from atoll.simulations.histories.network import Connection
 

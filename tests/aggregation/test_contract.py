@@ -18,7 +18,14 @@ from atoll.aggregation.fold import fold
 from atoll.aggregation.means import Weighted
 from atoll.aggregation.optimizers import OPTIMIZERS
 from atoll.aggregation.step import Step
-from atoll.server.method import CODEC_OPTIONS, OPTIMIZER_OPTIONS, RULES, AggregationConfig, Method, OptimizerConfig
+from atoll.server.aggregation_settings import (
+    CODEC_OPTIONS,
+    OPTIMIZER_OPTIONS,
+    RULES,
+    AggregationConfig,
+    OptimizerConfig,
+)
+from atoll.server.method import Method
 from tests.aggregation.models import store
 from tests.aggregation.twins import (
     centred_clipping_twin,

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from atoll.protocol.vocabulary import FailureReason, LossReason
 from atoll.server import events as ev
 from atoll.server.codec import (
-    StoreCorrupted,
     StoredUpdateMeta,
     decode_event,
     decode_ledger,
@@ -22,6 +21,7 @@ from atoll.server.codec import (
     encode_record,
     encode_rules,
 )
+from atoll.server.errors import StoreCorrupted
 from atoll.server.ledger import Ledger
 from atoll.server.policy import StragglerPolicy
 from atoll.server.record import RoundRecord

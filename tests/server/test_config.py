@@ -15,12 +15,20 @@ from atoll.aggregation.optimizers import OPTIMIZERS
 from atoll.client.config import AgentConfig
 from atoll.protocol.settings import ConfigError, describe, effective, load_text
 from atoll.protocol.vocabulary import ClientId, Digest
-from atoll.server.config import AggregatorConfig, CohortConfig, CoordinatorConfig, HostFile, RunConfig, RunFile
+from atoll.server.aggregation_settings import (
+    CODEC_OPTIONS,
+    OPTIMIZER_OPTIONS,
+    RULES,
+    AggregationConfig,
+    OptimizerConfig,
+)
+from atoll.server.config import CohortConfig, RunConfig, RunFile
 from atoll.server.events import Contribution
-from atoll.server.method import CODEC_OPTIONS, OPTIMIZER_OPTIONS, RULES, AggregationConfig, Method, OptimizerConfig
+from atoll.server.method import Method
 from atoll.server.oort import Oort
 from atoll.server.pacer import PACER_WINDOW
 from atoll.server.policy import StragglerPolicy
+from atoll.server.process_settings import AggregatorConfig, CoordinatorConfig, HostFile
 from atoll.server.sampling import SAMPLERS, power_of_choice
 
 EXAMPLE = """

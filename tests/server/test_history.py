@@ -6,8 +6,8 @@ import pytest
 
 from atoll.protocol.vocabulary import Phase, RunState
 from atoll.server import events as ev
-from atoll.server.codec import StoreCorrupted, encode_ledger, encode_record
-from atoll.server.database import StateUnusable
+from atoll.server.codec import encode_ledger, encode_record
+from atoll.server.errors import StateUnusable, StoreCorrupted
 from atoll.server.history import History
 from atoll.server.journal import Batch, EvaluationRow, Journal, RecordRow, RunChange, Snapshot, VersionRow
 from atoll.server.run import RunMachine

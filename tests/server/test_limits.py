@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from atoll.protocol.channel import CHUNK_BYTES
 from atoll.server import limits
 from atoll.server.call_limits import _where
-from atoll.server.limits import CALLS_BURST, CALLS_PER_S, FLOOR_S, STRIKES_MAX, Bucket, Callers, Patience
+from atoll.server.limits import CALLS_BURST, CALLS_PER_S, STRIKES_MAX, Bucket, Callers
+from atoll.server.silence import FLOOR_S, Patience
 
 FLOOR = 16 * 1024
 

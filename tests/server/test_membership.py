@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.codec import decode, encode
 from atoll.server.events import Candidate, Profile
-from atoll.server.membership import Leases, Membership
+from atoll.server.leases import Leases
+from atoll.server.membership import Membership
 
 A, B = ClientId("a"), ClientId("b")
 

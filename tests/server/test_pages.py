@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 
 from atoll.protocol.vocabulary import ClientId, RoundId, RunId
-from atoll.server.codec import StoreCorrupted, decode_page, encode_ledger_without_members, encode_page
+from atoll.server.codec import decode_page, encode_ledger_without_members, encode_page
+from atoll.server.errors import StoreCorrupted
 from atoll.server.events import Profile
 from atoll.server.journal import Batch, Journal, Page, Snapshot
 from atoll.server.ledger import Ledger
-from atoll.server.membership import Member, Membership
+from atoll.server.member import Member
+from atoll.server.membership import Membership
 from atoll.server.statedir import StateDirectory
 
 RUN = RunId("r")
@@ -25,7 +27,7 @@ def name(number: int) -> ClientId:
 
 def batch_of(ledger: Ledger, seq: int) -> Batch:
     """What the deployed rows write at the end of a round."""
-    written = ledger.membership.unwritten.take(ledger.membership, seq)
+    written = ledger.membership.unwritten.take(ledger.membership.members, seq)
     pages = [encode_page(ledger.membership.members, names) for names in written.pages]
     body = encode_ledger_without_members(ledger)
     return Batch(

@@ -18,9 +18,10 @@ from atoll.aggregation.means import Weighted, totals_of
 from atoll.aggregation.weights import FIXED_POINT_ONE
 from atoll.protocol.manifest import UpdateManifest, VersionManifest
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
+from atoll.server.aggregation_settings import AggregationConfig, OptimizerConfig
 from atoll.server.codec import StoredUpdateMeta
 from atoll.server.events import Aggregate, Contribution
-from atoll.server.method import AggregationConfig, Method, OptimizerConfig
+from atoll.server.method import Method
 from atoll.server.plan import FoldPlan, plan_of, weights_and_factors
 from atoll.server.policy import Mode
 from atoll.server.reduce import step_of

@@ -9,12 +9,11 @@ import threading
 import pytest
 from sqlalchemy import inspect, select
 
+from atoll.protocol.durable import DiskFull
 from atoll.protocol.vocabulary import RunState
 from atoll.server import schema
 from atoll.server.binding import binding_of
-from atoll.server.codec import StoreCorrupted
-from atoll.server.database import DatabaseAway, StateInUse, StateUnusable
-from atoll.server.durable import DiskFull
+from atoll.server.errors import DatabaseAway, StateInUse, StateUnusable, StoreCorrupted
 from atoll.server.history import History
 from atoll.server.journal import Batch, EvaluationRow, Journal, RunChange, VersionRow
 from atoll.server.schema import SCHEMA_VERSION, StateTooNew

@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import inspect
 
 from atoll.server import schema, statedir
-from atoll.server.codec import StoreCorrupted, encode_ledger
-from atoll.server.database import StateInUse, StateUnusable
+from atoll.server.codec import encode_ledger
+from atoll.server.errors import StateInUse, StateUnusable, StoreCorrupted
 from atoll.server.events import Profile
 from atoll.server.journal import Journal
 from atoll.server.ledger import Ledger

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.aggregation.tensorfile import read
 from atoll.protocol.settings import ConfigError
-from atoll.server.coordinator import OperatorError
+from atoll.server.errors import OperatorError
 from tests.wire.live import running
 from tests.wire.test_round import committed, live
 

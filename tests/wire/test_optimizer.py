@@ -7,7 +7,7 @@ import pytest
 
 from atoll.aggregation.optimizers import FedAdam, FedAvgM
 from atoll.aggregation.tensorfile import read
-from atoll.server.codec import StoreCorrupted
+from atoll.server.errors import StoreCorrupted
 from tests.wire.live import running
 from tests.wire.test_round import committed, live, report
 

@@ -12,7 +12,7 @@ from atoll.aggregation.layout import pieces_in_order
 from atoll.aggregation.tensorfile import read
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import FailureReason, Phase
-from atoll.server.coordinator import OperatorError
+from atoll.server.errors import OperatorError
 from tests.wire.live import running
 from tests.wire.test_round import committed, live
 

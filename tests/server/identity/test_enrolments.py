@@ -13,6 +13,7 @@ import pytest
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.durable import DiskFull
 from atoll.protocol.identity import enrolling
 from atoll.protocol.identity.certificates import consent, make_request, new_key, server_name
 from atoll.protocol.identity.credential import Credential
@@ -27,7 +28,6 @@ from atoll.protocol.proxy import through_proxy
 from atoll.server.audit.calls import CallAudit
 from atoll.server.audit.log import AuditLog
 from atoll.server.audit.reading import Source, events_of
-from atoll.server.durable import DiskFull
 from atoll.server.identity.admission import Admission
 from atoll.server.identity.authority import Authority
 from atoll.server.identity.enrolment_port import EnrolmentPort

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, select
 
+from atoll.protocol.durable import DiskFull
 from atoll.protocol.identity.certificates import Issuer, Leaf, new_key, read_leaf, to_pem
 from atoll.protocol.identity.names import Identity, Role
-from atoll.server.durable import DiskFull
 from atoll.server.identity.register import (
     CERTIFICATES,
     CERTIFICATES_MAX,

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.server.durable import DiskFull
+from atoll.protocol.durable import DiskFull
 from atoll.server.identity.authority import Authority
 from atoll.server.identity.enrolments import Enrolments
 from atoll.server.identity.register import Register

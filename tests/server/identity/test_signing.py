@@ -9,7 +9,7 @@ import pytest
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.certificates import key_to_pem, new_key
 from atoll.protocol.identity.statement import check_publisher, check_signature
-from atoll.server.codec import StoreCorrupted
+from atoll.server.errors import StoreCorrupted
 from atoll.server.identity.signing import KEY, Signer, publisher_key
 from tests.server.identity.secure import MAIN, Member
 

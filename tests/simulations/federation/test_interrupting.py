@@ -8,7 +8,7 @@ import pytest
 from atoll.aggregation.layout import Tensor
 from atoll.cli.files import load_user_task
 from atoll.protocol.settings import ConfigError
-from atoll.server.codec import StoreCorrupted
+from atoll.server.errors import StoreCorrupted
 from atoll.simulations.federation import keeping, models, report
 from atoll.simulations.federation.keeping import Keeper
 from atoll.simulations.federation.report import RunFolder

@@ -5,7 +5,7 @@ import pytest
 
 from atoll.client.personal import KEEP
 from atoll.protocol.vocabulary import ClientId, RoundId
-from atoll.server.codec import StoreCorrupted
+from atoll.server.errors import StoreCorrupted
 from atoll.simulations.federation.own import OwnStates
 
 A = ClientId("a/../b")  # no name of a file

@@ -1,0 +1,284 @@
+"""The settings of a run that turn its updates into the next version: algorithm, rule, norm bound, codec, optimizer."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, field_validator, model_validator
+
+from atoll.aggregation.codecs import FAMILIES, codec_name
+from atoll.aggregation.device import Device
+from atoll.aggregation.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
+from atoll.aggregation.optimizers import OPTIMIZERS, Optimizer
+from atoll.aggregation.robust import Median, TrimmedMean
+from atoll.aggregation.rules import Rule, check_count
+from atoll.protocol.reference import check_known_or_reference, resolve
+from atoll.protocol.settings import STRICT, ConfigError
+from atoll.server.policy import StragglerPolicy
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+RULES: Mapping[str, Callable[..., Rule]] = {
+    "median": Median,
+    "trimmed_mean": TrimmedMean,
+    "multi_krum": MultiKrum,
+    "geometric_median": GeometricMedian,
+    "centered_clipping": CenteredClipping,
+}
+"""By the name that a run's TOML uses; beside them stands "mean", the exact weighted mean."""
+
+RULE_OPTIONS: Mapping[str, Mapping[str, bool]] = {
+    "mean": {},
+    "median": {},
+    "trimmed_mean": {"malicious": True},
+    "multi_krum": {"malicious": True, "num_selected": False},
+    "geometric_median": {"num_steps": False},
+    "centered_clipping": {"radius": True, "num_steps": False},
+}
+"""The options of each rule, and whether it must have them."""
+
+CODEC_OPTIONS: Mapping[str, Mapping[str, bool]] = {
+    "none": {},
+    **{family: {} for family in FAMILIES},
+    "topk": {"topk_fraction": True},
+}
+"""The options of each codec, and whether it must have them."""
+
+OPTIMIZER_OPTIONS: Mapping[str, frozenset[str]] = {
+    "fedavg": frozenset({"lr"}),
+    "fedavgm": frozenset({"lr", "momentum", "nesterov"}),
+    "fedadagrad": frozenset({"lr", "beta1", "tau"}),
+    "fedadam": frozenset({"lr", "beta1", "beta2", "tau"}),
+    "fedyogi": frozenset({"lr", "beta1", "beta2", "tau"}),
+    "diloco": frozenset({"lr", "momentum"}),
+}
+
+
+class AggregationConfig(BaseModel):
+    """How a round's updates become one."""
+
+    model_config = STRICT
+
+    algorithm: Literal["fedavg", "fednova", "scaffold"] = "fedavg"
+    """What clients and coordinator do together: "fedavg" (and FedSGD and FedProx, by `local`); "fednova": updates are
+    divided by the steps that they took, so that sites with more work do not pull the model towards themselves;
+    "scaffold": control variates, which travel beside the model, take the drift of each site's steps away."""
+
+    num_clients: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Of "scaffold": how many clients the federation has, also those who are never chosen; absent: there is none, and
+    the algorithm asks for it."""
+
+    weighting: Literal["examples", "uniform"] = "examples"
+    """How much an update counts in the mean: "examples", its `num_examples`; "uniform", all alike. The discounts of
+    late and of partial updates count in both."""
+
+    rule: str = "mean"
+    """"mean": exact, weighted by num_examples. Against updates that may be anything, all counting alike: "median" and
+    "trimmed_mean" of each element; "multi_krum", "geometric_median" and "centered_clipping", which look at how whole
+    updates lie to each other. Or your own `module:object` or `path/to/file.py:object` with a method `reduce`."""
+
+    malicious: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, lt=0.5)] | None = None
+    """Of "trimmed_mean", "multi_krum" and `mix_neighbours`: how many of a round's updates may be anything; a whole
+    number, or a share below 0.5, rounded down; absent: there is none, and who needs it says so."""
+
+    num_selected: Annotated[int, Field(ge=1)] | None = None
+    """Of "multi_krum": how many updates are averaged; absent: all but the malicious."""
+
+    num_steps: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """Of "geometric_median" and "centered_clipping"; absent: 8 and 1."""
+
+    radius: Positive | None = None
+    """Of "centered_clipping": about the distance of an honest update from the mean; absent: there is none, and the rule
+    asks for it."""
+
+    mix_neighbours: bool = False
+    """Before a rule (not "mean"): each update becomes the mean of those nearest to it, all but `malicious`. For sites
+    whose data differ."""
+
+    norm_bound: Positive | Literal["median"] | None = None
+    """No update counts as longer than this: a number, or "median", the median length of the round's updates; absent: no
+    bound. With any rule."""
+
+    partial: bool = False
+    """Whether an update may leave tensors out, such as that of a client that trains a part of the model: each tensor is
+    averaged over the updates that have it, and stays where none has it."""
+
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]+)?)$")] = "cpu"
+    """Where "mean" adds the updates' floats: "cpu", or a GPU, "cuda" or "cuda:1", with the same bits. With aggregation
+    ranks: of each of them, on its machine."""
+
+    codec: Literal["none", "bf16", "fp16", "qsgd8", "topk", "sign"] = "none"
+    """What updates are encoded with on their way, by every client that can; the others send them plain. Of float32's
+    bytes "bf16" and "fp16" leave 1/2, "qsgd8" (8 bits, rounded at random without bias) 0.252, "sign" (1 bit) 1/32,
+    "topk" (the largest elements alone) 1.5 times `topk_fraction`. What "topk" and "sign" leave out, the client adds to
+    its next update. Integers and buffers stay plain."""
+
+    topk_fraction: Annotated[float, Field(ge=0.000001, le=1)] | None = None
+    """Of "topk": the share of each 65,536 elements that travel, such as 0.01; rounded to millionths; absent: there is
+    none, and the codec asks for it."""
+
+    @field_validator("rule")
+    @classmethod
+    def _known_or_reference(cls, rule: str) -> str:
+        return check_known_or_reference(rule, RULE_OPTIONS, "object")
+
+    @model_validator(mode="after")
+    def _algorithm_has_what_it_needs(self) -> "AggregationConfig":
+        faults = []
+        if self.algorithm != "fedavg" and (self.rule != "mean" or self.norm_bound is not None):
+            what = "norm_bound" if self.rule == "mean" else f"rule {self.rule!r}"
+            faults.append(f"{self.algorithm} needs the exact mean, and does not go with {what}")
+        if self.partial and self.algorithm != "fedavg":
+            faults.append(f"{self.algorithm} needs whole updates, and does not go with partial")
+        if self.partial and (
+            self.mix_neighbours or self.rule in ("multi_krum", "geometric_median", "centered_clipping")
+        ):
+            faults.append(f"rule {self.rule!r} compares whole updates, and does not go with partial")
+        if self.algorithm == "scaffold" and self.num_clients is None:
+            faults.append("scaffold needs num_clients")
+        if self.algorithm != "scaffold" and self.num_clients is not None:
+            faults.append(f"num_clients is no option of {self.algorithm}")
+        if faults:
+            raise ValueError("; ".join(faults))
+        return self
+
+    @model_validator(mode="after")
+    def _only_what_the_rule_has(self) -> "AggregationConfig":
+        if self.rule != "mean" and self.device != "cpu":
+            raise ValueError(f"device {self.device} is for the rule mean, and rule is {self.rule}: allowed is cpu")
+        options = dict(RULE_OPTIONS.get(self.rule, {}))
+        if self.mix_neighbours:
+            if self.rule == "mean":
+                raise ValueError("mix_neighbours goes before a rule, and rule is mean")
+            options["malicious"] = True
+        if wrong := sorted(self._given().keys() - options.keys()):
+            allowed = ", ".join(sorted(options)) or "none"
+            raise ValueError(f"{', '.join(wrong)} is no option of {self.rule} (allowed: {allowed})")
+        if missing := sorted(name for name, must in options.items() if must and getattr(self, name) is None):
+            raise ValueError(f"{self.rule}{' with mix_neighbours' * self.mix_neighbours} needs {', '.join(missing)}")
+        return self
+
+    @model_validator(mode="after")
+    def _only_what_the_codec_has(self) -> "AggregationConfig":
+        options = CODEC_OPTIONS[self.codec]
+        if self.topk_fraction is not None and "topk_fraction" not in options:
+            raise ValueError(f"topk_fraction is no option of codec {self.codec} (allowed: none)")
+        if missing := sorted(name for name, must in options.items() if must and getattr(self, name) is None):
+            raise ValueError(f"codec {self.codec} needs {', '.join(missing)}")
+        return self
+
+    @property
+    def codec_name(self) -> str:
+        """The codec as an invitation and a manifest call it, such as "topk:0.01"; empty: none."""
+        return "" if self.codec == "none" else codec_name(self.codec, self.topk_fraction)
+
+    def _given(self) -> dict[str, int | float]:
+        names = ("malicious", "num_selected", "num_steps", "radius")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def faults_of_rounds(self, policy: StragglerPolicy) -> Iterator[str]:
+        """Why these rounds do not suit the rule or the algorithm. Loads no user code."""
+        if self.rule in RULES:
+            try:
+                check_count(self._mixed(self._built_in()), policy.quorum_count)
+            except ValueError as fault:
+                yield f"aggregation: a round may end with its quorum, and {fault}"
+        if self.num_clients is None:
+            return
+        whole = "does not go with scaffold, whose control variates must count whole and at once"
+        if policy.is_asynchronous:
+            yield f'round: mode {policy.mode!r} {whole}: only "sync" does'
+        elif policy.cohort_size > self.num_clients:
+            most = f"aggregation.num_clients ({self.num_clients})"
+            yield f"round: cohort_size {policy.cohort_size} is more than {most}"
+        if policy.late != "discard":
+            yield f'round: late {policy.late!r} {whole}: only "discard" does'
+
+    def build(self) -> Rule | None:
+        """The rule that was asked for; None: the exact weighted mean.
+
+        Raises:
+            ConfigError: the user's own is not there, or has no `reduce`.
+        """
+        if self.rule == "mean":
+            return None
+        return self._mixed(self._built_in() if self.rule in RULES else load_rule(self.rule))
+
+    def open_device(self) -> Device | None:
+        """Where the sums are made; None: here.
+
+        Raises:
+            ConfigError: there is no such device.
+        """
+        try:
+            return None if self.device == "cpu" else Device(self.device)
+        except ValueError as fault:
+            raise ConfigError([f"aggregation: {fault}; allowed here: cpu"]) from None
+
+    def _built_in(self) -> Rule:
+        options = {name: value for name, value in self._given().items() if name in RULE_OPTIONS[self.rule]}
+        return RULES[self.rule](**options)
+
+    def _mixed(self, rule: Rule) -> Rule:
+        if not self.mix_neighbours:
+            return rule
+        assert self.malicious is not None
+        return NearestNeighbourMixing(self.malicious, rule)
+
+
+def load_rule(reference: str) -> Rule:
+    """A user's own rule by `module:object` or `path/to/file.py:object`.
+
+    Raises:
+        ConfigError: there is none under this name.
+    """
+    found = resolve(reference)
+    if not callable(getattr(found, "reduce", None)) or isinstance(found, type):
+        raise ConfigError([f"{reference}: is a {type(found).__name__}; allowed: an object with a method `reduce`"])
+    rule: Rule = found  # type: ignore[assignment]
+    return rule
+
+
+class OptimizerConfig(BaseModel):
+    """How the mean of a round's updates moves the global model."""
+
+    model_config = STRICT
+
+    name: Literal["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "diloco"] = "fedavg"
+    """"fedavg": the mean is added. "fedavgm": with momentum. "fedadagrad", "fedadam" and "fedyogi" (Reddi et al. 2021)
+    scale each element by what it was before. "diloco": Nesterov momentum, lr 0.7 and momentum 0.9."""
+
+    lr: Positive | None = None
+    """The server's learning rate; absent: 1, of the adaptive three 0.1, of "diloco" 0.7."""
+
+    momentum: Decay | None = None
+    """Of "fedavgm" and "diloco", in [0, 1); absent: 0.9."""
+
+    nesterov: bool | None = None
+    """Of "fedavgm": look ahead along the momentum; absent: no. "diloco" always does."""
+
+    beta1: Decay | None = None
+    """Decay of the first moment of the adaptive three, in [0, 1); absent: 0.9, of "fedadagrad" 0."""
+
+    beta2: Decay | None = None
+    """Decay of the second moment of "fedadam" and "fedyogi", in [0, 1); absent: 0.99."""
+
+    tau: Positive | None = None
+    """What is added to the root of the second moment of the adaptive three; the moment begins at its square; absent:
+    0.001."""
+
+    @model_validator(mode="after")
+    def _only_what_it_has(self) -> "OptimizerConfig":
+        allowed = OPTIMIZER_OPTIONS[self.name]
+        if wrong := sorted(self._given().keys() - allowed):
+            raise ValueError(f"{', '.join(wrong)} is no option of {self.name} (allowed: {', '.join(sorted(allowed))})")
+        return self
+
+    def _given(self) -> dict[str, float | bool]:
+        return {option: value for option, value in self if option != "name" and value is not None}
+
+    def build(self) -> Optimizer:
+        """The optimizer that was asked for."""
+        optimizer: Optimizer = OPTIMIZERS[self.name](**self._given())
+        return optimizer
