@@ -1,0 +1,1 @@
+"""The robust aggregation rules, which look at every update of a round. Imports: `tensors`, `updates`."""
