@@ -231,7 +231,7 @@ def slow_upload(open_line: Callable[[], Line], until: float, seen: Counter[str])
 
 def huge_manifest(open_line: Callable[[], Line], until: float, seen: Counter[str]) -> None:
     """Uploads whose manifest declares 10 TB."""
-    from atoll.aggregation.layout import Piece
+    from atoll.aggregation.tensors.layout import Piece
     from atoll.protocol import atoll_pb2 as pb
     from atoll.protocol.manifest import UpdateManifest
     from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version

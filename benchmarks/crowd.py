@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from atoll.aggregation.layout import Piece
-from atoll.aggregation.tensorfile import NUMPY_DTYPES, parse_header, write
+from atoll.aggregation.tensors.layout import Piece
+from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, parse_header, write
 from atoll.client.config import AgentConfig
 from atoll.client.driver import Agent
 from atoll.client.events import Sums

@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from atoll.aggregation import tensorfile
-from atoll.aggregation.blocks import StoredUpdate
-from atoll.aggregation.fold import TILE_ELEMENTS, Weighted, fold
-from atoll.aggregation.layout import Piece
+from atoll.aggregation.fold.streaming import TILE_ELEMENTS, Weighted, fold
+from atoll.aggregation.tensors import safetensors_file
+from atoll.aggregation.tensors.layout import Piece
+from atoll.aggregation.updates.reader import StoredUpdate
 from benchmarks.report import Bar, conclude, say, spread
 
 NUM_PARAMETERS = 25_000_000
@@ -149,25 +149,25 @@ def _status(key: str) -> int:
 def largest_error(folder: Path, num_updates: int = 16, size: int = 100_000) -> float:
     """Of the mean of a model whose tensors are from 1e-6 to 1e2: L2, relative to a float64 mean, the worst tensor."""
     rng, names = np.random.default_rng(1), {f"w{power}": 10.0**power for power in range(-6, 3)}
-    tensorfile.write(folder / "mixed", {name: np.zeros(size, np.float32) for name in names})
+    safetensors_file.write(folder / "mixed", {name: np.zeros(size, np.float32) for name in names})
     weights, items, twins = rng.integers(1, 5000, num_updates), [], dict.fromkeys(names, 0.0)
     for k, weight in enumerate(weights):
         arrays = {name: (scale * rng.standard_normal(size)).astype(np.float32) for name, scale in names.items()}
         path = folder / f"mixed{k}"
-        pieces = tensorfile.write(path, arrays, durable=False)
+        pieces = safetensors_file.write(path, arrays, durable=False)
         magnitudes = {name: float(np.abs(array).max()) for name, array in arrays.items()}
-        start = tensorfile.parse_header(path)[1]
+        start = safetensors_file.parse_header(path)[1]
         items.append(Weighted(StoredUpdate(path, pieces, magnitudes, data_start=start), int(weight)))
         twins = {name: twins[name] + int(weight) * arrays[name].astype(np.float64) for name in names}
     fold(folder / "mixed", items, folder / "mean", threads=os.cpu_count() or 1)
-    found = tensorfile.read(folder / "mean")
+    found = safetensors_file.read(folder / "mean")
     exact = {name: twin / weights.sum() for name, twin in twins.items()}
     return max(float(np.linalg.norm(found[name] - exact[name]) / np.linalg.norm(exact[name])) for name in names)
 
 
 def check_same(folder: Path, first: list[float]) -> None:
     """The two sides computed the same thing: the base is zero, so the new version is the mean."""
-    np.testing.assert_allclose(tensorfile.read(folder / "new")["w"][:8], first, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(safetensors_file.read(folder / "new")["w"][:8], first, rtol=1e-5, atol=1e-7)
 
 
 def durable_s(folder: Path) -> float:
@@ -192,7 +192,7 @@ def main() -> int:
     results, peaks = [], {}
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as name:
         folder = Path(name)
-        tensorfile.write(folder / "base", {"w": np.zeros(NUM_PARAMETERS, np.float32)})
+        safetensors_file.write(folder / "base", {"w": np.zeros(NUM_PARAMETERS, np.float32)})
         durable = durable_s(folder)
         for num_updates in arguments.updates:
             results.append(measure(folder, num_updates, arguments.pairs))

@@ -23,12 +23,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.aggregation import tensorfile
-from atoll.aggregation.blocks import StoredUpdate
-from atoll.aggregation.device import Device, TileSum
-from atoll.aggregation.fold import Weighted, fold
-from atoll.aggregation.kernel import add_within_by_numpy
-from atoll.aggregation.layout import Piece
+from atoll.aggregation.fold.device import Device, TileSum
+from atoll.aggregation.fold.kernel import add_within_by_numpy
+from atoll.aggregation.fold.streaming import Weighted, fold
+from atoll.aggregation.tensors import safetensors_file
+from atoll.aggregation.tensors.layout import Piece
+from atoll.aggregation.updates.reader import StoredUpdate
 from benchmarks.report import Bar, conclude, say, spread
 
 TILES = (1 << 18, 1 << 19, 1 << 20, 1 << 21, 1 << 22)
@@ -83,7 +83,7 @@ def from_files(device: Device, updates: list[torch.Tensor], count: int) -> dict[
     """Whole folds, on the device and without."""
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as name:
         folder, size = Path(name), updates[0].numel()
-        tensorfile.write(folder / "base", {"w": np.zeros(size, np.float32)})
+        safetensors_file.write(folder / "base", {"w": np.zeros(size, np.float32)})
         stored = []
         for k, update in enumerate(updates):
             update.numpy().tofile(folder / f"u{k}")

@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation import tensorfile
-from atoll.aggregation.blocks import StoredUpdate
-from atoll.aggregation.fold import Weighted, fold
-from atoll.aggregation.grid import grid_exponent
-from atoll.aggregation.layout import Piece, Tensor
-from atoll.aggregation.robust import Median
-from atoll.aggregation.step import Step
+from atoll.aggregation.fold.grid import grid_exponent
+from atoll.aggregation.fold.step import Step
+from atoll.aggregation.fold.streaming import Weighted, fold
+from atoll.aggregation.rules.coordinate import Median
+from atoll.aggregation.tensors import safetensors_file
+from atoll.aggregation.tensors.layout import Piece, Tensor
+from atoll.aggregation.updates.reader import StoredUpdate
 from benchmarks.report import Bar, conclude, say
 
 CGROUPS = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max"))
@@ -85,7 +85,7 @@ def _update_paths(folder: Path) -> list[Path]:
 def make_files(folder: Path, num_elements: int, num_updates: int) -> None:
     """A base and updates of normal numbers, block by block."""
     rng = np.random.default_rng(0)
-    with tensorfile.TensorFileWriter(folder / "base", [Tensor("w", "F32", (num_elements,))]) as writer:
+    with safetensors_file.TensorFileWriter(folder / "base", [Tensor("w", "F32", (num_elements,))]) as writer:
         for begin in range(0, num_elements, BLOCK):
             writer.append(rng.standard_normal(min(BLOCK, num_elements - begin), dtype=np.float32))
         writer.finish()
@@ -144,7 +144,7 @@ def wrong_elements(folder: Path, name: str, expected: Callable[[NDArray[Any], ND
     """Elements of random slices of a new version whose bits are not those of `expected` on arrays in memory."""
     updates = updates_in(folder)
     num_elements = json.loads((folder / "known.json").read_text())["elements"]
-    _, start = tensorfile.parse_header(folder / "base")
+    _, start = safetensors_file.parse_header(folder / "base")
     wrong, length = 0, min(BLOCK, num_elements)
     for begin in np.random.default_rng(1).integers(0, num_elements - length + 1, SLICES).tolist():
         rows = np.stack([np.fromfile(u.update.path, np.float32, length, offset=4 * begin) for u in updates])

@@ -25,13 +25,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.blocks import StoredUpdate, UpdateReader
-from atoll.aggregation.combine import combine, mixing_for
-from atoll.aggregation.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
-from atoll.aggregation.layout import Piece, Tensor
-from atoll.aggregation.robust import Median, TrimmedMean
-from atoll.aggregation.rules import Rule, takes_centre
-from atoll.aggregation.sources import Zeros
+from atoll.aggregation.rules.combine import combine, mixing_for
+from atoll.aggregation.rules.coordinate import Median, TrimmedMean
+from atoll.aggregation.rules.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
+from atoll.aggregation.rules.rule import Rule, takes_centre
+from atoll.aggregation.tensors.layout import Piece, Tensor
+from atoll.aggregation.updates.reader import StoredUpdate, UpdateReader
+from atoll.aggregation.updates.sources import Zeros
 from benchmarks.report import Bar, conclude, say, spread
 
 LIMIT_S = 0.15

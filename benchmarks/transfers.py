@@ -21,7 +21,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from atoll.aggregation.layout import Piece
+from atoll.aggregation.tensors.layout import Piece
 from atoll.client.download import download
 from atoll.client.models import ModelCache
 from atoll.client.spool import Entry

@@ -22,9 +22,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.aggregation.encoded import REPLACES
 from atoll.aggregation.folders import sync_folder
-from atoll.aggregation.tensorfile import TensorFileCorrupted, read_metadata
+from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted, read_metadata
+from atoll.aggregation.updates.encoded_writer import REPLACES
 from atoll.protocol.vocabulary import Digest, RunId
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Iterable
 
-from atoll.aggregation.codecs import FAMILIES, parse_codec
+from atoll.aggregation.codecs.names import FAMILIES, parse_codec
 from atoll.client.events import (
     Asked,
     EvaluationRequest,

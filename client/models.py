@@ -18,11 +18,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.aggregation.cuts import cut_layout, piece_bytes_of
-from atoll.aggregation.layout import Layout, Piece
-from atoll.aggregation.segments import owned_pieces
-from atoll.aggregation.tensorfile import TensorFileCorrupted, parse_header
-from atoll.aggregation.tensorheader import header_bytes
+from atoll.aggregation.tensors.layout import Layout, Piece
+from atoll.aggregation.tensors.ownership import owned_pieces
+from atoll.aggregation.tensors.pieces import cut_layout, piece_bytes_of
+from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted, parse_header
+from atoll.aggregation.tensors.safetensors_header import header_bytes
 from atoll.protocol import steps
 from atoll.protocol.bulk import Buffer
 from atoll.protocol.manifest import VersionManifest

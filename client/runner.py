@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from atoll.aggregation.layout import Piece
+from atoll.aggregation.tensors.layout import Piece
 from atoll.client.events import Sums
 from atoll.protocol.vocabulary import FailureReason
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.aggregation.folders import sync_folder
-from atoll.aggregation.tensorfile import parse_header
+from atoll.aggregation.tensors.safetensors_file import parse_header
 from atoll.client.events import Key, Sums
 from atoll.protocol.manifest import UpdateManifest, parse_update
 from atoll.protocol.vocabulary import Digest, RunId

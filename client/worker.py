@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from atoll.aggregation.layout import Piece
+from atoll.aggregation.tensors.layout import Piece
 from atoll.client.events import Sums
 from atoll.client.runner import EvaluateOrder, RunnerFailed, Training, TrainOrder
 from atoll.client.statedir import StateDirectory

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from atoll.aggregation.layout import CONTROL
+from atoll.aggregation.tensors.layout import CONTROL
 from atoll.parallel.algorithms import check_algorithm
 from atoll.parallel.array_task import ArrayTask, Instructions, checked
 from atoll.parallel.arrays import Arrays, check_finite, check_like, layout_of

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.aggregation.layout import CONTROL, Tensor, in_order
+from atoll.aggregation.tensors.layout import CONTROL, Tensor, in_order
 from atoll.parallel.algorithms import check_algorithm
 from atoll.parallel.array_task import Trained
 from atoll.parallel.arrays import Arrays, check_like

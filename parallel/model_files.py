@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from atoll.aggregation import tensorfile
-from atoll.aggregation.codecs import parse_codec
-from atoll.aggregation.cuts import piece_bytes_of
-from atoll.aggregation.encoded import Feedback, write_encoded
-from atoll.aggregation.layout import CONTROL, Piece
+from atoll.aggregation.codecs.names import parse_codec
+from atoll.aggregation.tensors import safetensors_file
+from atoll.aggregation.tensors.layout import CONTROL, Piece
+from atoll.aggregation.tensors.pieces import piece_bytes_of
+from atoll.aggregation.updates.encoded_writer import Feedback, write_encoded
 from atoll.parallel.arrays import Arrays, layout_of
 from atoll.parallel.bench import Bench
 from atoll.parallel.errors import NotFinite
@@ -22,8 +22,8 @@ CODEC_STREAM = 1
 def write_initial(out: Path, bench: Bench, seed: int) -> tuple[Piece, ...]:
     """Version 0, with a note of the tensors that no optimizer trains; raises as `Bench.initial`."""
     arrays, buffers = bench.initial(seed), bench.buffers()
-    metadata = {tensorfile.BUFFERS: json.dumps(buffers)} if buffers else None
-    return tensorfile.write(out, arrays, metadata=metadata, piece_bytes=piece_bytes_of(layout_of(arrays)))
+    metadata = {safetensors_file.BUFFERS: json.dumps(buffers)} if buffers else None
+    return safetensors_file.write(out, arrays, metadata=metadata, piece_bytes=piece_bytes_of(layout_of(arrays)))
 
 
 def write_update(
@@ -51,7 +51,7 @@ def write_update(
         NotFinite: a value that the codec cannot take.
     """
     if not codec:
-        return tensorfile.write(out, update, durable=False)
+        return safetensors_file.write(out, update, durable=False)
     parsed, feedback = parse_codec(codec), None
     if parsed.is_biased and residual is not None:
         feedback = Feedback(list(owed), residual)

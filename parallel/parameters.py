@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from atoll.aggregation.layout import CONTROL, Layout, Tensor, in_order
+from atoll.aggregation.tensors.layout import CONTROL, Layout, Tensor, in_order
 from atoll.parallel.arrays import ALLOWED, Arrays, check_finite, check_like
 from atoll.parallel.errors import TaskBroken
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.aggregation.layout import CONTROL
+from atoll.aggregation.tensors.layout import CONTROL
 from atoll.parallel.arrays import Arrays, check_finite
 
 

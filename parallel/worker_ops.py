@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation import tensorfile
-from atoll.aggregation.layout import Layout, Piece
+from atoll.aggregation.tensors import safetensors_file
+from atoll.aggregation.tensors.layout import Layout, Piece
 from atoll.parallel.array_bench import ArrayBench
 from atoll.parallel.arrays import Arrays, layout_of
 from atoll.parallel.bench import Bench, Received
@@ -69,7 +69,7 @@ class Operations:
         trained = outcome.trained
         pieces = self._write(trained.update, request)
         if outcome.own:
-            tensorfile.write(Path(request["own_out"]), outcome.own, durable=False)
+            safetensors_file.write(Path(request["own_out"]), outcome.own, durable=False)
         return {
             "num_examples": trained.num_examples,
             "work": trained.work,
@@ -109,8 +109,8 @@ class Operations:
 
 
 def _received(request: Json) -> Received:
-    own = tensorfile.read(Path(request["own"])) if request.get("own") else None
-    return Received(tensorfile.mapped(Path(request["model"])), own)
+    own = safetensors_file.read(Path(request["own"])) if request.get("own") else None
+    return Received(safetensors_file.mapped(Path(request["model"])), own)
 
 
 def layout_fields(layout: Layout) -> list[tuple[Any, ...]]:

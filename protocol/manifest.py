@@ -27,13 +27,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from atoll.aggregation.chunks import encoded_bytes
-from atoll.aggregation.codecs import NAMES as CODEC_NAMES
-from atoll.aggregation.codecs import parse_codec
-from atoll.aggregation.cover import check_cover
-from atoll.aggregation.cuts import PIECE_BYTES_MIN, cut, layout_of_pieces, num_cuts, piece_bytes_of
-from atoll.aggregation.layout import FLOATS, ITEM_BYTES, Layout, Piece, Tensor, pieces_in_order
-from atoll.aggregation.weights import NORMALIZER_MAX
+from atoll.aggregation.codecs.chunks import encoded_bytes
+from atoll.aggregation.codecs.names import NAMES as CODEC_NAMES
+from atoll.aggregation.codecs.names import parse_codec
+from atoll.aggregation.fold.weights import NORMALIZER_MAX
+from atoll.aggregation.tensors.coverage import check_cover
+from atoll.aggregation.tensors.layout import FLOATS, ITEM_BYTES, Layout, Piece, Tensor, pieces_in_order
+from atoll.aggregation.tensors.pieces import PIECE_BYTES_MIN, cut, layout_of_pieces, num_cuts, piece_bytes_of
 from atoll.protocol.channel import MESSAGE_BYTES_MAX
 from atoll.protocol.strict import (
     INT64_MAX,

@@ -5,12 +5,12 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from atoll.aggregation.codecs import FAMILIES, codec_name
-from atoll.aggregation.device import Device
-from atoll.aggregation.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
+from atoll.aggregation.codecs.names import FAMILIES, codec_name
+from atoll.aggregation.fold.device import Device
 from atoll.aggregation.optimizers import OPTIMIZERS, Optimizer
-from atoll.aggregation.robust import Median, TrimmedMean
-from atoll.aggregation.rules import Rule, check_count
+from atoll.aggregation.rules.coordinate import Median, TrimmedMean
+from atoll.aggregation.rules.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
+from atoll.aggregation.rules.rule import Rule, check_count
 from atoll.protocol.reference import check_known_or_reference, resolve
 from atoll.protocol.settings import STRICT, ConfigError
 from atoll.server.policy import StragglerPolicy

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from sqlalchemy import Connection, select
 
-from atoll.aggregation.inspection import inspect
-from atoll.aggregation.tensorfile import TensorFileCorrupted, parse_header
+from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted, parse_header
+from atoll.aggregation.updates.inspection import inspect
 from atoll.protocol.manifest import ManifestError, digest_of, parse_update, parse_version
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, RunState, Version
 from atoll.server.codec import StoredUpdateMeta, decode_meta

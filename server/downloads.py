@@ -6,9 +6,9 @@ import itertools
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
-from atoll.aggregation.boxes import BoxReader
-from atoll.aggregation.cuts import first_element
-from atoll.aggregation.layout import ITEM_BYTES, Piece
+from atoll.aggregation.tensors.box_reader import BoxReader
+from atoll.aggregation.tensors.layout import ITEM_BYTES, Piece
+from atoll.aggregation.tensors.pieces import first_element
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
 from atoll.protocol.bulk import Data, DownloadMessage

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
-from atoll.aggregation.codecs import family_of
+from atoll.aggregation.codecs.names import family_of
 from atoll.protocol import steps
 from atoll.protocol.allocator import MUCH_BYTES, give_back
 from atoll.protocol.atoll_pb2 import ServerMessage

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.layout import Piece
+from atoll.aggregation.tensors.layout import Piece
 from atoll.parallel.workers import Worker, WorkerCrashed, WorkerError, WorkerHung
 from atoll.server.events import Sums
 

@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 import numpy as np
 
-from atoll.aggregation.layout import Piece
-from atoll.aggregation.segments import owned_pieces
-from atoll.aggregation.tensorfile import NUMPY_DTYPES, TensorFileWriter, parse_header
+from atoll.aggregation.tensors.layout import Piece
+from atoll.aggregation.tensors.ownership import owned_pieces
+from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, TensorFileWriter, parse_header
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.dialer import Dialer

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from atoll.aggregation.exchange import Bytes, ExchangeBroken
+from atoll.aggregation.fold.exchange import Bytes, ExchangeBroken
 
 SIOCGIFADDR = 0x8915
 """Of Linux' sockios.h: the IPv4 address of an interface."""

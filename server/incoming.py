@@ -6,8 +6,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from atoll.aggregation.inspection import Inspection, Inspector
-from atoll.aggregation.layout import Piece
+from atoll.aggregation.tensors.layout import Piece
+from atoll.aggregation.updates.inspection import Inspection, Inspector
 from atoll.protocol.bulk import Buffer
 from atoll.protocol.channel import INLINE_BYTES_MAX
 from atoll.protocol.durable import naming_full_disk

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from atoll.aggregation.layout import CONTROL
+from atoll.aggregation.tensors.layout import CONTROL
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.manifest import UpdateManifest, check_against, digest_of
 from atoll.protocol.vocabulary import Digest, Fate, RejectReason

@@ -7,12 +7,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.device import Device
+from atoll.aggregation.fold.device import Device
+from atoll.aggregation.fold.step import slots_of
+from atoll.aggregation.fold.weights import Normalized, Share, integer_weights, normalized
 from atoll.aggregation.optimizers import Optimizer
-from atoll.aggregation.robust import clip_factors
-from atoll.aggregation.rules import Rule
-from atoll.aggregation.step import slots_of
-from atoll.aggregation.weights import Normalized, Share, integer_weights, normalized
+from atoll.aggregation.rules.coordinate import clip_factors
+from atoll.aggregation.rules.rule import Rule
 from atoll.protocol.settings import ConfigError
 from atoll.server.aggregation_settings import AggregationConfig, OptimizerConfig
 from atoll.server.events import Contribution

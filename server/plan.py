@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from atoll.aggregation.layout import CONTROL, FLOATS, Layout
-from atoll.aggregation.means import Total, totals_of
+from atoll.aggregation.fold.means import Total, totals_of
+from atoll.aggregation.tensors.layout import CONTROL, FLOATS, Layout
 from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.aggregation_settings import AggregationConfig, OptimizerConfig

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import grpc
 
-from atoll.aggregation.exchange import ExchangeBroken
-from atoll.aggregation.fold import Folded
-from atoll.aggregation.means import Weighted
-from atoll.aggregation.segments import owned_pieces
-from atoll.aggregation.sharded import Cohort, fold_shard
-from atoll.aggregation.step import kept_pieces
+from atoll.aggregation.fold.exchange import ExchangeBroken
+from atoll.aggregation.fold.means import Weighted
+from atoll.aggregation.fold.sharded import Cohort, fold_shard
+from atoll.aggregation.fold.step import kept_pieces
+from atoll.aggregation.fold.streaming import Folded
+from atoll.aggregation.tensors.ownership import owned_pieces
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import steps

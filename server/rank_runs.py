@@ -7,10 +7,10 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from atoll.aggregation.inspection import inspect
-from atoll.aggregation.layout import Piece
-from atoll.aggregation.segments import owned_pieces
-from atoll.aggregation.tensorfile import TensorFileCorrupted, TensorFileWriter, parse_header
+from atoll.aggregation.tensors.layout import Piece
+from atoll.aggregation.tensors.ownership import owned_pieces
+from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted, TensorFileWriter, parse_header
+from atoll.aggregation.updates.inspection import inspect
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.vocabulary import Digest, RunId, Version

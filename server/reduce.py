@@ -13,12 +13,12 @@ from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 
-from atoll.aggregation.fold import fold
-from atoll.aggregation.inspection import inspect
-from atoll.aggregation.layout import Layout, Piece
-from atoll.aggregation.means import Weighted
-from atoll.aggregation.step import Anchor, Step
-from atoll.aggregation.tensorfile import parse_header, read_buffers
+from atoll.aggregation.fold.means import Weighted
+from atoll.aggregation.fold.step import Anchor, Step
+from atoll.aggregation.fold.streaming import fold
+from atoll.aggregation.tensors.layout import Layout, Piece
+from atoll.aggregation.tensors.safetensors_file import parse_header, read_buffers
+from atoll.aggregation.updates.inspection import inspect
 from atoll.protocol import steps
 from atoll.protocol.durable import naming_full_disk
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import grpc
 
-from atoll.aggregation.codecs import FAMILIES
+from atoll.aggregation.codecs.names import FAMILIES
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.bulk import DownloadMessage, UploadMessage

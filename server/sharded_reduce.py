@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation.cuts import cut_layout
-from atoll.aggregation.tensorfile import read_metadata
+from atoll.aggregation.tensors.pieces import cut_layout
+from atoll.aggregation.tensors.safetensors_file import read_metadata
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
 from atoll.protocol.identity.dialer import Dialer

@@ -19,9 +19,9 @@ from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.aggregation.blocks import StoredUpdate
 from atoll.aggregation.folders import sync_folder
-from atoll.aggregation.inspection import Inspection, inspect
+from atoll.aggregation.updates.inspection import Inspection, inspect
+from atoll.aggregation.updates.reader import StoredUpdate
 from atoll.protocol.durable import DiskFull, naming_full_disk, write_atomically
 from atoll.protocol.manifest import ManifestError, UpdateManifest, digest_of, parse_update
 from atoll.protocol.vocabulary import Digest, Version

@@ -13,7 +13,7 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Protocol
 
-from atoll.aggregation.inspection import Inspection, Inspector
+from atoll.aggregation.updates.inspection import Inspection, Inspector
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
 from atoll.protocol.behind import Behind

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.aggregation.layout import Piece
-from atoll.aggregation.tensorfile import parse_header
+from atoll.aggregation.tensors.layout import Piece
+from atoll.aggregation.tensors.safetensors_file import parse_header
 from atoll.protocol.channel import INLINE_BYTES_MAX
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
 from atoll.protocol.vocabulary import Digest, Version

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Any
 
-from atoll.aggregation.tensorfile import read_metadata
+from atoll.aggregation.tensors.safetensors_file import read_metadata
 from atoll.parallel.metrics import values
 from atoll.protocol.plain import plain
 from atoll.protocol.settings import effective

@@ -172,7 +172,7 @@ PLANTED = (
     ),
     Mutant(
         "discount upside down",
-        "aggregation/weights.py",
+        "aggregation/fold/weights.py",
         "    return float((1.0 + staleness) ** -exponent)",
         "    return float((1.0 + staleness) ** exponent)",
         "stale updates count more than fresh ones",

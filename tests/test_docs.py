@@ -10,11 +10,11 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from atoll.aggregation.chunks import encoded_bytes
-from atoll.aggregation.codec import CHUNK_ELEMENTS
-from atoll.aggregation.codecs import parse_codec
+from atoll.aggregation.codecs.chunks import encoded_bytes
+from atoll.aggregation.codecs.codec import CHUNK_ELEMENTS
+from atoll.aggregation.codecs.names import parse_codec
 from atoll.aggregation.optimizers import FedAdam
-from atoll.aggregation.robust import TrimmedMean
+from atoll.aggregation.rules.coordinate import TrimmedMean
 from atoll.cli import docs
 from atoll.cli.ending import EXIT_LATE
 from atoll.cli.faults import EXIT_PIPE

@@ -21,18 +21,18 @@ MAY_IMPORT = {
 
 ALSO = {
     "parallel": {
-        "atoll.aggregation.codecs",
-        "atoll.aggregation.cuts",
-        "atoll.aggregation.encoded",
+        "atoll.aggregation.codecs.names",
+        "atoll.aggregation.tensors.pieces",
+        "atoll.aggregation.updates.encoded_writer",
         "atoll.aggregation.folders",
-        "atoll.aggregation.layout",
-        "atoll.aggregation.tensorfile",
+        "atoll.aggregation.tensors.layout",
+        "atoll.aggregation.tensors.safetensors_file",
     }
 }
 """What the ground floor shares: where numbers lie, the file that they lie in, and what they are encoded with there."""
 
 PURE = {
-    "aggregation/weights.py",
+    "aggregation/fold/weights.py",
     "protocol/chain_end.py",
     "protocol/identity/names.py",
     "protocol/values.py",
@@ -179,17 +179,17 @@ def test_everything_else_uses_full_names_too() -> None:
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("aggregation/fold.py", "from atoll.protocol.vocabulary import Digest"),
-        ("aggregation/fold.py", "import atoll.parallel.task"),
-        ("aggregation/fold.py", "import grpc.aio"),
-        ("aggregation/fold.py", "def f():\n    import asyncio"),
-        ("aggregation/fold.py", "import time\nnow = time.time()"),
-        ("aggregation/fold.py", "import time\nnow = time.monotonic()"),
-        ("aggregation/fold.py", "import time as clock\nnow = clock.time()"),
-        ("aggregation/fold.py", "from time import monotonic"),
-        ("aggregation/fold.py", "from datetime import datetime"),
+        ("aggregation/fold/streaming.py", "from atoll.protocol.vocabulary import Digest"),
+        ("aggregation/fold/streaming.py", "import atoll.parallel.task"),
+        ("aggregation/fold/streaming.py", "import grpc.aio"),
+        ("aggregation/fold/streaming.py", "def f():\n    import asyncio"),
+        ("aggregation/fold/streaming.py", "import time\nnow = time.time()"),
+        ("aggregation/fold/streaming.py", "import time\nnow = time.monotonic()"),
+        ("aggregation/fold/streaming.py", "import time as clock\nnow = clock.time()"),
+        ("aggregation/fold/streaming.py", "from time import monotonic"),
+        ("aggregation/fold/streaming.py", "from datetime import datetime"),
         ("parallel/workers.py", "import time\nnow = time.time()"),
-        ("parallel/task.py", "from atoll.aggregation.fold import fold"),
+        ("parallel/task.py", "from atoll.aggregation.fold.streaming import fold"),
         ("parallel/task.py", "from atoll.aggregation import fold"),
         ("protocol/manifest.py", "from atoll.server.policy import StragglerPolicy"),
         ("protocol/manifest.py", "from atoll import server"),
@@ -219,11 +219,20 @@ def test_the_check_bites(path: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("aggregation/fold.py", "from atoll.aggregation.layout import Piece\nimport numpy\nimport torch.distributed"),
+        (
+            "aggregation/fold/streaming.py",
+            "from atoll.aggregation.tensors.layout import Piece\nimport numpy\nimport torch.distributed",
+        ),
         ("parallel/workers.py", "import time\nnow = time.monotonic()"),
-        ("parallel/task.py", "from atoll.aggregation import tensorfile\nfrom atoll.aggregation.layout import Tensor"),
+        (
+            "parallel/task.py",
+            "from atoll.aggregation import tensorfile\nfrom atoll.aggregation.tensors.layout import Tensor",
+        ),
         ("protocol/channel.py", "import grpc\nfrom atoll.protocol.settings import ConfigError"),
-        ("server/service.py", "import asyncio\nfrom atoll.aggregation.fold import fold\nfrom atoll import __version__"),
+        (
+            "server/service.py",
+            "import asyncio\nfrom atoll.aggregation.fold.streaming import fold\nfrom atoll import __version__",
+        ),
         ("client/agent.py", "from atoll.parallel.task import Task\nfrom atoll.protocol import atoll_pb2"),
         ("simulations/run.py", "from atoll.server.rounds import Round\nfrom atoll.client.session import Session"),
         ("server/policy.py", "from pydantic import BaseModel\nfrom collections.abc import Mapping"),

@@ -1,1 +1,4 @@
-"""The codecs of updates: names, kernels, quantization, sparsification, error feedback. Imports: `tensors`."""
+"""The codecs of updates: names, kernels, quantization, sparsification, error feedback.
+
+Imports: `tensors`.
+"""

@@ -35,9 +35,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from atoll.aggregation.chunks import chunk_bounds
-from atoll.aggregation.codec import Codec, Values
-from atoll.aggregation.layout import FLOATS, Tensor
+from atoll.aggregation.codecs.chunks import chunk_bounds
+from atoll.aggregation.codecs.codec import Codec, Values
+from atoll.aggregation.tensors.layout import FLOATS, Tensor
 
 ReadTensor = Callable[[Tensor, int, int], Values]
 """(tensor, start, stop) -> float32 elements [start, stop) in flat C order: `UpdateReader.read`."""

@@ -13,9 +13,9 @@ Their contract: `codec`. `topk` and `sign` are biased: they need error feedback 
 import re
 from functools import lru_cache
 
-from atoll.aggregation.codec import Codec
-from atoll.aggregation.quantization import BFloat16, Float16, Qsgd, Sign
-from atoll.aggregation.sparsification import MILLION, TopK
+from atoll.aggregation.codecs.codec import Codec
+from atoll.aggregation.codecs.quantization import BFloat16, Float16, Qsgd, Sign
+from atoll.aggregation.codecs.sparsification import MILLION, TopK
 
 FAMILIES = ("bf16", "fp16", "qsgd8", "topk", "sign")
 """What a run's TOML calls them, and what an agent says that it speaks."""

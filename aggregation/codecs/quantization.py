@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.codec import (
+from atoll.aggregation.codecs.codec import (
     FLOAT32_MAX,
     Values,
     check_finite,
@@ -17,8 +17,8 @@ from atoll.aggregation.codec import (
     is_chunk,
     room_for,
 )
-from atoll.aggregation.codec_loops import loops_for
-from atoll.aggregation.tensorfile import to_float32
+from atoll.aggregation.codecs.kernels import loops_for
+from atoll.aggregation.tensors.safetensors_file import to_float32
 
 BUCKET_ELEMENTS = 512  # the loops know it, too
 """Elements that share a norm in `Qsgd`: as in the paper's experiments."""

@@ -1,1 +1,4 @@
-"""The exact weighted sum of updates and the step to the next version, streaming or across ranks. Imports: everything below."""
+"""The exact weighted sum of updates and the step to the next version, streaming or across ranks.
+
+Imports: everything below.
+"""

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.ahead import computed_ahead
+from atoll.aggregation.ordered_map import computed_ahead
 
 Tile = TypeVar("Tile")
 

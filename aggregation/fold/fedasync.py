@@ -10,9 +10,9 @@ Source: Xie et al., "Asynchronous Federated Optimization", arXiv:1903.03934, Alg
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.blocks import UpdateReader
-from atoll.aggregation.layout import Tensor
-from atoll.aggregation.tiles import Mean
+from atoll.aggregation.fold.tiles import Mean
+from atoll.aggregation.tensors.layout import Tensor
+from atoll.aggregation.updates.reader import UpdateReader
 
 
 def drawn(mean_of: Mean, tensor: Tensor, masters: UpdateReader, older: UpdateReader, share: float) -> Mean:

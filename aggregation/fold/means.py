@@ -11,14 +11,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.blocks import StoredUpdate, UpdateReader
-from atoll.aggregation.device import Device, Summand
-from atoll.aggregation.exchange import Bytes
-from atoll.aggregation.grid import grid_exponent, grid_scale, mean_from_grid
-from atoll.aggregation.integers import from_words, rounded_mean, sum_dtype, to_words, weighted_sum
-from atoll.aggregation.kernel import add_within_for
-from atoll.aggregation.layout import FLOATS, Layout, Tensor
-from atoll.aggregation.step import Step
+from atoll.aggregation.fold.device import Device, Summand
+from atoll.aggregation.fold.exchange import Bytes
+from atoll.aggregation.fold.grid import grid_exponent, grid_scale, mean_from_grid
+from atoll.aggregation.fold.integers import from_words, rounded_mean, sum_dtype, to_words, weighted_sum
+from atoll.aggregation.fold.kernel import add_within_for
+from atoll.aggregation.fold.step import Step
+from atoll.aggregation.tensors.layout import FLOATS, Layout, Tensor
+from atoll.aggregation.updates.reader import StoredUpdate, UpdateReader
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,20 +21,20 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from atoll.aggregation.ahead import computed_ahead
-from atoll.aggregation.anchor import drawn
-from atoll.aggregation.blocks import UpdateReader, stored_shard
-from atoll.aggregation.cuts import cut_layout, first_element, piece_bytes_of
-from atoll.aggregation.device import Device
-from atoll.aggregation.exchange import NOTHING, Bytes, Exchange, swapped
-from atoll.aggregation.fold import Folded, check_updates, opened, written
-from atoll.aggregation.gathered import Gathered, mixing_of_ranks
-from atoll.aggregation.layout import FLOATS, Layout, Piece, Tensor
-from atoll.aggregation.means import ExactMean, IntegerMean, Term, Total, Weighted
-from atoll.aggregation.segments import owned_pieces
-from atoll.aggregation.step import AGGREGATE, Slot, Step
-from atoll.aggregation.tensorfile import TensorFileWriter, read_metadata
-from atoll.aggregation.tiles import Mean, Parts, float_rule, integer_rule, staying_rule
+from atoll.aggregation.fold.device import Device
+from atoll.aggregation.fold.exchange import NOTHING, Bytes, Exchange, swapped
+from atoll.aggregation.fold.fedasync import drawn
+from atoll.aggregation.fold.means import ExactMean, IntegerMean, Term, Total, Weighted
+from atoll.aggregation.fold.sharded_rules import Gathered, mixing_of_ranks
+from atoll.aggregation.fold.step import AGGREGATE, Slot, Step
+from atoll.aggregation.fold.streaming import Folded, check_updates, opened, written
+from atoll.aggregation.fold.tiles import Mean, Parts, float_rule, integer_rule, staying_rule
+from atoll.aggregation.ordered_map import computed_ahead
+from atoll.aggregation.tensors.layout import FLOATS, Layout, Piece, Tensor
+from atoll.aggregation.tensors.ownership import owned_pieces
+from atoll.aggregation.tensors.pieces import cut_layout, first_element, piece_bytes_of
+from atoll.aggregation.tensors.safetensors_file import TensorFileWriter, read_metadata
+from atoll.aggregation.updates.reader import UpdateReader, stored_shard
 
 TILE_ELEMENTS = 1 << 18
 """Elements of every rank's part that are exchanged at once: 2 MiB to each."""

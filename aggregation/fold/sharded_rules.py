@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.ahead import computed_ahead
-from atoll.aggregation.combine import checked_mixing, combine
-from atoll.aggregation.exchange import Bytes, Exchange, from_all, swapped
-from atoll.aggregation.gram import Tile, float_tiles, products
-from atoll.aggregation.layout import FLOATS, Layout, Tensor
-from atoll.aggregation.means import Term
-from atoll.aggregation.rules import GeometricRule, Rule, check_count, takes_centre
-from atoll.aggregation.segments import owned_segments, segments_of
-from atoll.aggregation.sources import Scaled, Source
+from atoll.aggregation.fold.exchange import Bytes, Exchange, from_all, swapped
+from atoll.aggregation.fold.means import Term
+from atoll.aggregation.ordered_map import computed_ahead
+from atoll.aggregation.rules.combine import checked_mixing, combine
+from atoll.aggregation.rules.gram import Tile, float_tiles, products
+from atoll.aggregation.rules.rule import GeometricRule, Rule, check_count, takes_centre
+from atoll.aggregation.tensors.layout import FLOATS, Layout, Tensor
+from atoll.aggregation.tensors.ownership import owned_segments, segments_of
+from atoll.aggregation.updates.sources import Scaled, Source
 
 Places = tuple[Sequence[Sequence[int]], Mapping[str, frozenset[int]]]
 """Of each rank's updates in the order of all client ids; and of those that leave a tensor out (`sharded.Cohort`)."""

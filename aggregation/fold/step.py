@@ -13,11 +13,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.blocks import UpdateReader, stored_shard
-from atoll.aggregation.layout import CONTROL, FLOATS, Layout, Piece, Tensor
 from atoll.aggregation.optimizers import FedAvg, Optimizer
-from atoll.aggregation.rules import Rule, takes_centre
-from atoll.aggregation.tensorfile import TensorFileWriter
+from atoll.aggregation.rules.rule import Rule, takes_centre
+from atoll.aggregation.tensors.layout import CONTROL, FLOATS, Layout, Piece, Tensor
+from atoll.aggregation.tensors.safetensors_file import TensorFileWriter
+from atoll.aggregation.updates.reader import UpdateReader, stored_shard
 
 AGGREGATE = "aggregate"
 """The slot of the last aggregate."""

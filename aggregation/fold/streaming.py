@@ -31,18 +31,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from atoll.aggregation.ahead import computed_ahead
-from atoll.aggregation.anchor import drawn
-from atoll.aggregation.blocks import UpdateReader, stored_model
-from atoll.aggregation.combine import Rooms, combine, mixing_for
-from atoll.aggregation.cuts import cut_layout, piece_bytes_of
-from atoll.aggregation.device import Device
-from atoll.aggregation.layout import FLOATS, Layout, Piece, Tensor, in_order
-from atoll.aggregation.means import ExactMean, IntegerMean, Term, Total, Weighted, totals_of
-from atoll.aggregation.sources import Scaled, Source
-from atoll.aggregation.step import AGGREGATE, Anchor, Slot, Step
-from atoll.aggregation.tensorfile import TensorFileWriter, parse_header, read_metadata
-from atoll.aggregation.tiles import Mean, Parts, float_rule, integer_rule, staying_rule
+from atoll.aggregation.fold.device import Device
+from atoll.aggregation.fold.fedasync import drawn
+from atoll.aggregation.fold.means import ExactMean, IntegerMean, Term, Total, Weighted, totals_of
+from atoll.aggregation.fold.step import AGGREGATE, Anchor, Slot, Step
+from atoll.aggregation.fold.tiles import Mean, Parts, float_rule, integer_rule, staying_rule
+from atoll.aggregation.ordered_map import computed_ahead
+from atoll.aggregation.rules.combine import Rooms, combine, mixing_for
+from atoll.aggregation.tensors.layout import FLOATS, Layout, Piece, Tensor, in_order
+from atoll.aggregation.tensors.pieces import cut_layout, piece_bytes_of
+from atoll.aggregation.tensors.safetensors_file import TensorFileWriter, parse_header, read_metadata
+from atoll.aggregation.updates.reader import UpdateReader, stored_model
+from atoll.aggregation.updates.sources import Scaled, Source
 
 TILE_ELEMENTS = 1 << 19
 """Elements that one thread folds at once, 10 MiB with sum and base. Each update gives 2 MiB of it in one read: of what

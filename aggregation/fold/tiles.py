@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.blocks import UpdateReader
-from atoll.aggregation.integers import apply_mean
-from atoll.aggregation.layout import Tensor
+from atoll.aggregation.fold.integers import apply_mean
+from atoll.aggregation.fold.step import AGGREGATE, Slot
 from atoll.aggregation.optimizers import Optimizer
-from atoll.aggregation.step import AGGREGATE, Slot
-from atoll.aggregation.tensorfile import NUMPY_DTYPES
+from atoll.aggregation.tensors.layout import Tensor
+from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES
+from atoll.aggregation.updates.reader import UpdateReader
 
 Parts = tuple[NDArray[Any], ...]
 """New values of some elements of one tensor, and of its slots."""

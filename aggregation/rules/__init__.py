@@ -1,1 +1,4 @@
-"""The robust aggregation rules, which look at every update of a round. Imports: `tensors`, `updates`."""
+"""The robust aggregation rules, which look at every update of a round.
+
+Imports: `tensors`, `updates`.
+"""

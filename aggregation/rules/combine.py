@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.gram import gram_matrix
-from atoll.aggregation.layout import Layout, Tensor
-from atoll.aggregation.rules import GeometricRule, Rule, asked, check_count, takes_centre
-from atoll.aggregation.sources import Source
+from atoll.aggregation.rules.gram import gram_matrix
+from atoll.aggregation.rules.rule import GeometricRule, Rule, asked, check_count, takes_centre
+from atoll.aggregation.tensors.layout import Layout, Tensor
+from atoll.aggregation.updates.sources import Source
 
 TILE_VALUES = 1 << 23
 """Values that are read at once, of all sources: 32 MiB for each thread. See `fold.TILE_ELEMENTS`."""

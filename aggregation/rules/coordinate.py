@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.middle import middle_mean
-from atoll.aggregation.rules import num_malicious
+from atoll.aggregation.rules.order_statistics import middle_mean
+from atoll.aggregation.rules.rule import num_malicious
 
 
 @dataclass(frozen=True, slots=True)

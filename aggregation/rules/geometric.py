@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.rules import GeometricRule, Rule, check_count, num_malicious, takes_centre
+from atoll.aggregation.rules.rule import GeometricRule, Rule, check_count, num_malicious, takes_centre
 
 Array = NDArray[np.float64]
 

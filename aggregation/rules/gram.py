@@ -14,11 +14,11 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.ahead import computed_ahead
-from atoll.aggregation.cuts import first_element
-from atoll.aggregation.layout import FLOATS, Layout, Piece, Tensor
-from atoll.aggregation.segments import segments_of
-from atoll.aggregation.sources import Source
+from atoll.aggregation.ordered_map import computed_ahead
+from atoll.aggregation.tensors.layout import FLOATS, Layout, Piece, Tensor
+from atoll.aggregation.tensors.ownership import segments_of
+from atoll.aggregation.tensors.pieces import first_element
+from atoll.aggregation.updates.sources import Source
 
 TILE_VALUES = 1 << 20
 """Values of all updates in one tile: 8 MiB for each thread."""

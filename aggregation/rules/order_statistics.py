@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.compiler import has_compiler
+from atoll.aggregation.numba_support import has_compiler
 
 TILE_VALUES = 1 << 16
 """Values that are put in order at once: 256 KiB stay in a core's own cache."""

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.compiler import Meter
+from atoll.aggregation.numba_support import Meter
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -158,7 +158,7 @@ def _by_threads(work: Callable[[int, int], None], count: int, together: int, val
 
 def compiled() -> Loops:
     """The loops; compiled at their first use on a machine, and read from a file afterwards."""
-    from atoll.aggregation.stacked_compiled import add_up, largest
+    from atoll.aggregation.stacked.kernels import add_up, largest
 
     return Loops(largest, add_up)
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.grid import grid_exponent, mean_from_grid
-from atoll.aggregation.layout import Layout, Tensor
-from atoll.aggregation.stacked_loops import Doubles, Passes, Values, passes_over
-from atoll.aggregation.step import Step
-from atoll.aggregation.tiles import rounded_to_float32
+from atoll.aggregation.fold.grid import grid_exponent, mean_from_grid
+from atoll.aggregation.fold.step import Step
+from atoll.aggregation.fold.tiles import rounded_to_float32
+from atoll.aggregation.stacked.passes import Doubles, Passes, Values, passes_over
+from atoll.aggregation.tensors.layout import Layout, Tensor
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from atoll.aggregation.layout import ITEM_BYTES, Layout, Piece
+from atoll.aggregation.tensors.layout import ITEM_BYTES, Layout, Piece
 
 
 class BoxReader:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from atoll.aggregation.layout import FLOATS, Layout, Piece, Tensor
+from atoll.aggregation.tensors.layout import FLOATS, Layout, Piece, Tensor
 
 BOXES_MAX = 1024
 """Most boxes of one tensor: as many ranks as a client may shard a tensor over."""

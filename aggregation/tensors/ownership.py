@@ -6,8 +6,8 @@ neither on the number of ranks nor on who adds.
 
 from collections.abc import Iterable, Sequence
 
-from atoll.aggregation.cuts import cut_layout, piece_bytes_of
-from atoll.aggregation.layout import Layout, Piece
+from atoll.aggregation.tensors.layout import Layout, Piece
+from atoll.aggregation.tensors.pieces import cut_layout, piece_bytes_of
 
 SEGMENTS = 64
 """As many as there may be ranks."""

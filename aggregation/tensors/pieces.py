@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 
-from atoll.aggregation.layout import ITEM_BYTES, Layout, Piece, Tensor, in_order
+from atoll.aggregation.tensors.layout import ITEM_BYTES, Layout, Piece, Tensor, in_order
 
 PIECE_BYTES_MIN = 1 << 22
 """Smaller tensors are one piece."""

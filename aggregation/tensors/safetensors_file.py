@@ -20,10 +20,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.cuts import cut, cut_layout
 from atoll.aggregation.folders import sync_folder
-from atoll.aggregation.layout import ITEM_BYTES, Layout, Piece, Tensor, in_order
-from atoll.aggregation.tensorheader import HEADER_BYTES_MAX, decode_header, header_bytes
+from atoll.aggregation.tensors.layout import ITEM_BYTES, Layout, Piece, Tensor, in_order
+from atoll.aggregation.tensors.pieces import cut, cut_layout
+from atoll.aggregation.tensors.safetensors_header import HEADER_BYTES_MAX, decode_header, header_bytes
 
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from atoll.aggregation.layout import ITEM_BYTES, Layout, Tensor
+from atoll.aggregation.tensors.layout import ITEM_BYTES, Layout, Tensor
 
 HEADER_BYTES_MAX = 1 << 22
 """Largest header that is read or written [bytes]: 1 KiB for each of 4,096 tensors."""

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.chunks import chunk_bounds
-from atoll.aggregation.codecs import parse_codec
-from atoll.aggregation.layout import FLOATS, ITEM_BYTES, Piece
-from atoll.aggregation.tally import Tally
-from atoll.aggregation.tensorfile import NUMPY_DTYPES, read_into
+from atoll.aggregation.codecs.chunks import chunk_bounds
+from atoll.aggregation.codecs.names import parse_codec
+from atoll.aggregation.tensors.layout import FLOATS, ITEM_BYTES, Piece
+from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, read_into
+from atoll.aggregation.updates.tensor_stats import Tally
 
 TILE_ELEMENTS = 1 << 16
 """Looked at together. Squares are summed within tiles of a piece, then tile after tile; an encoded chunk is a tile."""

@@ -15,10 +15,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.chunks import decode_range
-from atoll.aggregation.codecs import parse_codec
-from atoll.aggregation.layout import FLOATS, ITEM_BYTES, Piece, Tensor
-from atoll.aggregation.tensorfile import NUMPY_DTYPES, parse_header, read_into, to_float32
+from atoll.aggregation.codecs.chunks import decode_range
+from atoll.aggregation.codecs.names import parse_codec
+from atoll.aggregation.tensors.layout import FLOATS, ITEM_BYTES, Piece, Tensor
+from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, parse_header, read_into, to_float32
 
 SHORT_RUN = 64
 """Runs of fewer elements are scattered by an index array, longer ones slice by slice."""

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.codecs import parse_codec
-from atoll.aggregation.compiler import Meter
-from atoll.aggregation.layout import FLOATS
-from atoll.aggregation.tensorfile import to_float32
+from atoll.aggregation.codecs.names import parse_codec
+from atoll.aggregation.numba_support import Meter
+from atoll.aggregation.tensors.layout import FLOATS
+from atoll.aggregation.tensors.safetensors_file import to_float32
 
 LANES = 512
 """Value i is in lane i mod LANES: so many that a processor adds as many at once as it can."""

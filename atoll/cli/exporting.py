@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from atoll.aggregation.layout import CONTROL
-from atoll.aggregation.tensorfile import TensorFileWriter, parse_header, read_metadata
-from atoll.aggregation.tensorheader import header_bytes
+from atoll.aggregation.tensors.layout import CONTROL
+from atoll.aggregation.tensors.safetensors_file import TensorFileWriter, parse_header, read_metadata
+from atoll.aggregation.tensors.safetensors_header import header_bytes
 from atoll.cli import admin
 from atoll.cli.faults import CommandError
 from atoll.cli.looking import look

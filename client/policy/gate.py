@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from atoll.aggregation.chunks import encoded_bytes
-from atoll.aggregation.codecs import parse_codec
+from atoll.aggregation.codecs.chunks import encoded_bytes
+from atoll.aggregation.codecs.names import parse_codec
 from atoll.client.events import EvaluationRequest, Request
 from atoll.client.policy.content import content_of
 from atoll.client.policy.decide import (

@@ -18,8 +18,8 @@ from safetensors import safe_open
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from atoll.aggregation.layout import Layout, Piece, Tensor, in_order
-from atoll.aggregation.tensorfile import BUFFERS, TensorFileCorrupted, TensorFileWriter, parse_header
+from atoll.aggregation.tensors.layout import Layout, Piece, Tensor, in_order
+from atoll.aggregation.tensors.safetensors_file import BUFFERS, TensorFileCorrupted, TensorFileWriter, parse_header
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch, listed
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.checkpoint.reading import Entry, Saved

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.aggregation.layout import CONTROL
+from atoll.aggregation.tensors.layout import CONTROL
 from atoll.parallel.arrays import Arrays
 from atoll.parallel.errors import NotFinite
 from atoll.parallel.metrics import Statistics

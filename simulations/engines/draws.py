@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.aggregation.compiler import Meter
+from atoll.aggregation.numba_support import Meter
 from atoll.simulations.engines.loop import orders
 
 Array = np.ndarray[Any, np.dtype[np.int64]]

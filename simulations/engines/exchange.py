@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.aggregation.layout import CONTROL, Layout, in_order
+from atoll.aggregation.tensors.layout import CONTROL, Layout, in_order
 from atoll.parallel.arrays import Arrays, check_finite, check_like
 from atoll.parallel.errors import TaskMismatch
 from atoll.parallel.parameters import initial_parameters, integer_difference, state_of, trained_by_name

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.aggregation.layout import CONTROL, Layout, Tensor, in_order
+from atoll.aggregation.tensors.layout import CONTROL, Layout, Tensor, in_order
 from atoll.parallel.arrays import ALLOWED, Arrays
 from atoll.parallel.local_layers import names_that_stay
 from atoll.parallel.parameters import state_of, trained_by_name

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation import tensorfile
+from atoll.aggregation.tensors import safetensors_file
 from atoll.simulations.attacks.backdoor import success
 from atoll.simulations.attacks.config import AttackConfig
 from atoll.simulations.experiments.digits import task
@@ -94,7 +94,7 @@ def backdoor(one: Cell, folder: Path) -> float | None:
     if options.get("kind") != "backdoor":
         return None
     newest = max((folder / "models" / "versions").glob("*.safetensors"))
-    return success(task, AttackConfig.model_validate(options), dict(tensorfile.read(newest)))
+    return success(task, AttackConfig.model_validate(options), dict(safetensors_file.read(newest)))
 
 
 def entry(one: Cell, out: Path) -> str:

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from atoll.aggregation import tensorfile
-from atoll.aggregation.cuts import layout_of_pieces
-from atoll.aggregation.layout import Layout
-from atoll.aggregation.stacked import Rows, can_stack, fold_rows
-from atoll.aggregation.step import Step
+from atoll.aggregation.fold.step import Step
+from atoll.aggregation.stacked.rows import Rows, can_stack, fold_rows
+from atoll.aggregation.tensors import safetensors_file
+from atoll.aggregation.tensors.layout import Layout
+from atoll.aggregation.tensors.pieces import layout_of_pieces
 from atoll.parallel.arrays import Arrays
 from atoll.parallel.bench import Bench
 from atoll.parallel.model_files import write_initial
@@ -87,7 +87,7 @@ class Models(Versions):
             try:
                 manifest = self.version(version).manifest
                 if (
-                    tensorfile.pieces_of(manifest.layout, tensorfile.read(path), manifest.piece_bytes)
+                    safetensors_file.pieces_of(manifest.layout, safetensors_file.read(path), manifest.piece_bytes)
                     != manifest.pieces
                 ):
                     raise StoreCorrupted("its bytes are not those of its manifest")
@@ -101,7 +101,7 @@ class Models(Versions):
     @cached_property
     def buffers(self) -> frozenset[str]:
         """Float tensors that no optimizer trains."""
-        return tensorfile.read_buffers(self.store.version_path(Version(0)))
+        return safetensors_file.read_buffers(self.store.version_path(Version(0)))
 
     @cached_property
     def row_layout(self) -> Layout | None:
@@ -129,7 +129,7 @@ class Models(Versions):
             version = self.by_digest(digest)
             assert version is not None
             unwritten = self._unwritten.get(version.version)
-            self._hold(digest, tensorfile.read(version.path) if unwritten is None else unwritten.arrays)
+            self._hold(digest, safetensors_file.read(version.path) if unwritten is None else unwritten.arrays)
         return self._arrays[digest]
 
     def _hold(self, digest: Digest, arrays: Arrays) -> None:
@@ -179,7 +179,7 @@ class Models(Versions):
             np.stack(looked_at) if len(looked_at) == len(found) else None,
         )
         new = fold_rows(self.arrays(base.digest), layout, rows, step, slots)
-        pieces = tensorfile.pieces_of(layout, new, base.manifest.piece_bytes)
+        pieces = safetensors_file.pieces_of(layout, new, base.manifest.piece_bytes)
         manifest = VersionManifest.of(pieces, model_dtypes=base.manifest.model_dtypes)
         encoded, path = manifest.encode(), self.store.version_path(version)
         described = VersionFile(version, digest_of(encoded), path, manifest, encoded, 0, range(0), b"")
@@ -194,7 +194,7 @@ class Models(Versions):
             self._slots[version] = {
                 f"{slot}/{name}": array.reshape(-1)
                 for slot in self.method.slots
-                for name, array in tensorfile.read(self.store.version_path(version, slot)).items()
+                for name, array in safetensors_file.read(self.store.version_path(version, slot)).items()
             }
         return self._slots.get(version, {})
 
@@ -211,8 +211,8 @@ class Models(Versions):
         """As `server.reduce.fold_version` has it."""
         described, arrays, slots = self._unwritten[version]
         manifest = described.manifest
-        note = tensorfile.read_metadata(self.store.version_path(Version(0))) if self.buffers else None
-        tensorfile.write(described.path, arrays, metadata=note, piece_bytes=manifest.piece_bytes, durable=False)
+        note = safetensors_file.read_metadata(self.store.version_path(Version(0))) if self.buffers else None
+        safetensors_file.write(described.path, arrays, metadata=note, piece_bytes=manifest.piece_bytes, durable=False)
         for slot in self.method.slots:
             of_slot = {
                 tensor.name: slots[key].reshape(tensor.shape)
@@ -220,7 +220,7 @@ class Models(Versions):
                 if (key := f"{slot}/{tensor.name}") in slots
             }
             path = self.store.version_path(version, slot)
-            pieces = tensorfile.write(path, of_slot, piece_bytes=manifest.piece_bytes, durable=False)
+            pieces = safetensors_file.write(path, of_slot, piece_bytes=manifest.piece_bytes, durable=False)
             of_pieces = VersionManifest(layout_of_pieces(pieces), pieces, manifest.piece_bytes)
             self.store.write_manifest(version, of_pieces.encode(), slot)
         self.store.write_manifest(version, described.manifest_bytes)

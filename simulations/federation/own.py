@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from atoll.aggregation import tensorfile
+from atoll.aggregation.tensors import safetensors_file
 from atoll.client.personal import KEEP
 from atoll.parallel.arrays import Arrays
 from atoll.protocol.vocabulary import ClientId, RoundId
@@ -70,11 +70,11 @@ class OwnStates:
     def find(self, client: ClientId, counted_round: RoundId) -> Arrays | None:
         """What the training has left that counted last; None: none has."""
         is_here = counted_round in self._rounds.get((self._numbers[client], "own"), ())
-        return tensorfile.read(self._path(client, "own", counted_round)) if is_here else None
+        return safetensors_file.read(self._path(client, "own", counted_round)) if is_here else None
 
     def keep(self, client: ClientId, round_id: RoundId, counted_round: RoundId, own: Arrays) -> None:
         """What a training has left; what came before the round that counted can count no more."""
-        tensorfile.write(self._path(client, "own", round_id), own, durable=False)
+        safetensors_file.write(self._path(client, "own", round_id), own, durable=False)
         rounds = {*self._rounds.get((self._numbers[client], "own"), ()), round_id}
         waiting = sorted(number for number in rounds if number > counted_round)[-KEEP:]
         self._keep_only(client, "own", rounds, {counted_round, *waiting})

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.blocks import StoredUpdate, UpdateReader
-from atoll.aggregation.cuts import layout_of_pieces
-from atoll.aggregation.inspection import inspect
-from atoll.aggregation.layout import Layout, Piece
-from atoll.aggregation.means import Weighted
-from atoll.aggregation.tensorfile import NUMPY_DTYPES, parse_header
+from atoll.aggregation.fold.means import Weighted
+from atoll.aggregation.tensors.layout import Layout, Piece
+from atoll.aggregation.tensors.pieces import layout_of_pieces
+from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, parse_header
+from atoll.aggregation.updates.inspection import inspect
+from atoll.aggregation.updates.reader import StoredUpdate, UpdateReader
 from atoll.parallel.arrays import Arrays, layout_of
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId
 from atoll.server.errors import StoreCorrupted

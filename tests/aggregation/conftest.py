@@ -2,12 +2,14 @@
 
 import pytest
 
-from atoll.aggregation import codec_loops, stacked_loops, tally
-from atoll.aggregation.compiler import COMPILED_FROM
+from atoll.aggregation.codecs import kernels
+from atoll.aggregation.numba_support import COMPILED_FROM
+from atoll.aggregation.stacked import passes
+from atoll.aggregation.updates import tensor_stats
 
 
 @pytest.fixture
 def compiled() -> None:
     """The loops are loaded, once in a process: a test that measures memory does not mean the compiler's."""
-    for loops_for in (codec_loops.loops_for, stacked_loops.loops_for, tally.loop_for):
+    for loops_for in (kernels.loops_for, passes.loops_for, tensor_stats.loop_for):
         loops_for(COMPILED_FROM)

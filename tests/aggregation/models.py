@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation import tensorfile
-from atoll.aggregation.blocks import StoredUpdate
-from atoll.aggregation.fold import Weighted, fold
-from atoll.aggregation.layout import Piece, pieces_in_order
+from atoll.aggregation.fold.streaming import Weighted, fold
+from atoll.aggregation.tensors import safetensors_file
+from atoll.aggregation.tensors.layout import Piece, pieces_in_order
+from atoll.aggregation.updates.reader import StoredUpdate
 
 Arrays = Mapping[str, NDArray[Any]]
 Cut = tuple[tuple[int, ...], tuple[int, ...]]
@@ -64,10 +64,10 @@ def widened(array: NDArray[Any]) -> NDArray[Any]:
 
 def fold_in(folder: Path, base: Arrays, updates: list[tuple[Arrays, int]], **options: Any) -> dict[str, NDArray[Any]]:
     """Store, fold and read back."""
-    tensorfile.write(folder / "base", base)
+    safetensors_file.write(folder / "base", base)
     weighted = [Weighted(store(folder / f"u{k}", arrays), weight) for k, (arrays, weight) in enumerate(updates)]
     fold(folder / "base", weighted, folder / "out", **options)
-    return tensorfile.read(folder / "out")
+    return safetensors_file.read(folder / "out")
 
 
 def float64_twin(base: Arrays, updates: list[tuple[Arrays, int]], name: str) -> NDArray[np.float64]:

@@ -6,16 +6,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from atoll.aggregation import tensorfile
-from atoll.aggregation.blocks import UpdateReader, stored_model
-from atoll.aggregation.cuts import cut_layout, first_element, piece_bytes_of
-from atoll.aggregation.exchange import Bytes, ExchangeBroken
-from atoll.aggregation.fold import Folded
-from atoll.aggregation.layout import Layout, Piece
-from atoll.aggregation.means import Weighted, totals_of
-from atoll.aggregation.segments import owned_pieces
-from atoll.aggregation.sharded import Cohort, fold_shard
-from atoll.aggregation.step import Step
+from atoll.aggregation.fold.exchange import Bytes, ExchangeBroken
+from atoll.aggregation.fold.means import Weighted, totals_of
+from atoll.aggregation.fold.sharded import Cohort, fold_shard
+from atoll.aggregation.fold.step import Step
+from atoll.aggregation.fold.streaming import Folded
+from atoll.aggregation.tensors import safetensors_file
+from atoll.aggregation.tensors.layout import Layout, Piece
+from atoll.aggregation.tensors.ownership import owned_pieces
+from atoll.aggregation.tensors.pieces import cut_layout, first_element, piece_bytes_of
+from atoll.aggregation.updates.reader import UpdateReader, stored_model
 
 
 class Threads:
@@ -75,8 +75,8 @@ def write_shards(source: Path, layout: Layout, size: int, name: Callable[[int], 
                 if reader.carries(p.tensor)
             ]
             tensors = {tensor.name: tensor for tensor in layout}
-            with tensorfile.TensorFileWriter(
-                name(rank), layout, metadata=tensorfile.read_metadata(source), pieces=pieces
+            with safetensors_file.TensorFileWriter(
+                name(rank), layout, metadata=safetensors_file.read_metadata(source), pieces=pieces
             ) as writer:
                 for piece in pieces:
                     writer.append(_values(reader, piece, tensors[piece.tensor]))
@@ -86,7 +86,7 @@ def write_shards(source: Path, layout: Layout, size: int, name: Callable[[int], 
 def _values(reader: UpdateReader, piece: Piece, tensor: Any) -> Any:
     begin = first_element(piece, tensor)
     block = reader.read(tensor, begin, begin + piece.num_elements)
-    return block.astype(tensorfile.NUMPY_DTYPES[piece.dtype])
+    return block.astype(safetensors_file.NUMPY_DTYPES[piece.dtype])
 
 
 def cohort_of(

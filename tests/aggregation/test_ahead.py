@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from atoll.aggregation.ahead import computed_ahead
+from atoll.aggregation.ordered_map import computed_ahead
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

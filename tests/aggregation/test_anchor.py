@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from atoll.aggregation import tensorfile
-from atoll.aggregation.fold import Weighted, fold
+from atoll.aggregation.fold.step import Anchor, Step
+from atoll.aggregation.fold.streaming import Weighted, fold
 from atoll.aggregation.optimizers import FedAvg
-from atoll.aggregation.step import Anchor, Step
+from atoll.aggregation.tensors import safetensors_file
 from tests.aggregation.models import store
 from tests.aggregation.test_step import TRAINED, model
 
@@ -18,8 +18,8 @@ def files(tmp_path):
     """The base, the older version, the update; as paths and as arrays."""
     arrays = [model(np.random.default_rng(seed)) for seed in (1, 2, 3)]
     base, older = tmp_path / "base", tmp_path / "older"
-    tensorfile.write(base, arrays[0])
-    tensorfile.write(older, arrays[1])
+    safetensors_file.write(base, arrays[0])
+    safetensors_file.write(older, arrays[1])
     return (base, older, store(tmp_path / "update", arrays[2])), arrays
 
 
@@ -27,7 +27,7 @@ def mixed(files, out, share=SHARE, **options):
     base, older, update = files
     step = Step(FedAvg(), TRAINED, anchor=Anchor(older, share))
     fold(base, [Weighted(update, 1, share)], out, step=step, **options)
-    return tensorfile.read(out)
+    return safetensors_file.read(out)
 
 
 def test_the_model_is_mixed_with_the_client_s(tmp_path, files):
@@ -60,7 +60,7 @@ def test_a_tensor_that_the_update_leaves_out_stays(tmp_path, files):
 
 def test_an_anchor_of_another_layout_is_refused(tmp_path, files):
     (base, older, update), (arrays, *_) = files
-    tensorfile.write(older, {name: array for name, array in arrays.items() if name != "b"})
+    safetensors_file.write(older, {name: array for name, array in arrays.items() if name != "b"})
     with pytest.raises(ValueError, match="its tensors are not the base's"):
         mixed((base, older, update), tmp_path / "new")
     assert not (tmp_path / "new").exists()

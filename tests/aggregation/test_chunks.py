@@ -8,12 +8,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation import tensorfile
-from atoll.aggregation.blocks import StoredUpdate, UpdateReader
-from atoll.aggregation.chunks import chunk_bounds, decode_range, encode_chunks, encoded_bytes
-from atoll.aggregation.codec import CHUNK_ELEMENTS
-from atoll.aggregation.codecs import parse_codec
-from atoll.aggregation.layout import Tensor
+from atoll.aggregation.codecs.chunks import chunk_bounds, decode_range, encode_chunks, encoded_bytes
+from atoll.aggregation.codecs.codec import CHUNK_ELEMENTS
+from atoll.aggregation.codecs.names import parse_codec
+from atoll.aggregation.tensors import safetensors_file
+from atoll.aggregation.tensors.layout import Tensor
+from atoll.aggregation.updates.reader import StoredUpdate, UpdateReader
 
 NAMES = ["bf16", "fp16", "qsgd8", "sign", "topk:0.01"]
 SIZES = [0, 1, 511, CHUNK_ELEMENTS - 1, CHUNK_ELEMENTS, CHUNK_ELEMENTS + 1, 3 * CHUNK_ELEMENTS + 77]
@@ -127,8 +127,8 @@ def test_value_that_cannot_be_coded_is_named():
 def test_stored_update_streams_to_a_file_and_back_in_bounded_memory(tmp_path):
     n = 64 * CHUNK_ELEMENTS
     values = np.resize(VALUES, n).reshape(64, -1)
-    pieces = tensorfile.write(tmp_path / "u", {"w": values})
-    _, data_start = tensorfile.parse_header(tmp_path / "u")
+    pieces = safetensors_file.write(tmp_path / "u", {"w": values})
+    _, data_start = safetensors_file.parse_header(tmp_path / "u")
     tensor, codec = Tensor("w", "F32", values.shape), parse_codec("qsgd8")
     tracemalloc.start()
     try:

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation import combine as combine_module
-from atoll.aggregation import middle
-from atoll.aggregation.blocks import UpdateReader
-from atoll.aggregation.combine import combine, mixing_for
-from atoll.aggregation.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
-from atoll.aggregation.layout import Tensor
-from atoll.aggregation.robust import Median, TrimmedMean
-from atoll.aggregation.rules import RuleFailed
-from atoll.aggregation.sources import Scaled, Zeros
+from atoll.aggregation.rules import combine as combine_module
+from atoll.aggregation.rules import order_statistics
+from atoll.aggregation.rules.combine import combine, mixing_for
+from atoll.aggregation.rules.coordinate import Median, TrimmedMean
+from atoll.aggregation.rules.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
+from atoll.aggregation.rules.rule import RuleFailed
+from atoll.aggregation.tensors.layout import Tensor
+from atoll.aggregation.updates.reader import UpdateReader
+from atoll.aggregation.updates.sources import Scaled, Zeros
 from tests.aggregation.models import random_cuts, store
 from tests.aggregation.twins import applied
 
@@ -118,7 +118,7 @@ def test_combine_memory_is_a_tile_of_each_update(tmp_path):
     with opened(tmp_path, {f"site-{k}": values for k in range(12)}) as readers, pytest.MonkeyPatch.context() as patch:
         patch.setattr(combine_module, "TILE_VALUES", 1 << 14)
         patch.setattr(combine_module, "MIXED_VALUES", 1 << 14)
-        patch.setattr(middle, "TILE_VALUES", 1 << 14)
+        patch.setattr(order_statistics, "TILE_VALUES", 1 << 14)
         for rule in (Median(), NearestNeighbourMixing(2, Median())):
             mixing = mixing_for(rule, (tensor,), readers)
             tracemalloc.start()

@@ -2,10 +2,10 @@ import threading
 
 import pytest
 
-from atoll.aggregation import compiler
-from atoll.aggregation.compiler import COMPILED_FROM, Meter
+from atoll.aggregation import numba_support
+from atoll.aggregation.numba_support import COMPILED_FROM, Meter
 
-needs_compiler = pytest.mark.skipif(not compiler.has_compiler(), reason="needs numba: make setup installs it")
+needs_compiler = pytest.mark.skipif(not numba_support.has_compiler(), reason="needs numba: make setup installs it")
 
 PART = COMPILED_FROM // 64
 
@@ -36,5 +36,5 @@ def test_while_a_thread_compiles_the_others_go_on_without():
 
 def test_without_a_compiler_nothing_is_loaded(monkeypatch):
     meter = Meter(lambda: pytest.fail("there is none"))
-    monkeypatch.setattr(compiler, "has_compiler", lambda: False)
+    monkeypatch.setattr(numba_support, "has_compiler", lambda: False)
     assert [meter.loops(COMPILED_FROM) for _ in range(3)] == [None] * 3

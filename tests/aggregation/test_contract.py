@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation import tensorfile
-from atoll.aggregation.codecs import FAMILIES, codec_name, parse_codec
-from atoll.aggregation.fold import fold
-from atoll.aggregation.means import Weighted
+from atoll.aggregation.codecs.names import FAMILIES, codec_name, parse_codec
+from atoll.aggregation.fold.means import Weighted
+from atoll.aggregation.fold.step import Step
+from atoll.aggregation.fold.streaming import fold
 from atoll.aggregation.optimizers import OPTIMIZERS
-from atoll.aggregation.step import Step
+from atoll.aggregation.tensors import safetensors_file
 from atoll.server.aggregation_settings import (
     CODEC_OPTIONS,
     OPTIMIZER_OPTIONS,
@@ -87,7 +87,7 @@ def aggregated(folder, name, updates, weights=None, *, base=None, optimizer=None
     """The next model, as one vector; the base is zeros unless given."""
     folder.mkdir(exist_ok=True)
     base = np.zeros(NUM_ELEMENTS, np.float32) if base is None else base
-    tensorfile.write(folder / "base", split(base))
+    safetensors_file.write(folder / "base", split(base))
     weights = [1] * len(updates) if weights is None else weights
     files = [
         Weighted(store(folder / f"u{k}", split(u)), int(w))
@@ -97,7 +97,7 @@ def aggregated(folder, name, updates, weights=None, *, base=None, optimizer=None
     after = {slot: folder / f"out.{slot}" for slot in how.slots}
     step = Step(how.optimizer, frozenset(SHAPES), how.rule, after=after)
     fold(folder / "base", files, folder / "out", step=step, threads=threads)
-    return joined(tensorfile.read(folder / "out"))
+    return joined(safetensors_file.read(folder / "out"))
 
 
 def cohort(seed, num_updates=9):
@@ -195,7 +195,7 @@ def test_values_that_are_no_numbers_are_refused(tmp_path, name, bad):
     data = bytearray(whole[4].update.path.read_bytes())
     data[0:4] = np.float32(bad).tobytes()
     whole[4].update.path.write_bytes(data)
-    tensorfile.write(tmp_path / "base", split(np.zeros(NUM_ELEMENTS, np.float32)))
+    safetensors_file.write(tmp_path / "base", split(np.zeros(NUM_ELEMENTS, np.float32)))
     how = method(name)
     after = {slot: tmp_path / f"out.{slot}" for slot in how.slots}
     with pytest.raises(ValueError, match="beyond its recorded magnitude"):
@@ -232,13 +232,13 @@ def test_a_rule_is_what_flower_makes_of_it(tmp_path, name):
     for number, updates in enumerate(FLOWER["updates"]):
         folder = tmp_path / str(number)
         folder.mkdir()
-        tensorfile.write(folder / "base", {"w": model})
+        safetensors_file.write(folder / "base", {"w": model})
         files = [
             Weighted(store(folder / f"u{k}", {"w": np.array(u, np.float32)}), FLOWER["num_examples"][k])
             for k, u in enumerate(updates)
         ]
         fold(folder / "base", files, folder / "out", step=Step(rule=how))
-        model = tensorfile.read(folder / "out")["w"]
+        model = safetensors_file.read(folder / "out")["w"]
         np.testing.assert_allclose(model, FLOWER["models"][name][number], rtol=1e-5, atol=1e-5)
 
 

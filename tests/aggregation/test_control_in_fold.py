@@ -5,11 +5,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from atoll.aggregation import tensorfile
-from atoll.aggregation.fold import Weighted, fold
+from atoll.aggregation.fold.step import Step
+from atoll.aggregation.fold.streaming import Weighted, fold
+from atoll.aggregation.fold.weights import normalized
 from atoll.aggregation.optimizers import FedAdam, FedAvg
-from atoll.aggregation.step import Step
-from atoll.aggregation.weights import normalized
+from atoll.aggregation.tensors import safetensors_file
 from tests.aggregation.models import store
 
 N = 7
@@ -29,7 +29,7 @@ def given(tmp_path, weights):
     """A base and three updates."""
     rng = np.random.default_rng(1)
     base, updates = arrays(rng), [arrays(rng) for _ in weights]
-    tensorfile.write(tmp_path / "base", base)
+    safetensors_file.write(tmp_path / "base", base)
     return base, updates, [store(tmp_path / f"u{k}", update) for k, update in enumerate(updates)]
 
 
@@ -46,7 +46,7 @@ def test_variates_move_by_the_sum_over_n_whatever_the_weights_and_the_optimizer(
     step = Step(optimizer, TRAINED, num_clients=N, after=after)
     weighted = [Weighted(update, weight) for update, weight in zip(stored, weights, strict=True)]
     fold(tmp_path / "base", weighted, tmp_path / "new", step=step, tile_elements=16)
-    new = tensorfile.read(tmp_path / "new")
+    new = safetensors_file.read(tmp_path / "new")
     total = sum(update["control/w"].astype(np.float64) for update in updates)
     np.testing.assert_array_equal(new["control/w"], (base["control/w"] + total / N).astype(np.float32))
     state = {slot: np.full(50, optimizer.init(slot)) for slot in optimizer.slots}
@@ -54,7 +54,7 @@ def test_variates_move_by_the_sum_over_n_whatever_the_weights_and_the_optimizer(
     np.testing.assert_allclose(new["w"], moved, rtol=1e-6)
     np.testing.assert_allclose(new["running"], base["running"] + mean(updates, "running", weights), rtol=1e-6)
     for slot in optimizer.slots:
-        assert set(tensorfile.read(tmp_path / slot)) == {"w"}
+        assert set(safetensors_file.read(tmp_path / slot)) == {"w"}
     fold(tmp_path / "base", weighted[::-1], tmp_path / "again", step=step)
     assert (tmp_path / "again").read_bytes() == (tmp_path / "new").read_bytes()
 
@@ -63,7 +63,7 @@ def test_without_clients_a_tensor_of_that_name_is_like_any_other(tmp_path):
     base, updates, stored = given(tmp_path, (1, 3))
     fold(tmp_path / "base", [Weighted(u, w) for u, w in zip(stored, (1, 3), strict=True)], tmp_path / "new")
     moved = base["control/w"] + mean(updates, "control/w", (1, 3))
-    np.testing.assert_allclose(tensorfile.read(tmp_path / "new")["control/w"], moved, rtol=1e-6)
+    np.testing.assert_allclose(safetensors_file.read(tmp_path / "new")["control/w"], moved, rtol=1e-6)
 
 
 def test_fednova_normalizes_what_is_trained_alone(tmp_path):
@@ -73,7 +73,7 @@ def test_fednova_normalizes_what_is_trained_alone(tmp_path):
     weighted = [Weighted(u, w, trained_factor=f) for u, w, f in zip(stored, weights, nova.factors, strict=True)]
     step = Step(FedAvg(), TRAINED, scale=nova.scale)
     fold(tmp_path / "base", weighted, tmp_path / "new", step=step, tile_elements=16)
-    new = tensorfile.read(tmp_path / "new")
+    new = safetensors_file.read(tmp_path / "new")
     tau = sum(w * Fraction(a) for w, a in zip(weights, norms, strict=True)) / 10
     shares = [float(tau * w / (10 * Fraction(a))) for w, a in zip(weights, norms, strict=True)]
     moved = base["w"] + sum(s * update["w"].astype(np.float64) for s, update in zip(shares, updates, strict=True))
@@ -94,12 +94,12 @@ def test_fednova_of_equal_steps_is_fedavg_to_the_bit(tmp_path):
 
 
 def test_an_update_that_is_scaled_down_takes_no_bits_from_the_others(tmp_path):
-    tensorfile.write(tmp_path / "base", {"w": np.zeros(3, np.float32)})
+    safetensors_file.write(tmp_path / "base", {"w": np.zeros(3, np.float32)})
     honest = store(tmp_path / "honest", {"w": np.array([1e-3, 2e-3, 3e-3], np.float32)})
     huge = store(tmp_path / "huge", {"w": np.full(3, 1e30, np.float32)})
     weighted = [Weighted(honest, 1), Weighted(huge, 1, factor=1e-33)]
     fold(tmp_path / "base", weighted, tmp_path / "new")
-    np.testing.assert_allclose(tensorfile.read(tmp_path / "new")["w"], [1e-3, 1.5e-3, 2e-3], rtol=1e-6)
+    np.testing.assert_allclose(safetensors_file.read(tmp_path / "new")["w"], [1e-3, 1.5e-3, 2e-3], rtol=1e-6)
 
 
 @pytest.mark.parametrize("factor", [-0.1, 1.1, float("nan")])

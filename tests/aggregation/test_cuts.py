@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.aggregation.cuts import (
+from atoll.aggregation.tensors.layout import ITEM_BYTES, Tensor, pieces_in_order
+from atoll.aggregation.tensors.pieces import (
     PIECE_BYTES_MIN,
     PIECES_WANTED,
     cut,
@@ -16,7 +17,6 @@ from atoll.aggregation.cuts import (
     num_cuts,
     piece_bytes_of,
 )
-from atoll.aggregation.layout import ITEM_BYTES, Tensor, pieces_in_order
 
 shapes = st.lists(st.integers(0, 7), max_size=4).map(tuple)
 tensors = st.builds(Tensor, st.just("w"), st.sampled_from(sorted(ITEM_BYTES)), shapes)

@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation import tensorfile
-from atoll.aggregation.blocks import UpdateReader
-from atoll.aggregation.device import Device, Summand
-from atoll.aggregation.fold import Weighted, fold
-from atoll.aggregation.kernel import add_within_by_numpy
-from atoll.aggregation.layout import Tensor
+from atoll.aggregation.fold.device import Device, Summand
+from atoll.aggregation.fold.kernel import add_within_by_numpy
+from atoll.aggregation.fold.step import Step
+from atoll.aggregation.fold.streaming import Weighted, fold
 from atoll.aggregation.optimizers import FedAdam
-from atoll.aggregation.step import Step
+from atoll.aggregation.tensors import safetensors_file
+from atoll.aggregation.tensors.layout import Tensor
+from atoll.aggregation.updates.reader import UpdateReader
 from tests.aggregation.encoded import store_encoded
 from tests.aggregation.models import DTYPES, fold_in, random_cuts, store, widened
 from tests.aggregation.ranks import fold_on_ranks, write_shards
@@ -86,7 +86,7 @@ def test_every_float32_is_added_and_held_against_its_magnitude_as_by_numpy(
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -1.5])
 def test_a_fold_names_the_update_that_is_beyond_its_magnitude(tmp_path, device, bad):
     array = np.ones(70, np.float32)
-    tensorfile.write(tmp_path / "base", {"w": array})
+    safetensors_file.write(tmp_path / "base", {"w": array})
     updates = [Weighted(store(tmp_path / f"u{k}", {"w": array}), 1) for k in range(3)]
     array[33] = bad
     (tmp_path / "u1").write_bytes(array.tobytes())
@@ -131,7 +131,7 @@ def test_a_fold_on_the_device_moves_an_optimizer_as_one_without(tmp_path, device
 def test_ranks_that_sum_on_a_device_write_the_bits_of_those_without(tmp_path, device):
     rng = np.random.default_rng(4)
     base = {"w": rng.standard_normal((40, 30)).astype(np.float32), "steps": np.array([3, 4])}
-    tensorfile.write(tmp_path / "base", base)
+    safetensors_file.write(tmp_path / "base", base)
     layout = (Tensor("steps", "I64", (2,)), Tensor("w", "F32", (40, 30)))
     updates = [
         Weighted(
@@ -151,7 +151,7 @@ def test_ranks_that_sum_on_a_device_write_the_bits_of_those_without(tmp_path, de
         step=lambda rank: Step(),
         device=device,
     )
-    whole = tensorfile.read(tmp_path / "whole")
+    whole = safetensors_file.read(tmp_path / "whole")
     digests = {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in whole.items()}
     assert {piece.tensor: piece.sha256 for part in folded for piece in part.pieces} == digests
 
@@ -165,7 +165,7 @@ def test_a_device_that_is_not_there_is_named(name):
 @pytest.mark.parametrize("codec", ["bf16", "qsgd8", "topk:0.1"])
 def test_encoded_updates_are_decoded_before_they_cross(tmp_path, device, codec):
     rng = np.random.default_rng(3)
-    tensorfile.write(tmp_path / "base", {"w": rng.standard_normal(500).astype(np.float32)})
+    safetensors_file.write(tmp_path / "base", {"w": rng.standard_normal(500).astype(np.float32)})
     updates = []
     for k in range(3):
         values = rng.standard_normal(500).astype(np.float32)

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation import tensorfile
-from atoll.aggregation.blocks import StoredUpdate, UpdateReader
-from atoll.aggregation.codec import CHUNK_ELEMENTS
-from atoll.aggregation.codecs import parse_codec
-from atoll.aggregation.encoded import REPLACES, Feedback, write_encoded
-from atoll.aggregation.inspection import inspect
-from atoll.aggregation.layout import Tensor, pieces_in_order
+from atoll.aggregation.codecs.codec import CHUNK_ELEMENTS
+from atoll.aggregation.codecs.names import parse_codec
+from atoll.aggregation.tensors import safetensors_file
+from atoll.aggregation.tensors.layout import Tensor, pieces_in_order
+from atoll.aggregation.updates.encoded_writer import REPLACES, Feedback, write_encoded
+from atoll.aggregation.updates.inspection import inspect
+from atoll.aggregation.updates.reader import StoredUpdate, UpdateReader
 from tests.aggregation.encoded import NAMES, decoded, encoded
 
 WIDE = 2 * CHUNK_ELEMENTS + 100
@@ -27,7 +27,7 @@ def normal(shape, seed=0):
 def write(path, update, name, *, seed=1, **options):
     """The update as it is read back: pieces, and values by name."""
     pieces = write_encoded(path, update, parse_codec(name), rng=np.random.default_rng(seed), **options)
-    _, data_start = tensorfile.parse_header(path)
+    _, data_start = safetensors_file.parse_header(path)
     stored = StoredUpdate(path, pieces, data_start=data_start)
     assert inspect(path, pieces, data_start=data_start).is_sound
     with UpdateReader(stored) as reader:
@@ -71,7 +71,7 @@ def test_what_a_codec_makes_no_smaller_stays_plain(tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_file_is_a_safetensors_file_with_the_encoded_tensors_as_bytes(tmp_path, name):
     pieces, _ = write(tmp_path / "u", MODEL, name, plain={"running_var"})
-    arrays = tensorfile.read(tmp_path / "u")
+    arrays = safetensors_file.read(tmp_path / "u")
     assert arrays["w"].dtype == np.uint8
     assert arrays["w"].size == pieces["w"].num_bytes < pieces["w"].plain_bytes == MODEL["w"].nbytes
     assert arrays["steps"] == 7
@@ -105,7 +105,7 @@ def test_what_was_sent_and_what_is_owed_add_up_over_many_updates(tmp_path, name)
         total += update["w"]
         sent += values["w"]
         owed = (new,)
-        residual = tensorfile.read(new)
+        residual = safetensors_file.read(new)
         assert residual.keys() == {"w"}
         np.testing.assert_allclose(sent + residual["w"], total, atol=1e-5)
     assert np.abs(residual["w"]).max() > 0.5, "something is owed"
@@ -115,26 +115,26 @@ def test_several_residuals_are_added_and_named_in_the_new_one(tmp_path):
     arrays = {"w": normal(1000, seed=1)}, {"w": normal(1000, seed=2)}
     owed = tuple(tmp_path / name for name in ("e0", "e1"))
     for path, residual in zip(owed, arrays, strict=True):
-        tensorfile.write(path, residual)
+        safetensors_file.write(path, residual)
     feedback = Feedback(owed, tmp_path / "e2")
     _, values = write(tmp_path / "u", {"w": np.zeros(1000, np.float32)}, "sign", feedback=feedback)
-    left = tensorfile.read(tmp_path / "e2")["w"]
+    left = safetensors_file.read(tmp_path / "e2")["w"]
     np.testing.assert_allclose(values["w"] + left, arrays[0]["w"] + arrays[1]["w"], atol=1e-6)
-    assert json.loads(tensorfile.read_metadata(tmp_path / "e2")[REPLACES]) == ["e0", "e1"]
+    assert json.loads(safetensors_file.read_metadata(tmp_path / "e2")[REPLACES]) == ["e0", "e1"]
 
 
 def test_residual_of_another_model_or_a_damaged_one_is_forgotten(tmp_path):
-    tensorfile.write(tmp_path / "other", {"w": np.ones((2, 500), np.float32), "gone": np.ones(3, np.float32)})
+    safetensors_file.write(tmp_path / "other", {"w": np.ones((2, 500), np.float32), "gone": np.ones(3, np.float32)})
     (tmp_path / "damaged").write_bytes(b"no safetensors file")
     feedback = Feedback((tmp_path / "other", tmp_path / "damaged"), tmp_path / "e")
     _, values = write(tmp_path / "u", {"w": np.zeros(1000, np.float32)}, "sign", feedback=feedback)
     assert not values["w"].any()
-    assert not tensorfile.read(tmp_path / "e")["w"].any()
+    assert not safetensors_file.read(tmp_path / "e")["w"].any()
 
 
 def test_plain_tensors_owe_nothing(tmp_path):
     write(tmp_path / "u", MODEL, "sign", plain={"running_var"}, feedback=Feedback((), tmp_path / "e"))
-    assert tensorfile.read(tmp_path / "e").keys() == {"w", "b"}
+    assert safetensors_file.read(tmp_path / "e").keys() == {"w", "b"}
 
 
 @settings(max_examples=30, deadline=None)
@@ -153,7 +153,7 @@ def test_memory_is_a_few_chunks_beside_the_update(tmp_path):
     update = {"w": np.resize(normal(WIDE), 64 * CHUNK_ELEMENTS)}
     for name in ("topk:0.05", "qsgd8"):
         rng, codec = np.random.default_rng(0), parse_codec(name)
-        tensorfile.write(tmp_path / "e", update)
+        safetensors_file.write(tmp_path / "e", update)
         tracemalloc.start()
         try:
             feedback = Feedback((tmp_path / "e",), tmp_path / "e2") if codec.is_biased else None

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation import tensorfile
-from atoll.aggregation.blocks import UpdateReader, read_block
-from atoll.aggregation.chunks import encoded_bytes
-from atoll.aggregation.codec import CHUNK_ELEMENTS
-from atoll.aggregation.codecs import parse_codec
-from atoll.aggregation.fold import Weighted, fold
-from atoll.aggregation.geometric import MultiKrum
-from atoll.aggregation.gram import gram_matrix
-from atoll.aggregation.inspection import inspect
-from atoll.aggregation.layout import Tensor
-from atoll.aggregation.robust import Median
-from atoll.aggregation.step import Step
+from atoll.aggregation.codecs.chunks import encoded_bytes
+from atoll.aggregation.codecs.codec import CHUNK_ELEMENTS
+from atoll.aggregation.codecs.names import parse_codec
+from atoll.aggregation.fold.step import Step
+from atoll.aggregation.fold.streaming import Weighted, fold
+from atoll.aggregation.rules.coordinate import Median
+from atoll.aggregation.rules.geometric import MultiKrum
+from atoll.aggregation.rules.gram import gram_matrix
+from atoll.aggregation.tensors import safetensors_file
+from atoll.aggregation.tensors.layout import Tensor
+from atoll.aggregation.updates.inspection import inspect
+from atoll.aggregation.updates.reader import UpdateReader, read_block
 from tests.aggregation.encoded import NAMES, store_encoded
 from tests.aggregation.models import random_cuts, store
 
@@ -163,7 +163,9 @@ def cohort(tmp_path, names):
 
 
 def folded(tmp_path, updates, **options):
-    tensorfile.write(tmp_path / "base", {name: np.zeros(shape, np.float32) for name, shape in ARRAYS.items()} | BASE)
+    safetensors_file.write(
+        tmp_path / "base", {name: np.zeros(shape, np.float32) for name, shape in ARRAYS.items()} | BASE
+    )
     fold(tmp_path / "base", [Weighted(u, 10 + k) for k, u in updates], tmp_path / "out", **options)
     return (tmp_path / "out").read_bytes()
 

@@ -4,13 +4,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from atoll.aggregation import tensorfile
-from atoll.aggregation.chunks import decode_range, encode_chunks
-from atoll.aggregation.codec import CHUNK_ELEMENTS
-from atoll.aggregation.codecs import parse_codec
-from atoll.aggregation.error_feedback import encode_with_feedback, feed
-from atoll.aggregation.layout import Tensor, in_order
-from atoll.aggregation.tensorfile import TensorFileWriter
+from atoll.aggregation.codecs.chunks import decode_range, encode_chunks
+from atoll.aggregation.codecs.codec import CHUNK_ELEMENTS
+from atoll.aggregation.codecs.error_feedback import encode_with_feedback, feed
+from atoll.aggregation.codecs.names import parse_codec
+from atoll.aggregation.tensors import safetensors_file
+from atoll.aggregation.tensors.layout import Tensor, in_order
+from atoll.aggregation.tensors.safetensors_file import TensorFileWriter
 
 NAMES = ["bf16", "fp16", "qsgd8", "sign", "topk:0.01", "topk:0.25", "topk:1"]
 LAYOUT = in_order(
@@ -144,7 +144,7 @@ def test_residuals_stream_into_a_file_that_the_next_update_reads(tmp_path):
             writer.append(part.residual)
         writer.finish()
     following.replace(current)
-    stored = tensorfile.read(current)
+    stored = safetensors_file.read(current)
     assert stored.keys() == {tensor.name for tensor in FLOAT_TENSORS}
     for name in update:
         assert stored[name].tobytes() == joined(parts, name).tobytes()

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation import fold as fold_module
-from atoll.aggregation import tensorfile
-from atoll.aggregation.blocks import StoredUpdate
-from atoll.aggregation.cover import check_cover
-from atoll.aggregation.fold import Weighted, fold
-from atoll.aggregation.inspection import inspect
-from atoll.aggregation.kernel import add_within_for
-from atoll.aggregation.layout import Tensor
+from atoll.aggregation.fold import streaming as fold_module
+from atoll.aggregation.fold.kernel import add_within_for
+from atoll.aggregation.fold.streaming import Weighted, fold
+from atoll.aggregation.tensors import safetensors_file
+from atoll.aggregation.tensors.coverage import check_cover
+from atoll.aggregation.tensors.layout import Tensor
+from atoll.aggregation.updates.inspection import inspect
+from atoll.aggregation.updates.reader import StoredUpdate
 from tests.aggregation.models import float64_twin, fold_in, integer_twin, random_cuts, store
 
 SHAPES = {"conv": (4, 3, 5), "bias": (7,), "scale": (), "table": (50, 3)}
@@ -78,7 +78,7 @@ def test_fold_gives_the_same_bits_for_any_tiles_threads_and_boxes(tmp_path_facto
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fold_module, "FILES_OPEN_MAX", files_open)
         fold(folder / "base", weighted, folder / "cut", tile_elements=tile, threads=threads)
-    assert bits(tensorfile.read(folder / "cut")) == expected
+    assert bits(safetensors_file.read(folder / "cut")) == expected
 
 
 def tensorfile_dtype(array):
@@ -190,14 +190,14 @@ def test_fold_takes_float16_and_bfloat16_updates_into_float32_masters(tmp_path):
 def test_fold_returns_the_manifest_of_a_sound_file_that_keeps_the_metadata(tmp_path):
     rng = np.random.default_rng(0)
     base = model(rng) | {"empty": np.zeros((0, 3), np.float32)}
-    tensorfile.write(tmp_path / "base", base, metadata={"format": "pt"})
+    safetensors_file.write(tmp_path / "base", base, metadata={"format": "pt"})
     update = store(tmp_path / "u", model(rng) | {"empty": np.zeros((0, 3), np.float32)})
     pieces = fold(tmp_path / "base", [Weighted(update, 2)], tmp_path / "out").pieces
-    layout, data_start = tensorfile.parse_header(tmp_path / "out")
+    layout, data_start = safetensors_file.parse_header(tmp_path / "out")
     assert check_cover(layout, pieces) == []
     assert [piece.tensor for piece in pieces] == [tensor.name for tensor in layout]
     assert inspect(tmp_path / "out", pieces, data_start=data_start).is_sound
-    assert tensorfile.read_metadata(tmp_path / "out") == {"format": "pt"}
+    assert safetensors_file.read_metadata(tmp_path / "out") == {"format": "pt"}
     assert sorted(os.listdir(tmp_path)) == ["base", "out", "u"]
 
 
@@ -208,7 +208,7 @@ def test_fold_reads_a_base_whose_tensors_are_not_in_canonical_order(tmp_path):
     raw = len(header).to_bytes(8, "little") + header + bytes([1, 2, 3, 4]) + f32(0.5).tobytes()
     (tmp_path / "base").write_bytes(raw)
     fold(tmp_path / "base", [Weighted(store(tmp_path / "u", {"a": f32(1)}), 1)], tmp_path / "out")
-    new = tensorfile.read(tmp_path / "out")
+    new = safetensors_file.read(tmp_path / "out")
     assert (new["a"].tolist(), new["b"].tolist()) == ([1.5], [1, 2, 3, 4])
 
 
@@ -233,7 +233,7 @@ def test_fold_calls_between_before_each_tile_and_leaves_nothing_when_it_raises(t
 def test_fold_memory_grows_neither_with_the_model_nor_with_the_cohort(tmp_path):
     block = 1 << 12
     values = np.ones(64 * block, np.float32)
-    tensorfile.write(tmp_path / "base", {"w": values})
+    safetensors_file.write(tmp_path / "base", {"w": values})
     update = store(tmp_path / "u", {"w": values})
     add_within_for(50 * values.size)(np.zeros(1), f32(1), np.float64(1), 1.0)  # the compiler's memory is not the fold's
     tracemalloc.start()
@@ -242,13 +242,13 @@ def test_fold_memory_grows_neither_with_the_model_nor_with_the_cohort(tmp_path):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert np.all(tensorfile.read(tmp_path / "out")["w"] == 2)
+    assert np.all(safetensors_file.read(tmp_path / "out")["w"] == 2)
     assert peak < 16 * block * 4 < values.nbytes / 3
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3.0, -3.0])
 def test_fold_names_update_and_tensor_when_a_value_is_beyond_its_recorded_magnitude(tmp_path, bad):
-    tensorfile.write(tmp_path / "base", {"w": f32(0, 0)})
+    safetensors_file.write(tmp_path / "base", {"w": f32(0, 0)})
     good = store(tmp_path / "good", {"w": f32(1, 2)})
     broken = dataclasses.replace(store(tmp_path / "broken", {"w": f32(bad, 1)}), magnitudes={"w": 2.0})
     with pytest.raises(ValueError, match=r"broken: tensor 'w' has values in .*beyond its recorded magnitude 2\.0"):

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation.geometric import (
+from atoll.aggregation.rules.coordinate import Median, TrimmedMean
+from atoll.aggregation.rules.geometric import (
     CenteredClipping,
     GeometricMedian,
     MultiKrum,
     NearestNeighbourMixing,
     squared_distances,
 )
-from atoll.aggregation.robust import Median, TrimmedMean
-from atoll.aggregation.rules import GeometricRule, check_count, takes_centre
+from atoll.aggregation.rules.rule import GeometricRule, check_count, takes_centre
 from tests.aggregation.test_robust import VECTORS
 from tests.aggregation.twins import (
     applied,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation.grid import FLOAT32_MAX, grid_exponent, grid_scale, mean_from_grid
-from atoll.aggregation.kernel import add_within_by_numpy
+from atoll.aggregation.fold.grid import FLOAT32_MAX, grid_exponent, grid_scale, mean_from_grid
+from atoll.aggregation.fold.kernel import add_within_by_numpy
 
 TINY = 2.0**-149
 float32s = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation import inspection
-from atoll.aggregation.inspection import TILE_ELEMENTS, Inspector, inspect
-from atoll.aggregation.tensorfile import TensorFileCorrupted
+from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted
+from atoll.aggregation.updates import inspection
+from atoll.aggregation.updates.inspection import TILE_ELEMENTS, Inspector, inspect
 from tests.aggregation.encoded import store_encoded
 from tests.aggregation.models import random_cuts, store, widened
 

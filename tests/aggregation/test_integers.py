@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from atoll.aggregation.integers import INT64_SAFE, apply_mean, rounded_mean, sum_dtype, weighted_sum
+from atoll.aggregation.fold.integers import INT64_SAFE, apply_mean, rounded_mean, sum_dtype, weighted_sum
 
 int64s = st.integers(-100, 100) | st.integers(-(1 << 63), (1 << 63) - 1)
 terms = st.lists(st.tuples(int64s, st.integers(1, 9) | st.integers(1, 1 << 53)), min_size=1, max_size=8)

@@ -6,9 +6,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from atoll.aggregation import kernel
-from atoll.aggregation.compiler import COMPILED_FROM, has_compiler
-from atoll.aggregation.kernel import add_within_by_numpy, add_within_for, compiled
+from atoll.aggregation.fold import kernel
+from atoll.aggregation.fold.kernel import add_within_by_numpy, add_within_for, compiled
+from atoll.aggregation.numba_support import COMPILED_FROM, has_compiler
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="needs numba: make setup installs it")
 

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from atoll.aggregation import compiler, middle
-from atoll.aggregation.middle import by_network, by_sort, comparators, middle_mean
+from atoll.aggregation import numba_support
+from atoll.aggregation.rules import order_statistics
+from atoll.aggregation.rules.order_statistics import by_network, by_sort, comparators, middle_mean
 
-needs_compiler = pytest.mark.skipif(not compiler.has_compiler(), reason="needs numba: make setup installs it")
+needs_compiler = pytest.mark.skipif(not numba_support.has_compiler(), reason="needs numba: make setup installs it")
 
 values = st.floats(width=32, allow_nan=False, allow_infinity=False) | st.sampled_from([0.0, -0.0, 1.0, -1.0])
 
@@ -53,8 +54,8 @@ def test_the_network_gives_the_bits_of_the_sort_for_any_tiles_and_memory_order(m
     rows = rows.astype(np.float32)
     for first, stop in {((num_rows - 1) // 2, num_rows // 2 + 1), (num_rows // 5, num_rows - num_rows // 5)}:
         expected = by(by_sort, rows, first, stop).tobytes()
-        for tile_values in (1, 1 << 12, middle.TILE_VALUES, 1 << 22):
-            monkeypatch.setattr(middle, "TILE_VALUES", tile_values)
+        for tile_values in (1, 1 << 12, order_statistics.TILE_VALUES, 1 << 22):
+            monkeypatch.setattr(order_statistics, "TILE_VALUES", tile_values)
             assert by(by_sort, rows, first, stop).tobytes() == expected
             assert by(by_network, rows, first, stop).tobytes() == expected
             assert by(by_network, np.asfortranarray(rows), first, stop).tobytes() == expected
@@ -93,11 +94,11 @@ def test_a_median_asks_for_fewer_comparators_than_the_whole_order():
 
 def test_many_values_are_ordered_by_the_network_and_few_by_the_sort(monkeypatch):
     taken = []
-    monkeypatch.setattr(middle, "by_network", lambda *_: taken.append("network"))
-    monkeypatch.setattr(middle, "by_sort", lambda *_: taken.append("sort"))
-    few, many = np.zeros((2, 3), np.float32), np.zeros((2, middle.COMPILED_FROM // 2), np.float32)
-    monkeypatch.setattr(middle, "has_compiler", lambda: True)
+    monkeypatch.setattr(order_statistics, "by_network", lambda *_: taken.append("network"))
+    monkeypatch.setattr(order_statistics, "by_sort", lambda *_: taken.append("sort"))
+    few, many = np.zeros((2, 3), np.float32), np.zeros((2, order_statistics.COMPILED_FROM // 2), np.float32)
+    monkeypatch.setattr(order_statistics, "has_compiler", lambda: True)
     middle_mean(few, 0, 1), middle_mean(many, 0, 1)
-    monkeypatch.setattr(middle, "has_compiler", lambda: False)
+    monkeypatch.setattr(order_statistics, "has_compiler", lambda: False)
     middle_mean(many, 0, 1)
     assert taken == ["sort", "network", "sort"]

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation import tensorfile
-from atoll.aggregation.fold import Weighted, fold
-from atoll.aggregation.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
+from atoll.aggregation.fold.step import AGGREGATE, Step
+from atoll.aggregation.fold.streaming import Weighted, fold
 from atoll.aggregation.optimizers import FedAvg, FedAvgM
-from atoll.aggregation.robust import Median, TrimmedMean, clip_factors
-from atoll.aggregation.rules import GeometricRule, takes_centre
-from atoll.aggregation.step import AGGREGATE, Step
+from atoll.aggregation.rules.coordinate import Median, TrimmedMean, clip_factors
+from atoll.aggregation.rules.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
+from atoll.aggregation.rules.rule import GeometricRule, takes_centre
+from atoll.aggregation.tensors import safetensors_file
 from tests.aggregation.models import store
 
 SHAPES = {"w": (9, 5), "b": (5,), "running_var": (3,)}
@@ -43,15 +43,15 @@ def stored(folder, number, seeds=range(7)):
 def run(folder, rule, rounds, *, optimizer=FedAvg(), **options):  # noqa: B008 - a value
     """The versions, and the slots of the last one."""
     base, before, versions = folder / "0", {}, []
-    tensorfile.write(base, arrays_of(0))
+    safetensors_file.write(base, arrays_of(0))
     for number, weighted in enumerate(rounds, start=1):
         step = Step(optimizer, TRAINED, rule)
         after = {slot: folder / f"{number}.{slot}" for slot in step.slots}
         step = dataclasses.replace(step, before=before, after=after)
         fold(base, weighted, folder / str(number), step=step, **options)
         base, before = folder / str(number), after
-        versions.append(tensorfile.read(base))
-    return versions, {slot: tensorfile.read(path) for slot, path in before.items()}
+        versions.append(safetensors_file.read(base))
+    return versions, {slot: safetensors_file.read(path) for slot, path in before.items()}
 
 
 def flat(update):

@@ -9,18 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation import cuts, tensorfile
-from atoll.aggregation import gram as gram_module
-from atoll.aggregation.exchange import ExchangeBroken
-from atoll.aggregation.fold import fold
-from atoll.aggregation.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
-from atoll.aggregation.layout import Tensor, in_order
-from atoll.aggregation.means import Weighted
+from atoll.aggregation.fold.exchange import ExchangeBroken
+from atoll.aggregation.fold.means import Weighted
+from atoll.aggregation.fold.sharded import fold_shard
+from atoll.aggregation.fold.step import Anchor, Step
+from atoll.aggregation.fold.streaming import fold
 from atoll.aggregation.optimizers import DiLoCo, FedAdam, FedAvg
-from atoll.aggregation.robust import Median, TrimmedMean
-from atoll.aggregation.segments import SEGMENTS, owned_pieces, owned_segments, segments_of
-from atoll.aggregation.sharded import fold_shard
-from atoll.aggregation.step import Anchor, Step
+from atoll.aggregation.rules import gram as gram_module
+from atoll.aggregation.rules.coordinate import Median, TrimmedMean
+from atoll.aggregation.rules.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
+from atoll.aggregation.tensors import pieces as cuts
+from atoll.aggregation.tensors import safetensors_file
+from atoll.aggregation.tensors.layout import Tensor, in_order
+from atoll.aggregation.tensors.ownership import SEGMENTS, owned_pieces, owned_segments, segments_of
 from tests.aggregation.models import store
 from tests.aggregation.ranks import Threads, cohort_of, fold_on_ranks, on_ranks, write_shards
 
@@ -67,8 +68,8 @@ def small_pieces(monkeypatch):
 
 def stored_round(folder: Path, rng, num_updates, omits=()):
     folder.mkdir(exist_ok=True)
-    metadata = {tensorfile.BUFFERS: json.dumps(["mean"])}
-    tensorfile.write(folder / "base", model(rng), metadata=metadata)
+    metadata = {safetensors_file.BUFFERS: json.dumps(["mean"])}
+    safetensors_file.write(folder / "base", model(rng), metadata=metadata)
     factors = rng.choice([1.0, 0.25, 0.7, 1e-20], (num_updates, 2)).tolist()
     return [
         Weighted(store(folder / f"u{k}", update(rng, omits if k % 2 else ())), int(rng.integers(1, 1 << 20)), *both)
@@ -148,7 +149,7 @@ def test_ranks_divide_the_sum_of_control_variates_by_all_clients(tmp_path):
     """SCAFFOLD, against float64 by hand: weights and factors of the trained tensors do not reach the variates."""
     rng = np.random.default_rng(7)
     arrays = [update(rng) for _ in range(5)]
-    tensorfile.write(tmp_path / "base", model(rng))
+    safetensors_file.write(tmp_path / "base", model(rng))
     updates = [Weighted(store(tmp_path / f"u{k}", array), 10**k, 1.0, 0.1) for k, array in enumerate(arrays)]
     write_shards(tmp_path / "base", LAYOUT, 3, lambda rank: tmp_path / f"b{rank}")
     step = Step(FedAvg(0.5), TRAINED, scale=2.0, num_clients=9)
@@ -161,9 +162,10 @@ def test_ranks_divide_the_sum_of_control_variates_by_all_clients(tmp_path):
         out=lambda rank: tmp_path / f"o{rank}",
         step=lambda rank: step,
     )
-    base = tensorfile.read(tmp_path / "base")
+    base = safetensors_file.read(tmp_path / "base")
     whole = b"".join(
-        path.read_bytes()[tensorfile.parse_header(path)[1] :] for path in (tmp_path / f"o{rank}" for rank in range(3))
+        path.read_bytes()[safetensors_file.parse_header(path)[1] :]
+        for path in (tmp_path / f"o{rank}" for rank in range(3))
     )
     start = sum(tensor.num_bytes for tensor in LAYOUT[: [t.name for t in LAYOUT].index("control/table")])
     table = np.frombuffer(whole[start : start + 600], np.float32).reshape(50, 3)
@@ -185,18 +187,20 @@ def test_shards_one_after_the_other_are_the_model_s_file(tmp_path):
         step=lambda rank: Step(trained=frozenset(SHAPES)),
     )
     fold(tmp_path / "base", updates, tmp_path / "whole", step=Step(trained=frozenset(SHAPES)))
-    data = [path.read_bytes()[tensorfile.parse_header(path)[1] :] for path in (tmp_path / f"o{r}" for r in range(3))]
+    data = [
+        path.read_bytes()[safetensors_file.parse_header(path)[1] :] for path in (tmp_path / f"o{r}" for r in range(3))
+    ]
     whole = tmp_path / "whole"
-    assert b"".join(data) == whole.read_bytes()[tensorfile.parse_header(whole)[1] :]
+    assert b"".join(data) == whole.read_bytes()[safetensors_file.parse_header(whole)[1] :]
     assert len([part for part in data if part]) == 3
-    assert all(tensorfile.read_buffers(tmp_path / f"o{rank}") == {"mean"} for rank in range(3))
+    assert all(safetensors_file.read_buffers(tmp_path / f"o{rank}") == {"mean"} for rank in range(3))
 
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_rank_sends_no_more_than_its_share_of_one_accumulator(tmp_path, size, monkeypatch):
     monkeypatch.setattr(cuts, "PIECE_BYTES_MIN", 1 << 12)
     rng, layout = np.random.default_rng(1), (Tensor("w", "F32", (64, 1024)),)
-    tensorfile.write(tmp_path / "base", {"w": rng.standard_normal((64, 1024)).astype(np.float32)})
+    safetensors_file.write(tmp_path / "base", {"w": rng.standard_normal((64, 1024)).astype(np.float32)})
     write_shards(tmp_path / "base", layout, size, lambda rank: tmp_path / f"b{rank}")
     arrays = [{"w": rng.standard_normal((64, 1024)).astype(np.float32)} for _ in range(8)]
     updates = [Weighted(store(tmp_path / f"u{k}", array), 1) for k, array in enumerate(arrays)]

@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation import tensorfile
-from atoll.aggregation.blocks import StoredUpdate
-from atoll.aggregation.fold import fold
-from atoll.aggregation.layout import Piece, Tensor, in_order
-from atoll.aggregation.means import Weighted
+from atoll.aggregation.fold.means import Weighted
+from atoll.aggregation.fold.step import Step
+from atoll.aggregation.fold.streaming import fold
 from atoll.aggregation.optimizers import FedAdam, FedAvg, FedAvgM
-from atoll.aggregation.stacked import Rows, can_stack, fold_rows
-from atoll.aggregation.step import Step
+from atoll.aggregation.stacked.rows import Rows, can_stack, fold_rows
+from atoll.aggregation.tensors import safetensors_file
+from atoll.aggregation.tensors.layout import Piece, Tensor, in_order
+from atoll.aggregation.updates.reader import StoredUpdate
 
 SHAPES = {"a": (3, 5), "buffer": (4,), "control/a": (2,), "z": ()}
 LAYOUT = in_order([Tensor(name, "F32", shape) for name, shape in SHAPES.items()])
@@ -43,7 +43,7 @@ def test_rows_fold_to_the_bits_of_files_over_several_rounds(
 ):
     folder, rng = tmp_path_factory.mktemp("fold"), np.random.default_rng(seed)
     base = {tensor.name: rng.standard_normal(tensor.shape).astype(np.float32) for tensor in LAYOUT}
-    tensorfile.write(folder / "0", base)
+    safetensors_file.write(folder / "0", base)
     slots = {}
     for version in range(3):
         rows = (rng.standard_normal((count, NUM_ELEMENTS)) * spread).astype(np.float32)
@@ -61,7 +61,7 @@ def test_rows_fold_to_the_bits_of_files_over_several_rounds(
         )
         updates = [Weighted(stored(row, k), weights[k], factors[k], trained_factors[k]) for k, row in enumerate(rows)]
         fold(folder / f"{version}", updates, folder / f"{version + 1}", step=step)
-        expected = tensorfile.read(folder / f"{version + 1}")
+        expected = safetensors_file.read(folder / f"{version + 1}")
         order = rng.permutation(count)
         values = rows[order] if version % 2 else list(rows[order])  # wherever they lie
         shuffled = Rows(values, *([kind[k] for k in order] for kind in (weights, factors, trained_factors)))
@@ -69,7 +69,7 @@ def test_rows_fold_to_the_bits_of_files_over_several_rounds(
         for name, array in expected.items():
             assert base[name].tobytes() == array.tobytes(), name
         for slot in optimizer.slots:
-            for name, array in tensorfile.read(folder / f"{version + 1}.{slot}").items():
+            for name, array in safetensors_file.read(folder / f"{version + 1}.{slot}").items():
                 assert slots[f"{slot}/{name}"].tobytes() == array.tobytes()
 
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation import stacked_loops
-from atoll.aggregation.compiler import has_compiler
-from atoll.aggregation.stacked_loops import ByNumpy, Compiled, compiled, passes_over
+from atoll.aggregation.numba_support import has_compiler
+from atoll.aggregation.stacked import passes
+from atoll.aggregation.stacked.passes import ByNumpy, Compiled, compiled, passes_over
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="needs numba: make setup installs it")
 
@@ -69,7 +69,7 @@ def test_compiled_and_numpy_give_the_same_bits(seed, count, width, held, threads
     matrix = (rng.standard_normal((count, width)) * 10.0 ** rng.integers(-30, 30, (count, 1))).astype(np.float32)
     start, stop = sorted(rng.integers(0, width + 1, 2).tolist())
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(stacked_loops, "THREADS_FROM", threads_from)
+        monkeypatch.setattr(passes, "THREADS_FROM", threads_from)
         ours, theirs = Compiled(held(matrix), compiled()), ByNumpy(held(matrix))
         assert ours.magnitudes(start, stop).tobytes() == theirs.magnitudes(start, stop).tobytes()
         bounded, scales = np.clip(matrix, -1e6, 1e6), rng.uniform(0, 1e6, count)  # sums below 2^53, as on a grid
@@ -80,6 +80,6 @@ def test_compiled_and_numpy_give_the_same_bits(seed, count, width, held, threads
 @needs_compiler
 def test_much_is_folded_by_the_compiled_loops_and_little_is_not(monkeypatch):
     matrix = np.ones((2, 3), np.float32)
-    monkeypatch.setattr(stacked_loops, "loops_for", lambda num_values: compiled() if num_values >= 6 else None)
+    monkeypatch.setattr(passes, "loops_for", lambda num_values: compiled() if num_values >= 6 else None)
     assert isinstance(passes_over(matrix, 3), Compiled)
     assert isinstance(passes_over(matrix[:1], 3), ByNumpy)

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation import tensorfile
-from atoll.aggregation.fold import Weighted, fold
+from atoll.aggregation.fold.step import Step
+from atoll.aggregation.fold.streaming import Weighted, fold
 from atoll.aggregation.optimizers import OPTIMIZERS, FedAdam, FedAvg, FedAvgM
-from atoll.aggregation.step import Step
+from atoll.aggregation.tensors import safetensors_file
 from tests.aggregation.models import store
 
 TRAINED = frozenset({"w", "b"})
@@ -35,13 +35,13 @@ def files_of(folder, number, optimizer):
 def folded(folder, optimizer, rounds, **options):
     """The model and the slots after the rounds, each a list of weighted updates."""
     base = folder / "0.model"
-    tensorfile.write(base, model(np.random.default_rng(0)))
+    safetensors_file.write(base, model(np.random.default_rng(0)))
     before = {}
     for number, weighted in enumerate(rounds, start=1):
         after, out = files_of(folder, number, optimizer), folder / f"{number}.model"
         fold(base, weighted, out, step=Step(optimizer, TRAINED, before=before, after=after), **options)
         base, before = out, after
-    return tensorfile.read(base), {slot: tensorfile.read(path) for slot, path in before.items()}
+    return safetensors_file.read(base), {slot: safetensors_file.read(path) for slot, path in before.items()}
 
 
 def twin(optimizer, rounds):
@@ -104,7 +104,7 @@ def test_fedavg_with_rate_one_gives_the_bits_of_the_plain_fold(tmp_path):
     new, _ = folded(tmp_path, FedAvg(), rounds)
     fold(tmp_path / "0.model", rounds[0], tmp_path / "plain")
     assert {k: v.tobytes() for k, v in new.items()} == {
-        k: v.tobytes() for k, v in tensorfile.read(tmp_path / "plain").items()
+        k: v.tobytes() for k, v in safetensors_file.read(tmp_path / "plain").items()
     }
 
 

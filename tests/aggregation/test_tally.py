@@ -8,9 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from atoll.aggregation import tally
-from atoll.aggregation.compiler import has_compiler
-from atoll.aggregation.tally import LANES, Tally, compiled, look, look_by_numpy
+from atoll.aggregation.numba_support import has_compiler
+from atoll.aggregation.updates import tensor_stats
+from atoll.aggregation.updates.tensor_stats import LANES, Tally, compiled, look, look_by_numpy
 
 SIZES = st.one_of(st.integers(1, 40), st.sampled_from([LANES - 1, LANES, LANES + 1, 3 * LANES, 5 * LANES + 7]))
 
@@ -19,7 +19,7 @@ def both(monkeypatch, values, dtype="F32"):
     """Of each way to look."""
     found = []
     for loops in [None, *([compiled()] if has_compiler() else [])]:
-        monkeypatch.setattr(tally, "loop_for", lambda num_elements, loops=loops: loops)
+        monkeypatch.setattr(tensor_stats, "loop_for", lambda num_elements, loops=loops: loops)
         one = Tally(0.0)
         one.add(values, dtype)
         found.append((one.magnitude, one.non_finite, one.squared_norm))
@@ -46,7 +46,7 @@ def test_a_tally_is_that_of_the_finite_values_however_it_looks(values):
 def test_both_looks_have_the_same_bits_in_every_lane(monkeypatch, size):
     if not has_compiler():
         pytest.skip("needs numba: make setup installs it")
-    monkeypatch.setattr(tally, "loop_for", lambda num_elements: compiled())
+    monkeypatch.setattr(tensor_stats, "loop_for", lambda num_elements: compiled())
     values = (np.random.default_rng(size).standard_normal(size) ** 5).astype(np.float32)
     values.setflags(write=False)
     ours, theirs = look(values), look_by_numpy(values)

@@ -14,10 +14,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation import tensorfile
-from atoll.aggregation.layout import Piece, Tensor, in_order
-from atoll.aggregation.tensorfile import TensorFileCorrupted, TensorFileWriter
-from atoll.aggregation.tensorheader import HEADER_BYTES_MAX, header_bytes
+from atoll.aggregation.tensors import safetensors_file
+from atoll.aggregation.tensors.layout import Piece, Tensor, in_order
+from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted, TensorFileWriter
+from atoll.aggregation.tensors.safetensors_header import HEADER_BYTES_MAX, header_bytes
 
 NUMPY = {"F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"}
 
@@ -44,8 +44,8 @@ def test_file_reads_alike_in_the_safetensors_library(tmp_path_factory, layout, m
         name: np.frombuffer(rng.bytes(64 * 8), dtype=NUMPY[dtype])[: int(np.prod(shape))].reshape(shape)
         for name, (dtype, shape) in layout.items()
     }
-    pieces = tensorfile.write(path, arrays, metadata=metadata)
-    theirs, ours = safetensors.numpy.load_file(path), tensorfile.read(path)
+    pieces = safetensors_file.write(path, arrays, metadata=metadata)
+    theirs, ours = safetensors.numpy.load_file(path), safetensors_file.read(path)
     assert theirs.keys() == ours.keys() == arrays.keys()
     for piece in pieces:
         raw = arrays[piece.tensor].tobytes()
@@ -53,8 +53,8 @@ def test_file_reads_alike_in_the_safetensors_library(tmp_path_factory, layout, m
         assert theirs[piece.tensor].shape == ours[piece.tensor].shape == piece.lengths
         assert piece.sha256 == hashlib.sha256(raw).hexdigest()
     with safetensors.safe_open(path, "np") as file:
-        assert (file.metadata() or {}) == metadata == tensorfile.read_metadata(path)
-    mapped = tensorfile.mapped(path)
+        assert (file.metadata() or {}) == metadata == safetensors_file.read_metadata(path)
+    mapped = safetensors_file.mapped(path)
     assert mapped.keys() == ours.keys()
     for name, array in ours.items():
         assert (mapped[name].dtype, mapped[name].shape) == (array.dtype, array.shape)
@@ -65,10 +65,10 @@ def test_file_reads_alike_in_the_safetensors_library(tmp_path_factory, layout, m
 def test_file_of_the_safetensors_library_reads_alike_here(tmp_path):
     arrays = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.arange(3, dtype=np.int64), "s": np.float16(2)}
     safetensors.numpy.save_file({name: np.asarray(a) for name, a in arrays.items()}, tmp_path / "m", {"format": "np"})
-    layout, data_start = tensorfile.parse_header(tmp_path / "m")
+    layout, data_start = safetensors_file.parse_header(tmp_path / "m")
     assert layout == (Tensor("a", "I64", (3,)), Tensor("b", "F32", (2, 3)), Tensor("s", "F16", ()))
     assert data_start % 8 == 0
-    read = tensorfile.read(tmp_path / "m")
+    read = safetensors_file.read(tmp_path / "m")
     assert all(np.array_equal(read[name], arrays[name]) for name in arrays)
 
 
@@ -76,18 +76,18 @@ def test_bfloat16_keeps_its_bits_through_safetensors_torch(tmp_path):
     bits = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
     values = bits.view(torch.bfloat16)
     raw = bits.numpy().view(np.uint16)
-    tensorfile.write(tmp_path / "ours", {"w": raw}, dtypes={"w": "BF16"})
+    safetensors_file.write(tmp_path / "ours", {"w": raw}, dtypes={"w": "BF16"})
     safetensors.torch.save_file({"w": values}, tmp_path / "theirs")
     assert torch.equal(safetensors.torch.load_file(tmp_path / "ours")["w"].view(torch.int16), bits)
-    assert np.array_equal(tensorfile.read(tmp_path / "theirs")["w"], raw)
-    wide = tensorfile.to_float32(raw, "BF16")
+    assert np.array_equal(safetensors_file.read(tmp_path / "theirs")["w"], raw)
+    wide = safetensors_file.to_float32(raw, "BF16")
     assert np.array_equal(wide, values.to(torch.float32).numpy(), equal_nan=True)
 
 
 def test_float16_widens_to_the_values_of_torch():
     raw = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16).view(np.float16)
     theirs = torch.from_numpy(raw.copy()).to(torch.float32).numpy()
-    assert np.array_equal(tensorfile.to_float32(raw, "F16"), theirs, equal_nan=True)
+    assert np.array_equal(safetensors_file.to_float32(raw, "F16"), theirs, equal_nan=True)
 
 
 def test_header_aligns_data_and_orders_tensors_canonically():
@@ -109,7 +109,7 @@ def test_header_of_five_thousand_tensors_fits(tmp_path):
         Tensor(f"model.layers.{i}.self_attention.query_projection.weight" * 3, "F32", (0, 7)) for i in range(5000)
     ]
     (tmp_path / "m").write_bytes(header_bytes(in_order(layout)))
-    parsed, _ = tensorfile.parse_header(tmp_path / "m")
+    parsed, _ = safetensors_file.parse_header(tmp_path / "m")
     assert parsed == in_order(layout)
 
 
@@ -169,13 +169,13 @@ def test_header_is_refused_with_path_and_fault_when_corrupted(tmp_path, kind):
     path = tmp_path / "model"
     path.write_bytes(raw)
     with pytest.raises(TensorFileCorrupted, match=fault) as caught:
-        tensorfile.parse_header(path)
+        safetensors_file.parse_header(path)
     assert str(path) in str(caught.value)
 
 
 def test_header_of_the_corruption_table_is_accepted_when_sound(tmp_path):
     (tmp_path / "m").write_bytes(framed({"a": entry()}, data=bytes(8)))
-    assert tensorfile.parse_header(tmp_path / "m")[0] == (Tensor("a", "F32", (2,)),)
+    assert safetensors_file.parse_header(tmp_path / "m")[0] == (Tensor("a", "F32", (2,)),)
 
 
 @settings(max_examples=300, deadline=None)
@@ -183,19 +183,19 @@ def test_header_of_the_corruption_table_is_accepted_when_sound(tmp_path):
 @example(edits=[(0, b"\xff", 1)])
 def test_mutated_file_reads_soundly_or_is_corrupted_and_nothing_else(tmp_path_factory, edits):
     path = tmp_path_factory.getbasetemp() / "mutated"
-    tensorfile.write(path, {"a": np.ones((2, 3), np.float32), "b": np.ones(4, np.int8)}, metadata={"k": "v"})
+    safetensors_file.write(path, {"a": np.ones((2, 3), np.float32), "b": np.ones(4, np.int8)}, metadata={"k": "v"})
     raw = path.read_bytes()
     for at, new, skipped in edits:
         raw = raw[:at] + new + raw[at + skipped :]
     path.write_bytes(raw)
     try:
-        layout, data_start = tensorfile.parse_header(path)
+        layout, data_start = safetensors_file.parse_header(path)
     except TensorFileCorrupted:
         return
     assert data_start + sum(tensor.num_bytes for tensor in layout) == len(raw)
-    assert {tensor.name: array.shape for tensor, array in zip(layout, tensorfile.read(path).values(), strict=True)} == {
-        tensor.name: tensor.shape for tensor in layout
-    }
+    assert {
+        tensor.name: array.shape for tensor, array in zip(layout, safetensors_file.read(path).values(), strict=True)
+    } == {tensor.name: tensor.shape for tensor in layout}
 
 
 def test_writer_gives_one_file_whatever_the_blocks(tmp_path):
@@ -244,15 +244,15 @@ def test_writer_syncs_the_file_before_it_appears_and_the_folder_after(tmp_path, 
     monkeypatch.setattr(os, "fsync", recorded_fsync)
     monkeypatch.setattr(os, "replace", recorded_replace)
     path, part = tmp_path / "m", tmp_path / "m.part"
-    tensorfile.write(path, {"w": np.ones(3, np.float32)})
+    safetensors_file.write(path, {"w": np.ones(3, np.float32)})
     assert steps[:3] == [str(part), path.stat().st_size, (part, path)]
     assert steps[3] == str(tmp_path)
 
 
 def test_writer_overwrites_the_part_of_a_crash(tmp_path):
     (tmp_path / "m.part").write_bytes(b"x" * 1000)
-    tensorfile.write(tmp_path / "m", {"w": np.ones(2, np.float32)})
-    assert np.array_equal(tensorfile.read(tmp_path / "m")["w"], np.ones(2, np.float32))
+    safetensors_file.write(tmp_path / "m", {"w": np.ones(2, np.float32)})
+    assert np.array_equal(safetensors_file.read(tmp_path / "m")["w"], np.ones(2, np.float32))
     assert list(tmp_path.iterdir()) == [tmp_path / "m"]
 
 
@@ -272,26 +272,28 @@ def test_writer_refuses_blocks_that_do_not_fit(tmp_path):
 
 def test_write_takes_strided_arrays_and_refuses_dtypes_that_may_not_travel(tmp_path):
     strided = np.arange(12, dtype=np.float32).reshape(3, 4).T[::2]
-    tensorfile.write(tmp_path / "m", {"w": strided})
-    assert np.array_equal(tensorfile.read(tmp_path / "m")["w"], strided)
+    safetensors_file.write(tmp_path / "m", {"w": strided})
+    assert np.array_equal(safetensors_file.read(tmp_path / "m")["w"], strided)
     for array in (np.zeros(2), np.zeros(2, np.uint16), np.zeros(2, ">f4"), np.zeros(2, bool)):
         with pytest.raises(ValueError, match="of tensor 'w' is not one of F32"):
-            tensorfile.write(tmp_path / "n", {"w": array})
+            safetensors_file.write(tmp_path / "n", {"w": array})
     with pytest.raises(ValueError, match="does not fit"):
-        tensorfile.write(tmp_path / "n", {"w": strided}, dtypes={"w": "BF16"})
+        safetensors_file.write(tmp_path / "n", {"w": strided}, dtypes={"w": "BF16"})
     assert list(tmp_path.iterdir()) == [tmp_path / "m"]
 
 
 def test_reading_names_the_path_when_the_file_ends_too_early(tmp_path: Path):
     (tmp_path / "m").write_bytes(bytes(10))
     with (tmp_path / "m").open("rb") as file, pytest.raises(TensorFileCorrupted, match=r"m: ends at byte 10, 2 bytes"):
-        tensorfile.read_into(np.empty(2, np.float32), file.fileno(), 4, path=tmp_path / "m")
+        safetensors_file.read_into(np.empty(2, np.float32), file.fileno(), 4, path=tmp_path / "m")
 
 
 def test_what_is_written_into_a_mapped_file_never_gets_there(tmp_path):
     path = tmp_path / "m"
-    tensorfile.write(path, {"a": np.arange(5000, dtype=np.float32), "b": np.zeros(3, np.uint8), "c": np.float32([1])})
-    before, arrays, others = path.read_bytes(), tensorfile.mapped(path), tensorfile.mapped(path)
+    safetensors_file.write(
+        path, {"a": np.arange(5000, dtype=np.float32), "b": np.zeros(3, np.uint8), "c": np.float32([1])}
+    )
+    before, arrays, others = path.read_bytes(), safetensors_file.mapped(path), safetensors_file.mapped(path)
     for array in arrays.values():
         array += 1
     assert path.read_bytes() == before
@@ -305,7 +307,7 @@ def test_a_tensor_that_does_not_lie_at_a_multiple_of_its_items_is_copied(tmp_pat
     raw = json.dumps(header).encode()
     raw += b" " * (-len(raw) % 8)
     (tmp_path / "m").write_bytes(framed(raw, data=b"\7" + np.float32([1.5, -2]).tobytes()))
-    arrays = tensorfile.mapped(tmp_path / "m")
+    arrays = safetensors_file.mapped(tmp_path / "m")
     assert arrays["w"].flags.aligned
     assert (arrays["u"].tolist(), arrays["w"].tolist()) == ([7], [1.5, -2])
 
@@ -313,30 +315,30 @@ def test_a_tensor_that_does_not_lie_at_a_multiple_of_its_items_is_copied(tmp_pat
 def test_a_mapped_file_is_refused_like_one_that_is_read(tmp_path):
     (tmp_path / "m").write_bytes(framed({"w": entry()}, data=bytes(7)))
     with pytest.raises(TensorFileCorrupted, match=re.escape(str(tmp_path / "m"))):
-        tensorfile.mapped(tmp_path / "m")
+        safetensors_file.mapped(tmp_path / "m")
     (tmp_path / "m").write_bytes(b"")
     with pytest.raises(TensorFileCorrupted, match=re.escape(str(tmp_path / "m"))):
-        tensorfile.mapped(tmp_path / "m")
+        safetensors_file.mapped(tmp_path / "m")
 
 
 def test_a_model_tells_its_buffers(tmp_path):
     array = np.ones(2, np.float32)
-    tensorfile.write(tmp_path / "m", {"w": array}, metadata={tensorfile.BUFFERS: '["mean", "var"]'})
-    assert tensorfile.read_buffers(tmp_path / "m") == {"mean", "var"}
-    tensorfile.write(tmp_path / "m", {"w": array})
-    assert tensorfile.read_buffers(tmp_path / "m") == frozenset()
+    safetensors_file.write(tmp_path / "m", {"w": array}, metadata={safetensors_file.BUFFERS: '["mean", "var"]'})
+    assert safetensors_file.read_buffers(tmp_path / "m") == {"mean", "var"}
+    safetensors_file.write(tmp_path / "m", {"w": array})
+    assert safetensors_file.read_buffers(tmp_path / "m") == frozenset()
 
 
 @pytest.mark.parametrize("note", ["", "{}", '"var"', "[1]", "nonsense"])
 def test_a_note_of_buffers_that_is_no_list_of_names_is_refused(tmp_path, note):
-    tensorfile.write(tmp_path / "m", {"w": np.ones(2, np.float32)}, metadata={tensorfile.BUFFERS: note})
+    safetensors_file.write(tmp_path / "m", {"w": np.ones(2, np.float32)}, metadata={safetensors_file.BUFFERS: note})
     with pytest.raises(TensorFileCorrupted, match="its note of buffers is no"):
-        tensorfile.read_buffers(tmp_path / "m")
+        safetensors_file.read_buffers(tmp_path / "m")
 
 
 def test_a_version_s_large_tensor_is_written_in_pieces(tmp_path):
     array = np.arange(3_000_000, dtype=np.float32).reshape(1000, 3000)
-    pieces = tensorfile.write(tmp_path / "m", {"w": array, "steps": np.array(3)}, piece_bytes=1 << 22)
+    pieces = safetensors_file.write(tmp_path / "m", {"w": array, "steps": np.array(3)}, piece_bytes=1 << 22)
     assert [(p.tensor, p.offsets, p.lengths) for p in pieces] == [
         ("steps", (), ()),
         *(("w", (row, 0), (min(349, 1000 - row), 3000)) for row in range(0, 1000, 349)),
@@ -356,5 +358,5 @@ def test_pieces_of_arrays_in_memory_are_those_that_their_file_would_have(tmp_pat
     random = np.random.default_rng(0)
     arrays = {t.name: np.frombuffer(random.bytes(t.num_bytes), NUMPY[t.dtype]).reshape(t.shape) for t in tensors}
     path = tmp_path_factory.mktemp("pieces") / "m"
-    written = tensorfile.write(path, arrays, piece_bytes=piece_bytes)
-    assert tensorfile.pieces_of(tensors, arrays, piece_bytes) == written
+    written = safetensors_file.write(path, arrays, piece_bytes=piece_bytes)
+    assert safetensors_file.pieces_of(tensors, arrays, piece_bytes) == written

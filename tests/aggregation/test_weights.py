@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.aggregation.weights import (
+from atoll.aggregation.fold.weights import (
     FIXED_POINT_ONE,
     Normalized,
     Share,

@@ -5,7 +5,7 @@ import statistics
 
 import numpy as np
 
-from atoll.aggregation.rules import GeometricRule
+from atoll.aggregation.rules.rule import GeometricRule
 
 
 def applied(rule, updates, centre=None):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.aggregation.device import Device
+from atoll.aggregation.fold.device import Device
 from benchmarks import fold_cuda
 from tests.benchmarks.test_quick import measure
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 import grpc
 import numpy as np
 
-from atoll.aggregation.cuts import cut_layout, piece_bytes_of
-from atoll.aggregation.tensorfile import write
+from atoll.aggregation.tensors.pieces import cut_layout, piece_bytes_of
+from atoll.aggregation.tensors.safetensors_file import write
 from atoll.client.agent import run_agent
 from atoll.client.config import AgentConfig
 from atoll.client.runner import Training

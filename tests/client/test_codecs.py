@@ -5,8 +5,8 @@ import signal
 import numpy as np
 import pytest
 
-from atoll.aggregation.codecs import FAMILIES
-from atoll.aggregation.tensorfile import read
+from atoll.aggregation.codecs.names import FAMILIES
+from atoll.aggregation.tensors.safetensors_file import read
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.manifest import parse_update
 from tests.aggregation.encoded import decoded

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from atoll.aggregation.encoded import REPLACES
-from atoll.aggregation.tensorfile import read, write
+from atoll.aggregation.tensors.safetensors_file import read, write
+from atoll.aggregation.updates.encoded_writer import REPLACES
 from atoll.client import kept
 from atoll.client.kept import Kept, Owner
 from atoll.protocol.vocabulary import Digest, RunId

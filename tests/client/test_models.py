@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensorfile import read
+from atoll.aggregation.tensors.safetensors_file import read
 from atoll.client.models import ModelCache, PieceDamaged
 from tests.client.lagoon import Version, model
 

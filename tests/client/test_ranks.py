@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 import pytest
 
-from atoll.aggregation.segments import owned_pieces
+from atoll.aggregation.tensors.ownership import owned_pieces
 from atoll.client import ranks as ranks_module
 from atoll.client.ranks import PATIENCE_S, Ranks
 from atoll.protocol import atoll_pb2 as pb

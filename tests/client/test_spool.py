@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensorfile import write
+from atoll.aggregation.tensors.safetensors_file import write
 from atoll.client.spool import Spool, SpoolFull
 from atoll.client.statedir import StateDirectory
 from atoll.protocol.manifest import UpdateManifest

@@ -9,7 +9,7 @@ import grpc
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensorfile import write
+from atoll.aggregation.tensors.safetensors_file import write
 from atoll.client import download as download_module
 from atoll.client.download import download
 from atoll.client.models import ModelCache, PieceDamaged

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensorfile import read, write
+from atoll.aggregation.tensors.safetensors_file import read, write
 from atoll.client.runner import EvaluateOrder, RunnerFailed, TrainOrder
 from atoll.client.statedir import StateDirectory
 from atoll.client.worker import WorkerRunner

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.aggregation.tensorfile import read
+from atoll.aggregation.tensors.safetensors_file import read
 from tests.federation import banks
 from tests.federation.processes import federation
 

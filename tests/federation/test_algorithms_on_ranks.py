@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensorfile import read
+from atoll.aggregation.tensors.safetensors_file import read
 from atoll.cli import admin
 from atoll.server.statedir import running_coordinator
 from tests.federation.processes import federation

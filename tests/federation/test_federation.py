@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from atoll.aggregation.tensorfile import read
+from atoll.aggregation.tensors.safetensors_file import read
 from tests.federation.processes import federation
 
 

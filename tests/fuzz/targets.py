@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.message import DecodeError
 from pydantic import BaseModel
 
-from atoll.aggregation.layout import Tensor
-from atoll.aggregation.tensorheader import decode_header, header_bytes
+from atoll.aggregation.tensors.layout import Tensor
+from atoll.aggregation.tensors.safetensors_header import decode_header, header_bytes
 from atoll.client.config import AgentConfig
 from atoll.client.messages import BadMessage, event_of, hello
 from atoll.client.policy.config import SitePolicy

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.aggregation import tensorfile
+from atoll.aggregation.tensors import safetensors_file
 from atoll.parallel.deadline import Deadline
 from atoll.parallel.worker_ops import Operations
 
@@ -66,7 +66,7 @@ def test_same_seed_gives_the_same_bytes_and_the_training_is_that_of_a_plain_one(
     assert first == again != other
     train(worker, tmp_path, "plain")
     halves = train(worker, tmp_path, "encoded", codec="fp16")
-    update, encoded = tensorfile.read(tmp_path / "plain"), tensorfile.read(tmp_path / "encoded")
+    update, encoded = safetensors_file.read(tmp_path / "plain"), safetensors_file.read(tmp_path / "encoded")
     for name in halves.keys() & ENCODED:
         assert encoded[name].tobytes() == update[name].astype(np.float16).tobytes()
 
@@ -75,13 +75,13 @@ def test_biased_codec_leaves_a_residual_that_the_next_update_carries(worker: Ope
     train(worker, tmp_path, "plain")
     train(worker, tmp_path, "e", codec="sign", residual=str(tmp_path / "r1"))
     train(worker, tmp_path, "e", codec="sign", owed=[str(tmp_path / "r1")], residual=str(tmp_path / "r2"))
-    update, left = tensorfile.read(tmp_path / "plain"), tensorfile.read(tmp_path / "r1")
+    update, left = safetensors_file.read(tmp_path / "plain"), safetensors_file.read(tmp_path / "r1")
     scale = np.abs(update["0.weight"]).mean(dtype=np.float64)
     signs = np.where(update["0.weight"] < 0, -scale, scale)
     np.testing.assert_allclose(left["0.weight"], update["0.weight"] - signs, atol=1e-6)
     owed = update["0.weight"] + left["0.weight"]
     after = owed - np.where(owed < 0, -1, 1) * np.abs(owed).mean(dtype=np.float64)
-    np.testing.assert_allclose(tensorfile.read(tmp_path / "r2")["0.weight"], after, atol=1e-6)
+    np.testing.assert_allclose(safetensors_file.read(tmp_path / "r2")["0.weight"], after, atol=1e-6)
 
 
 @pytest.mark.parametrize("codec", ["bf16", "fp16", "qsgd8"])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from atoll import ArrayTask, Deadline, Instructions
-from atoll.aggregation import tensorfile
+from atoll.aggregation.tensors import safetensors_file
 from atoll.parallel import metrics
 from atoll.parallel.arrays import Arrays
 from atoll.parallel.bench import Received
@@ -99,7 +99,7 @@ def test_digits_train_in_a_worker_and_a_slow_disk_makes_a_straggler(
         pid, updates = worker.pid, []
         for _ in range(2):
             trained = worker.call("train", 60, seed=5, round_id=1, budget_s=1.0, lease_s=30.0, **paths)
-            updates.append(tensorfile.read(tmp_path / "update"))
+            updates.append(safetensors_file.read(tmp_path / "update"))
         evaluated: dict[str, Any] = worker.call("evaluate", 60, model=paths["model"], split="server")
         assert worker.pid == pid
     finally:

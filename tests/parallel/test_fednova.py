@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll import Deadline, Local
-from atoll.aggregation import weights
+from atoll.aggregation.fold import weights
 from atoll.parallel import fednova
 from atoll.parallel.bench import Received
 from atoll.parallel.errors import TaskBroken

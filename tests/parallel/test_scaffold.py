@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from atoll import Deadline, Local, Task
-from atoll.aggregation.layout import CONTROL
+from atoll.aggregation.tensors.layout import CONTROL
 from atoll.parallel.arrays import Arrays
 from atoll.parallel.bench import Outcome, Received
 from atoll.parallel.errors import NotFinite, TaskBroken, TaskMismatch

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.aggregation import tensorfile
-from atoll.aggregation.layout import Piece
+from atoll.aggregation.tensors import safetensors_file
+from atoll.aggregation.tensors.layout import Piece
 from atoll.parallel.workers import Worker, WorkerCrashed, WorkerError, WorkerHung
 
 HERE = Path(__file__).parent
@@ -41,7 +41,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 @pytest.fixture
 def version(tmp_path: Path) -> Path:
-    tensorfile.write(tmp_path / "version", {"w": np.ones(3, np.float32)})
+    safetensors_file.write(tmp_path / "version", {"w": np.ones(3, np.float32)})
     return tmp_path / "version"
 
 
@@ -111,11 +111,11 @@ def test_worker_answers_and_stays_warm(make: Make, version: Path, tmp_path: Path
         assert (trained["num_examples"], trained["work"], trained["stopped"]) == (5, 1.0, False)
         assert trained["statistics"] == {"steps": [1.0, 1.0]}
         assert 0 <= trained["seconds"] < 10
-        assert tensorfile.read(tmp_path / "update")["w"].tolist() == [seed] * 3
+        assert safetensors_file.read(tmp_path / "update")["w"].tolist() == [seed] * 3
     [piece] = [Piece(name, dtype, tuple(o), tuple(n), sha) for name, dtype, o, n, sha in trained["pieces"]]
     assert (piece.tensor, piece.lengths, len(piece.sha256)) == ("w", (3,), 64)
     worker.call("initial", 60, seed=9, out=str(tmp_path / "initial"))
-    assert tensorfile.read(tmp_path / "initial")["w"].tolist() == [9.0] * 3
+    assert safetensors_file.read(tmp_path / "initial")["w"].tolist() == [9.0] * 3
     assert worker.pid == pid
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.aggregation.cuts import cut_layout, piece_bytes_of
-from atoll.aggregation.layout import Piece, Tensor, in_order, pieces_in_order
+from atoll.aggregation.tensors.layout import Piece, Tensor, in_order, pieces_in_order
+from atoll.aggregation.tensors.pieces import cut_layout, piece_bytes_of
 from atoll.protocol.manifest import (
     BYTES_MAX,
     FAULTS_MAX,

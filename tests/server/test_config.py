@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from atoll.aggregation.codecs import FAMILIES, parse_codec
-from atoll.aggregation.geometric import NearestNeighbourMixing
+from atoll.aggregation.codecs.names import FAMILIES, parse_codec
 from atoll.aggregation.optimizers import OPTIMIZERS
+from atoll.aggregation.rules.geometric import NearestNeighbourMixing
 from atoll.client.config import AgentConfig
 from atoll.protocol.settings import ConfigError, describe, effective, load_text
 from atoll.protocol.vocabulary import ClientId, Digest

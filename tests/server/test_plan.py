@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.aggregation import tensorfile
-from atoll.aggregation.fold import fold
-from atoll.aggregation.means import Weighted, totals_of
-from atoll.aggregation.weights import FIXED_POINT_ONE
+from atoll.aggregation.fold.means import Weighted, totals_of
+from atoll.aggregation.fold.streaming import fold
+from atoll.aggregation.fold.weights import FIXED_POINT_ONE
+from atoll.aggregation.tensors import safetensors_file
 from atoll.protocol.manifest import UpdateManifest, VersionManifest
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 from atoll.server.aggregation_settings import AggregationConfig, OptimizerConfig
@@ -60,7 +60,7 @@ def planned(
         floats = {name: (scale * rng.standard_normal(20)).astype(np.float32) for name in ("w", "control/w", "mean")}
         return floats | {"count": np.array(1 << 60)}
 
-    base = VersionManifest.of(tensorfile.write(folder / "base", arrays(1.0)))
+    base = VersionManifest.of(safetensors_file.write(folder / "base", arrays(1.0)))
     stored, metas, contributions = {}, {}, []
     for client, scale in MAGNITUDES.items():
         update = {name: array for name, array in arrays(scale).items() if (client, name) != ("b", "mean")}
@@ -121,7 +121,7 @@ def test_every_plan_can_be_folded(tmp_path: Path, case: str) -> None:
     it = planned(tmp_path, **CASES[case])
     step = step_of(it.plan, it.base.layout, it.method, RunStore(tmp_path))
     fold(tmp_path / "base", it.updates, tmp_path / "new", step=step)
-    assert np.isfinite(tensorfile.read(tmp_path / "new")["w"]).all()
+    assert np.isfinite(safetensors_file.read(tmp_path / "new")["w"]).all()
 
 
 def test_a_grid_is_sized_by_what_is_added(tmp_path: Path) -> None:

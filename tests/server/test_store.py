@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from atoll.aggregation.blocks import UpdateReader
-from atoll.aggregation.layout import Piece, Tensor
-from atoll.aggregation.tensorfile import TensorFileCorrupted
+from atoll.aggregation.tensors.layout import Piece, Tensor
+from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted
+from atoll.aggregation.updates.reader import UpdateReader
 from atoll.protocol.durable import DiskFull, naming_full_disk, write_atomically
 from atoll.protocol.manifest import UpdateManifest, digest_of
 from atoll.server import incoming

@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from atoll.aggregation.layout import Piece
+from atoll.aggregation.tensors.layout import Piece
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.channel import PROTOCOL

@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 import pytest
 
-from atoll.aggregation.layout import Piece, pieces_in_order
+from atoll.aggregation.tensors.layout import Piece, pieces_in_order
 from atoll.protocol import atoll_pb2 as pb
 from tests.wire.live import running, update_of
 from tests.wire.test_round import committed, live, report

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.aggregation.layout import Piece, pieces_in_order
-from atoll.aggregation.tensorfile import read
+from atoll.aggregation.tensors.layout import Piece, pieces_in_order
+from atoll.aggregation.tensors.safetensors_file import read
 from atoll.client.agent import run_agent
 from atoll.client.config import AgentConfig
 from atoll.client.runner import Training

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.aggregation.tensorfile import read
+from atoll.aggregation.tensors.safetensors_file import read
 from atoll.protocol.settings import ConfigError
 from atoll.server.errors import OperatorError
 from tests.wire.live import running

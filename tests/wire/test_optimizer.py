@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from atoll.aggregation.optimizers import FedAdam, FedAvgM
-from atoll.aggregation.tensorfile import read
+from atoll.aggregation.tensors.safetensors_file import read
 from atoll.server.errors import StoreCorrupted
 from tests.wire.live import running
 from tests.wire.test_round import committed, live, report

@@ -7,7 +7,7 @@ import grpc
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensorfile import read
+from atoll.aggregation.tensors.safetensors_file import read
 from atoll.protocol import atoll_pb2 as pb
 from atoll.server.history import History
 from tests.cli.invoking import shown

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from atoll.aggregation.tensorfile import read
+from atoll.aggregation.tensors.safetensors_file import read
 from atoll.protocol import atoll_pb2 as pb
 from atoll.server import incoming
 from atoll.server.history import History

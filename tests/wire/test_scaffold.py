@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.aggregation.layout import pieces_in_order
-from atoll.aggregation.tensorfile import read
+from atoll.aggregation.tensors.layout import pieces_in_order
+from atoll.aggregation.tensors.safetensors_file import read
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import FailureReason, Phase
 from atoll.server.errors import OperatorError

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.aggregation.tensorfile import write
+from atoll.aggregation.tensors.safetensors_file import write
 from atoll.client.events import EvaluationRequest, Invitation
 from atoll.client.policy.content import content_of
 from atoll.client.policy.decide import Decision, Outcome, Rule, Standing

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from atoll.aggregation.tensorfile import read, read_buffers
+from atoll.aggregation.tensors.safetensors_file import read, read_buffers
 from atoll.parallel.checkpoint.checkpointer import Checkpointer
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch
 from atoll.parallel.checkpoint.export import export_checkpoint, export_model, import_model

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from atoll import Local
-from atoll.aggregation.tensorfile import BUFFERS, read_metadata
+from atoll.aggregation.tensors.safetensors_file import BUFFERS, read_metadata
 from atoll.parallel import metrics
 from atoll.parallel.checkpoint.errors import CheckpointMismatch
 from atoll.parallel.errors import NotFinite, TaskBroken

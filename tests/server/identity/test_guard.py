@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.aggregation.layout import Piece
+from atoll.aggregation.tensors.layout import Piece
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.names import Role, is_name
 from atoll.protocol.manifest import ManifestError, UpdateManifest, parse_update

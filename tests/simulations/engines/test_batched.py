@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from atoll import Local, Task
-from atoll.aggregation.layout import Tensor
+from atoll.aggregation.tensors.layout import Tensor
 from atoll.parallel.arrays import Arrays
 from atoll.parallel.metrics import Metric
 from atoll.simulations.engines.batched import Batched, BatchTrainer

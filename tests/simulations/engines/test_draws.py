@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.aggregation.compiler import COMPILED_FROM, has_compiler
+from atoll.aggregation.numba_support import COMPILED_FROM, has_compiler
 from atoll.simulations.engines import draws
 from atoll.simulations.engines.loop import seed_everything
 

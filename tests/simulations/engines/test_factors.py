@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll import Local
-from atoll.aggregation.layout import Tensor
+from atoll.aggregation.tensors.layout import Tensor
 from atoll.simulations.engines import batched, products
 from atoll.simulations.engines.batched import BatchTrainer
 from atoll.simulations.engines.chain import Chain

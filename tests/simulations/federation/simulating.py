@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from atoll.aggregation import tensorfile
+from atoll.aggregation.tensors import safetensors_file
 from atoll.cli.files import load_run, load_user_task
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.run import opened
@@ -32,4 +32,4 @@ def without_real_time(found):
 
 
 def model(folder, version):
-    return tensorfile.read(folder / "models" / "versions" / f"{version:06d}.safetensors")
+    return safetensors_file.read(folder / "models" / "versions" / f"{version:06d}.safetensors")

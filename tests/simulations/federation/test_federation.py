@@ -243,12 +243,12 @@ def test_an_asynchronous_run_commits_every_so_many_updates(tmp_path):
 def test_scaffold_keeps_the_mean_of_the_control_variates_in_the_model(tmp_path):
     """Karimireddy et al. 2020: c is the mean of all c_i at any time."""
     simulate(tmp_path, "aggregation.algorithm=scaffold", "aggregation.num_clients=4", "round.cohort_size=2", "rounds=6")
-    from atoll.aggregation import tensorfile
+    from atoll.aggregation.tensors import safetensors_file
 
     version = model(tmp_path, 6)
     newest = {}
     for path in sorted((tmp_path / "clients").iterdir(), key=lambda path: int(path.name.split(".")[2])):
-        newest[path.name.split(".")[0]] = tensorfile.read(path)
+        newest[path.name.split(".")[0]] = safetensors_file.read(path)
     for name in (name for name in version if name.startswith("control/")):
         mean = sum(own[name].astype(np.float64) for own in newest.values()) / 4
         np.testing.assert_allclose(version[name], mean, atol=1e-6)

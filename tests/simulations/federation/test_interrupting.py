@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.aggregation.layout import Tensor
+from atoll.aggregation.tensors.layout import Tensor
 from atoll.cli.files import load_user_task
 from atoll.protocol.settings import ConfigError
 from atoll.server.errors import StoreCorrupted
