@@ -13,7 +13,7 @@ from pathlib import Path
 
 from atoll.protocol.vocabulary import ClientId, Phase, RunState
 from atoll.server.history import History
-from atoll.server.record import RoundRecord
+from atoll.server.rounds.record import RoundRecord
 
 Promise = tuple[int, str]
 """Round and client of an update that was accepted."""

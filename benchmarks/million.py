@@ -17,7 +17,9 @@ from typing import Any
 from atoll.protocol.vocabulary import ClientId, Digest, RunId
 from atoll.server.clock import Clock
 from atoll.server.config import RunConfig
-from atoll.server.events import (
+from atoll.server.journal import Batch, Journal, RunRow
+from atoll.server.memory import collect_seldom
+from atoll.server.rounds.events import (
     Aggregate,
     Aggregated,
     ClientJoined,
@@ -36,11 +38,9 @@ from atoll.server.events import (
     Update,
     UpdateReceived,
 )
-from atoll.server.journal import Batch, Journal, RunRow
-from atoll.server.memory import collect_seldom
-from atoll.server.policy import StragglerPolicy
+from atoll.server.rounds.policy import StragglerPolicy
+from atoll.server.rounds.run_machine import RunMachine, RunRules
 from atoll.server.rows import Decided, add_rows
-from atoll.server.run import RunMachine, RunRules
 from atoll.server.sampling import SAMPLERS, draw
 from atoll.server.statedir import StateDirectory
 

@@ -20,7 +20,7 @@ from typing import Any
 from atoll.cli import admin
 from atoll.protocol.vocabulary import Phase, RunId, RunState
 from atoll.server.history import History
-from atoll.server.record import RoundRecord
+from atoll.server.rounds.record import RoundRecord
 from benchmarks.processes import NotMeasured, Processes, Usage, coordinator_command, toml, wait_for_address
 from benchmarks.report import Bar, conclude, percentile, say
 

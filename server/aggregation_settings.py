@@ -13,7 +13,7 @@ from atoll.aggregation.rules.geometric import CenteredClipping, GeometricMedian,
 from atoll.aggregation.rules.rule import Rule, check_count
 from atoll.protocol.reference import check_known_or_reference, resolve
 from atoll.protocol.settings import STRICT, ConfigError
-from atoll.server.policy import StragglerPolicy
+from atoll.server.rounds.policy import StragglerPolicy
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

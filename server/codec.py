@@ -17,11 +17,11 @@ from pydantic_core import PydanticSerializationError, SchemaSerializer
 from atoll.protocol.manifest import parse_update
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.errors import StoreCorrupted
-from atoll.server.events import Event
-from atoll.server.ledger import Ledger
-from atoll.server.member import Member
-from atoll.server.record import RoundRecord
-from atoll.server.run import RunRules
+from atoll.server.rounds.events import Event
+from atoll.server.rounds.ledger import Ledger
+from atoll.server.rounds.member import Member
+from atoll.server.rounds.record import RoundRecord
+from atoll.server.rounds.run_machine import RunRules
 
 Value = TypeVar("Value")
 

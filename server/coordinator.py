@@ -29,7 +29,18 @@ from atoll.server.config import RunConfig
 from atoll.server.driver import RunDriver
 from atoll.server.errors import OperatorError, StoreCorrupted, UnknownRun
 from atoll.server.evaluator import TASK_TIMEOUT_S, EvaluationFailed, Evaluator, Reference
-from atoll.server.events import (
+from atoll.server.files.disk_limits import DiskLimits
+from atoll.server.identity.admission import Admission, joined
+from atoll.server.identity.signing import Signer
+from atoll.server.journal import Journal, RunRow
+from atoll.server.judge import Judge
+from atoll.server.oort import Oort
+from atoll.server.placement import num_ranks_of, state_of_rank, write_num_ranks
+from atoll.server.process_settings import CoordinatorConfig
+from atoll.server.ranks import Ranks
+from atoll.server.reduce import Reducer
+from atoll.server.retention import Keep
+from atoll.server.rounds.events import (
     CoordinatorStarted,
     EndRun,
     PauseRequested,
@@ -38,19 +49,8 @@ from atoll.server.events import (
     RunStarted,
     StopRequested,
 )
-from atoll.server.files.disk_limits import DiskLimits
-from atoll.server.identity.admission import Admission, joined
-from atoll.server.identity.signing import Signer
-from atoll.server.journal import Journal, RunRow
-from atoll.server.judge import Judge
-from atoll.server.oort import Oort
-from atoll.server.open_round import Effects
-from atoll.server.placement import num_ranks_of, state_of_rank, write_num_ranks
-from atoll.server.process_settings import CoordinatorConfig
-from atoll.server.ranks import Ranks
-from atoll.server.reduce import Reducer
-from atoll.server.retention import Keep
-from atoll.server.run import RunMachine, what_a_pause_waits_for
+from atoll.server.rounds.open_round import Effects
+from atoll.server.rounds.run_machine import RunMachine, what_a_pause_waits_for
 from atoll.server.sampling import Sampler
 from atoll.server.sharded_reduce import ShardedReducer
 from atoll.server.statedir import StateDirectory, run_folder

@@ -21,7 +21,18 @@ from atoll.server import messages
 from atoll.server.clock import Clock
 from atoll.server.config import RunConfig
 from atoll.server.evaluator import EvaluationFailed, Evaluator
-from atoll.server.events import (
+from atoll.server.hub import Hub
+from atoll.server.journal import (
+    Batch,
+    DiskFull,
+    EvaluationRow,
+    Journal,
+)
+from atoll.server.narration import narrate
+from atoll.server.oort import Oort
+from atoll.server.reduce import Reducer
+from atoll.server.retention import Keep, Retention
+from atoll.server.rounds.events import (
     Abandon,
     Aggregate,
     Aggregated,
@@ -44,20 +55,9 @@ from atoll.server.events import (
     UpdateReceived,
     UploadBegun,
 )
-from atoll.server.hub import Hub
-from atoll.server.journal import (
-    Batch,
-    DiskFull,
-    EvaluationRow,
-    Journal,
-)
-from atoll.server.narration import narrate
-from atoll.server.oort import Oort
-from atoll.server.open_round import Effects
-from atoll.server.reduce import Reducer
-from atoll.server.retention import Keep, Retention
+from atoll.server.rounds.open_round import Effects
+from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rows import Decided, add_rows
-from atoll.server.run import RunMachine
 from atoll.server.sampling import Sampler, draw
 from atoll.server.store import KeptUpdate
 from atoll.server.threads import on_thread, on_thread_of_its_own

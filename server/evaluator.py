@@ -13,7 +13,7 @@ from typing import Any
 
 from atoll.aggregation.tensors.layout import Piece
 from atoll.parallel.workers import Worker, WorkerCrashed, WorkerError, WorkerHung
-from atoll.server.events import Sums
+from atoll.server.rounds.events import Sums
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from atoll.server.binding import has_state, open_database
 from atoll.server.codec import decode_record
 from atoll.server.errors import StateUnusable
 from atoll.server.journal import EvaluationRow, RunRow, VersionRow, recovered, run_rows
-from atoll.server.member import Member
-from atoll.server.record import RoundRecord
-from atoll.server.run import RunMachine
+from atoll.server.rounds.member import Member
+from atoll.server.rounds.record import RoundRecord
+from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.schema import EVALUATIONS, ROUNDS, VERSIONS, check_version
 from atoll.server.statedir import RunningCoordinator, running_coordinator
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from atoll.protocol.atoll_pb2 import ServerMessage
 from atoll.protocol.vocabulary import ClientId
-from atoll.server.events import Profile
+from atoll.server.rounds.events import Profile
 
 OUTBOX_MAX = 256
 """Messages that wait for one client; one that does not read loses its connection and starts afresh."""

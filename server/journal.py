@@ -20,11 +20,11 @@ from atoll.protocol.vocabulary import ClientId, Digest, Phase, RoundId, RunId, R
 from atoll.server.codec import decode_event, decode_ledger, decode_page, decode_rules, encode_rules
 from atoll.server.config import RunConfig
 from atoll.server.errors import StoreCorrupted
-from atoll.server.events import Event, Sums
-from atoll.server.ledger import Ledger
-from atoll.server.member import Member
-from atoll.server.record import RoundRecord
-from atoll.server.run import RunMachine, RunRules
+from atoll.server.rounds.events import Event, Sums
+from atoll.server.rounds.ledger import Ledger
+from atoll.server.rounds.member import Member
+from atoll.server.rounds.record import RoundRecord
+from atoll.server.rounds.run_machine import RunMachine, RunRules
 from atoll.server.schema import (
     EVALUATIONS,
     JOURNAL,

@@ -9,7 +9,7 @@ from typing import Any
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.channel import METRICS_MAX, STATISTICS_MAX
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, RunState
-from atoll.server.events import AskEvaluation, Invite, Release, Sums
+from atoll.server.rounds.events import AskEvaluation, Invite, Release, Sums
 
 NAME_MAX = 200
 """Characters of a name that a client gives itself, its session, its stratum, a task or a metric."""

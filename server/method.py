@@ -15,7 +15,7 @@ from atoll.aggregation.rules.coordinate import clip_factors
 from atoll.aggregation.rules.rule import Rule
 from atoll.protocol.settings import ConfigError
 from atoll.server.aggregation_settings import AggregationConfig, OptimizerConfig
-from atoll.server.events import Contribution
+from atoll.server.rounds.events import Contribution
 
 
 @dataclass(frozen=True, slots=True)

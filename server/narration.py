@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from atoll.protocol.vocabulary import Fate, ReleaseReason, RoundId
-from atoll.server.events import (
+from atoll.server.rounds.events import (
     Abandon,
     Accept,
     Aggregate,
@@ -21,8 +21,8 @@ from atoll.server.events import (
     Release,
     UpdateRefused,
 )
-from atoll.server.record import RoundRecord
-from atoll.server.run import RunMachine
+from atoll.server.rounds.record import RoundRecord
+from atoll.server.rounds.run_machine import RunMachine
 
 
 def narrate(machine: RunMachine, event: Event, effects: tuple[Effect, ...]) -> Iterator[str]:

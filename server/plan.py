@@ -15,8 +15,8 @@ from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.aggregation_settings import AggregationConfig, OptimizerConfig
 from atoll.server.codec import decode, encode
-from atoll.server.events import Aggregate
 from atoll.server.method import Method
+from atoll.server.rounds.events import Aggregate
 
 
 class Known(Protocol):

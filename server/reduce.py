@@ -27,11 +27,11 @@ from atoll.server.aggregation_settings import AggregationConfig, OptimizerConfig
 from atoll.server.codec import StoredUpdateMeta, decode_meta
 from atoll.server.errors import StoreCorrupted
 from atoll.server.evaluator import Evaluator
-from atoll.server.events import Aggregate
 from atoll.server.files.disk_limits import DiskLimits
 from atoll.server.journal import UpdateRow
 from atoll.server.method import Method
 from atoll.server.plan import FoldPlan, plan_of
+from atoll.server.rounds.events import Aggregate
 from atoll.server.store import INCOMING_AGE_MAX_S, RunStore
 from atoll.server.threads import on_thread
 from atoll.server.versions import VersionFile, Versions

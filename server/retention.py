@@ -13,9 +13,9 @@ from typing import Any
 
 from atoll.protocol.vocabulary import TERMINAL, Digest, RunId, Version
 from atoll.server.journal import Journal
-from atoll.server.policy import StragglerPolicy
 from atoll.server.reduce import Reducer
-from atoll.server.run import RunMachine
+from atoll.server.rounds.policy import StragglerPolicy
+from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.threads import on_thread
 
 logger = logging.getLogger(__name__)

@@ -6,8 +6,19 @@ from dataclasses import dataclass
 from atoll.parallel.metrics import merge
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 from atoll.server.codec import encode_event, encode_ledger_without_members, encode_page, encode_record
-from atoll.server.evaluation import addable
-from atoll.server.events import (
+from atoll.server.journal import (
+    Batch,
+    Entry,
+    EvaluationRow,
+    Page,
+    RecordRow,
+    RunChange,
+    Snapshot,
+    UpdateRow,
+    VersionRow,
+)
+from atoll.server.rounds.client_evaluation import addable
+from atoll.server.rounds.events import (
     Abandon,
     Accept,
     AmendRecord,
@@ -20,19 +31,8 @@ from atoll.server.events import (
     ResumeRequested,
     RunStarted,
 )
-from atoll.server.journal import (
-    Batch,
-    Entry,
-    EvaluationRow,
-    Page,
-    RecordRow,
-    RunChange,
-    Snapshot,
-    UpdateRow,
-    VersionRow,
-)
-from atoll.server.open_round import Effects
-from atoll.server.run import RunMachine
+from atoll.server.rounds.open_round import Effects
+from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.store import KeptUpdate
 
 

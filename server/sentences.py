@@ -7,7 +7,7 @@ from atoll.protocol.vocabulary import CloseReason, Fate, Phase, RejectReason
 from atoll.server.codec import encode_record
 from atoll.server.reasons import explain as explain
 from atoll.server.reasons import explain_named
-from atoll.server.record import CarriedRecord, ClientRecord, Outage, RoundRecord
+from atoll.server.rounds.record import CarriedRecord, ClientRecord, Outage, RoundRecord
 
 NAMES_MAX = 20
 """More clients than this are counted, not named."""

@@ -24,14 +24,14 @@ from atoll.server.config import RunFile
 from atoll.server.coordinator import Coordinator
 from atoll.server.downloads import BadRequest, NotHeld, send_version
 from atoll.server.errors import OperatorError, UnknownRun
-from atoll.server.events import ClientEvaluated, ClientFailed, Profile
 from atoll.server.hub import Connection
 from atoll.server.identity.enrolments import Enrolments
 from atoll.server.identity.services import MembersAdmin
 from atoll.server.limits import MESSAGES_BURST, MESSAGES_PER_S
 from atoll.server.messages import NAME_MAX, sums_of
-from atoll.server.news import is_asked, is_failure_news
 from atoll.server.reading import ReadingAdmin
+from atoll.server.rounds.events import ClientEvaluated, ClientFailed, Profile
+from atoll.server.rounds.relevance import is_asked, is_failure_news
 from atoll.server.silence import Silent, first_of, opening
 from atoll.server.viewer import Viewer
 

@@ -12,10 +12,10 @@ from atoll.protocol.settings import effective
 from atoll.protocol.vocabulary import ClientId, RoundId, RunId, Version
 from atoll.server.history import History
 from atoll.server.journal import EvaluationRow, RunRow, VersionRow
-from atoll.server.member import Member
 from atoll.server.placement import num_ranks_of
-from atoll.server.record import RoundRecord
-from atoll.server.run import what_a_pause_waits_for
+from atoll.server.rounds.member import Member
+from atoll.server.rounds.record import RoundRecord
+from atoll.server.rounds.run_machine import what_a_pause_waits_for
 from atoll.server.sentences import as_json, summary
 from atoll.server.statedir import run_folder
 from atoll.server.store import RunStore

@@ -23,14 +23,14 @@ from mutmut.mutation.file_mutation import create_mutations, deep_replace
 from tests.mutants import GENERATED, ROOT, Mutant
 
 FILES = (
-    "server/rounds.py",
-    "server/open_round.py",
-    "server/buffer.py",
-    "server/invitations.py",
-    "server/run.py",
-    "server/intake.py",
-    "server/ledger.py",
-    "server/membership.py",
+    "server/rounds/cohort_round.py",
+    "server/rounds/open_round.py",
+    "server/rounds/buffer_round.py",
+    "server/rounds/async_invitations.py",
+    "server/rounds/run_machine.py",
+    "server/rounds/update_intake.py",
+    "server/rounds/ledger.py",
+    "server/rounds/membership.py",
     "client/session.py",
 )
 SEED = 7

@@ -65,11 +65,19 @@ class Outcome:
     seconds: float
 
 
-ROUNDS, RUN, LEDGER = "server/rounds.py", "server/run.py", "server/ledger.py"
-OPEN_ROUND, ADMISSION, INTAKE = "server/open_round.py", "server/admission.py", "server/intake.py"
-BUFFER, INVITATIONS, PLAN = "server/buffer.py", "server/invitations.py", "server/plan.py"
-MEMBERSHIP, SESSION, EVALUATION = "server/membership.py", "client/session.py", "server/evaluation.py"
-CLOCK, PAGES = "server/clock.py", "server/pages.py"
+ROUNDS, RUN, LEDGER = "server/rounds/cohort_round.py", "server/rounds/run_machine.py", "server/rounds/ledger.py"
+OPEN_ROUND, ADMISSION, INTAKE = (
+    "server/rounds/open_round.py",
+    "server/rounds/update_claims.py",
+    "server/rounds/update_intake.py",
+)
+BUFFER, INVITATIONS, PLAN = "server/rounds/buffer_round.py", "server/rounds/async_invitations.py", "server/plan.py"
+MEMBERSHIP, SESSION, EVALUATION = (
+    "server/rounds/membership.py",
+    "client/session.py",
+    "server/rounds/client_evaluation.py",
+)
+CLOCK, PAGES = "server/clock.py", "server/rounds/member_pages.py"
 
 PLANTED = (
     Mutant(

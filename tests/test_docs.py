@@ -23,12 +23,13 @@ from atoll.client import events as client_events
 from atoll.parallel.local import Local
 from atoll.protocol import steps, vocabulary
 from atoll.protocol.settings import load_text
-from atoll.server import events as server_events
 from atoll.server import process
 from atoll.server.aggregation_settings import load_rule
 from atoll.server.audit.actions import Action
 from atoll.server.config import RunFile
-from atoll.server.events import (
+from atoll.server.oort import Oort
+from atoll.server.rounds import events as server_events
+from atoll.server.rounds.events import (
     Aggregated,
     ClientJoined,
     CohortDrawn,
@@ -42,9 +43,8 @@ from atoll.server.events import (
     UpdateReceived,
     UploadBegun,
 )
-from atoll.server.oort import Oort
-from atoll.server.policy import StragglerPolicy
-from atoll.server.run import RunMachine, RunRules
+from atoll.server.rounds.policy import StragglerPolicy
+from atoll.server.rounds.run_machine import RunMachine, RunRules
 from tests.server.test_buffer import Flow, buffered, invited, released
 
 ROOT = Path(__file__).parents[1]

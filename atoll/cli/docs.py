@@ -130,8 +130,8 @@ _GENERATORS: dict[str, Callable[[], str]] = {
     "commands": _commands,
     "steps": _steps,
     "rules": _rules,
-    "server events": _words("atoll.server.events", "Event"),
-    "server effects": _words("atoll.server.events", "Effect"),
+    "server events": _words("atoll.server.rounds.events", "Event"),
+    "server effects": _words("atoll.server.rounds.events", "Effect"),
     "client events": _words("atoll.client.events", "Event"),
     "client effects": _words("atoll.client.events", "Effect"),
 }

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from atoll.protocol.vocabulary import Digest, RunId
 from atoll.server.audit.actions import Action
-from atoll.server.events import Abandon, Commit, Effect, EndRun
+from atoll.server.rounds.events import Abandon, Commit, Effect, EndRun
 
 
 class Said(NamedTuple):

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from atoll.protocol.vocabulary import ClientId, Fate, ReleaseReason, RoundId, Version
-from atoll.server.events import AmendRecord, Candidate, Effect, Invite, Release, Update
-from atoll.server.ledger import Ledger
-from atoll.server.open_round import Effects
-from atoll.server.policy import StragglerPolicy
-from atoll.server.record import ClientRecord, RoundRecord
+from atoll.server.rounds.events import AmendRecord, Candidate, Effect, Invite, Release, Update
+from atoll.server.rounds.ledger import Ledger
+from atoll.server.rounds.open_round import Effects
+from atoll.server.rounds.policy import StragglerPolicy
+from atoll.server.rounds.record import ClientRecord, RoundRecord
 
 
 class Records(Protocol):

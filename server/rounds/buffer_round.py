@@ -15,11 +15,11 @@ et al., "Asynchronous Federated Optimization", arXiv:1903.03934, whose buffer ho
 from collections.abc import Iterator
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Digest, Phase, RoundId, Version
-from atoll.server.events import Aggregate, Contribution, DrawCohort, Update
-from atoll.server.invitations import Invitations
-from atoll.server.membership import Membership
-from atoll.server.open_round import Effects, OpenRound
-from atoll.server.policy import StragglerPolicy
+from atoll.server.rounds.async_invitations import Invitations
+from atoll.server.rounds.events import Aggregate, Contribution, DrawCohort, Update
+from atoll.server.rounds.membership import Membership
+from atoll.server.rounds.open_round import Effects, OpenRound
+from atoll.server.rounds.policy import StragglerPolicy
 
 
 class Buffer(OpenRound):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from atoll.protocol.vocabulary import ClientId, RoundId, Version
-from atoll.server.events import AskEvaluation, ClientEvaluated, CloseEvaluation, Sums
+from atoll.server.rounds.events import AskEvaluation, ClientEvaluated, CloseEvaluation, Sums
 
 
 @dataclass(slots=True)

@@ -29,12 +29,12 @@ from atoll.protocol.vocabulary import (
     RoundId,
     Version,
 )
-from atoll.server.admission import fault_of, learn, measure, note_accepted, reject, work_scale
-from atoll.server.events import Accept, Aggregate, Contribution, DrawCohort, Invite, Release, Update
-from atoll.server.membership import Membership
-from atoll.server.open_round import Effects, OpenRound
-from atoll.server.policy import StragglerPolicy
-from atoll.server.record import ClientRecord
+from atoll.server.rounds.events import Accept, Aggregate, Contribution, DrawCohort, Invite, Release, Update
+from atoll.server.rounds.membership import Membership
+from atoll.server.rounds.open_round import Effects, OpenRound
+from atoll.server.rounds.policy import StragglerPolicy
+from atoll.server.rounds.record import ClientRecord
+from atoll.server.rounds.update_claims import fault_of, learn, measure, note_accepted, reject, work_scale
 
 MAY_REPORT = (Fate.WAITING, Fate.LOST, Fate.FAILED)  # a client that was given up may still surprise us in time
 

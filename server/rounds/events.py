@@ -22,7 +22,7 @@ from atoll.protocol.vocabulary import (
     RunState,
     Version,
 )
-from atoll.server.policy import Mode
+from atoll.server.rounds.policy import Mode
 
 Sums = Mapping[str, tuple[float, ...]]
 """Sufficient statistics by metric; merged by addition."""

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from atoll.protocol.vocabulary import TERMINAL, AbandonReason, ClientId, Digest, Phase, RoundId, RunState, Version
-from atoll.server.evaluation import ClientEvaluation
-from atoll.server.events import AmendRecord, Effect, Update
-from atoll.server.membership import Membership
-from atoll.server.record import RoundRecord
-from atoll.server.rounds import Round
+from atoll.server.rounds.client_evaluation import ClientEvaluation
+from atoll.server.rounds.cohort_round import Round
+from atoll.server.rounds.events import AmendRecord, Effect, Update
+from atoll.server.rounds.membership import Membership
+from atoll.server.rounds.record import RoundRecord
 
 
 @dataclass(slots=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from atoll.protocol.vocabulary import ClientId, RoundId
-from atoll.server.events import Candidate, Profile
+from atoll.server.rounds.events import Candidate, Profile
 
 
 @dataclass(slots=True)

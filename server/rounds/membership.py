@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from atoll.protocol.vocabulary import ClientId, RoundId
-from atoll.server.events import Candidate, Profile
-from atoll.server.member import Member
-from atoll.server.pacer import Pacer
-from atoll.server.pages import Unwritten
-from atoll.server.roster import Roster
+from atoll.server.rounds.candidate_index import Roster
+from atoll.server.rounds.events import Candidate, Profile
+from atoll.server.rounds.member import Member
+from atoll.server.rounds.member_pages import Unwritten
+from atoll.server.rounds.oort_pacer import Pacer
 
 
 def _average(old: float | None, new: float) -> float:

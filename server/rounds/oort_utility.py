@@ -13,7 +13,7 @@ Source of the utility:
 import math
 from collections.abc import Sequence
 
-from atoll.server.events import Sums, Update
+from atoll.server.rounds.events import Sums, Update
 
 LOSS_MAX = 1e100
 """No loss counts as larger: a client may claim anything, and sums of it must stay finite."""

@@ -11,10 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, Digest, Fate, Phase, RoundId, Version
-from atoll.server.admission import work_scale
-from atoll.server.events import Abandon, Aggregate, Commit, Effect, Update
-from atoll.server.policy import StragglerPolicy
-from atoll.server.record import CarriedRecord, Outage, RoundRecord
+from atoll.server.rounds.events import Abandon, Aggregate, Commit, Effect, Update
+from atoll.server.rounds.policy import StragglerPolicy
+from atoll.server.rounds.record import CarriedRecord, Outage, RoundRecord
+from atoll.server.rounds.update_claims import work_scale
 
 Effects = tuple[Effect, ...]
 

@@ -16,7 +16,7 @@ from atoll.protocol.vocabulary import (
     RoundId,
     Version,
 )
-from atoll.server.policy import Mode
+from atoll.server.rounds.policy import Mode
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
 """What a run's machine still wants to hear: of what changes nothing nobody makes an event. Pure."""
 
 from atoll.protocol.vocabulary import ClientId, Fate, RoundId, Version
-from atoll.server.events import Update
-from atoll.server.run import RunMachine
+from atoll.server.rounds.events import Update
+from atoll.server.rounds.run_machine import RunMachine
 
 
 def is_failure_news(machine: RunMachine, client_id: ClientId, round_id: RoundId) -> bool:

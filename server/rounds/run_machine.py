@@ -25,9 +25,10 @@ from atoll.protocol.vocabulary import (
     RunState,
     Version,
 )
-from atoll.server.buffer import Buffer
-from atoll.server.evaluation import ClientEvaluation, clients_to_ask
-from atoll.server.events import (
+from atoll.server.rounds.buffer_round import Buffer
+from atoll.server.rounds.client_evaluation import ClientEvaluation, clients_to_ask
+from atoll.server.rounds.cohort_round import Round
+from atoll.server.rounds.events import (
     Abandon,
     Aggregated,
     AggregationFailed,
@@ -59,12 +60,11 @@ from atoll.server.events import (
     UpdateRefused,
     UploadBegun,
 )
-from atoll.server.intake import Intake
-from atoll.server.intake import RunRules as RunRules
-from atoll.server.open_round import Effects, OpenRound
-from atoll.server.record import RoundRecord
-from atoll.server.rounds import Round
-from atoll.server.utility import utility_of
+from atoll.server.rounds.oort_utility import utility_of
+from atoll.server.rounds.open_round import Effects, OpenRound
+from atoll.server.rounds.record import RoundRecord
+from atoll.server.rounds.update_intake import Intake
+from atoll.server.rounds.update_intake import RunRules as RunRules
 
 
 class RunMachine(Intake):

@@ -1,11 +1,11 @@
 """What an update must claim of itself to be accepted, and what of it goes into the record. Pure."""
 
 from atoll.protocol.vocabulary import RejectReason, Version
-from atoll.server.events import Reject, Update
-from atoll.server.membership import Membership
-from atoll.server.policy import StragglerPolicy
-from atoll.server.record import ClientRecord
-from atoll.server.utility import loss_of, utility_of
+from atoll.server.rounds.events import Reject, Update
+from atoll.server.rounds.membership import Membership
+from atoll.server.rounds.oort_utility import loss_of, utility_of
+from atoll.server.rounds.policy import StragglerPolicy
+from atoll.server.rounds.record import ClientRecord
 
 WORK_MIN = 1e-9  # less is no share of any work, and its weight could vanish in a product
 

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from atoll.protocol.vocabulary import Fate, Phase, RejectReason, RoundId, Version
-from atoll.server.admission import fault_of, learn, measure, note_accepted, reject
-from atoll.server.buffer import Buffer
-from atoll.server.events import Accept, AmendRecord, Effect, Reject, Update
-from atoll.server.invitations import Invitations
-from atoll.server.ledger import Ledger
-from atoll.server.open_round import Effects, OpenRound
-from atoll.server.policy import StragglerPolicy
-from atoll.server.record import ClientRecord, RoundRecord
-from atoll.server.rounds import Round
+from atoll.server.rounds.async_invitations import Invitations
+from atoll.server.rounds.buffer_round import Buffer
+from atoll.server.rounds.cohort_round import Round
+from atoll.server.rounds.events import Accept, AmendRecord, Effect, Reject, Update
+from atoll.server.rounds.ledger import Ledger
+from atoll.server.rounds.open_round import Effects, OpenRound
+from atoll.server.rounds.policy import StragglerPolicy
+from atoll.server.rounds.record import ClientRecord, RoundRecord
+from atoll.server.rounds.update_claims import fault_of, learn, measure, note_accepted, reject
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,18 @@ from atoll.parallel.task import Task, task_name
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RunState, Version
 from atoll.server.config import RunConfig
-from atoll.server.events import Abandon, Aggregate, CloseEvaluation, Commit, CoordinatorStarted, RunStarted, Update
 from atoll.server.oort import Oort
 from atoll.server.retention import Keep
-from atoll.server.run import RunMachine
+from atoll.server.rounds.events import (
+    Abandon,
+    Aggregate,
+    CloseEvaluation,
+    Commit,
+    CoordinatorStarted,
+    RunStarted,
+    Update,
+)
+from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.sampling import Sampler
 from atoll.simulations.attacks.adversary import Adversary
 from atoll.simulations.devices.fleet import Fleet

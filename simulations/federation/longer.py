@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from atoll.protocol.vocabulary import Fate, RunState
 from atoll.server.config import RunConfig
-from atoll.server.ledger import Ledger
+from atoll.server.rounds.ledger import Ledger
 
 AT_REST = frozenset({Fate.REPORTED, Fate.FAILED, Fate.REFUSED})
 """Who has one of these fates was done with the round when it ended."""

@@ -18,7 +18,7 @@ from atoll.parallel.metrics import Metrics, Statistics, merge, values
 from atoll.protocol.durable import write_atomically
 from atoll.protocol.vocabulary import Fate, RoundId
 from atoll.server.errors import StoreCorrupted
-from atoll.server.record import ClientRecord, RoundRecord
+from atoll.server.rounds.record import ClientRecord, RoundRecord
 
 FATES_MAX = 1000
 """A round with more invitations than that is reported by its numbers alone; of failures, no more are written."""

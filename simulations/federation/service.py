@@ -12,7 +12,9 @@ from atoll.client import events as client
 from atoll.parallel.task import task_name
 from atoll.protocol.vocabulary import ClientId, Digest, LossReason, RoundId, RunId, RunState, Version
 from atoll.server.config import RunConfig
-from atoll.server.events import (
+from atoll.server.messages import training_seed
+from atoll.server.oort import Oort
+from atoll.server.rounds.events import (
     Abandon,
     Accept,
     Aggregate,
@@ -46,10 +48,8 @@ from atoll.server.events import (
     UpdateReceived,
     UploadBegun,
 )
-from atoll.server.messages import training_seed
-from atoll.server.news import is_asked, is_failure_news, is_first_upload
-from atoll.server.oort import Oort
-from atoll.server.run import RunMachine
+from atoll.server.rounds.relevance import is_asked, is_failure_news, is_first_upload
+from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.sampling import Sampler, SamplerError, draw
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from atoll.client.events import (
 from atoll.client.session import Session
 from atoll.protocol.channel import INLINE_BYTES_MAX
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason
-from atoll.server.events import Update
+from atoll.server.rounds.events import Update
 from atoll.simulations.devices.fleet import Device
 from atoll.simulations.federation.trainings import Training
 

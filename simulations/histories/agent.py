@@ -27,7 +27,7 @@ from atoll.client.events import (
 )
 from atoll.client.session import Session, SessionRules
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RejectReason
-from atoll.server.events import ClientJoined, Profile, Update
+from atoll.server.rounds.events import ClientJoined, Profile, Update
 from atoll.simulations.histories import network
 from atoll.simulations.histories.history import AgentStep, WorkerEnd
 from atoll.simulations.histories.scenario import TASK

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from atoll.client import events as client
 from atoll.client.session import SessionRules
 from atoll.protocol.vocabulary import TERMINAL, FailureReason, Fate, Phase, RoundId
-from atoll.server import events as server
-from atoll.server.record import ClientRecord
-from atoll.server.run import RunMachine
+from atoll.server.rounds import events as server
+from atoll.server.rounds.record import ClientRecord
+from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.sampling import draw
 from atoll.simulations.histories.history import AgentStep, History
 from atoll.simulations.histories.referee import Referee

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from atoll.client import events as client
 from atoll.protocol.vocabulary import Digest, RejectReason, RunState
 from atoll.server.clock import Clock
-from atoll.server.events import (
+from atoll.server.rounds.events import (
     Abandon,
     Accept,
     Aggregate,
@@ -39,7 +39,7 @@ from atoll.server.events import (
     UpdateRefused,
     UploadBegun,
 )
-from atoll.server.run import RunMachine
+from atoll.server.rounds.run_machine import RunMachine
 from atoll.simulations.histories.disk import Disk, Posted, Reply, Snapshot, records_of
 from atoll.simulations.histories.history import Acknowledged, Restart, Step
 from atoll.simulations.histories.lines import RUN, Lines

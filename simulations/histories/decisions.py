@@ -1,6 +1,6 @@
 """What a machine decided, in the form that the referee writes: without what the policy leaves open."""
 
-from atoll.server import events as e
+from atoll.server.rounds import events as e
 from atoll.simulations.histories.known import rounded
 
 Decision = tuple[object, ...]

@@ -14,10 +14,10 @@ from atoll.server.codec import (
     encode_page,
     encode_record,
 )
-from atoll.server.events import Abandon, AmendRecord, Commit, Effect, Event
-from atoll.server.ledger import Ledger
-from atoll.server.record import RoundRecord
-from atoll.server.run import RunMachine, RunRules
+from atoll.server.rounds.events import Abandon, AmendRecord, Commit, Effect, Event
+from atoll.server.rounds.ledger import Ledger
+from atoll.server.rounds.record import RoundRecord
+from atoll.server.rounds.run_machine import RunMachine, RunRules
 from atoll.simulations.histories.history import Step
 
 Reply = Callable[[tuple[Effect, ...]], None]

@@ -13,8 +13,8 @@ from atoll.protocol.vocabulary import (
     RoundId,
     RunState,
 )
-from atoll.server.events import Update
-from atoll.server.policy import StragglerPolicy
+from atoll.server.rounds.events import Update
+from atoll.server.rounds.policy import StragglerPolicy
 from atoll.simulations.histories.known import Known
 
 MAY_REPORT = (Fate.WAITING, Fate.LOST, Fate.FAILED)

@@ -7,10 +7,10 @@ from enum import StrEnum
 
 from atoll.client import events as client
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId
-from atoll.server import events as server
-from atoll.server.ledger import Ledger
-from atoll.server.record import RoundRecord
-from atoll.server.run import RunMachine
+from atoll.server.rounds import events as server
+from atoll.server.rounds.ledger import Ledger
+from atoll.server.rounds.record import RoundRecord
+from atoll.server.rounds.run_machine import RunMachine
 from atoll.simulations.histories.scenario import Scenario
 
 ALWAYS_THE_SAME = frozenset({"run_id", "task", "model_digest"})

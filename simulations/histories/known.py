@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from atoll.protocol.vocabulary import ClientId, RoundId
-from atoll.server.events import Candidate, Profile, Update
+from atoll.server.rounds.events import Candidate, Profile, Update
 
 LOSS_MAX = 1e100
 """As `utility` says: no claim counts for more."""

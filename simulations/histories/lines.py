@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from atoll.client import events as client
 from atoll.protocol.vocabulary import ClientId, Fate, LossReason, RunId
-from atoll.server.events import ClientDisconnected, ClientEvaluated, ClientFailed, ClientJoined, ClientLost
-from atoll.server.leases import Leases
-from atoll.server.record import RoundRecord
+from atoll.server.rounds.events import ClientDisconnected, ClientEvaluated, ClientFailed, ClientJoined, ClientLost
+from atoll.server.rounds.leases import Leases
+from atoll.server.rounds.record import RoundRecord
 from atoll.simulations.histories.network import Connection
 
 if TYPE_CHECKING:

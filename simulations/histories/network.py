@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from atoll.client import events as client
 from atoll.protocol.vocabulary import RejectReason
-from atoll.server.events import Accept, Effect, Reject, Update
+from atoll.server.rounds.events import Accept, Effect, Reject, Update
 
 if TYPE_CHECKING:
     from atoll.simulations.histories.agent import SimulatedAgent

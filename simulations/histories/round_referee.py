@@ -3,8 +3,8 @@
 from collections.abc import Callable, Collection, Iterable
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Fate, RejectReason, RoundId
-from atoll.server import events as e
-from atoll.server.run import RunRules
+from atoll.server.rounds import events as e
+from atoll.server.rounds.run_machine import RunRules
 from atoll.simulations.histories.facts import Books, RoundFacts
 from atoll.simulations.histories.verdicts import Verdict, discount_of
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from atoll.server.config import CohortConfig
-from atoll.server.policy import StragglerPolicy
-from atoll.server.run import RunRules
+from atoll.server.rounds.policy import StragglerPolicy
+from atoll.server.rounds.run_machine import RunRules
 from atoll.simulations.histories.faults import Faults, Seconds, random_faults
 
 TASK = "task"

@@ -16,7 +16,7 @@ from typing import Any
 
 from atoll.client.events import Answered
 from atoll.protocol.vocabulary import RejectReason
-from atoll.server.events import ClientLost, Commit, Reject, UpdateRefused
+from atoll.server.rounds.events import ClientLost, Commit, Reject, UpdateRefused
 from atoll.simulations.histories.history import History
 from atoll.simulations.histories.judge import BadHistory, judged
 

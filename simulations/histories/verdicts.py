@@ -4,9 +4,9 @@ import math
 from enum import Enum, auto
 
 from atoll.protocol.vocabulary import Fate, RejectReason
-from atoll.server.events import Update
-from atoll.server.policy import StragglerPolicy
-from atoll.server.run import RunRules
+from atoll.server.rounds.events import Update
+from atoll.server.rounds.policy import StragglerPolicy
+from atoll.server.rounds.run_machine import RunRules
 from atoll.simulations.histories.facts import Books, RoundFacts
 
 

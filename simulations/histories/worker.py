@@ -8,7 +8,7 @@ from zlib import crc32
 
 from atoll.client.events import Evaluated, EvaluationRequest, Event, Invitation, JobFailed, Request, Trained
 from atoll.protocol.vocabulary import Digest, FailureReason, Version
-from atoll.server.events import Sums, Update
+from atoll.server.rounds.events import Sums, Update
 from atoll.simulations.histories.network import BAD_BYTES
 
 if TYPE_CHECKING:

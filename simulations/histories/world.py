@@ -15,7 +15,7 @@ from functools import partial
 from typing import Protocol
 
 from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, FailureReason, RoundId, Version
-from atoll.server.events import ClientEvaluated, ClientFailed, DrawCohort, Update, UpdateReceived, UploadBegun
+from atoll.server.rounds.events import ClientEvaluated, ClientFailed, DrawCohort, Update, UpdateReceived, UploadBegun
 from atoll.server.sampling import draw
 from atoll.simulations.histories.agent import SimulatedAgent
 from atoll.simulations.histories.coordinator import RESUMABLE, SimulatedCoordinator

@@ -2,7 +2,7 @@
 
 from atoll.protocol.steps import STEPS
 from atoll.protocol.vocabulary import ClientId, Digest, Fate, Phase, RoundId, RunState, Version
-from atoll.server.record import CarriedRecord, ClientRecord, RoundRecord
+from atoll.server.rounds.record import CarriedRecord, ClientRecord, RoundRecord
 from benchmarks.crash_matrix import QUICK, Tally, bars_of, schedule
 from benchmarks.evidence import Ledger, heard, judge
 

@@ -46,7 +46,7 @@ def test_values_of_the_same_fields_are_one_in_a_set():
     ],
 )
 def test_mypy_sees_who_changes_one(tmp_path, line, fault):
-    code = f"from atoll.server.events import StopRequested\nevent = StopRequested('why')\n{line}\n"
+    code = f"from atoll.server.rounds.events import StopRequested\nevent = StopRequested('why')\n{line}\n"
     (tmp_path / "code.py").write_text(code)
     told, _, status = api.run([str(tmp_path / "code.py")])
     assert fault in told

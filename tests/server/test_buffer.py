@@ -18,7 +18,8 @@ from atoll.protocol.vocabulary import (
     RunState,
 )
 from atoll.server.codec import decode_ledger, encode_ledger
-from atoll.server.events import (
+from atoll.server.retention import Keep
+from atoll.server.rounds.events import (
     Abandon,
     Aggregate,
     AggregationFailed,
@@ -41,9 +42,8 @@ from atoll.server.events import (
     StopRequested,
     UploadBegun,
 )
-from atoll.server.policy import StragglerPolicy
-from atoll.server.retention import Keep
-from atoll.server.run import RunMachine
+from atoll.server.rounds.policy import StragglerPolicy
+from atoll.server.rounds.run_machine import RunMachine
 from tests.server.test_rounds import Drive, kinds, released, verdict
 
 

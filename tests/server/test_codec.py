@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.protocol.vocabulary import FailureReason, LossReason
-from atoll.server import events as ev
 from atoll.server.codec import (
     StoredUpdateMeta,
     decode_event,
@@ -22,10 +21,11 @@ from atoll.server.codec import (
     encode_rules,
 )
 from atoll.server.errors import StoreCorrupted
-from atoll.server.ledger import Ledger
-from atoll.server.policy import StragglerPolicy
-from atoll.server.record import RoundRecord
-from atoll.server.run import RunMachine, RunRules
+from atoll.server.rounds import events as ev
+from atoll.server.rounds.ledger import Ledger
+from atoll.server.rounds.policy import StragglerPolicy
+from atoll.server.rounds.record import RoundRecord
+from atoll.server.rounds.run_machine import RunMachine, RunRules
 
 EVENTS = get_args(ev.Event)
 finite = st.floats(allow_nan=False)

@@ -5,12 +5,12 @@ import sqlite3
 import pytest
 
 from atoll.protocol.vocabulary import Phase, RunState
-from atoll.server import events as ev
 from atoll.server.codec import encode_ledger, encode_record
 from atoll.server.errors import StateUnusable, StoreCorrupted
 from atoll.server.history import History
 from atoll.server.journal import Batch, EvaluationRow, Journal, RecordRow, RunChange, Snapshot, VersionRow
-from atoll.server.run import RunMachine
+from atoll.server.rounds import events as ev
+from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.schema import StateTooNew
 from atoll.server.statedir import StateDirectory
 from tests.server.test_codec import RULES, some_history

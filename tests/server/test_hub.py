@@ -1,8 +1,8 @@
 import asyncio
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.server.events import Profile
 from atoll.server.hub import OUTBOX_MAX, Connection, Hub
+from atoll.server.rounds.events import Profile
 
 MESSAGE = pb.ServerMessage(release=pb.Release(round_id=1))
 

@@ -13,7 +13,6 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from atoll.protocol.vocabulary import Phase, RunState
-from atoll.server import events as ev
 from atoll.server.codec import encode_event, encode_ledger, encode_record
 from atoll.server.config import RunConfig
 from atoll.server.errors import StoreCorrupted
@@ -30,10 +29,11 @@ from atoll.server.journal import (
     UpdateRow,
     VersionRow,
 )
-from atoll.server.ledger import Ledger
-from atoll.server.policy import StragglerPolicy
-from atoll.server.record import RoundRecord
-from atoll.server.run import RunMachine, RunRules
+from atoll.server.rounds import events as ev
+from atoll.server.rounds.ledger import Ledger
+from atoll.server.rounds.policy import StragglerPolicy
+from atoll.server.rounds.record import RoundRecord
+from atoll.server.rounds.run_machine import RunMachine, RunRules
 from atoll.server.statedir import StateDirectory
 from tests.server.test_codec import RULES, some_history
 

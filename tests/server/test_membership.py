@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.codec import decode, encode
-from atoll.server.events import Candidate, Profile
-from atoll.server.leases import Leases
-from atoll.server.membership import Membership
+from atoll.server.rounds.events import Candidate, Profile
+from atoll.server.rounds.leases import Leases
+from atoll.server.rounds.membership import Membership
 
 A, B = ClientId("a"), ClientId("b")
 

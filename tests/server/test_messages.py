@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.protocol.vocabulary import ClientId, RoundId
-from atoll.server.events import Invite
 from atoll.server.messages import INLINE_MANIFEST_BYTES_MAX, invitation, training_seed
+from atoll.server.rounds.events import Invite
 
 
 def message(manifest=b"m", deadline=110.0, now=100.0):

@@ -11,11 +11,11 @@ from sqlalchemy import text
 from atoll.protocol.vocabulary import ClientId, RoundId, RunId
 from atoll.server.codec import decode_page, encode_ledger_without_members, encode_page
 from atoll.server.errors import StoreCorrupted
-from atoll.server.events import Profile
 from atoll.server.journal import Batch, Journal, Page, Snapshot
-from atoll.server.ledger import Ledger
-from atoll.server.member import Member
-from atoll.server.membership import Membership
+from atoll.server.rounds.events import Profile
+from atoll.server.rounds.ledger import Ledger
+from atoll.server.rounds.member import Member
+from atoll.server.rounds.membership import Membership
 from atoll.server.statedir import StateDirectory
 
 RUN = RunId("r")

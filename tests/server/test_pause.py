@@ -1,7 +1,7 @@
 """A paused run, rule by rule: what ends, what goes on, and what a resume makes of it."""
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, RejectReason, ReleaseReason, RoundId, RunState, Version
-from atoll.server.events import (
+from atoll.server.rounds.events import (
     ClientEvaluated,
     EndRun,
     OpenNextRound,

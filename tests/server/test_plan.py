@@ -20,11 +20,11 @@ from atoll.protocol.manifest import UpdateManifest, VersionManifest
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 from atoll.server.aggregation_settings import AggregationConfig, OptimizerConfig
 from atoll.server.codec import StoredUpdateMeta
-from atoll.server.events import Aggregate, Contribution
 from atoll.server.method import Method
 from atoll.server.plan import FoldPlan, plan_of, weights_and_factors
-from atoll.server.policy import Mode
 from atoll.server.reduce import step_of
+from atoll.server.rounds.events import Aggregate, Contribution
+from atoll.server.rounds.policy import Mode
 from atoll.server.store import RunStore
 from tests.aggregation.models import store
 

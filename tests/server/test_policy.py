@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from atoll.server.policy import StragglerPolicy
+from atoll.server.rounds.policy import StragglerPolicy
 
 
 def test_every_field_is_documented() -> None:

@@ -19,7 +19,7 @@ from atoll.protocol.vocabulary import (
     RunState,
     Version,
 )
-from atoll.server.events import (
+from atoll.server.rounds.events import (
     Abandon,
     Accept,
     Aggregate,
@@ -50,9 +50,9 @@ from atoll.server.events import (
     UpdateRefused,
     UploadBegun,
 )
-from atoll.server.policy import StragglerPolicy
-from atoll.server.record import ClientRecord, RoundRecord
-from atoll.server.run import RunMachine, RunRules
+from atoll.server.rounds.policy import StragglerPolicy
+from atoll.server.rounds.record import ClientRecord, RoundRecord
+from atoll.server.rounds.run_machine import RunMachine, RunRules
 
 
 class Drive:

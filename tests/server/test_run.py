@@ -16,7 +16,7 @@ from atoll.protocol.vocabulary import (
     Version,
 )
 from atoll.server.codec import decode_ledger, encode_ledger
-from atoll.server.events import (
+from atoll.server.rounds.events import (
     AggregationFailed,
     AmendRecord,
     AskEvaluation,
@@ -36,7 +36,7 @@ from atoll.server.events import (
     StopRequested,
     Update,
 )
-from atoll.server.run import RunMachine
+from atoll.server.rounds.run_machine import RunMachine
 from tests.server.test_rounds import Drive, kinds, released, scales, verdict
 
 

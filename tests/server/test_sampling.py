@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, RoundId
-from atoll.server.events import Candidate
 from atoll.server.oort import Oort
+from atoll.server.rounds.events import Candidate
 from atoll.server.sampling import (
     SAMPLERS,
     Sampler,

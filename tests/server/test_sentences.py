@@ -15,8 +15,8 @@ from atoll.protocol.vocabulary import (
     ReleaseReason,
 )
 from atoll.server.codec import decode_record
-from atoll.server.record import CarriedRecord, ClientRecord, Outage, RoundRecord
-from atoll.server.run import RunMachine
+from atoll.server.rounds.record import CarriedRecord, ClientRecord, Outage, RoundRecord
+from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.sentences import as_json, explain, sentences, summary
 from tests.server.test_buffer import Flow
 from tests.server.test_codec import RULES, some_history

@@ -12,9 +12,9 @@ from sqlalchemy import inspect
 from atoll.server import schema, statedir
 from atoll.server.codec import encode_ledger
 from atoll.server.errors import StateInUse, StateUnusable, StoreCorrupted
-from atoll.server.events import Profile
 from atoll.server.journal import Journal
-from atoll.server.ledger import Ledger
+from atoll.server.rounds.events import Profile
+from atoll.server.rounds.ledger import Ledger
 from atoll.server.schema import SCHEMA_VERSION, StateTooNew
 from atoll.server.statedir import StateDirectory, is_held, running_coordinator
 

@@ -12,11 +12,11 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import RunState, Version
 from atoll.server import driver as driver_module
 from atoll.server import incoming
-from atoll.server.events import UpdateReceived
 from atoll.server.incoming import SMALL_BYTES
 from atoll.server.journal import DiskFull
 from atoll.server.process import host
 from atoll.server.retention import Keep
+from atoll.server.rounds.events import UpdateReceived
 from tests.wire.live import TINY, Live, running, settings
 from tests.wire.test_round import committed, live, report
 

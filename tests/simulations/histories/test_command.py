@@ -5,7 +5,7 @@ import json
 import pytest
 
 from atoll.protocol.settings import ConfigError
-from atoll.server.rounds import Round
+from atoll.server.rounds.cohort_round import Round
 from atoll.simulations.histories.command import judge_histories
 from atoll.simulations.histories.soak import soak
 

@@ -8,9 +8,9 @@ import pytest
 
 from atoll.client.events import Asked, JobFailed
 from atoll.protocol.vocabulary import FailureReason, Fate, LossReason, Phase
-from atoll.server.events import ClientLost, Commit, CoordinatorStarted, Invite
-from atoll.server.policy import StragglerPolicy
-from atoll.server.run import RunRules
+from atoll.server.rounds.events import ClientLost, Commit, CoordinatorStarted, Invite
+from atoll.server.rounds.policy import StragglerPolicy
+from atoll.server.rounds.run_machine import RunRules
 from atoll.simulations.histories.faults import COORDINATOR_DIES, PRESETS, Faults
 from atoll.simulations.histories.history import History
 from atoll.simulations.histories.judge import judged

@@ -17,11 +17,11 @@ from atoll.protocol.vocabulary import (
     RunState,
 )
 from atoll.server.config import NAMES
-from atoll.server.events import DrawCohort, EndRun, Reject, Release
-from atoll.server.policy import StragglerPolicy
-from atoll.server.record import RoundRecord
-from atoll.server.rounds import Round
-from atoll.server.run import RunMachine, RunRules
+from atoll.server.rounds.cohort_round import Round
+from atoll.server.rounds.events import DrawCohort, EndRun, Reject, Release
+from atoll.server.rounds.policy import StragglerPolicy
+from atoll.server.rounds.record import RoundRecord
+from atoll.server.rounds.run_machine import RunMachine, RunRules
 from atoll.simulations.histories.checks import check, faults_of
 from atoll.simulations.histories.history import History
 from atoll.simulations.histories.judge import BadHistory, judged
