@@ -1,0 +1,4 @@
+"""The pure selection of a cohort: samplers, Oort, weighted draws.
+
+Imports: `rounds`.
+"""
