@@ -41,7 +41,7 @@ from atoll.server.rounds.events import (
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.run_machine import RunMachine, RunRules
 from atoll.server.rows import Decided, add_rows
-from atoll.server.sampling import SAMPLERS, draw
+from atoll.server.selection.sampling import SAMPLERS, draw
 from atoll.server.statedir import StateDirectory
 
 RUN = RunId("million")

@@ -13,12 +13,12 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from atoll.protocol.reference import Reference, check_known_or_reference
 from atoll.protocol.settings import STRICT
 from atoll.server.aggregation_settings import AggregationConfig, OptimizerConfig
-from atoll.server.oort import Oort
 from atoll.server.process_settings import CoordinatorConfig
 from atoll.server.rounds.oort_pacer import PACER_WINDOW
 from atoll.server.rounds.policy import Seconds, SecondsOrNone, StragglerPolicy
 from atoll.server.rounds.update_intake import RunRules
-from atoll.server.sampling import SAMPLERS, Sampler, load_sampler, power_of_choice
+from atoll.server.selection.oort import Oort
+from atoll.server.selection.sampling import SAMPLERS, Sampler, load_sampler, power_of_choice
 
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
 

@@ -34,7 +34,6 @@ from atoll.server.identity.admission import Admission, joined
 from atoll.server.identity.signing import Signer
 from atoll.server.journal import Journal, RunRow
 from atoll.server.judge import Judge
-from atoll.server.oort import Oort
 from atoll.server.placement import num_ranks_of, state_of_rank, write_num_ranks
 from atoll.server.process_settings import CoordinatorConfig
 from atoll.server.ranks import Ranks
@@ -51,7 +50,8 @@ from atoll.server.rounds.events import (
 )
 from atoll.server.rounds.open_round import Effects
 from atoll.server.rounds.run_machine import RunMachine, what_a_pause_waits_for
-from atoll.server.sampling import Sampler
+from atoll.server.selection.oort import Oort
+from atoll.server.selection.sampling import Sampler
 from atoll.server.sharded_reduce import ShardedReducer
 from atoll.server.statedir import StateDirectory, run_folder
 from atoll.server.threads import on_thread

@@ -29,7 +29,6 @@ from atoll.server.journal import (
     Journal,
 )
 from atoll.server.narration import narrate
-from atoll.server.oort import Oort
 from atoll.server.reduce import Reducer
 from atoll.server.retention import Keep, Retention
 from atoll.server.rounds.events import (
@@ -58,7 +57,8 @@ from atoll.server.rounds.events import (
 from atoll.server.rounds.open_round import Effects
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rows import Decided, add_rows
-from atoll.server.sampling import Sampler, draw
+from atoll.server.selection.oort import Oort
+from atoll.server.selection.sampling import Sampler, draw
 from atoll.server.store import KeptUpdate
 from atoll.server.threads import on_thread, on_thread_of_its_own
 

@@ -27,7 +27,6 @@ from atoll.server import process
 from atoll.server.aggregation_settings import load_rule
 from atoll.server.audit.actions import Action
 from atoll.server.config import RunFile
-from atoll.server.oort import Oort
 from atoll.server.rounds import events as server_events
 from atoll.server.rounds.events import (
     Aggregated,
@@ -45,6 +44,7 @@ from atoll.server.rounds.events import (
 )
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.run_machine import RunMachine, RunRules
+from atoll.server.selection.oort import Oort
 from tests.server.test_buffer import Flow, buffered, invited, released
 
 ROOT = Path(__file__).parents[1]

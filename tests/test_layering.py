@@ -49,17 +49,17 @@ PURE = {
     "server/rounds/ledger.py",
     "server/rounds/member.py",
     "server/rounds/membership.py",
-    "server/oort.py",
+    "server/selection/oort.py",
     "server/rounds/member_pages.py",
     "server/rounds/open_round.py",
     "server/rounds/oort_pacer.py",
     "server/rounds/policy.py",
-    "server/race.py",
+    "server/selection/weighted_draws.py",
     "server/rounds/record.py",
     "server/rounds/candidate_index.py",
     "server/rounds/cohort_round.py",
     "server/rounds/run_machine.py",
-    "server/sampling.py",
+    "server/selection/sampling.py",
     "server/rounds/oort_utility.py",
     "client/events.py",
     "client/policy/content.py",
@@ -92,7 +92,10 @@ PURE_ALSO = {
     "protocol/identity/names.py": {"re"},
     "server/backup_contents.py": {"pydantic", "re"},
     "server/rounds/policy.py": {"pydantic"},
-    "server/sampling.py": {"atoll.protocol.reference", "atoll.protocol.settings"},  # load_sampler finds a user's own
+    "server/selection/sampling.py": {
+        "atoll.protocol.reference",
+        "atoll.protocol.settings",
+    },  # load_sampler finds a user's own
 }
 
 MONOTONIC = {"parallel/engine/forked.py", "parallel/workers.py", "parallel/worker_main.py"}

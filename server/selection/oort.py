@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from atoll.protocol.vocabulary import ClientId, RoundId
-from atoll.server.race import in_proportion
 from atoll.server.rounds.events import Candidate
+from atoll.server.selection.weighted_draws import in_proportion
 
 CLIP = 0.95
 """Utilities count up to this quantile of all: one that claims a huge loss is not chosen for ever."""

@@ -15,9 +15,9 @@ from operator import itemgetter
 from atoll.protocol.reference import resolve
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, RoundId
-from atoll.server.oort import Oort
-from atoll.server.race import evenly, in_proportion
 from atoll.server.rounds.events import Candidate
+from atoll.server.selection.oort import Oort
+from atoll.server.selection.weighted_draws import evenly, in_proportion
 
 Sampler = Callable[[Sequence[Candidate], int, random.Random], Sequence[ClientId]]
 """(candidates sorted by client id, how many at most, the round's own randomness) -> whom to invite."""

@@ -24,7 +24,6 @@ from atoll.parallel.task import Task, task_name
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RunState, Version
 from atoll.server.config import RunConfig
-from atoll.server.oort import Oort
 from atoll.server.retention import Keep
 from atoll.server.rounds.events import (
     Abandon,
@@ -36,7 +35,8 @@ from atoll.server.rounds.events import (
     Update,
 )
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.sampling import Sampler
+from atoll.server.selection.oort import Oort
+from atoll.server.selection.sampling import Sampler
 from atoll.simulations.attacks.adversary import Adversary
 from atoll.simulations.devices.fleet import Fleet
 from atoll.simulations.engines.engine import Failed, Trained

@@ -13,7 +13,6 @@ from atoll.parallel.task import task_name
 from atoll.protocol.vocabulary import ClientId, Digest, LossReason, RoundId, RunId, RunState, Version
 from atoll.server.config import RunConfig
 from atoll.server.messages import training_seed
-from atoll.server.oort import Oort
 from atoll.server.rounds.events import (
     Abandon,
     Accept,
@@ -50,7 +49,8 @@ from atoll.server.rounds.events import (
 )
 from atoll.server.rounds.relevance import is_asked, is_failure_news, is_first_upload
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.sampling import Sampler, SamplerError, draw
+from atoll.server.selection.oort import Oort
+from atoll.server.selection.sampling import Sampler, SamplerError, draw
 
 if TYPE_CHECKING:
     from atoll.simulations.federation.federation import Federation

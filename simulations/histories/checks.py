@@ -10,7 +10,7 @@ from atoll.protocol.vocabulary import TERMINAL, FailureReason, Fate, Phase, Roun
 from atoll.server.rounds import events as server
 from atoll.server.rounds.record import ClientRecord
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.sampling import draw
+from atoll.server.selection.sampling import draw
 from atoll.simulations.histories.history import AgentStep, History
 from atoll.simulations.histories.referee import Referee
 

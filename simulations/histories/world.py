@@ -16,7 +16,7 @@ from typing import Protocol
 
 from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, FailureReason, RoundId, Version
 from atoll.server.rounds.events import ClientEvaluated, ClientFailed, DrawCohort, Update, UpdateReceived, UploadBegun
-from atoll.server.sampling import draw
+from atoll.server.selection.sampling import draw
 from atoll.simulations.histories.agent import SimulatedAgent
 from atoll.simulations.histories.coordinator import RESUMABLE, SimulatedCoordinator
 from atoll.simulations.histories.faults import Seconds

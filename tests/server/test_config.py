@@ -24,12 +24,12 @@ from atoll.server.aggregation_settings import (
 )
 from atoll.server.config import CohortConfig, RunConfig, RunFile
 from atoll.server.method import Method
-from atoll.server.oort import Oort
 from atoll.server.process_settings import AggregatorConfig, CoordinatorConfig, HostFile
 from atoll.server.rounds.events import Contribution
 from atoll.server.rounds.oort_pacer import PACER_WINDOW
 from atoll.server.rounds.policy import StragglerPolicy
-from atoll.server.sampling import SAMPLERS, power_of_choice
+from atoll.server.selection.oort import Oort
+from atoll.server.selection.sampling import SAMPLERS, power_of_choice
 
 EXAMPLE = """
 name = "digits-1"

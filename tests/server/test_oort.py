@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, Version
-from atoll.server.oort import Oort, normalized, quantile, slowness, temporal_uncertainty
 from atoll.server.rounds.events import Candidate, Sums, Update
 from atoll.server.rounds.oort_pacer import Pacer
 from atoll.server.rounds.oort_utility import loss_of, utility_of
-from atoll.server.sampling import draw
+from atoll.server.selection.oort import Oort, normalized, quantile, slowness, temporal_uncertainty
+from atoll.server.selection.sampling import draw
 
 
 def known(name: str, utility: float, seconds: float | None = 1.0, last_round: int = 1) -> Candidate:

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, RoundId
-from atoll.server.oort import Oort
 from atoll.server.rounds.events import Candidate
-from atoll.server.sampling import (
+from atoll.server.selection.oort import Oort
+from atoll.server.selection.sampling import (
     SAMPLERS,
     Sampler,
     SamplerError,
