@@ -1,0 +1,4 @@
+"""The settings of a run and of the server's processes.
+
+Imports: `rounds`, `selection`.
+"""
