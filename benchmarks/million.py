@@ -16,7 +16,7 @@ from typing import Any
 
 from atoll.protocol.vocabulary import ClientId, Digest, RunId
 from atoll.server.clock import Clock
-from atoll.server.config import RunConfig
+from atoll.server.config.run import RunConfig
 from atoll.server.journal import Batch, Journal, RunRow
 from atoll.server.memory import collect_seldom
 from atoll.server.rounds.events import (

@@ -22,6 +22,7 @@ from atoll.protocol.identity.renewal import MembershipEnded
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.stream import Stream, StreamBroken
 from atoll.server.call_limits import CallLimits, Connections
+from atoll.server.config.process import AggregatorConfig
 from atoll.server.ending import stop_servers
 from atoll.server.errors import OperatorError
 from atoll.server.identity.gate import identity_folder
@@ -30,7 +31,6 @@ from atoll.server.identity.listener import InsecureListener, Listener, MutualLis
 from atoll.server.limits import Callers, calls_max, connections_max
 from atoll.server.open_files import allow_open_files
 from atoll.server.placement import take_place
-from atoll.server.process_settings import AggregatorConfig
 from atoll.server.rank import Rank, RankPlace
 from atoll.server.rank_service import AggregatorService
 from atoll.server.statedir import lock_directory

@@ -15,9 +15,9 @@ from atoll.server import messages
 from atoll.server.audit.actions import Action
 from atoll.server.audit.log import AuditLog, Caller
 from atoll.server.clock import Clock
+from atoll.server.config.process import CoordinatorConfig
 from atoll.server.driver import RunDriver
 from atoll.server.hub import Connection, Hub
-from atoll.server.process_settings import CoordinatorConfig
 from atoll.server.ranks import Ranks
 from atoll.server.rounds.events import ClientDisconnected, ClientJoined, ClientLost
 from atoll.server.rounds.leases import Leases

@@ -25,7 +25,8 @@ from atoll.server.audit.actions import Action
 from atoll.server.audit.log import COORDINATOR, AuditLog
 from atoll.server.audit.rounds import said_of
 from atoll.server.clock import Clock
-from atoll.server.config import RunConfig
+from atoll.server.config.process import CoordinatorConfig
+from atoll.server.config.run import RunConfig
 from atoll.server.driver import RunDriver
 from atoll.server.errors import OperatorError, StoreCorrupted, UnknownRun
 from atoll.server.evaluator import TASK_TIMEOUT_S, EvaluationFailed, Evaluator, Reference
@@ -35,7 +36,6 @@ from atoll.server.identity.signing import Signer
 from atoll.server.journal import Journal, RunRow
 from atoll.server.judge import Judge
 from atoll.server.placement import num_ranks_of, state_of_rank, write_num_ranks
-from atoll.server.process_settings import CoordinatorConfig
 from atoll.server.ranks import Ranks
 from atoll.server.reduce import Reducer
 from atoll.server.retention import Keep

@@ -19,7 +19,7 @@ from atoll.protocol.atoll_pb2 import ServerMessage
 from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RunId, RunState, Version
 from atoll.server import messages
 from atoll.server.clock import Clock
-from atoll.server.config import RunConfig
+from atoll.server.config.run import RunConfig
 from atoll.server.evaluator import EvaluationFailed, Evaluator
 from atoll.server.hub import Hub
 from atoll.server.journal import (

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Row, Table, delete, func, select, update
 from atoll.protocol.durable import DiskFull as DiskFull
 from atoll.protocol.vocabulary import ClientId, Digest, Phase, RoundId, RunId, RunState, Version
 from atoll.server.codec import decode_event, decode_ledger, decode_page, decode_rules, encode_rules
-from atoll.server.config import RunConfig
+from atoll.server.config.run import RunConfig
 from atoll.server.errors import StoreCorrupted
 from atoll.server.rounds.events import Event, Sums
 from atoll.server.rounds.ledger import Ledger

@@ -14,7 +14,7 @@ from atoll.aggregation.optimizers import Optimizer
 from atoll.aggregation.rules.coordinate import clip_factors
 from atoll.aggregation.rules.rule import Rule
 from atoll.protocol.settings import ConfigError
-from atoll.server.aggregation_settings import AggregationConfig, OptimizerConfig
+from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.rounds.events import Contribution
 
 

@@ -16,6 +16,7 @@ from atoll.protocol.vocabulary import ClientId
 from atoll.server.aggregation_service import AggregationService
 from atoll.server.audit.calls import CallAudit
 from atoll.server.call_limits import CallLimits, Connections
+from atoll.server.config.process import CoordinatorConfig
 from atoll.server.coordinator import Coordinator
 from atoll.server.ending import stop_servers
 from atoll.server.identity.enrolment_port import EnrolmentPort
@@ -24,7 +25,6 @@ from atoll.server.identity.guard import Guard
 from atoll.server.identity.remote_signer import RemoteSigner, SigningService
 from atoll.server.identity.services import MembershipService
 from atoll.server.limits import Callers, calls_max, connections_max
-from atoll.server.process_settings import CoordinatorConfig
 from atoll.server.service import AdminService, CoordinatorService
 
 ADMIN_CALLS_MAX = 100

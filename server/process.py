@@ -13,14 +13,14 @@ from typing import Any
 from atoll.protocol.allocator import keep_freed_memory, share_heaps
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import TERMINAL, RunId, RunState
-from atoll.server.config import RunConfig
+from atoll.server.config.process import CoordinatorConfig
+from atoll.server.config.run import RunConfig
 from atoll.server.coordinator import Coordinator
 from atoll.server.errors import OperatorError
 from atoll.server.identity.gate import equip_ranks, gate_of, publisher
 from atoll.server.memory import collect_seldom
 from atoll.server.open_files import allow_open_files
 from atoll.server.ports import Ports
-from atoll.server.process_settings import CoordinatorConfig
 from atoll.server.spawned import SpawnedRanks
 from atoll.server.statedir import StateDirectory
 

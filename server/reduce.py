@@ -23,8 +23,8 @@ from atoll.protocol import steps
 from atoll.protocol.durable import naming_full_disk
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
 from atoll.protocol.vocabulary import Digest, Version
-from atoll.server.aggregation_settings import AggregationConfig, OptimizerConfig
 from atoll.server.codec import StoredUpdateMeta, decode_meta
+from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.errors import StoreCorrupted
 from atoll.server.evaluator import Evaluator
 from atoll.server.files.disk_limits import DiskLimits

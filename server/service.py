@@ -20,7 +20,7 @@ from atoll.server.around import Context
 from atoll.server.audit.actions import Action
 from atoll.server.audit.calls import caller_of
 from atoll.server.bucket import Bucket
-from atoll.server.config import RunFile
+from atoll.server.config.run import RunFile
 from atoll.server.coordinator import Coordinator
 from atoll.server.downloads import BadRequest, NotHeld, send_version
 from atoll.server.errors import OperatorError, UnknownRun

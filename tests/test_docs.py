@@ -24,9 +24,9 @@ from atoll.parallel.local import Local
 from atoll.protocol import steps, vocabulary
 from atoll.protocol.settings import load_text
 from atoll.server import process
-from atoll.server.aggregation_settings import load_rule
 from atoll.server.audit.actions import Action
-from atoll.server.config import RunFile
+from atoll.server.config.aggregation import load_rule
+from atoll.server.config.run import RunFile
 from atoll.server.rounds import events as server_events
 from atoll.server.rounds.events import (
     Aggregated,

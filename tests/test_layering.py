@@ -246,7 +246,7 @@ def test_the_check_bites(path: str, source: str) -> None:
             "server/rounds/cohort_round.py",
             "from atoll.server.rounds.policy import StragglerPolicy\nfrom atoll.protocol import vocabulary",
         ),
-        ("atoll/cli/main.py", "from atoll.server.config import RunFile"),
+        ("atoll/cli/main.py", "from atoll.server.config.run import RunFile"),
         ("tests/server/test_x.py", "from tests.server import histories"),
     ],
 )

@@ -55,7 +55,7 @@ def aggregator(
     """
     from atoll.cli.files import overriding
     from atoll.protocol.settings import effective, load
-    from atoll.server.process_settings import AggregatorConfig
+    from atoll.server.config.process import AggregatorConfig
 
     place = {"rank": rank, "ranks": ranks, "listen": listen, "state": state}
     given = overriding(overrides, coordinator=coordinator, join=given_code(join), insecure=insecure, **place)

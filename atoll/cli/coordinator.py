@@ -12,10 +12,10 @@ from atoll.cli.faults import CommandError, without_frames
 from atoll.cli.printing import note, say
 
 if TYPE_CHECKING:
-    from atoll.server.config import RunFile
+    from atoll.server.config.process import HostFile
+    from atoll.server.config.run import RunFile
     from atoll.server.coordinator import Coordinator
     from atoll.server.ports import Ports
-    from atoll.server.process_settings import HostFile
 
 What = Annotated[
     str | None,
@@ -69,7 +69,7 @@ def coordinator(
     every run has finished or a signal came, with 1 when a run failed or was stopped.
     """
     from atoll.cli.files import load_host, overriding
-    from atoll.server.config import RunFile
+    from atoll.server.config.run import RunFile
 
     own = {"state": state, "database": database, "aggregators": aggregators, "insecure": insecure}
     file = load_host(what, overriding(overrides, **{f"coordinator__{name}": value for name, value in own.items()}))
@@ -86,7 +86,7 @@ def coordinator(
 def _check(file: "HostFile | RunFile") -> None:
     """Load the task as the worker would; what is wrong with it is better known now."""
     from atoll.protocol.settings import effective
-    from atoll.server.config import RunFile
+    from atoll.server.config.run import RunFile
 
     if isinstance(file, RunFile):
         _check_task(file)
@@ -114,7 +114,7 @@ def _check_task(file: "RunFile") -> None:
 
 
 def _host(file: "HostFile | RunFile", *, again: bool, stay: bool) -> int:
-    from atoll.server.config import RunFile
+    from atoll.server.config.run import RunFile
     from atoll.server.errors import OperatorError
     from atoll.server.process import host
 

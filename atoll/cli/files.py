@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TypeVar, overload
 from atoll.cli.faults import CommandError
 from atoll.cli.options import STATE
 from atoll.protocol.settings import ConfigError, load, load_text
-from atoll.server.config import RunFile
-from atoll.server.process_settings import HostFile
+from atoll.server.config.process import HostFile
+from atoll.server.config.run import RunFile
 
 if TYPE_CHECKING:
     from atoll.parallel.task import ArrayTask, Task

@@ -39,8 +39,8 @@ def history_of(state: Path, database: str = "") -> "Iterator[History]":
         CommandError: there is no such run or round; the message says which there are.
         OSError: there is no state directory, or it is damaged, or too new.
     """
+    from atoll.server.config.database_url import check_url
     from atoll.server.history import History
-    from atoll.server.postgres_url import check_url
 
     try:
         url = check_url(database)

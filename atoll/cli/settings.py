@@ -75,8 +75,8 @@ def described(section: Section) -> "list[Setting]":
     from atoll.client.config import AgentConfig
     from atoll.client.policy.config import SitePolicy
     from atoll.protocol.settings import describe
-    from atoll.server.config import RunConfig, RunFile
-    from atoll.server.process_settings import AggregatorConfig, HostFile
+    from atoll.server.config.process import AggregatorConfig, HostFile
+    from atoll.server.config.run import RunConfig, RunFile
     from atoll.simulations.federation.config import SimulationFile
 
     if section in (Section.LOCAL, Section.TRAIN, Section.PLAN):

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from atoll.protocol.channel import Address, bracketed, is_wildcard, loopback_only, parse_address
 from atoll.protocol.settings import STRICT, Folder
-from atoll.server.postgres_url import DatabaseUrl
+from atoll.server.config.database_url import DatabaseUrl
 from atoll.server.rounds.policy import Seconds, SecondsOrNone
 
 PORT_MAX = 65535

@@ -12,8 +12,8 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from atoll.protocol.reference import Reference, check_known_or_reference
 from atoll.protocol.settings import STRICT
-from atoll.server.aggregation_settings import AggregationConfig, OptimizerConfig
-from atoll.server.process_settings import CoordinatorConfig
+from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
+from atoll.server.config.process import CoordinatorConfig
 from atoll.server.rounds.oort_pacer import PACER_WINDOW
 from atoll.server.rounds.policy import Seconds, SecondsOrNone, StragglerPolicy
 from atoll.server.rounds.update_intake import RunRules

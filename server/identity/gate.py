@@ -13,6 +13,7 @@ from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR, Identity, aggregator
 from atoll.protocol.settings import ConfigError
 from atoll.server.clock import Clock
+from atoll.server.config.process import CoordinatorConfig
 from atoll.server.identity.authority import Authority, Signer
 from atoll.server.identity.enrolments import Enrolments
 from atoll.server.identity.household import OWNER, Household
@@ -22,7 +23,6 @@ from atoll.server.identity.remote_signer import RemoteSigner
 from atoll.server.identity.signing import Signer as Publisher
 from atoll.server.identity.signing import publisher_key
 from atoll.server.placement import state_of_rank
-from atoll.server.process_settings import CoordinatorConfig
 from atoll.server.statedir import StateDirectory
 
 ALIVE_S = 1.0

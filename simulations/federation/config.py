@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, Field, model_validator
 
 from atoll.protocol.settings import STRICT
-from atoll.server.config import RunFile
+from atoll.server.config.run import RunFile
 from atoll.simulations.attacks.config import AttackConfig
 from atoll.simulations.devices.config import DeviceConfig
 from atoll.simulations.populations.config import PopulationConfig

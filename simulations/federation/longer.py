@@ -8,7 +8,7 @@ asynchronous run turns away what no commit would follow. And what clients were a
 from collections.abc import Iterator
 
 from atoll.protocol.vocabulary import Fate, RunState
-from atoll.server.config import RunConfig
+from atoll.server.config.run import RunConfig
 from atoll.server.rounds.ledger import Ledger
 
 AT_REST = frozenset({Fate.REPORTED, Fate.FAILED, Fate.REFUSED})

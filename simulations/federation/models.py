@@ -23,7 +23,7 @@ from atoll.parallel.bench import Bench
 from atoll.parallel.model_files import write_initial
 from atoll.protocol.manifest import VersionManifest, digest_of
 from atoll.protocol.vocabulary import Digest, Version
-from atoll.server.config import RunConfig
+from atoll.server.config.run import RunConfig
 from atoll.server.errors import StoreCorrupted
 from atoll.server.method import Method
 from atoll.server.plan import plan_of, trained_of, weights_and_factors

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from atoll.client import events as client
 from atoll.parallel.task import task_name
 from atoll.protocol.vocabulary import ClientId, Digest, LossReason, RoundId, RunId, RunState, Version
-from atoll.server.config import RunConfig
+from atoll.server.config.run import RunConfig
 from atoll.server.messages import training_seed
 from atoll.server.rounds.events import (
     Abandon,

@@ -9,7 +9,7 @@ from atoll.parallel.arrays import Arrays
 from atoll.parallel.errors import TaskBroken, TaskMismatch
 from atoll.parallel.task import Task
 from atoll.protocol.settings import ConfigError
-from atoll.server.config import RunConfig
+from atoll.server.config.run import RunConfig
 from atoll.simulations.engines.choice import choose
 from atoll.simulations.engines.determinism import check_deterministic, check_model
 from atoll.simulations.engines.engine import Engine, Training

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from atoll.server.config import CohortConfig
+from atoll.server.config.run import CohortConfig
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.run_machine import RunRules
 from atoll.simulations.histories.faults import Faults, Seconds, random_faults

@@ -18,13 +18,7 @@ from atoll.aggregation.fold.step import Step
 from atoll.aggregation.fold.streaming import fold
 from atoll.aggregation.optimizers import OPTIMIZERS
 from atoll.aggregation.tensors import safetensors_file
-from atoll.server.aggregation_settings import (
-    CODEC_OPTIONS,
-    OPTIMIZER_OPTIONS,
-    RULES,
-    AggregationConfig,
-    OptimizerConfig,
-)
+from atoll.server.config.aggregation import CODEC_OPTIONS, OPTIMIZER_OPTIONS, RULES, AggregationConfig, OptimizerConfig
 from atoll.server.method import Method
 from tests.aggregation.models import store
 from tests.aggregation.twins import (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from atoll.client.config import AgentConfig
 from atoll.protocol.settings import load
-from atoll.server.config import RunFile
+from atoll.server.config.run import RunFile
 from tests.cli.invoking import invoke, refused
 
 

@@ -29,9 +29,9 @@ from atoll.protocol.proxy import HttpProxy
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.protocol.strict import ManifestError
 from atoll.server.backup_contents import BackupFailed, Contents, Part, parse_contents
-from atoll.server.config import RunFile
+from atoll.server.config.process import AggregatorConfig, HostFile
+from atoll.server.config.run import RunFile
 from atoll.server.judge import Judge
-from atoll.server.process_settings import AggregatorConfig, HostFile
 from atoll.server.service import _connection, _fault_of_hello
 from atoll.simulations.experiments.grid import parse_grid
 from atoll.simulations.experiments.sweep import check_cells

@@ -15,16 +15,10 @@ from atoll.aggregation.rules.geometric import NearestNeighbourMixing
 from atoll.client.config import AgentConfig
 from atoll.protocol.settings import ConfigError, describe, effective, load_text
 from atoll.protocol.vocabulary import ClientId, Digest
-from atoll.server.aggregation_settings import (
-    CODEC_OPTIONS,
-    OPTIMIZER_OPTIONS,
-    RULES,
-    AggregationConfig,
-    OptimizerConfig,
-)
-from atoll.server.config import CohortConfig, RunConfig, RunFile
+from atoll.server.config.aggregation import CODEC_OPTIONS, OPTIMIZER_OPTIONS, RULES, AggregationConfig, OptimizerConfig
+from atoll.server.config.process import AggregatorConfig, CoordinatorConfig, HostFile
+from atoll.server.config.run import CohortConfig, RunConfig, RunFile
 from atoll.server.method import Method
-from atoll.server.process_settings import AggregatorConfig, CoordinatorConfig, HostFile
 from atoll.server.rounds.events import Contribution
 from atoll.server.rounds.oort_pacer import PACER_WINDOW
 from atoll.server.rounds.policy import StragglerPolicy

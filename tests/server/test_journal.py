@@ -14,7 +14,7 @@ from sqlalchemy.exc import IntegrityError
 
 from atoll.protocol.vocabulary import Phase, RunState
 from atoll.server.codec import encode_event, encode_ledger, encode_record
-from atoll.server.config import RunConfig
+from atoll.server.config.run import RunConfig
 from atoll.server.errors import StoreCorrupted
 from atoll.server.journal import (
     Batch,

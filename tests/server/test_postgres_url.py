@@ -7,8 +7,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from atoll.protocol.secrets import without_password
 from atoll.protocol.settings import ConfigError, effective, load_text
-from atoll.server.postgres_url import check_url
-from atoll.server.process_settings import CoordinatorConfig, HostFile
+from atoll.server.config.database_url import check_url
+from atoll.server.config.process import CoordinatorConfig, HostFile
 
 GOOD = [
     "postgresql://atoll@db.example.org/atoll",

@@ -20,7 +20,7 @@ from atoll.protocol.identity.names import COORDINATOR, Identity, Role
 from atoll.protocol.manifest import UpdateManifest, VersionManifest, parse_version
 from atoll.protocol.settings import load_text
 from atoll.protocol.stream import first_status
-from atoll.server.config import RunFile
+from atoll.server.config.run import RunFile
 from atoll.server.process import host
 from benchmarks.members import equip
 

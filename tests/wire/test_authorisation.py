@@ -14,8 +14,8 @@ from atoll.protocol.identity.names import COORDINATOR, Identity, Role, aggregato
 from atoll.protocol.identity.renewal import MembershipEnded
 from atoll.protocol.stream import Stream, StreamBroken
 from atoll.server import aggregator as aggregators
+from atoll.server.config.process import AggregatorConfig
 from atoll.server.identity.listener import MutualListener
-from atoll.server.process_settings import AggregatorConfig
 from atoll.server.rank import Rank, RankPlace
 from benchmarks.members import equip
 from tests.wire.live import running, update_of

@@ -21,8 +21,8 @@ from atoll.protocol.identity.names import aggregator as aggregator_name
 from atoll.protocol.manifest import parse_version
 from atoll.protocol.vocabulary import Digest, RunId
 from atoll.server import aggregator, gloo, rank_runs
+from atoll.server.config.process import AggregatorConfig
 from atoll.server.identity.listener import InsecureListener
-from atoll.server.process_settings import AggregatorConfig
 from atoll.server.rank import Rank, RankPlace
 from tests.client.lagoon import until
 from tests.wire.live import running, update_of

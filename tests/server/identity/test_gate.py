@@ -11,13 +11,13 @@ from atoll.cli.faults import CommandError
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.settings import ConfigError
+from atoll.server.config.process import CoordinatorConfig
 from atoll.server.identity import household
 from atoll.server.identity.authority import Authority
 from atoll.server.identity.gate import ELSEWHERE, MINE, OWNERS, gate_of, identity_folder
 from atoll.server.identity.household import OWNER
 from atoll.server.identity.remote_signer import RemoteSigner
 from atoll.server.identity.steward import Steward
-from atoll.server.process_settings import CoordinatorConfig
 from atoll.server.statedir import StateDirectory
 from tests.cli.invoking import refused
 from tests.client.lagoon import live

@@ -16,7 +16,7 @@ from atoll.protocol.vocabulary import (
     ReleaseReason,
     RunState,
 )
-from atoll.server.config import NAMES
+from atoll.server.config.run import NAMES
 from atoll.server.rounds.cohort_round import Round
 from atoll.server.rounds.events import DrawCohort, EndRun, Reject, Release
 from atoll.server.rounds.policy import StragglerPolicy
