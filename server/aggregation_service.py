@@ -14,9 +14,9 @@ from atoll.protocol.manifest import ManifestError, parse_update
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import Digest, RejectReason, RunId
 from atoll.server.around import Context
-from atoll.server.codec import decode_meta, encode_meta, lies_at
 from atoll.server.coordinator import Coordinator
 from atoll.server.errors import StoreCorrupted
+from atoll.server.journal.codec import decode_meta, encode_meta, lies_at
 from atoll.server.judge import Judge
 from atoll.server.ranks import RankConnection, Ranks
 from atoll.server.silence import Silent, first_of

@@ -28,12 +28,12 @@ from atoll.server.errors import OperatorError
 from atoll.server.identity.gate import identity_folder
 from atoll.server.identity.guard import Guard
 from atoll.server.identity.listener import InsecureListener, Listener, MutualListener, cannot_listen
+from atoll.server.journal.placement import take_place
+from atoll.server.journal.state_directory import lock_directory
 from atoll.server.limits import Callers, calls_max, connections_max
 from atoll.server.open_files import allow_open_files
-from atoll.server.placement import take_place
 from atoll.server.rank import Rank, RankPlace
 from atoll.server.rank_service import AggregatorService
-from atoll.server.statedir import lock_directory
 
 logger = logging.getLogger(__name__)
 

@@ -33,9 +33,10 @@ from atoll.server.evaluator import TASK_TIMEOUT_S, EvaluationFailed, Evaluator, 
 from atoll.server.files.disk_limits import DiskLimits
 from atoll.server.identity.admission import Admission, joined
 from atoll.server.identity.signing import Signer
-from atoll.server.journal import Journal, RunRow
+from atoll.server.journal.journal import Journal, RunRow
+from atoll.server.journal.placement import num_ranks_of, state_of_rank, write_num_ranks
+from atoll.server.journal.state_directory import StateDirectory, run_folder
 from atoll.server.judge import Judge
-from atoll.server.placement import num_ranks_of, state_of_rank, write_num_ranks
 from atoll.server.ranks import Ranks
 from atoll.server.reduce import Reducer
 from atoll.server.retention import Keep
@@ -53,7 +54,6 @@ from atoll.server.rounds.run_machine import RunMachine, what_a_pause_waits_for
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler
 from atoll.server.sharded_reduce import ShardedReducer
-from atoll.server.statedir import StateDirectory, run_folder
 from atoll.server.threads import on_thread
 from atoll.server.transfers.verdicts import refused
 from atoll.server.turns import Turns

@@ -22,12 +22,7 @@ from atoll.server.clock import Clock
 from atoll.server.config.run import RunConfig
 from atoll.server.evaluator import EvaluationFailed, Evaluator
 from atoll.server.hub import Hub
-from atoll.server.journal import (
-    Batch,
-    DiskFull,
-    EvaluationRow,
-    Journal,
-)
+from atoll.server.journal.journal import Batch, DiskFull, EvaluationRow, Journal
 from atoll.server.narration import narrate
 from atoll.server.reduce import Reducer
 from atoll.server.retention import Keep, Retention

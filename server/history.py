@@ -11,15 +11,15 @@ from typing import Any
 from sqlalchemy import Connection, Row, Table, select
 
 from atoll.protocol.vocabulary import ClientId, RoundId, RunId
-from atoll.server.binding import has_state, open_database
-from atoll.server.codec import decode_record
 from atoll.server.errors import StateUnusable
-from atoll.server.journal import EvaluationRow, RunRow, VersionRow, recovered, run_rows
+from atoll.server.journal.binding import has_state, open_database
+from atoll.server.journal.codec import decode_record
+from atoll.server.journal.journal import EvaluationRow, RunRow, VersionRow, recovered, run_rows
+from atoll.server.journal.schema import EVALUATIONS, ROUNDS, VERSIONS, check_version
+from atoll.server.journal.state_directory import RunningCoordinator, running_coordinator
 from atoll.server.rounds.member import Member
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.schema import EVALUATIONS, ROUNDS, VERSIONS, check_version
-from atoll.server.statedir import RunningCoordinator, running_coordinator
 
 
 class History:

@@ -18,11 +18,11 @@ from atoll.server.config.run import RunConfig
 from atoll.server.coordinator import Coordinator
 from atoll.server.errors import OperatorError
 from atoll.server.identity.gate import equip_ranks, gate_of, publisher
+from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.memory import collect_seldom
 from atoll.server.open_files import allow_open_files
 from atoll.server.ports import Ports
 from atoll.server.spawned import SpawnedRanks
-from atoll.server.statedir import StateDirectory
 
 logger = logging.getLogger(__name__)
 

@@ -28,15 +28,15 @@ from atoll.protocol.channel import CHUNK_BYTES
 from atoll.protocol.durable import DiskFull, naming_full_disk
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.vocabulary import Digest, RejectReason, RunId, Version
-from atoll.server.codec import StoredUpdateMeta, decode_meta, encode_meta
 from atoll.server.gather import NotFetched, fetch_manifest
 from atoll.server.gloo import Gloo, MeetingPoint
 from atoll.server.identity.admission import AskedAdmission
+from atoll.server.journal.codec import StoredUpdateMeta, decode_meta, encode_meta
+from atoll.server.journal.state_directory import run_folder
 from atoll.server.method import Method
 from atoll.server.plan import FoldPlan
 from atoll.server.rank_runs import RankRun
 from atoll.server.reduce import step_of
-from atoll.server.statedir import run_folder
 from atoll.server.store import INCOMING_AGE_MAX_S, KeptUpdate
 from atoll.server.threads import off_loop, on_thread
 from atoll.server.uploads import Uploads

@@ -23,12 +23,12 @@ from atoll.protocol import steps
 from atoll.protocol.durable import naming_full_disk
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
 from atoll.protocol.vocabulary import Digest, Version
-from atoll.server.codec import StoredUpdateMeta, decode_meta
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.errors import StoreCorrupted
 from atoll.server.evaluator import Evaluator
 from atoll.server.files.disk_limits import DiskLimits
-from atoll.server.journal import UpdateRow
+from atoll.server.journal.codec import StoredUpdateMeta, decode_meta
+from atoll.server.journal.journal import UpdateRow
 from atoll.server.method import Method
 from atoll.server.plan import FoldPlan, plan_of
 from atoll.server.rounds.events import Aggregate

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from atoll.parallel.metrics import merge
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
-from atoll.server.codec import encode_event, encode_ledger_without_members, encode_page, encode_record
-from atoll.server.journal import (
+from atoll.server.journal.codec import encode_event, encode_ledger_without_members, encode_page, encode_record
+from atoll.server.journal.journal import (
     Batch,
     Entry,
     EvaluationRow,

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from atoll.protocol.vocabulary import CloseReason, Fate, Phase, RejectReason
-from atoll.server.codec import encode_record
+from atoll.server.journal.codec import encode_record
 from atoll.server.reasons import explain as explain
 from atoll.server.reasons import explain_named
 from atoll.server.rounds.record import CarriedRecord, ClientRecord, Outage, RoundRecord

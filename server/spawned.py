@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from atoll.protocol import steps
-from atoll.server.placement import state_of_rank
+from atoll.server.journal.placement import state_of_rank
 
 logger = logging.getLogger(__name__)
 

@@ -25,10 +25,10 @@ from atoll.aggregation.updates.reader import StoredUpdate
 from atoll.protocol.durable import DiskFull, naming_full_disk, write_atomically
 from atoll.protocol.manifest import ManifestError, UpdateManifest, digest_of, parse_update
 from atoll.protocol.vocabulary import Digest, Version
-from atoll.server.codec import StoredUpdateMeta, encode_meta
 from atoll.server.errors import StoreCorrupted
 from atoll.server.files.disk_limits import DiskLimits
 from atoll.server.incoming import Incoming
+from atoll.server.journal.codec import StoredUpdateMeta, encode_meta
 
 INCOMING_AGE_MAX_S = 86400.0
 """A partial upload that nobody has continued for so long is dropped."""

@@ -27,7 +27,7 @@ from atoll.protocol.identity.names import COORDINATOR, Role
 from atoll.protocol.identity.renewal import NotRenewed, over, renew_once
 from atoll.protocol.proxy import through_proxy
 from atoll.server.identity.gate import owner_folder
-from atoll.server.statedir import is_held, running_coordinator
+from atoll.server.journal.state_directory import is_held, running_coordinator
 
 STARTING_S = 30.0
 """In which a coordinator that is being started has its state directory."""

@@ -22,8 +22,8 @@ from atoll.server.identity.register import Register
 from atoll.server.identity.remote_signer import RemoteSigner
 from atoll.server.identity.signing import Signer as Publisher
 from atoll.server.identity.signing import publisher_key
-from atoll.server.placement import state_of_rank
-from atoll.server.statedir import StateDirectory
+from atoll.server.journal.placement import state_of_rank
+from atoll.server.journal.state_directory import StateDirectory
 
 ALIVE_S = 1.0
 """Since a coordinator last said that it lives, it may have lived for so long."""

@@ -16,8 +16,8 @@ from sqlalchemy import Boolean, Column, Connection, Float, Integer, MetaData, Se
 
 from atoll.protocol.identity.certificates import Leaf
 from atoll.protocol.identity.names import ANYBODY, Identity, Role, Wanted
-from atoll.server.database import Database
 from atoll.server.identity.revocations import Revocations
+from atoll.server.journal.database import Database
 
 WRONG_TRIES_MAX = 5
 ID_BYTES, SECRET_BYTES = 8, 16

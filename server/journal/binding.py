@@ -13,10 +13,10 @@ from sqlalchemy import Connection, select
 
 from atoll.protocol.durable import write_atomically
 from atoll.protocol.secrets import without_password
-from atoll.server.database import Database
 from atoll.server.errors import StateUnusable
-from atoll.server.schema import RUNS, read_meta, write_meta
-from atoll.server.sqlite import SqliteDatabase
+from atoll.server.journal.database import Database
+from atoll.server.journal.schema import RUNS, read_meta, write_meta
+from atoll.server.journal.sqlite import SqliteDatabase
 
 NOTE = "database.json"
 
@@ -68,7 +68,7 @@ def open_database(path: Path, url: str = "", *, read_only: bool = False) -> Data
     if not url and noted is None:
         return SqliteDatabase(path / "state.db", read_only=read_only)
     try:
-        from atoll.server.postgres import PostgresDatabase
+        from atoll.server.journal.postgres import PostgresDatabase
     except ImportError as error:
         raise StateUnusable(f"PostgreSQL needs its driver: pip install 'atoll[postgres]' ({error})") from error
     return PostgresDatabase(url or (noted.url if noted else ""), state=str(path), read_only=read_only)

@@ -17,27 +17,17 @@ from sqlalchemy import Connection, Row, Table, delete, func, select, update
 
 from atoll.protocol.durable import DiskFull as DiskFull
 from atoll.protocol.vocabulary import ClientId, Digest, Phase, RoundId, RunId, RunState, Version
-from atoll.server.codec import decode_event, decode_ledger, decode_page, decode_rules, encode_rules
 from atoll.server.config.run import RunConfig
 from atoll.server.errors import StoreCorrupted
+from atoll.server.journal.codec import decode_event, decode_ledger, decode_page, decode_rules, encode_rules
+from atoll.server.journal.schema import EVALUATIONS, JOURNAL, MEMBERS, META, ROUNDS, RUNS, SNAPSHOTS, UPDATES, VERSIONS
+from atoll.server.journal.state_directory import StateDirectory
+from atoll.server.journal.statements import DELETE_UPDATE, SELECT_UPDATES, statements
 from atoll.server.rounds.events import Event, Sums
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.member import Member
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine, RunRules
-from atoll.server.schema import (
-    EVALUATIONS,
-    JOURNAL,
-    MEMBERS,
-    META,
-    ROUNDS,
-    RUNS,
-    SNAPSHOTS,
-    UPDATES,
-    VERSIONS,
-)
-from atoll.server.statedir import StateDirectory
-from atoll.server.statements import DELETE_UPDATE, SELECT_UPDATES, statements
 
 UPDATES_AT_ONCE = 500
 

@@ -25,10 +25,10 @@ from sqlalchemy.exc import DBAPIError
 
 from atoll.protocol.durable import DiskFull
 from atoll.protocol.secrets import without_password
-from atoll.server.database import Database
 from atoll.server.errors import DatabaseAway, StateInUse, StateUnusable, StoreCorrupted
-from atoll.server.postgres_session import Session, check_server, prepare, take_lock
-from atoll.server.schema import META, read_meta, write_meta
+from atoll.server.journal.database import Database
+from atoll.server.journal.postgres_session import Session, check_server, prepare, take_lock
+from atoll.server.journal.schema import META, read_meta, write_meta
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from sqlalchemy import Connection, NullPool, StaticPool, create_engine, event
 from sqlalchemy.exc import DBAPIError
 
 from atoll.protocol.durable import DiskFull
-from atoll.server.database import Database
 from atoll.server.errors import StateUnusable, StoreCorrupted
+from atoll.server.journal.database import Database
 
 BUSY_TIMEOUT_S = 10.0
 PRAGMAS = (

@@ -22,9 +22,9 @@ from sqlalchemy import Connection, inspect
 from atoll.aggregation.folders import sync_folder
 from atoll.protocol.durable import write_atomically
 from atoll.protocol.vocabulary import RunId
-from atoll.server import binding, schema
-from atoll.server.database import Database
 from atoll.server.errors import StateInUse, StateUnusable, StoreCorrupted
+from atoll.server.journal import binding, schema
+from atoll.server.journal.database import Database
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 

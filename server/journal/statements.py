@@ -7,7 +7,7 @@ from typing import Any, Literal
 from sqlalchemy import Executable, Table, bindparam, delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from atoll.server.schema import EVALUATIONS, JOURNAL, MEMBERS, ROUNDS, RUNS, SNAPSHOTS, UPDATES, VERSIONS
+from atoll.server.journal.schema import EVALUATIONS, JOURNAL, MEMBERS, ROUNDS, RUNS, SNAPSHOTS, UPDATES, VERSIONS
 
 SELECT_UPDATES = select(UPDATES).where(
     UPDATES.c.run_id == bindparam("run_id"), UPDATES.c.digest.in_(bindparam("digests", expanding=True))

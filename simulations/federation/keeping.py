@@ -8,8 +8,8 @@ from typing import Any
 
 from atoll.parallel.metrics import Statistics, as_statistics
 from atoll.protocol.durable import write_atomically
-from atoll.server.codec import decode, decode_ledger, encode, encode_ledger
 from atoll.server.errors import StoreCorrupted
+from atoll.server.journal.codec import decode, decode_ledger, encode, encode_ledger
 from atoll.server.rounds.ledger import Ledger
 from atoll.simulations.federation.updates import Kept
 

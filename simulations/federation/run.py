@@ -12,7 +12,7 @@ from atoll.parallel.array_task import ArrayTask
 from atoll.parallel.task import Task
 from atoll.protocol.durable import write_atomically
 from atoll.protocol.settings import ConfigError, effective
-from atoll.server.statedir import lock_directory
+from atoll.server.journal.state_directory import lock_directory
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Federation
 from atoll.simulations.federation.keeping import STATE, Keeper

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from atoll.protocol.vocabulary import RoundId
-from atoll.server.codec import (
+from atoll.server.journal.codec import (
     decode_event,
     decode_ledger,
     decode_page,

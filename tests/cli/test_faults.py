@@ -10,7 +10,7 @@ import pytest
 
 from atoll.cli import main
 from atoll.cli.faults import EXIT_AWAY
-from atoll.server.statedir import StateDirectory
+from atoll.server.journal.state_directory import StateDirectory
 from tests.cli.invoking import TINY, invoke, refused
 
 

@@ -9,7 +9,7 @@ from atoll.cli.join import given_code
 from atoll.cli.members import alike, unknown
 from atoll.protocol.identity.join_code import JoinCode
 from atoll.protocol.identity.names import Role
-from atoll.server.statedir import running_coordinator
+from atoll.server.journal.state_directory import running_coordinator
 from tests.cli.federation import Federation, wait_for
 from tests.cli.invoking import TINY, invoke, refused, shown
 

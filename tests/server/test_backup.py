@@ -15,8 +15,8 @@ from atoll.server import backup
 from atoll.server.backup import back_up
 from atoll.server.backup_contents import BackupFailed, belongs, is_immutable, is_key, parse_contents
 from atoll.server.identity.authority import Authority
+from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.restore import restore
-from atoll.server.statedir import StateDirectory
 from tests.cli.invoking import invoke, refused, shown
 
 CA = Authority(Issuer.create("one", now=time.time()))

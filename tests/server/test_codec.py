@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.protocol.vocabulary import FailureReason, LossReason
-from atoll.server.codec import (
+from atoll.server.errors import StoreCorrupted
+from atoll.server.journal.codec import (
     StoredUpdateMeta,
     decode_event,
     decode_ledger,
@@ -20,7 +21,6 @@ from atoll.server.codec import (
     encode_record,
     encode_rules,
 )
-from atoll.server.errors import StoreCorrupted
 from atoll.server.rounds import events as ev
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.policy import StragglerPolicy

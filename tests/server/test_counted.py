@@ -3,7 +3,7 @@
 from typing import Any
 
 from atoll.protocol.vocabulary import ClientId
-from atoll.server.codec import decode_ledger, encode_ledger
+from atoll.server.journal.codec import decode_ledger, encode_ledger
 from atoll.server.rounds.events import AskEvaluation, CoordinatorStarted, Effect, Invite, RoundDue
 from tests.server.test_buffer import Flow
 from tests.server.test_rounds import Drive, late_in_next_round

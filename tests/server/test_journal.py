@@ -13,10 +13,10 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from atoll.protocol.vocabulary import Phase, RunState
-from atoll.server.codec import encode_event, encode_ledger, encode_record
 from atoll.server.config.run import RunConfig
 from atoll.server.errors import StoreCorrupted
-from atoll.server.journal import (
+from atoll.server.journal.codec import encode_event, encode_ledger, encode_record
+from atoll.server.journal.journal import (
     Batch,
     DiskFull,
     Entry,
@@ -29,12 +29,12 @@ from atoll.server.journal import (
     UpdateRow,
     VersionRow,
 )
+from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.rounds import events as ev
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import RunMachine, RunRules
-from atoll.server.statedir import StateDirectory
 from tests.server.test_codec import RULES, some_history
 
 CONFIG = RunConfig(task="m:t", local={"lr": 1.0, "epochs": 2, "nesterov": True}, round=StragglerPolicy(quorum=1))

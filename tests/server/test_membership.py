@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.protocol.vocabulary import ClientId, RoundId
-from atoll.server.codec import decode, encode
+from atoll.server.journal.codec import decode, encode
 from atoll.server.rounds.events import Candidate, Profile
 from atoll.server.rounds.leases import Leases
 from atoll.server.rounds.membership import Membership

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 
 from atoll.protocol.vocabulary import ClientId, RoundId, RunId
-from atoll.server.codec import decode_page, encode_ledger_without_members, encode_page
 from atoll.server.errors import StoreCorrupted
-from atoll.server.journal import Batch, Journal, Page, Snapshot
+from atoll.server.journal.codec import decode_page, encode_ledger_without_members, encode_page
+from atoll.server.journal.journal import Batch, Journal, Page, Snapshot
+from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.rounds.events import Profile
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.member import Member
 from atoll.server.rounds.membership import Membership
-from atoll.server.statedir import StateDirectory
 
 RUN = RunId("r")
 

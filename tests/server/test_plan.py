@@ -18,8 +18,8 @@ from atoll.aggregation.fold.weights import FIXED_POINT_ONE
 from atoll.aggregation.tensors import safetensors_file
 from atoll.protocol.manifest import UpdateManifest, VersionManifest
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
-from atoll.server.codec import StoredUpdateMeta
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
+from atoll.server.journal.codec import StoredUpdateMeta
 from atoll.server.method import Method
 from atoll.server.plan import FoldPlan, plan_of, weights_and_factors
 from atoll.server.reduce import step_of

@@ -11,19 +11,19 @@ from sqlalchemy import inspect, select
 
 from atoll.protocol.durable import DiskFull
 from atoll.protocol.vocabulary import RunState
-from atoll.server import schema
-from atoll.server.binding import binding_of
 from atoll.server.errors import DatabaseAway, StateInUse, StateUnusable, StoreCorrupted
 from atoll.server.history import History
-from atoll.server.journal import Batch, EvaluationRow, Journal, RunChange, VersionRow
-from atoll.server.schema import SCHEMA_VERSION, StateTooNew
-from atoll.server.statedir import StateDirectory
+from atoll.server.journal import schema
+from atoll.server.journal.binding import binding_of
+from atoll.server.journal.journal import Batch, EvaluationRow, Journal, RunChange, VersionRow
+from atoll.server.journal.schema import SCHEMA_VERSION, StateTooNew
+from atoll.server.journal.state_directory import StateDirectory
 from tests.server.test_journal import entry, run_row, snapshot
 
 pytest.importorskip("psycopg", reason="the driver is not installed: pip install -c constraints.txt -e '.[dev]'")
 
-from atoll.server.postgres import PostgresDatabase
-from atoll.server.postgres_session import Server, faults_of
+from atoll.server.journal.postgres import PostgresDatabase
+from atoll.server.journal.postgres_session import Server, faults_of
 from tests.server.wiretap import Wiretap
 
 GOOD = Server(150018, "UTF8", "on", "on", "on", False, "public", True)
@@ -244,7 +244,7 @@ def tap(postgres_server):
 
 @pytest.mark.parametrize("how", ["before", "after", "silently"])
 def test_a_commit_during_which_the_line_breaks_takes_place_once(tmp_path, postgres_server, name, tap, how, monkeypatch):
-    monkeypatch.setattr("atoll.server.postgres.RETRY_S", 0.01)
+    monkeypatch.setattr("atoll.server.journal.postgres.RETRY_S", 0.01)
     url = f"postgresql://atoll@127.0.0.1:{tap.port}/postgres?sslmode=disable&options=-csearch_path%3D{name}"
     with StateDirectory.open(tmp_path / "state", database=url) as state:
         journal = Journal(state)

@@ -15,7 +15,7 @@ from atoll.protocol.vocabulary import (
     RunState,
     Version,
 )
-from atoll.server.codec import decode_ledger, encode_ledger
+from atoll.server.journal.codec import decode_ledger, encode_ledger
 from atoll.server.rounds.events import (
     AggregationFailed,
     AmendRecord,

@@ -14,7 +14,7 @@ from atoll.protocol.vocabulary import (
     RejectReason,
     ReleaseReason,
 )
-from atoll.server.codec import decode_record
+from atoll.server.journal.codec import decode_record
 from atoll.server.rounds.record import CarriedRecord, ClientRecord, Outage, RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.sentences import as_json, explain, sentences, summary

@@ -9,14 +9,14 @@ import zlib
 import pytest
 from sqlalchemy import inspect
 
-from atoll.server import schema, statedir
-from atoll.server.codec import encode_ledger
 from atoll.server.errors import StateInUse, StateUnusable, StoreCorrupted
-from atoll.server.journal import Journal
+from atoll.server.journal import schema, state_directory
+from atoll.server.journal.codec import encode_ledger
+from atoll.server.journal.journal import Journal
+from atoll.server.journal.schema import SCHEMA_VERSION, StateTooNew
+from atoll.server.journal.state_directory import StateDirectory, is_held, running_coordinator
 from atoll.server.rounds.events import Profile
 from atoll.server.rounds.ledger import Ledger
-from atoll.server.schema import SCHEMA_VERSION, StateTooNew
-from atoll.server.statedir import StateDirectory, is_held, running_coordinator
 
 HOLDER = """
 import sys, time
@@ -72,7 +72,7 @@ def test_nobody_else_may_enter_a_new_directory_and_one_that_is_there_keeps_its_m
     before = os.umask(0o022)
     try:
         assert made(tmp_path / "deep" / "state").stat().st_mode & 0o777 == 0o700
-        os.close(statedir.lock_directory(tmp_path / "rank"))
+        os.close(state_directory.lock_directory(tmp_path / "rank"))
         assert (tmp_path / "rank").stat().st_mode & 0o777 == 0o700
         (tmp_path / "shared").mkdir()
         assert made(tmp_path / "shared").stat().st_mode & 0o777 == 0o755
@@ -239,7 +239,7 @@ def test_a_path_that_is_a_file_is_refused(tmp_path):
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="needs a place where nobody may write")
 def test_a_path_that_cannot_be_written_is_refused():
     with pytest.raises(StateUnusable, match="cannot be written"):
-        StateDirectory.open(statedir.Path("/proc/atoll"))
+        StateDirectory.open(state_directory.Path("/proc/atoll"))
 
 
 def test_what_is_not_there_is_made_only_on_demand(tmp_path):

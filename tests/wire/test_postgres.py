@@ -21,7 +21,7 @@ async def test_server_that_restarts_in_mid_round_keeps_everybody_waiting_and_los
     tmp_path, postgres_server, schema_url
 ):
     errors = Errors()
-    logging.getLogger("atoll.server.postgres").addHandler(errors)
+    logging.getLogger("atoll.server.journal.postgres").addHandler(errors)
     try:
         async with running(tmp_path / "state", coordinator__database=schema_url, rounds=2) as it:
             async with it.client("a") as a, it.client("b") as b:
@@ -42,7 +42,7 @@ async def test_server_that_restarts_in_mid_round_keeps_everybody_waiting_and_los
                 assert (await upload).accepted
                 await committed(it, 1)
     finally:
-        logging.getLogger("atoll.server.postgres").removeHandler(errors)
+        logging.getLogger("atoll.server.journal.postgres").removeHandler(errors)
     async with running(tmp_path / "state") as it:  # the directory knows where its journal is
         async with it.client("a") as a, it.client("b") as b:
             _, verdicts = zip(*await asyncio.gather(report(a), report(b)), strict=True)

@@ -9,12 +9,12 @@ import pytest
 from atoll.protocol.vocabulary import RunState
 from atoll.server import incoming
 from atoll.server.incoming import SMALL_BYTES
+from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.process import host
 from atoll.server.retention import Keep
 from atoll.server.rounds.events import ClientJoined, CohortDrawn, Profile, RoundDue, RunStarted, Update, UpdateReceived
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.run_machine import RunMachine, RunRules
-from atoll.server.statedir import StateDirectory
 from tests.wire.live import Live, running, settings
 from tests.wire.test_review import until
 from tests.wire.test_round import committed, live, report

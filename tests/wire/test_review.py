@@ -13,7 +13,7 @@ from atoll.protocol.vocabulary import RunState, Version
 from atoll.server import driver as driver_module
 from atoll.server import incoming
 from atoll.server.incoming import SMALL_BYTES
-from atoll.server.journal import DiskFull
+from atoll.server.journal.journal import DiskFull
 from atoll.server.process import host
 from atoll.server.retention import Keep
 from atoll.server.rounds.events import UpdateReceived

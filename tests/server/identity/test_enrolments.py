@@ -37,7 +37,7 @@ from atoll.server.identity.household import Household
 from atoll.server.identity.listener import MutualListener
 from atoll.server.identity.register import WRONG_TRIES_MAX, Register
 from atoll.server.identity.services import TRIES_BURST, MembershipService
-from atoll.server.statedir import StateDirectory
+from atoll.server.journal.state_directory import StateDirectory
 from tests.client.connect_proxy import connect_proxy
 from tests.client.lagoon import live
 

@@ -18,7 +18,7 @@ from atoll.server.identity.gate import ELSEWHERE, MINE, OWNERS, gate_of, identit
 from atoll.server.identity.household import OWNER
 from atoll.server.identity.remote_signer import RemoteSigner
 from atoll.server.identity.steward import Steward
-from atoll.server.statedir import StateDirectory
+from atoll.server.journal.state_directory import StateDirectory
 from tests.cli.invoking import refused
 from tests.client.lagoon import live
 

@@ -17,7 +17,7 @@ from atoll.server.identity.register import (
     Register,
     Standing,
 )
-from atoll.server.statedir import StateDirectory
+from atoll.server.journal.state_directory import StateDirectory
 
 NOW = 1_900_000_000.0
 NORTH, SOUTH, EVE = (Identity(Role.CLIENT, name) for name in ("north", "south", "eve"))

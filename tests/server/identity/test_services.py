@@ -13,7 +13,7 @@ from atoll.server.identity.authority import Authority
 from atoll.server.identity.enrolments import Enrolments
 from atoll.server.identity.register import Register
 from atoll.server.identity.services import MembersAdmin
-from atoll.server.statedir import StateDirectory
+from atoll.server.journal.state_directory import StateDirectory
 from tests.client.lagoon import live
 
 
