@@ -16,11 +16,11 @@ from atoll.protocol.vocabulary import Digest, RejectReason, RunId
 from atoll.server.around import Context
 from atoll.server.coordinator import Coordinator
 from atoll.server.errors import StoreCorrupted
+from atoll.server.files.run_store import KeptUpdate
 from atoll.server.journal.codec import decode_meta, encode_meta, lies_at
 from atoll.server.judge import Judge
 from atoll.server.ranks import RankConnection, Ranks
 from atoll.server.silence import Silent, first_of
-from atoll.server.store import KeptUpdate
 from atoll.server.threads import off_loop, on_thread
 from atoll.server.transfers.verdicts import refused
 

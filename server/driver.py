@@ -21,6 +21,7 @@ from atoll.server import messages
 from atoll.server.clock import Clock
 from atoll.server.config.run import RunConfig
 from atoll.server.evaluator import EvaluationFailed, Evaluator
+from atoll.server.files.run_store import KeptUpdate
 from atoll.server.hub import Hub
 from atoll.server.journal.journal import Batch, DiskFull, EvaluationRow, Journal
 from atoll.server.narration import narrate
@@ -54,7 +55,6 @@ from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.rows import Decided, add_rows
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler, draw
-from atoll.server.store import KeptUpdate
 from atoll.server.threads import on_thread, on_thread_of_its_own
 
 logger = logging.getLogger(__name__)

@@ -28,6 +28,8 @@ from atoll.protocol.channel import CHUNK_BYTES
 from atoll.protocol.durable import DiskFull, naming_full_disk
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.vocabulary import Digest, RejectReason, RunId, Version
+from atoll.server.files.run_store import INCOMING_AGE_MAX_S, KeptUpdate
+from atoll.server.files.versions import VersionFile
 from atoll.server.gather import NotFetched, fetch_manifest
 from atoll.server.gloo import Gloo, MeetingPoint
 from atoll.server.identity.admission import AskedAdmission
@@ -37,10 +39,8 @@ from atoll.server.method import Method
 from atoll.server.plan import FoldPlan
 from atoll.server.rank_runs import RankRun
 from atoll.server.reduce import step_of
-from atoll.server.store import INCOMING_AGE_MAX_S, KeptUpdate
 from atoll.server.threads import off_loop, on_thread
 from atoll.server.uploads import Uploads
-from atoll.server.versions import VersionFile
 
 logger = logging.getLogger(__name__)
 

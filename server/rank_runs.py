@@ -15,10 +15,10 @@ from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.server.errors import StoreCorrupted
+from atoll.server.files.run_store import RunStore
+from atoll.server.files.versions import VersionFile, version_file
 from atoll.server.gather import fetch_into, fetch_manifest
-from atoll.server.store import RunStore
 from atoll.server.threads import on_thread
-from atoll.server.versions import VersionFile, version_file
 
 VERSIONS_KNOWN_MAX = 16
 

@@ -27,14 +27,14 @@ from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.errors import StoreCorrupted
 from atoll.server.evaluator import Evaluator
 from atoll.server.files.disk_limits import DiskLimits
+from atoll.server.files.run_store import INCOMING_AGE_MAX_S, RunStore
+from atoll.server.files.versions import VersionFile, Versions
 from atoll.server.journal.codec import StoredUpdateMeta, decode_meta
 from atoll.server.journal.journal import UpdateRow
 from atoll.server.method import Method
 from atoll.server.plan import FoldPlan, plan_of
 from atoll.server.rounds.events import Aggregate
-from atoll.server.store import INCOMING_AGE_MAX_S, RunStore
 from atoll.server.threads import on_thread
-from atoll.server.versions import VersionFile, Versions
 
 
 class Reducer(Versions):

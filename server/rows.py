@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from atoll.parallel.metrics import merge
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
+from atoll.server.files.run_store import KeptUpdate
 from atoll.server.journal.codec import encode_event, encode_ledger_without_members, encode_page, encode_record
 from atoll.server.journal.journal import (
     Batch,
@@ -33,7 +34,6 @@ from atoll.server.rounds.events import (
 )
 from atoll.server.rounds.open_round import Effects
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.store import KeptUpdate
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from atoll.parallel.metrics import values
 from atoll.protocol.plain import plain
 from atoll.protocol.settings import effective
 from atoll.protocol.vocabulary import ClientId, RoundId, RunId, Version
+from atoll.server.files.run_store import RunStore
 from atoll.server.history import History
 from atoll.server.journal.journal import EvaluationRow, RunRow, VersionRow
 from atoll.server.journal.placement import num_ranks_of
@@ -18,7 +19,6 @@ from atoll.server.rounds.member import Member
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import what_a_pause_waits_for
 from atoll.server.sentences import as_json, summary
-from atoll.server.store import RunStore
 
 Document = dict[str, Any]
 

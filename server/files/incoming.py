@@ -11,7 +11,7 @@ from atoll.aggregation.updates.inspection import Inspection, Inspector
 from atoll.protocol.bulk import Buffer
 from atoll.protocol.channel import INLINE_BYTES_MAX
 from atoll.protocol.durable import naming_full_disk
-from atoll.server.writeback import begin_writeback
+from atoll.server.files.writeback import begin_writeback
 
 SMALL_BYTES = INLINE_BYTES_MAX
 """An update up to this size has no file of its own: making and syncing one costs more than all of its bytes."""

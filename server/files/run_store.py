@@ -27,7 +27,7 @@ from atoll.protocol.manifest import ManifestError, UpdateManifest, digest_of, pa
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.errors import StoreCorrupted
 from atoll.server.files.disk_limits import DiskLimits
-from atoll.server.incoming import Incoming
+from atoll.server.files.incoming import Incoming
 from atoll.server.journal.codec import StoredUpdateMeta, encode_meta
 
 INCOMING_AGE_MAX_S = 86400.0

@@ -11,7 +11,7 @@ from atoll.parallel.model_bench import ModelBench
 from atoll.parallel.task import Task
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId
-from atoll.server.versions import VersionFile
+from atoll.server.files.versions import VersionFile
 from atoll.simulations.federation.models import Models
 from atoll.simulations.federation.own import OwnStates
 

@@ -25,13 +25,13 @@ from atoll.protocol.manifest import VersionManifest, digest_of
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.errors import StoreCorrupted
+from atoll.server.files.run_store import RunStore
+from atoll.server.files.versions import VersionFile, Versions, version_file
 from atoll.server.method import Method
 from atoll.server.plan import plan_of, trained_of, weights_and_factors
 from atoll.server.reduce import fold_version
 from atoll.server.retention import Keep
 from atoll.server.rounds.events import Aggregate
-from atoll.server.store import RunStore
-from atoll.server.versions import VersionFile, Versions, version_file
 from atoll.simulations.federation.updates import IN_MEMORY_MAX, Updates
 
 KEEP_VERSIONS = 5

@@ -19,13 +19,13 @@ from atoll.aggregation.tensors import safetensors_file
 from atoll.protocol.manifest import UpdateManifest, VersionManifest
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
+from atoll.server.files.run_store import RunStore
 from atoll.server.journal.codec import StoredUpdateMeta
 from atoll.server.method import Method
 from atoll.server.plan import FoldPlan, plan_of, weights_and_factors
 from atoll.server.reduce import step_of
 from atoll.server.rounds.events import Aggregate, Contribution
 from atoll.server.rounds.policy import Mode
-from atoll.server.store import RunStore
 from tests.aggregation.models import store
 
 MAGNITUDES = {"a": 1e-3, "b": 1.0, "c": 1e30}

@@ -12,13 +12,13 @@ from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted
 from atoll.aggregation.updates.reader import UpdateReader
 from atoll.protocol.durable import DiskFull, naming_full_disk, write_atomically
 from atoll.protocol.manifest import UpdateManifest, digest_of
-from atoll.server import incoming
-from atoll.server import store as store_module
 from atoll.server.errors import StoreCorrupted
+from atoll.server.files import incoming
+from atoll.server.files import run_store as store_module
 from atoll.server.files.disk_limits import DiskLimits
-from atoll.server.incoming import SMALL_BYTES
+from atoll.server.files.incoming import SMALL_BYTES
+from atoll.server.files.run_store import RunStore
 from atoll.server.journal.codec import decode_meta
-from atoll.server.store import RunStore
 
 VALUES = np.array([1.0, -2.0, 2.0], np.float32)
 SHA = __import__("hashlib").sha256(VALUES.tobytes()).hexdigest()

@@ -17,9 +17,9 @@ from atoll.client.config import AgentConfig
 from atoll.client.runner import Training
 from atoll.parallel.deadline import Deadline
 from atoll.parallel.worker_ops import Operations
+from atoll.server.files.run_store import RunStore
 from atoll.server.history import History
 from atoll.server.sentences import sentences, summary
-from atoll.server.store import RunStore
 from tests.aggregation.encoded import decoded, encoded
 from tests.wire.live import running, update_of
 from tests.wire.test_bad_input import refused
@@ -277,7 +277,7 @@ async def test_robust_rules_read_encoded_updates(tmp_path, rule):
 
 @live
 async def test_large_encoded_update_survives_a_restart_of_the_coordinator(tmp_path, monkeypatch):
-    from atoll.server import incoming
+    from atoll.server.files import incoming
 
     monkeypatch.setattr(incoming, "SMALL_BYTES", 0)
     settings = {"rounds": 1, "aggregation__codec": "bf16"}

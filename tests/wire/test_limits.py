@@ -95,7 +95,7 @@ async def test_a_message_that_is_too_large_is_refused_with_the_limit(tmp_path):
 @live
 async def test_an_upload_below_the_floor_is_ended_and_goes_on_later(tmp_path, monkeypatch):
     monkeypatch.setattr("atoll.server.silence.FLOOR_S", 0.05)
-    monkeypatch.setattr("atoll.server.incoming.SMALL_BYTES", 0)
+    monkeypatch.setattr("atoll.server.files.incoming.SMALL_BYTES", 0)
     async with running(tmp_path, coordinator__upload_floor=2**30) as it, it.client("a") as a, it.client("b"):
         manifest, data = await a.train(await a.next("invite"))
         call = a.stub.Upload()
@@ -112,7 +112,7 @@ async def test_an_upload_below_the_floor_is_ended_and_goes_on_later(tmp_path, mo
 
 @live
 async def test_uploads_that_are_under_way_share_what_may_be_in_flight(tmp_path, monkeypatch):
-    monkeypatch.setattr("atoll.server.incoming.SMALL_BYTES", 0)
+    monkeypatch.setattr("atoll.server.files.incoming.SMALL_BYTES", 0)
     monkeypatch.setattr("atoll.protocol.windows.UPLOADS_BYTES", 3 * MIB)
     async with running(tmp_path) as it, it.client("a") as a, it.client("b") as b:
         calls, told = [], []
@@ -130,7 +130,7 @@ async def test_uploads_that_are_under_way_share_what_may_be_in_flight(tmp_path, 
 
 @live
 async def test_a_client_that_begins_many_uploads_keeps_two(tmp_path, monkeypatch):
-    monkeypatch.setattr("atoll.server.incoming.SMALL_BYTES", 0)
+    monkeypatch.setattr("atoll.server.files.incoming.SMALL_BYTES", 0)
     async with running(tmp_path) as it, it.client("a") as a, it.client("b"):
         invite = await a.next("invite")
         version, _, _ = await a.download(invite)
@@ -172,7 +172,7 @@ async def test_a_run_whose_updates_exceed_the_quota_is_refused(tmp_path):
 
 @live
 async def test_uploads_that_are_not_accepted_have_a_quota(tmp_path, monkeypatch):
-    monkeypatch.setattr("atoll.server.incoming.SMALL_BYTES", 0)
+    monkeypatch.setattr("atoll.server.files.incoming.SMALL_BYTES", 0)
     async with running(tmp_path, coordinator__incoming_max=30) as it, it.client("a") as a, it.client("b") as b:
         one, data = await a.train(await a.next("invite"))
         other, _ = await b.train(await b.next("invite"))

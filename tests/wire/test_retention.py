@@ -7,8 +7,8 @@ import time
 import pytest
 
 from atoll.protocol.vocabulary import RunState
-from atoll.server import incoming
-from atoll.server.incoming import SMALL_BYTES
+from atoll.server.files import incoming
+from atoll.server.files.incoming import SMALL_BYTES
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.process import host
 from atoll.server.retention import Keep

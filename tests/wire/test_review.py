@@ -11,8 +11,8 @@ import pytest
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import RunState, Version
 from atoll.server import driver as driver_module
-from atoll.server import incoming
-from atoll.server.incoming import SMALL_BYTES
+from atoll.server.files import incoming
+from atoll.server.files.incoming import SMALL_BYTES
 from atoll.server.journal.journal import DiskFull
 from atoll.server.process import host
 from atoll.server.retention import Keep

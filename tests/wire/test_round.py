@@ -10,9 +10,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from atoll.aggregation.tensors.safetensors_file import read
 from atoll.protocol import atoll_pb2 as pb
-from atoll.server import incoming
+from atoll.server.files import incoming
+from atoll.server.files.incoming import SMALL_BYTES
 from atoll.server.history import History
-from atoll.server.incoming import SMALL_BYTES
 from atoll.server.process import host
 from tests.wire.live import TINY, running, settings
 

@@ -11,8 +11,8 @@ from torch.utils.data import TensorDataset
 from atoll.cli.files import load_user_task
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import Version
-from atoll.server.store import RunStore
-from atoll.server.versions import Versions
+from atoll.server.files.run_store import RunStore
+from atoll.server.files.versions import Versions
 from atoll.simulations.federation.run import opened
 from tests.simulations.federation import lines as lines_task
 from tests.simulations.federation.simulating import lines, model, settings, simulate, without_real_time
