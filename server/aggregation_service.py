@@ -13,7 +13,6 @@ from atoll.protocol.channel import CHUNK_BYTES, PROTOCOL
 from atoll.protocol.manifest import ManifestError, parse_update
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import Digest, RejectReason, RunId
-from atoll.server.around import Context
 from atoll.server.coordinator import Coordinator
 from atoll.server.errors import StoreCorrupted
 from atoll.server.files.run_store import KeptUpdate
@@ -23,6 +22,7 @@ from atoll.server.ranks import RankConnection, Ranks
 from atoll.server.silence import Silent, first_of
 from atoll.server.threads import off_loop, on_thread
 from atoll.server.transfers.verdicts import refused
+from atoll.server.transport.interceptor import Context
 
 logger = logging.getLogger(__name__)
 

@@ -21,19 +21,19 @@ from atoll.protocol.identity.names import COORDINATOR, aggregator
 from atoll.protocol.identity.renewal import MembershipEnded
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.stream import Stream, StreamBroken
-from atoll.server.call_limits import CallLimits, Connections
 from atoll.server.config.process import AggregatorConfig
-from atoll.server.ending import stop_servers
 from atoll.server.errors import OperatorError
 from atoll.server.identity.gate import identity_folder
 from atoll.server.identity.guard import Guard
-from atoll.server.identity.listener import InsecureListener, Listener, MutualListener, cannot_listen
 from atoll.server.journal.placement import take_place
 from atoll.server.journal.state_directory import lock_directory
-from atoll.server.limits import Callers, calls_max, connections_max
 from atoll.server.open_files import allow_open_files
 from atoll.server.rank import Rank, RankPlace
 from atoll.server.rank_service import AggregatorService
+from atoll.server.transport.call_limits import CallLimits, Connections
+from atoll.server.transport.limits import Callers, calls_max, connections_max
+from atoll.server.transport.listener import InsecureListener, Listener, MutualListener, cannot_listen
+from atoll.server.transport.shutdown import stop_servers
 
 logger = logging.getLogger(__name__)
 

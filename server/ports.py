@@ -15,17 +15,17 @@ from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.aggregation_service import AggregationService
 from atoll.server.audit.calls import CallAudit
-from atoll.server.call_limits import CallLimits, Connections
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.coordinator import Coordinator
-from atoll.server.ending import stop_servers
 from atoll.server.identity.enrolment_port import EnrolmentPort
 from atoll.server.identity.gate import Gate, Members
 from atoll.server.identity.guard import Guard
 from atoll.server.identity.remote_signer import RemoteSigner, SigningService
 from atoll.server.identity.services import MembershipService
-from atoll.server.limits import Callers, calls_max, connections_max
 from atoll.server.service import AdminService, CoordinatorService
+from atoll.server.transport.call_limits import CallLimits, Connections
+from atoll.server.transport.limits import Callers, calls_max, connections_max
+from atoll.server.transport.shutdown import stop_servers
 
 ADMIN_CALLS_MAX = 100
 

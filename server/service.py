@@ -16,10 +16,8 @@ from atoll.protocol.identity.names import Role
 from atoll.protocol.printable import printable
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.protocol.vocabulary import ClientId, FailureReason, LossReason, RoundId, RunId, Version
-from atoll.server.around import Context
 from atoll.server.audit.actions import Action
 from atoll.server.audit.calls import caller_of
-from atoll.server.bucket import Bucket
 from atoll.server.config.run import RunFile
 from atoll.server.coordinator import Coordinator
 from atoll.server.downloads import BadRequest, NotHeld, send_version
@@ -27,12 +25,14 @@ from atoll.server.errors import OperatorError, UnknownRun
 from atoll.server.hub import Connection
 from atoll.server.identity.enrolments import Enrolments
 from atoll.server.identity.services import MembersAdmin
-from atoll.server.limits import MESSAGES_BURST, MESSAGES_PER_S
 from atoll.server.messages import NAME_MAX, sums_of
 from atoll.server.reading import ReadingAdmin
 from atoll.server.rounds.events import ClientEvaluated, ClientFailed, Profile
 from atoll.server.rounds.relevance import is_asked, is_failure_news
 from atoll.server.silence import Silent, first_of, opening
+from atoll.server.transport.interceptor import Context
+from atoll.server.transport.limits import MESSAGES_BURST, MESSAGES_PER_S
+from atoll.server.transport.token_bucket import Bucket
 from atoll.server.viewer import Viewer
 
 logger = logging.getLogger(__name__)

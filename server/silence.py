@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import grpc
 
 from atoll.protocol.channel import CHUNK_BYTES
-from atoll.server.around import Context
+from atoll.server.transport.interceptor import Context
 
 T = TypeVar("T")
 

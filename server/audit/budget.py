@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from atoll.server.bucket import Bucket
+from atoll.server.transport.token_bucket import Bucket
 
 BURST = 10
 """Lines that one may cause at once."""

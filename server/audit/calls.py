@@ -10,10 +10,10 @@ from typing import Any
 
 import grpc
 
-from atoll.server.around import Context, Interceptor, code_of
 from atoll.server.audit.actions import Action
 from atoll.server.audit.log import AuditLog, Caller, acting
-from atoll.server.identity.peer import peer_of
+from atoll.server.transport.interceptor import Context, Interceptor, code_of
+from atoll.server.transport.peer import peer_of
 
 ADMIN = "/atoll.v1.Admin/"
 

@@ -16,7 +16,7 @@ from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import ClientId, RunId
 from atoll.server.identity.guard import Caller, Denied
-from atoll.server.identity.peer import Peer
+from atoll.server.transport.peer import Peer
 
 ASK_TIMEOUT_S = 2.0
 

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 
-from atoll.server.bucket import Bucket
+from atoll.server.transport.token_bucket import Bucket
 
 NAMES_MAX = 10_000
 """Names that are remembered; of more, those that tried longest ago are forgotten, and their buckets full again."""

@@ -10,12 +10,12 @@ from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.channel import server_options
 from atoll.protocol.identity.keeper import Keeper
 from atoll.server.audit.calls import CallAudit
-from atoll.server.ending import stop_servers
 from atoll.server.errors import OperatorError
 from atoll.server.identity.enrolments import Enrolments
 from atoll.server.identity.guard import Guard
 from atoll.server.identity.services import EnrolmentService
-from atoll.server.identity.shown import server_credentials
+from atoll.server.transport.server_credentials import server_credentials
+from atoll.server.transport.shutdown import stop_servers
 
 CALLS_MAX = 32
 MESSAGE_BYTES_MAX = 16 * 1024

@@ -17,13 +17,13 @@ from atoll.server.config.process import CoordinatorConfig
 from atoll.server.identity.authority import Authority, Signer
 from atoll.server.identity.enrolments import Enrolments
 from atoll.server.identity.household import OWNER, Household
-from atoll.server.identity.listener import InsecureListener, Listener, MutualListener
 from atoll.server.identity.register import Register
 from atoll.server.identity.remote_signer import RemoteSigner
 from atoll.server.identity.signing import Signer as Publisher
 from atoll.server.identity.signing import publisher_key
 from atoll.server.journal.placement import state_of_rank
 from atoll.server.journal.state_directory import StateDirectory
+from atoll.server.transport.listener import InsecureListener, Listener, MutualListener
 
 ALIVE_S = 1.0
 """Since a coordinator last said that it lives, it may have lived for so long."""

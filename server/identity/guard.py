@@ -18,10 +18,10 @@ import grpc
 
 from atoll.protocol.identity.names import Role
 from atoll.protocol.vocabulary import RunId
-from atoll.server.around import Context
 from atoll.server.identity.claims import Claim, claim_of
-from atoll.server.identity.peer import Peer, peer_of
 from atoll.server.identity.rules import RULES, Rule, Touches, needed
+from atoll.server.transport.interceptor import Context
+from atoll.server.transport.peer import Peer, peer_of
 
 logger = logging.getLogger(__name__)
 

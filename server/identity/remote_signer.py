@@ -15,8 +15,8 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.certificates import CertificateError, check_issued, read_leaf, read_request
 from atoll.protocol.identity.names import Identity
-from atoll.server.around import Context
 from atoll.server.identity.authority import AuthorityAway, NotSigned, Renewal
+from atoll.server.transport.interceptor import Context
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from urllib.parse import unquote
 
 import grpc
 
-from atoll.server.around import Context, Interceptor, code_of
-from atoll.server.identity.peer import peer_of
-from atoll.server.limits import Callers
-from atoll.server.sockets import Place, connected_to, open_sockets, shut_down_if
+from atoll.server.transport.interceptor import Context, Interceptor, code_of
+from atoll.server.transport.limits import Callers
+from atoll.server.transport.peer import peer_of
+from atoll.server.transport.sockets import Place, connected_to, open_sockets, shut_down_if
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ ends are on this machine, and otherwise its address.
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from atoll.server.bucket import Bucket
+from atoll.server.transport.token_bucket import Bucket
 
 CALLS_PER_S, CALLS_BURST = 200.0, 600
 """New calls of one caller in the long run, and at once. An empty round of 25 ms costs a client two."""

@@ -7,7 +7,7 @@ import grpc
 from atoll.protocol.channel import bracketed, loopback_only, parse_address
 from atoll.protocol.identity.keeper import Keeper
 from atoll.server.errors import OperatorError
-from atoll.server.identity.shown import server_credentials
+from atoll.server.transport.server_credentials import server_credentials
 
 
 class Listener(Protocol):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from atoll.protocol.identity.certificates import CertificateError, read_leaf
 from atoll.protocol.identity.names import Identity
-from atoll.server.around import Context
+from atoll.server.transport.interceptor import Context
 
 
 @dataclass(frozen=True, slots=True)

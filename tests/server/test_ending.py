@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from atoll.protocol.channel import server_options
-from atoll.server.ending import cut_connections, stop_servers
+from atoll.server.transport.shutdown import cut_connections, stop_servers
 from benchmarks.attackers import ACK, PREFACE, SETTINGS, frame
 
 

@@ -15,8 +15,8 @@ from atoll.protocol.identity.renewal import MembershipEnded
 from atoll.protocol.stream import Stream, StreamBroken
 from atoll.server import aggregator as aggregators
 from atoll.server.config.process import AggregatorConfig
-from atoll.server.identity.listener import MutualListener
 from atoll.server.rank import Rank, RankPlace
+from atoll.server.transport.listener import MutualListener
 from benchmarks.members import equip
 from tests.wire.live import running, update_of
 from tests.wire.test_ranks import ONE, it_manifest, with_rank

@@ -11,7 +11,7 @@ from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.channel import MESSAGE_BYTES_MAX, MIB
 from atoll.protocol.stream import first_status
 from atoll.server.errors import OperatorError
-from atoll.server.limits import STRIKES_MAX
+from atoll.server.transport.limits import STRIKES_MAX
 from tests.wire.live import running
 from tests.wire.test_round import live
 

@@ -22,7 +22,7 @@ from atoll.protocol.settings import ConfigError
 from atoll.protocol.stream import Stream, StreamBroken
 from atoll.server.identity.authority import Authority
 from atoll.server.identity.gate import owner_folder
-from atoll.server.identity.listener import MutualListener
+from atoll.server.transport.listener import MutualListener
 from tests.wire.live import running
 from tests.wire.test_round import live, report
 

@@ -22,8 +22,8 @@ from atoll.protocol.manifest import parse_version
 from atoll.protocol.vocabulary import Digest, RunId
 from atoll.server import aggregator, gloo, rank_runs
 from atoll.server.config.process import AggregatorConfig
-from atoll.server.identity.listener import InsecureListener
 from atoll.server.rank import Rank, RankPlace
+from atoll.server.transport.listener import InsecureListener
 from tests.client.lagoon import until
 from tests.wire.live import running, update_of
 from tests.wire.test_round import committed, live, report

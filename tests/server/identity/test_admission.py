@@ -10,7 +10,7 @@ from atoll.protocol.identity.names import Identity, Role
 from atoll.server.identity import admission
 from atoll.server.identity.admission import Admission, AskedAdmission
 from atoll.server.identity.guard import Caller
-from atoll.server.identity.peer import Peer
+from atoll.server.transport.peer import Peer
 from tests.client.lagoon import live
 
 NORTH = Caller(Peer(Identity(Role.CLIENT, "north"), 2**159 + 7), "r-1")

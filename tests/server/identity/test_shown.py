@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from atoll.protocol.identity.names import COORDINATOR
 from atoll.server.identity.authority import Authority
-from atoll.server.identity.shown import SETTLE_S, Shown
+from atoll.server.transport.server_credentials import SETTLE_S, Shown
 
 ROOT = Path(__file__).parents[3]
 
