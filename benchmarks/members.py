@@ -6,7 +6,7 @@ from pathlib import Path
 from atoll.protocol.identity.membership import Membership
 from atoll.protocol.identity.names import Identity, Role
 from atoll.server.identity.authority import Authority
-from atoll.server.identity.gate import AUTHORITY, identity_folder
+from atoll.server.identity.setup import AUTHORITY, identity_folder
 
 YEAR_S = 365 * 86400.0
 

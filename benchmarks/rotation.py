@@ -52,7 +52,7 @@ from atoll.protocol.identity.names import COORDINATOR, Identity, Role, aggregato
 from atoll.protocol.identity.renewal import MembershipEnded
 from atoll.protocol.vocabulary import Phase, RunId
 from atoll.server.history import History
-from atoll.server.identity.gate import AUTHORITY, MINE, identity_folder
+from atoll.server.identity.setup import AUTHORITY, MINE, identity_folder
 from benchmarks.crowd import Instant
 from benchmarks.processes import NotMeasured, Processes, coordinator_command, toml, wait_for_address
 from benchmarks.report import Bar, conclude, say

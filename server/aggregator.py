@@ -23,8 +23,8 @@ from atoll.protocol.settings import ConfigError
 from atoll.protocol.stream import Stream, StreamBroken
 from atoll.server.config.process import AggregatorConfig
 from atoll.server.errors import OperatorError
-from atoll.server.identity.gate import identity_folder
 from atoll.server.identity.guard import Guard
+from atoll.server.identity.setup import identity_folder
 from atoll.server.journal.placement import take_place
 from atoll.server.journal.state_directory import lock_directory
 from atoll.server.open_files import allow_open_files

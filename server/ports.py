@@ -18,10 +18,10 @@ from atoll.server.audit.calls import CallAudit
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.coordinator import Coordinator
 from atoll.server.identity.enrolment_port import EnrolmentPort
-from atoll.server.identity.gate import Gate, Members
 from atoll.server.identity.guard import Guard
+from atoll.server.identity.membership_services import MembershipService
 from atoll.server.identity.remote_signer import RemoteSigner, SigningService
-from atoll.server.identity.services import MembershipService
+from atoll.server.identity.setup import Gate, Members
 from atoll.server.service import AdminService, CoordinatorService
 from atoll.server.transport.call_limits import CallLimits, Connections
 from atoll.server.transport.limits import Callers, calls_max, connections_max

@@ -17,7 +17,7 @@ from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
 from atoll.server.coordinator import Coordinator
 from atoll.server.errors import OperatorError
-from atoll.server.identity.gate import equip_ranks, gate_of, publisher
+from atoll.server.identity.setup import equip_ranks, gate_of, publisher
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.memory import collect_seldom
 from atoll.server.open_files import allow_open_files

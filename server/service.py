@@ -24,7 +24,7 @@ from atoll.server.downloads import BadRequest, NotHeld, send_version
 from atoll.server.errors import OperatorError, UnknownRun
 from atoll.server.hub import Connection
 from atoll.server.identity.enrolments import Enrolments
-from atoll.server.identity.services import MembersAdmin
+from atoll.server.identity.membership_services import MembersAdmin
 from atoll.server.messages import NAME_MAX, sums_of
 from atoll.server.reading import ReadingAdmin
 from atoll.server.rounds.events import ClientEvaluated, ClientFailed, Profile

@@ -26,7 +26,7 @@ from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR, Role
 from atoll.protocol.identity.renewal import NotRenewed, over, renew_once
 from atoll.protocol.proxy import through_proxy
-from atoll.server.identity.gate import owner_folder
+from atoll.server.identity.setup import owner_folder
 from atoll.server.journal.state_directory import is_held, running_coordinator
 
 STARTING_S = 30.0

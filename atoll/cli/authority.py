@@ -83,7 +83,7 @@ def issue(
         new_key,
     )
     from atoll.protocol.identity.credential import Credential
-    from atoll.server.identity.steward import Steward
+    from atoll.server.identity.authority_server import Steward
 
     authority = _open(folder, days)
     identity, steward = _identity(role, name), Steward(authority, folder)
@@ -148,7 +148,7 @@ def serve(
     from atoll.cli import log
     from atoll.protocol.identity.join_code import is_address
     from atoll.protocol.proxy import HttpProxy
-    from atoll.server.identity.steward import Steward
+    from atoll.server.identity.authority_server import Steward
 
     if not is_address(coordinator):
         raise CommandError(f"--coordinator {coordinator!r}; allowed: host:port, with a port in 1..65535")

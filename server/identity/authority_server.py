@@ -28,7 +28,7 @@ from atoll.protocol.identity.names import COORDINATOR, Identity, Role
 from atoll.protocol.proxy import HttpProxy
 from atoll.protocol.stream import Stream, StreamBroken
 from atoll.server.identity.authority import Authority, NotSigned, Renewal
-from atoll.server.identity.buckets import Buckets
+from atoll.server.identity.rate_limits import Buckets
 
 logger = logging.getLogger(__name__)
 

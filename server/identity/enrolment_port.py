@@ -13,7 +13,7 @@ from atoll.server.audit.calls import CallAudit
 from atoll.server.errors import OperatorError
 from atoll.server.identity.enrolments import Enrolments
 from atoll.server.identity.guard import Guard
-from atoll.server.identity.services import EnrolmentService
+from atoll.server.identity.membership_services import EnrolmentService
 from atoll.server.transport.server_credentials import server_credentials
 from atoll.server.transport.shutdown import stop_servers
 

@@ -13,9 +13,9 @@ from atoll.protocol.identity.certificates import CertificateError, server_name
 from atoll.protocol.identity.names import Identity, Role, Wanted
 from atoll.protocol.printable import printable
 from atoll.server.identity.authority import AuthorityAway, NotSigned
-from atoll.server.identity.buckets import Buckets
 from atoll.server.identity.enrolments import Enrolments, TooOften
-from atoll.server.identity.household import OWNER
+from atoll.server.identity.own_certificates import OWNER
+from atoll.server.identity.rate_limits import Buckets
 from atoll.server.identity.register import Member, Refused
 from atoll.server.journal.database import Database
 from atoll.server.transport.interceptor import Context

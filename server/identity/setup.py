@@ -16,7 +16,7 @@ from atoll.server.clock import Clock
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.identity.authority import Authority, Signer
 from atoll.server.identity.enrolments import Enrolments
-from atoll.server.identity.household import OWNER, Household
+from atoll.server.identity.own_certificates import OWNER, Household
 from atoll.server.identity.register import Register
 from atoll.server.identity.remote_signer import RemoteSigner
 from atoll.server.identity.signing import Signer as Publisher

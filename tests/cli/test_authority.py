@@ -11,7 +11,7 @@ from atoll.protocol.identity.certificates import Issuer, make_request, new_key, 
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.enrolling import Place
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role
-from atoll.server.identity.steward import LOG
+from atoll.server.identity.authority_server import LOG
 
 
 def atoll(*arguments: object) -> Result:

@@ -21,7 +21,7 @@ from atoll.protocol.identity.names import COORDINATOR, Identity, Role, aggregato
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.stream import Stream, StreamBroken
 from atoll.server.identity.authority import Authority
-from atoll.server.identity.gate import owner_folder
+from atoll.server.identity.setup import owner_folder
 from atoll.server.transport.listener import MutualListener
 from tests.wire.live import running
 from tests.wire.test_round import live, report

@@ -33,9 +33,9 @@ from atoll.server.identity.authority import Authority
 from atoll.server.identity.enrolment_port import EnrolmentPort
 from atoll.server.identity.enrolments import RENEWALS_BURST, Enrolments
 from atoll.server.identity.guard import Guard
-from atoll.server.identity.household import Household
+from atoll.server.identity.membership_services import TRIES_BURST, MembershipService
+from atoll.server.identity.own_certificates import Household
 from atoll.server.identity.register import WRONG_TRIES_MAX, Register
-from atoll.server.identity.services import TRIES_BURST, MembershipService
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.transport.listener import MutualListener
 from tests.client.connect_proxy import connect_proxy

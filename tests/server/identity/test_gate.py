@@ -12,12 +12,12 @@ from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.settings import ConfigError
 from atoll.server.config.process import CoordinatorConfig
-from atoll.server.identity import household
+from atoll.server.identity import own_certificates
 from atoll.server.identity.authority import Authority
-from atoll.server.identity.gate import ELSEWHERE, MINE, OWNERS, gate_of, identity_folder
-from atoll.server.identity.household import OWNER
+from atoll.server.identity.authority_server import Steward
+from atoll.server.identity.own_certificates import OWNER
 from atoll.server.identity.remote_signer import RemoteSigner
-from atoll.server.identity.steward import Steward
+from atoll.server.identity.setup import ELSEWHERE, MINE, OWNERS, gate_of, identity_folder
 from atoll.server.journal.state_directory import StateDirectory
 from tests.cli.invoking import refused
 from tests.client.lagoon import live
@@ -87,7 +87,7 @@ async def test_an_owner_that_was_made_by_hand_is_renewed_though_the_authority_is
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For a month it could revoke, and then nobody could."""
-    monkeypatch.setattr(household, "LOOK_S", 0.05)
+    monkeypatch.setattr(own_certificates, "LOOK_S", 0.05)
     Authority.create(tmp_path / "ca", "elsewhere")
     authority, state = Authority.open(tmp_path / "ca", lifetime_s=3), tmp_path / "state"
     authority.credential(COORDINATOR).store(identity_folder(state) / MINE)

@@ -15,12 +15,12 @@ from atoll.protocol.identity.certificates import CertificateError, consent, make
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role
 from atoll.protocol.proxy import HttpProxy
 from atoll.protocol.stream import StreamBroken
-from atoll.server.identity import remote_signer, steward
+from atoll.server.identity import authority_server, remote_signer
 from atoll.server.identity.admission import Admission
 from atoll.server.identity.authority import Authority, AuthorityAway, NotSigned, Renewal
+from atoll.server.identity.authority_server import LOG, Steward
 from atoll.server.identity.guard import Guard
 from atoll.server.identity.remote_signer import RemoteSigner, SigningService
-from atoll.server.identity.steward import LOG, Steward
 from tests.client.connect_proxy import connect_proxy
 from tests.client.lagoon import live
 
@@ -98,7 +98,7 @@ async def test_a_steward_that_was_heard_comes_back_at_once_and_says_each_time_th
                 raise StreamBroken(grpc.StatusCode.UNAVAILABLE, "away")
             return self.orders.pop()
 
-    monkeypatch.setattr(steward, "Stream", Cut)
+    monkeypatch.setattr(authority_server, "Stream", Cut)
     serving = asyncio.create_task(Steward(authority, tmp_path).serve("127.0.0.1:1"))
     monkeypatch.setattr(asyncio, "sleep", waiting)
     while len(waits) < 15:
@@ -106,7 +106,7 @@ async def test_a_steward_that_was_heard_comes_back_at_once_and_says_each_time_th
     serving.cancel()
     assert waits[:10] == [0.5, 1.0, 2.0, 4.0, 0.5, 1.0, 2.0, 4.0, 5.0, 0.5]
     assert caplog.text.count("no connection to 127.0.0.1:1") == 1 + len(waits) // 5
-    assert steward.RECONNECT_S[1] < remote_signer.PATIENCE_S  # a coordinator starts its ranks meanwhile
+    assert authority_server.RECONNECT_S[1] < remote_signer.PATIENCE_S  # a coordinator starts its ranks meanwhile
 
 
 @live

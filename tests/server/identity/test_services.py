@@ -11,8 +11,8 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.durable import DiskFull
 from atoll.server.identity.authority import Authority
 from atoll.server.identity.enrolments import Enrolments
+from atoll.server.identity.membership_services import MembersAdmin
 from atoll.server.identity.register import Register
-from atoll.server.identity.services import MembersAdmin
 from atoll.server.journal.state_directory import StateDirectory
 from tests.client.lagoon import live
 
