@@ -55,9 +55,9 @@ from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler
 from atoll.server.sharded_reduce import ShardedReducer
 from atoll.server.threads import on_thread
+from atoll.server.transfers.uploads import Uploads
 from atoll.server.transfers.verdicts import refused
 from atoll.server.turns import Turns
-from atoll.server.uploads import Uploads
 
 logger = logging.getLogger(__name__)
 

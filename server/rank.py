@@ -40,7 +40,7 @@ from atoll.server.plan import FoldPlan
 from atoll.server.rank_runs import RankRun
 from atoll.server.reduce import step_of
 from atoll.server.threads import off_loop, on_thread
-from atoll.server.uploads import Uploads
+from atoll.server.transfers.uploads import Uploads
 
 logger = logging.getLogger(__name__)
 

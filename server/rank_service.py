@@ -10,11 +10,11 @@ from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.bulk import DownloadMessage, UploadMessage
 from atoll.protocol.durable import told_outside
 from atoll.protocol.vocabulary import Digest, RunId
-from atoll.server.downloads import BadRequest, NotHeld, send_version
 from atoll.server.errors import StoreCorrupted
 from atoll.server.gather import NoSuchVersion, NotFetched
 from atoll.server.rank import CoordinatorAway, Rank
-from atoll.server.silence import Silent, opening
+from atoll.server.transfers.downloads import BadRequest, NotHeld, send_version
+from atoll.server.transfers.timeouts import Silent, opening
 from atoll.server.transport.interceptor import Context
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,6 @@ from atoll.server.audit.actions import Action
 from atoll.server.audit.calls import caller_of
 from atoll.server.config.run import RunFile
 from atoll.server.coordinator import Coordinator
-from atoll.server.downloads import BadRequest, NotHeld, send_version
 from atoll.server.errors import OperatorError, UnknownRun
 from atoll.server.hub import Connection
 from atoll.server.identity.enrolments import Enrolments
@@ -29,7 +28,8 @@ from atoll.server.messages import NAME_MAX, sums_of
 from atoll.server.reading import ReadingAdmin
 from atoll.server.rounds.events import ClientEvaluated, ClientFailed, Profile
 from atoll.server.rounds.relevance import is_asked, is_failure_news
-from atoll.server.silence import Silent, first_of, opening
+from atoll.server.transfers.downloads import BadRequest, NotHeld, send_version
+from atoll.server.transfers.timeouts import Silent, first_of, opening
 from atoll.server.transport.interceptor import Context
 from atoll.server.transport.limits import MESSAGES_BURST, MESSAGES_PER_S
 from atoll.server.transport.token_bucket import Bucket

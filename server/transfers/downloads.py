@@ -14,8 +14,8 @@ from atoll.protocol import steps
 from atoll.protocol.bulk import Data, DownloadMessage
 from atoll.protocol.channel import CHUNK_BYTES
 from atoll.server.files.versions import VersionFile
-from atoll.server.silence import SILENCE_S, in_time
 from atoll.server.threads import off_loop, on_thread
+from atoll.server.transfers.timeouts import SILENCE_S, in_time
 
 INLINE_BYTES = CHUNK_BYTES
 BOXES_MAX = 65_536

@@ -22,11 +22,11 @@ from atoll.protocol.channel import CHUNK_BYTES, INLINE_BYTES_MAX
 from atoll.protocol.manifest import ManifestError, UpdateManifest, digest_of, parse_update
 from atoll.protocol.vocabulary import ClientId, Digest, RejectReason, RoundId, RunId
 from atoll.protocol.windows import Confirmations, chunk_of, window_of
-from atoll.server.downloads import BadRequest
 from atoll.server.files.incoming import SMALL_BYTES, Incoming
 from atoll.server.files.run_store import KeptUpdate, RunStore
-from atoll.server.silence import FLOOR_BYTES_PER_S, PARTIALS_MAX, next_bytes, patience_of
 from atoll.server.threads import off_loop, on_thread
+from atoll.server.transfers.downloads import BadRequest
+from atoll.server.transfers.timeouts import FLOOR_BYTES_PER_S, PARTIALS_MAX, next_bytes, patience_of
 from atoll.server.transfers.verdicts import refused
 
 logger = logging.getLogger(__name__)

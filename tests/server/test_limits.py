@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.protocol.channel import CHUNK_BYTES
-from atoll.server.silence import FLOOR_S, Patience
+from atoll.server.transfers.timeouts import FLOOR_S, Patience
 from atoll.server.transport import limits
 from atoll.server.transport.call_limits import _where
 from atoll.server.transport.limits import CALLS_BURST, CALLS_PER_S, STRIKES_MAX, Bucket, Callers

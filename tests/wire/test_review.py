@@ -287,7 +287,7 @@ async def test_stream_on_which_nothing_comes_is_ended(tmp_path):
     async with running(tmp_path / "state") as it, it.client("a") as a, it.client("b"):
         manifest, _ = await a.train(await a.next("invite"))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("atoll.server.silence.SILENCE_S", 0.2)
+            patch.setattr("atoll.server.transfers.timeouts.SILENCE_S", 0.2)
             for method, opened in (
                 (a.stub.Session, None),
                 (a.stub.Upload, None),
