@@ -29,8 +29,9 @@ from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
 from atoll.server.driver import RunDriver
 from atoll.server.errors import OperatorError, StoreCorrupted, UnknownRun
-from atoll.server.evaluator import TASK_TIMEOUT_S, EvaluationFailed, Evaluator, Reference
 from atoll.server.files.disk_limits import DiskLimits
+from atoll.server.folding.evaluator import TASK_TIMEOUT_S, EvaluationFailed, Evaluator, Reference
+from atoll.server.folding.reducer import Reducer
 from atoll.server.identity.admission import Admission, joined
 from atoll.server.identity.signing import Signer
 from atoll.server.journal.journal import Journal, RunRow
@@ -38,7 +39,6 @@ from atoll.server.journal.placement import num_ranks_of, state_of_rank, write_nu
 from atoll.server.journal.state_directory import StateDirectory, run_folder
 from atoll.server.judge import Judge
 from atoll.server.ranks import Ranks
-from atoll.server.reduce import Reducer
 from atoll.server.retention import Keep
 from atoll.server.rounds.events import (
     CoordinatorStarted,

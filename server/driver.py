@@ -20,12 +20,12 @@ from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RunId, RunStat
 from atoll.server import messages
 from atoll.server.clock import Clock
 from atoll.server.config.run import RunConfig
-from atoll.server.evaluator import EvaluationFailed, Evaluator
 from atoll.server.files.run_store import KeptUpdate
+from atoll.server.folding.evaluator import EvaluationFailed, Evaluator
+from atoll.server.folding.reducer import Reducer
 from atoll.server.hub import Hub
 from atoll.server.journal.journal import Batch, DiskFull, EvaluationRow, Journal
 from atoll.server.narration import narrate
-from atoll.server.reduce import Reducer
 from atoll.server.retention import Keep, Retention
 from atoll.server.rounds.events import (
     Abandon,

@@ -30,15 +30,15 @@ from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.vocabulary import Digest, RejectReason, RunId, Version
 from atoll.server.files.run_store import INCOMING_AGE_MAX_S, KeptUpdate
 from atoll.server.files.versions import VersionFile
+from atoll.server.folding.method import Method
+from atoll.server.folding.plan import FoldPlan
+from atoll.server.folding.reducer import step_of
 from atoll.server.gather import NotFetched, fetch_manifest
 from atoll.server.gloo import Gloo, MeetingPoint
 from atoll.server.identity.admission import AskedAdmission
 from atoll.server.journal.codec import StoredUpdateMeta, decode_meta, encode_meta
 from atoll.server.journal.state_directory import run_folder
-from atoll.server.method import Method
-from atoll.server.plan import FoldPlan
 from atoll.server.rank_runs import RankRun
-from atoll.server.reduce import step_of
 from atoll.server.threads import off_loop, on_thread
 from atoll.server.transfers.uploads import Uploads
 

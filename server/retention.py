@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from atoll.protocol.vocabulary import TERMINAL, Digest, RunId, Version
+from atoll.server.folding.reducer import Reducer
 from atoll.server.journal.journal import Journal
-from atoll.server.reduce import Reducer
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.threads import on_thread

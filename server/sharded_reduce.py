@@ -15,9 +15,9 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.vocabulary import Digest, RunId, Version
+from atoll.server.folding.reducer import Reducer, exists_from_now_on
 from atoll.server.gather import NotFetched, gather
 from atoll.server.ranks import AGAIN_S, Ranks
-from atoll.server.reduce import Reducer, exists_from_now_on
 from atoll.server.rounds.events import Aggregate
 
 

@@ -71,7 +71,11 @@ OPEN_ROUND, ADMISSION, INTAKE = (
     "server/rounds/update_claims.py",
     "server/rounds/update_intake.py",
 )
-BUFFER, INVITATIONS, PLAN = "server/rounds/buffer_round.py", "server/rounds/async_invitations.py", "server/plan.py"
+BUFFER, INVITATIONS, PLAN = (
+    "server/rounds/buffer_round.py",
+    "server/rounds/async_invitations.py",
+    "server/folding/plan.py",
+)
 MEMBERSHIP, SESSION, EVALUATION = (
     "server/rounds/membership.py",
     "client/session.py",

@@ -14,8 +14,8 @@ from atoll.aggregation.tensors.layout import CONTROL, FLOATS, Layout
 from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
+from atoll.server.folding.method import Method
 from atoll.server.journal.codec import decode, encode
-from atoll.server.method import Method
 from atoll.server.rounds.events import Aggregate
 
 

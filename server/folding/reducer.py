@@ -25,14 +25,14 @@ from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.errors import StoreCorrupted
-from atoll.server.evaluator import Evaluator
 from atoll.server.files.disk_limits import DiskLimits
 from atoll.server.files.run_store import INCOMING_AGE_MAX_S, RunStore
 from atoll.server.files.versions import VersionFile, Versions
+from atoll.server.folding.evaluator import Evaluator
+from atoll.server.folding.method import Method
+from atoll.server.folding.plan import FoldPlan, plan_of
 from atoll.server.journal.codec import StoredUpdateMeta, decode_meta
 from atoll.server.journal.journal import UpdateRow
-from atoll.server.method import Method
-from atoll.server.plan import FoldPlan, plan_of
 from atoll.server.rounds.events import Aggregate
 from atoll.server.threads import on_thread
 

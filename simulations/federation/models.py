@@ -27,9 +27,9 @@ from atoll.server.config.run import RunConfig
 from atoll.server.errors import StoreCorrupted
 from atoll.server.files.run_store import RunStore
 from atoll.server.files.versions import VersionFile, Versions, version_file
-from atoll.server.method import Method
-from atoll.server.plan import plan_of, trained_of, weights_and_factors
-from atoll.server.reduce import fold_version
+from atoll.server.folding.method import Method
+from atoll.server.folding.plan import plan_of, trained_of, weights_and_factors
+from atoll.server.folding.reducer import fold_version
 from atoll.server.retention import Keep
 from atoll.server.rounds.events import Aggregate
 from atoll.simulations.federation.updates import IN_MEMORY_MAX, Updates

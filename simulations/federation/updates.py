@@ -23,7 +23,7 @@ from atoll.aggregation.updates.reader import StoredUpdate, UpdateReader
 from atoll.parallel.arrays import Arrays, layout_of
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId
 from atoll.server.errors import StoreCorrupted
-from atoll.server.plan import FoldPlan
+from atoll.server.folding.plan import FoldPlan
 
 IN_MEMORY_MAX = 1 << 30
 """Bytes of updates that are held in memory; those that come beyond them lie in files until they are folded."""

@@ -19,7 +19,7 @@ from atoll.aggregation.fold.streaming import fold
 from atoll.aggregation.optimizers import OPTIMIZERS
 from atoll.aggregation.tensors import safetensors_file
 from atoll.server.config.aggregation import CODEC_OPTIONS, OPTIMIZER_OPTIONS, RULES, AggregationConfig, OptimizerConfig
-from atoll.server.method import Method
+from atoll.server.folding.method import Method
 from tests.aggregation.models import store
 from tests.aggregation.twins import (
     centred_clipping_twin,

@@ -18,7 +18,7 @@ from atoll.protocol.vocabulary import ClientId, Digest
 from atoll.server.config.aggregation import CODEC_OPTIONS, OPTIMIZER_OPTIONS, RULES, AggregationConfig, OptimizerConfig
 from atoll.server.config.process import AggregatorConfig, CoordinatorConfig, HostFile
 from atoll.server.config.run import CohortConfig, RunConfig, RunFile
-from atoll.server.method import Method
+from atoll.server.folding.method import Method
 from atoll.server.rounds.events import Contribution
 from atoll.server.rounds.oort_pacer import PACER_WINDOW
 from atoll.server.rounds.policy import StragglerPolicy

@@ -20,10 +20,10 @@ from atoll.protocol.manifest import UpdateManifest, VersionManifest
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.files.run_store import RunStore
+from atoll.server.folding.method import Method
+from atoll.server.folding.plan import FoldPlan, plan_of, weights_and_factors
+from atoll.server.folding.reducer import step_of
 from atoll.server.journal.codec import StoredUpdateMeta
-from atoll.server.method import Method
-from atoll.server.plan import FoldPlan, plan_of, weights_and_factors
-from atoll.server.reduce import step_of
 from atoll.server.rounds.events import Aggregate, Contribution
 from atoll.server.rounds.policy import Mode
 from tests.aggregation.models import store

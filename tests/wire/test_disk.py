@@ -87,10 +87,10 @@ async def test_update_that_does_not_fit_on_the_disk_is_to_be_tried_again(tmp_pat
 
 @live
 async def test_aggregation_waits_for_space_and_keeps_every_update(tmp_path):
-    from atoll.server import reduce
+    from atoll.server.folding import reducer
 
     async with running(tmp_path / "state", rounds=1) as it, it.client("a") as a, it.client("b") as b:
-        real, calls = reduce.fold, []
+        real, calls = reducer.fold, []
 
         def full_at_first(*args, **kwargs):
             calls.append(1)
@@ -98,12 +98,12 @@ async def test_aggregation_waits_for_space_and_keeps_every_update(tmp_path):
                 raise OSError(errno.ENOSPC, "no room")
             return real(*args, **kwargs)
 
-        reduce.fold = full_at_first
+        reducer.fold = full_at_first
         try:
             await asyncio.gather(report(a), report(b))
             await committed(it, 1)
         finally:
-            reduce.fold = real
+            reducer.fold = real
         assert len(calls) == 2
         assert it.run.machine.ledger.past[1].phase == "committed"
 

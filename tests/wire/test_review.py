@@ -433,7 +433,7 @@ async def test_client_that_reads_nothing_does_not_keep_its_place(tmp_path):
 
 @live
 async def test_coordinator_that_stops_in_a_fold_leaves_no_fold_behind(tmp_path):
-    from atoll.server import reduce
+    from atoll.server.folding import reducer
 
     begun, ended = threading.Event(), threading.Event()
 
@@ -447,7 +447,7 @@ async def test_coordinator_that_stops_in_a_fold_leaves_no_fold_behind(tmp_path):
             ended.set()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reduce, "fold", endless)
+        patch.setattr(reducer, "fold", endless)
         async with running(tmp_path / "state") as it, it.client("a") as a, it.client("b") as b:
             await asyncio.gather(report(a), report(b))
             await until(begun.is_set)
