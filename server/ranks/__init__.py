@@ -1,0 +1,4 @@
+"""The aggregation ranks: their process, uploads, fetches between ranks, and the sharded fold.
+
+Imports: `folding`, `transfers`.
+"""
