@@ -18,7 +18,7 @@ from atoll.server.errors import StoreCorrupted
 from atoll.server.files.run_store import KeptUpdate
 from atoll.server.journal.codec import decode_meta, encode_meta, lies_at
 from atoll.server.judge import Judge
-from atoll.server.ranks import RankConnection, Ranks
+from atoll.server.ranks.registry import RankConnection, Ranks
 from atoll.server.threads import off_loop, on_thread
 from atoll.server.transfers.timeouts import Silent, first_of
 from atoll.server.transfers.verdicts import refused

@@ -18,7 +18,7 @@ from atoll.server.clock import Clock
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.driver import RunDriver
 from atoll.server.hub import Connection, Hub
-from atoll.server.ranks import Ranks
+from atoll.server.ranks.registry import Ranks
 from atoll.server.rounds.events import ClientDisconnected, ClientJoined, ClientLost
 from atoll.server.rounds.leases import Leases
 

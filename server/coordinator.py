@@ -38,7 +38,8 @@ from atoll.server.journal.journal import Journal, RunRow
 from atoll.server.journal.placement import num_ranks_of, state_of_rank, write_num_ranks
 from atoll.server.journal.state_directory import StateDirectory, run_folder
 from atoll.server.judge import Judge
-from atoll.server.ranks import Ranks
+from atoll.server.ranks.registry import Ranks
+from atoll.server.ranks.sharded_reducer import ShardedReducer
 from atoll.server.retention import Keep
 from atoll.server.rounds.events import (
     CoordinatorStarted,
@@ -53,7 +54,6 @@ from atoll.server.rounds.open_round import Effects
 from atoll.server.rounds.run_machine import RunMachine, what_a_pause_waits_for
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler
-from atoll.server.sharded_reduce import ShardedReducer
 from atoll.server.threads import on_thread
 from atoll.server.transfers.uploads import Uploads
 from atoll.server.transfers.verdicts import refused

@@ -22,7 +22,7 @@ from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.memory import collect_seldom
 from atoll.server.open_files import allow_open_files
 from atoll.server.ports import Ports
-from atoll.server.spawned import SpawnedRanks
+from atoll.server.ranks.local_ranks import SpawnedRanks
 
 logger = logging.getLogger(__name__)
 

@@ -64,8 +64,8 @@ def aggregator(
         say(effective(settings).rstrip("\n"))
         return
     from atoll.cli import log
-    from atoll.server.aggregator import host_rank
     from atoll.server.errors import OperatorError
+    from atoll.server.ranks.process import host_rank
 
     log.configure()
 

@@ -28,8 +28,8 @@ from atoll.server.identity.setup import identity_folder
 from atoll.server.journal.placement import take_place
 from atoll.server.journal.state_directory import lock_directory
 from atoll.server.open_files import allow_open_files
-from atoll.server.rank import Rank, RankPlace
-from atoll.server.rank_service import AggregatorService
+from atoll.server.ranks.rank import Rank, RankPlace
+from atoll.server.ranks.rank_service import AggregatorService
 from atoll.server.transport.call_limits import CallLimits, Connections
 from atoll.server.transport.limits import Callers, calls_max, connections_max
 from atoll.server.transport.listener import InsecureListener, Listener, MutualListener, cannot_listen

@@ -33,12 +33,12 @@ from atoll.server.files.versions import VersionFile
 from atoll.server.folding.method import Method
 from atoll.server.folding.plan import FoldPlan
 from atoll.server.folding.reducer import step_of
-from atoll.server.gather import NotFetched, fetch_manifest
-from atoll.server.gloo import Gloo, MeetingPoint
 from atoll.server.identity.admission import AskedAdmission
 from atoll.server.journal.codec import StoredUpdateMeta, decode_meta, encode_meta
 from atoll.server.journal.state_directory import run_folder
-from atoll.server.rank_runs import RankRun
+from atoll.server.ranks.fetch import NotFetched, fetch_manifest
+from atoll.server.ranks.gloo import Gloo, MeetingPoint
+from atoll.server.ranks.rank_store import RankRun
 from atoll.server.threads import off_loop, on_thread
 from atoll.server.transfers.uploads import Uploads
 

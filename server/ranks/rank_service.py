@@ -11,8 +11,8 @@ from atoll.protocol.bulk import DownloadMessage, UploadMessage
 from atoll.protocol.durable import told_outside
 from atoll.protocol.vocabulary import Digest, RunId
 from atoll.server.errors import StoreCorrupted
-from atoll.server.gather import NoSuchVersion, NotFetched
-from atoll.server.rank import CoordinatorAway, Rank
+from atoll.server.ranks.fetch import NoSuchVersion, NotFetched
+from atoll.server.ranks.rank import CoordinatorAway, Rank
 from atoll.server.transfers.downloads import BadRequest, NotHeld, send_version
 from atoll.server.transfers.timeouts import Silent, opening
 from atoll.server.transport.interceptor import Context

@@ -17,7 +17,7 @@ from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.server.errors import StoreCorrupted
 from atoll.server.files.run_store import RunStore
 from atoll.server.files.versions import VersionFile, version_file
-from atoll.server.gather import fetch_into, fetch_manifest
+from atoll.server.ranks.fetch import fetch_into, fetch_manifest
 from atoll.server.threads import on_thread
 
 VERSIONS_KNOWN_MAX = 16

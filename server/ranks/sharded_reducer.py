@@ -16,8 +16,8 @@ from atoll.protocol import steps
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.server.folding.reducer import Reducer, exists_from_now_on
-from atoll.server.gather import NotFetched, gather
-from atoll.server.ranks import AGAIN_S, Ranks
+from atoll.server.ranks.fetch import NotFetched, gather
+from atoll.server.ranks.registry import AGAIN_S, Ranks
 from atoll.server.rounds.events import Aggregate
 
 

@@ -6,7 +6,7 @@ import grpc
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.server.aggregator import _Orders
+from atoll.server.ranks.process import _Orders
 
 AT_ONCE = 50
 

@@ -7,8 +7,8 @@ import pytest
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.channel import CHUNK_BYTES, MESSAGE_BYTES_MAX
-from atoll.server import ranks as ranks_module
-from atoll.server.ranks import FoldRefused, RankConnection, Ranks, RanksAway
+from atoll.server.ranks import registry as ranks_module
+from atoll.server.ranks.registry import FoldRefused, RankConnection, Ranks, RanksAway
 
 
 def on_loop(test):

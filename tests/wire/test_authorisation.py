@@ -13,9 +13,9 @@ from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role, aggregator
 from atoll.protocol.identity.renewal import MembershipEnded
 from atoll.protocol.stream import Stream, StreamBroken
-from atoll.server import aggregator as aggregators
 from atoll.server.config.process import AggregatorConfig
-from atoll.server.rank import Rank, RankPlace
+from atoll.server.ranks import process as aggregators
+from atoll.server.ranks.rank import Rank, RankPlace
 from atoll.server.transport.listener import MutualListener
 from benchmarks.members import equip
 from tests.wire.live import running, update_of

@@ -20,9 +20,9 @@ from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.identity.names import aggregator as aggregator_name
 from atoll.protocol.manifest import parse_version
 from atoll.protocol.vocabulary import Digest, RunId
-from atoll.server import aggregator, gloo, rank_runs
 from atoll.server.config.process import AggregatorConfig
-from atoll.server.rank import Rank, RankPlace
+from atoll.server.ranks import gloo, process, rank_store
+from atoll.server.ranks.rank import Rank, RankPlace
 from atoll.server.transport.listener import InsecureListener
 from tests.client.lagoon import until
 from tests.wire.live import running, update_of
@@ -55,8 +55,8 @@ async def with_rank(it, folder, **settings):
     config = AggregatorConfig(coordinator=it.address, insecure=True, rank=0, ranks=1, state=folder, **settings)
     async with InsecureDialer().channel(it.address, COORDINATOR) as channel:
         rank = Rank(RankPlace(0, 1, "lo"), folder, channel)
-        server, address = await aggregator._listen(rank, config, InsecureListener())
-        serving = asyncio.ensure_future(aggregator._serve(rank, address, config.coordinator))
+        server, address = await process._listen(rank, config, InsecureListener())
+        serving = asyncio.ensure_future(process._serve(rank, address, config.coordinator))
         try:
             yield Ranked(it, rank, address)
         finally:
@@ -135,14 +135,14 @@ async def test_a_version_that_never_was_is_not_found_and_one_that_cannot_be_aske
 
 @live
 async def test_a_version_is_fetched_once_also_when_the_first_who_asks_for_it_goes_away(tmp_path, monkeypatch):
-    fetch, fetching, go_on = rank_runs.fetch_into, [], asyncio.Event()
+    fetch, fetching, go_on = rank_store.fetch_into, [], asyncio.Event()
 
     async def fetch_later(*arguments):
         fetching.append(arguments)
         await go_on.wait()
         await fetch(*arguments)
 
-    monkeypatch.setattr(rank_runs, "fetch_into", fetch_later)
+    monkeypatch.setattr(rank_store, "fetch_into", fetch_later)
     async with running(tmp_path / "state", **ONE) as it, with_rank(it, tmp_path / "rank") as ranked:
         async with ranked.client("a") as a, ranked.client("b") as b:
             invite = await a.next("invite")
