@@ -17,6 +17,7 @@ from typing import Any
 from atoll.protocol.vocabulary import ClientId, Digest, RunId
 from atoll.server.clock import Clock
 from atoll.server.config.run import RunConfig
+from atoll.server.hosting.event_rows import Decided, add_rows
 from atoll.server.journal.journal import Batch, Journal, RunRow
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.memory import collect_seldom
@@ -41,7 +42,6 @@ from atoll.server.rounds.events import (
 )
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.run_machine import RunMachine, RunRules
-from atoll.server.rows import Decided, add_rows
 from atoll.server.selection.sampling import SAMPLERS, draw
 
 RUN = RunId("million")

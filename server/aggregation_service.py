@@ -13,11 +13,11 @@ from atoll.protocol.channel import CHUNK_BYTES, PROTOCOL
 from atoll.protocol.manifest import ManifestError, parse_update
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import Digest, RejectReason, RunId
-from atoll.server.coordinator import Coordinator
 from atoll.server.errors import StoreCorrupted
 from atoll.server.files.run_store import KeptUpdate
+from atoll.server.hosting.coordinator import Coordinator
+from atoll.server.hosting.update_judge import Judge
 from atoll.server.journal.codec import decode_meta, encode_meta, lies_at
-from atoll.server.judge import Judge
 from atoll.server.ranks.registry import RankConnection, Ranks
 from atoll.server.threads import off_loop, on_thread
 from atoll.server.transfers.timeouts import Silent, first_of

@@ -15,13 +15,13 @@ from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted, pars
 from atoll.aggregation.updates.inspection import inspect
 from atoll.protocol.manifest import ManifestError, digest_of, parse_update, parse_version
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, RunState, Version
+from atoll.server.hosting.retention import Keep
 from atoll.server.journal.codec import StoredUpdateMeta, decode_meta
 from atoll.server.journal.journal import RunRow, recovered, run_rows
 from atoll.server.journal.placement import num_ranks_of, state_of_rank
 from atoll.server.journal.schema import UPDATES, VERSIONS
 from atoll.server.journal.sqlite import SqliteDatabase
 from atoll.server.journal.state_directory import run_folder
-from atoll.server.retention import Keep
 
 BLOCK_BYTES = 1 << 20
 

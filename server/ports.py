@@ -16,7 +16,7 @@ from atoll.protocol.vocabulary import ClientId
 from atoll.server.aggregation_service import AggregationService
 from atoll.server.audit.calls import CallAudit
 from atoll.server.config.process import CoordinatorConfig
-from atoll.server.coordinator import Coordinator
+from atoll.server.hosting.coordinator import Coordinator
 from atoll.server.identity.enrolment_port import EnrolmentPort
 from atoll.server.identity.guard import Guard
 from atoll.server.identity.membership_services import MembershipService

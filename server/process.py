@@ -15,8 +15,8 @@ from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import TERMINAL, RunId, RunState
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
-from atoll.server.coordinator import Coordinator
 from atoll.server.errors import OperatorError
+from atoll.server.hosting.coordinator import Coordinator
 from atoll.server.identity.setup import equip_ranks, gate_of, publisher
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.memory import collect_seldom

@@ -19,12 +19,12 @@ from atoll.protocol.vocabulary import ClientId, FailureReason, LossReason, Round
 from atoll.server.audit.actions import Action
 from atoll.server.audit.calls import caller_of
 from atoll.server.config.run import RunFile
-from atoll.server.coordinator import Coordinator
 from atoll.server.errors import OperatorError, UnknownRun
-from atoll.server.hub import Connection
+from atoll.server.hosting.control_streams import Connection
+from atoll.server.hosting.coordinator import Coordinator
+from atoll.server.hosting.messages import NAME_MAX, sums_of
 from atoll.server.identity.enrolments import Enrolments
 from atoll.server.identity.membership_services import MembersAdmin
-from atoll.server.messages import NAME_MAX, sums_of
 from atoll.server.reading import ReadingAdmin
 from atoll.server.rounds.events import ClientEvaluated, ClientFailed, Profile
 from atoll.server.rounds.relevance import is_asked, is_failure_news

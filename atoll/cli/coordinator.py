@@ -14,7 +14,7 @@ from atoll.cli.printing import note, say
 if TYPE_CHECKING:
     from atoll.server.config.process import HostFile
     from atoll.server.config.run import RunFile
-    from atoll.server.coordinator import Coordinator
+    from atoll.server.hosting.coordinator import Coordinator
     from atoll.server.ports import Ports
 
 What = Annotated[

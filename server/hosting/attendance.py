@@ -11,13 +11,13 @@ from typing import Any
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import TERMINAL, ClientId, LossReason, RoundId, RunId, RunState
-from atoll.server import messages
 from atoll.server.audit.actions import Action
 from atoll.server.audit.log import AuditLog, Caller
 from atoll.server.clock import Clock
 from atoll.server.config.process import CoordinatorConfig
-from atoll.server.driver import RunDriver
-from atoll.server.hub import Connection, Hub
+from atoll.server.hosting import messages
+from atoll.server.hosting.control_streams import Connection, Hub
+from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.ranks.registry import Ranks
 from atoll.server.rounds.events import ClientDisconnected, ClientJoined, ClientLost
 from atoll.server.rounds.leases import Leases

@@ -20,27 +20,28 @@ from atoll.protocol.identity.names import Identity
 from atoll.protocol.manifest import UpdateManifest, digest_of
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import TERMINAL, RejectReason, RunId, RunState, Version
-from atoll.server.attendance import Attendance
 from atoll.server.audit.actions import Action
 from atoll.server.audit.log import COORDINATOR, AuditLog
 from atoll.server.audit.rounds import said_of
 from atoll.server.clock import Clock
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
-from atoll.server.driver import RunDriver
 from atoll.server.errors import OperatorError, StoreCorrupted, UnknownRun
 from atoll.server.files.disk_limits import DiskLimits
 from atoll.server.folding.evaluator import TASK_TIMEOUT_S, EvaluationFailed, Evaluator, Reference
 from atoll.server.folding.reducer import Reducer
+from atoll.server.hosting.attendance import Attendance
+from atoll.server.hosting.fair_executor import Turns
+from atoll.server.hosting.retention import Keep
+from atoll.server.hosting.run_driver import RunDriver
+from atoll.server.hosting.update_judge import Judge
 from atoll.server.identity.admission import Admission, joined
 from atoll.server.identity.signing import Signer
 from atoll.server.journal.journal import Journal, RunRow
 from atoll.server.journal.placement import num_ranks_of, state_of_rank, write_num_ranks
 from atoll.server.journal.state_directory import StateDirectory, run_folder
-from atoll.server.judge import Judge
 from atoll.server.ranks.registry import Ranks
 from atoll.server.ranks.sharded_reducer import ShardedReducer
-from atoll.server.retention import Keep
 from atoll.server.rounds.events import (
     CoordinatorStarted,
     EndRun,
@@ -57,7 +58,6 @@ from atoll.server.selection.sampling import Sampler
 from atoll.server.threads import on_thread
 from atoll.server.transfers.uploads import Uploads
 from atoll.server.transfers.verdicts import refused
-from atoll.server.turns import Turns
 
 logger = logging.getLogger(__name__)
 

@@ -17,16 +17,17 @@ from atoll.protocol import steps
 from atoll.protocol.allocator import MUCH_BYTES, give_back
 from atoll.protocol.atoll_pb2 import ServerMessage
 from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RunId, RunState, Version
-from atoll.server import messages
 from atoll.server.clock import Clock
 from atoll.server.config.run import RunConfig
 from atoll.server.files.run_store import KeptUpdate
 from atoll.server.folding.evaluator import EvaluationFailed, Evaluator
 from atoll.server.folding.reducer import Reducer
-from atoll.server.hub import Hub
+from atoll.server.hosting import messages
+from atoll.server.hosting.control_streams import Hub
+from atoll.server.hosting.event_rows import Decided, add_rows
+from atoll.server.hosting.retention import Keep, Retention
 from atoll.server.journal.journal import Batch, DiskFull, EvaluationRow, Journal
 from atoll.server.narration import narrate
-from atoll.server.retention import Keep, Retention
 from atoll.server.rounds.events import (
     Abandon,
     Aggregate,
@@ -52,7 +53,6 @@ from atoll.server.rounds.events import (
 )
 from atoll.server.rounds.open_round import Effects
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.rows import Decided, add_rows
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler, draw
 from atoll.server.threads import on_thread, on_thread_of_its_own

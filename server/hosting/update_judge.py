@@ -12,9 +12,9 @@ from atoll.aggregation.tensors.layout import CONTROL
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.manifest import UpdateManifest, check_against, digest_of
 from atoll.protocol.vocabulary import Digest, Fate, RejectReason
-from atoll.server.driver import RunDriver
 from atoll.server.files.run_store import KeptUpdate
-from atoll.server.messages import sums_of
+from atoll.server.hosting.messages import sums_of
+from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.rounds.events import Accept, Reject, Sums, Update, UpdateReceived, UpdateRefused, UploadBegun
 from atoll.server.rounds.relevance import is_failure_news, is_first_upload
 from atoll.server.threads import off_loop

@@ -24,7 +24,7 @@ from atoll.parallel.task import Task, task_name
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RunState, Version
 from atoll.server.config.run import RunConfig
-from atoll.server.retention import Keep
+from atoll.server.hosting.retention import Keep
 from atoll.server.rounds.events import (
     Abandon,
     Aggregate,

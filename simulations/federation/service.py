@@ -12,7 +12,7 @@ from atoll.client import events as client
 from atoll.parallel.task import task_name
 from atoll.protocol.vocabulary import ClientId, Digest, LossReason, RoundId, RunId, RunState, Version
 from atoll.server.config.run import RunConfig
-from atoll.server.messages import training_seed
+from atoll.server.hosting.messages import training_seed
 from atoll.server.rounds.events import (
     Abandon,
     Accept,

@@ -31,7 +31,7 @@ from atoll.protocol.strict import ManifestError
 from atoll.server.backup_contents import BackupFailed, Contents, Part, parse_contents
 from atoll.server.config.process import AggregatorConfig, HostFile
 from atoll.server.config.run import RunFile
-from atoll.server.judge import Judge
+from atoll.server.hosting.update_judge import Judge
 from atoll.server.service import _connection, _fault_of_hello
 from atoll.simulations.experiments.grid import parse_grid
 from atoll.simulations.experiments.sweep import check_cells

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.protocol.vocabulary import ClientId, RoundId
-from atoll.server.messages import INLINE_MANIFEST_BYTES_MAX, invitation, training_seed
+from atoll.server.hosting.messages import INLINE_MANIFEST_BYTES_MAX, invitation, training_seed
 from atoll.server.rounds.events import Invite
 
 

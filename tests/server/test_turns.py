@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.server.turns import Turns
+from atoll.server.hosting.fair_executor import Turns
 
 
 def blocked(turns):

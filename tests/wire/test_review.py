@@ -10,12 +10,12 @@ import pytest
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import RunState, Version
-from atoll.server import driver as driver_module
 from atoll.server.files import incoming
 from atoll.server.files.incoming import SMALL_BYTES
+from atoll.server.hosting import run_driver as driver_module
+from atoll.server.hosting.retention import Keep
 from atoll.server.journal.journal import DiskFull
 from atoll.server.process import host
-from atoll.server.retention import Keep
 from atoll.server.rounds.events import UpdateReceived
 from tests.wire.live import TINY, Live, running, settings
 from tests.wire.test_round import committed, live, report
@@ -422,7 +422,7 @@ async def test_sampler_that_hangs_keeps_nobody_from_anything(tmp_path):
 @live
 async def test_client_that_reads_nothing_does_not_keep_its_place(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("atoll.server.hub.DISMISS_S", 0.1)
+        patch.setattr("atoll.server.hosting.control_streams.DISMISS_S", 0.1)
         async with running(tmp_path / "state", coordinator__lease=0.5) as it, it.client("a") as a:
             await a.next("welcome")
             connection = next(iter(it.coordinator.attendance.hub))
