@@ -1,0 +1,4 @@
+"""The read-only views of a run for people: history, sentences, reasons, narration.
+
+Imports: `journal`.
+"""
