@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.protocol.vocabulary import ClientId, Phase, RunState
-from atoll.server.history import History
 from atoll.server.rounds.record import RoundRecord
+from atoll.server.views.history import History
 
 Promise = tuple[int, str]
 """Round and client of an update that was accepted."""

@@ -25,8 +25,8 @@ from typing import Any
 
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import Fate, Phase, RunId
-from atoll.server.history import History
 from atoll.server.rounds.record import RoundRecord
+from atoll.server.views.history import History
 from benchmarks.attackers import KINDS
 from benchmarks.members import equip
 from benchmarks.processes import NotMeasured, Processes, coordinator_command, wait_for_address

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from atoll.server.errors import StateUnusable
-from atoll.server.history import History
+from atoll.server.views.history import History
 
 ROOT = Path(__file__).parents[1]
 ATOLL = str(Path(sys.executable).with_name("atoll"))

@@ -25,7 +25,7 @@ from typing import Any
 from atoll.cli import admin
 from atoll.protocol.identity.names import Identity, Role, aggregator
 from atoll.protocol.vocabulary import RunId
-from atoll.server.history import History
+from atoll.server.views.history import History
 from benchmarks.members import equip
 from benchmarks.processes import ATOLL, ROOT, NotMeasured, Processes, Usage, coordinator_command, free_address
 from benchmarks.report import Bar, conclude, say, spread

@@ -51,8 +51,8 @@ from atoll.protocol.identity.membership import Membership
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role, aggregator
 from atoll.protocol.identity.renewal import MembershipEnded
 from atoll.protocol.vocabulary import Phase, RunId
-from atoll.server.history import History
 from atoll.server.identity.setup import AUTHORITY, MINE, identity_folder
+from atoll.server.views.history import History
 from benchmarks.crowd import Instant
 from benchmarks.processes import NotMeasured, Processes, coordinator_command, toml, wait_for_address
 from benchmarks.report import Bar, conclude, say

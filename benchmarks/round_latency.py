@@ -19,8 +19,8 @@ from typing import Any
 
 from atoll.cli import admin
 from atoll.protocol.vocabulary import Phase, RunId, RunState
-from atoll.server.history import History
 from atoll.server.rounds.record import RoundRecord
+from atoll.server.views.history import History
 from benchmarks.processes import NotMeasured, Processes, Usage, coordinator_command, toml, wait_for_address
 from benchmarks.report import Bar, conclude, percentile, say
 

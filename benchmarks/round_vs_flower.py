@@ -24,7 +24,7 @@ from typing import Any
 
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import Phase, RunId, RunState
-from atoll.server.history import History
+from atoll.server.views.history import History
 from benchmarks.flower_peer import Flower, check_installed
 from benchmarks.members import equip
 from benchmarks.memory_watch import Peaks

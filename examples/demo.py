@@ -27,8 +27,8 @@ from rich.text import Text
 from atoll.cli import admin
 from atoll.protocol.identity.names import Role
 from atoll.protocol.vocabulary import Fate, Phase, RunState
-from atoll.server.history import History
 from atoll.server.rounds.record import ClientRecord, RoundRecord
+from atoll.server.views.history import History
 
 HERE = Path(__file__).parent
 ATOLL = str(Path(sys.executable).with_name("atoll"))

@@ -13,8 +13,8 @@ from atoll.server.hosting.messages import NAME_MAX
 from atoll.server.threads import on_thread
 from atoll.server.transport.call_limits import name_of
 from atoll.server.transport.interceptor import Context
-from atoll.server.viewer import Unseen, Viewer
-from atoll.server.views import View
+from atoll.server.views.view_process import Unseen, Viewer
+from atoll.server.views.views import View
 
 PART_BYTES = 1 << 20
 NUMBER_MAX = 2**31

@@ -33,7 +33,7 @@ from atoll.server.transfers.timeouts import Silent, first_of, opening
 from atoll.server.transport.interceptor import Context
 from atoll.server.transport.limits import MESSAGES_BURST, MESSAGES_PER_S
 from atoll.server.transport.token_bucket import Bucket
-from atoll.server.viewer import Viewer
+from atoll.server.views.view_process import Viewer
 
 logger = logging.getLogger(__name__)
 

@@ -25,11 +25,11 @@ from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
 from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.server.audit.actions import Action
 from atoll.server.files.run_store import RunStore
-from atoll.server.history import History
 from atoll.server.journal.placement import num_ranks_of, state_of_rank
 from atoll.server.journal.state_directory import run_folder, running_coordinator
 from atoll.server.ranks.fetch import fetch_into, fetch_manifest, gather
-from atoll.server.views import newest_version, run_of
+from atoll.server.views.history import History
+from atoll.server.views.views import newest_version, run_of
 
 BLOCK_BYTES = 2**20
 

@@ -11,7 +11,7 @@ from atoll.cli.faults import CommandError
 from atoll.protocol.secrets import without_password
 
 if TYPE_CHECKING:
-    from atoll.server.history import History
+    from atoll.server.views.history import History
 
 
 def look(view: str, state: Path, database: str = "", *, run: str = "", number: int = 0) -> Any:
@@ -25,7 +25,7 @@ def look(view: str, state: Path, database: str = "", *, run: str = "", number: i
 
     if not database and admin.is_elsewhere(state):
         return admin.look(state, view, run, number)
-    from atoll.server import views
+    from atoll.server.views import views
 
     with history_of(state, database) as history:
         return views.look(history, views.View(view), run, number)
@@ -40,7 +40,7 @@ def history_of(state: Path, database: str = "") -> "Iterator[History]":
         OSError: there is no state directory, or it is damaged, or too new.
     """
     from atoll.server.config.database_url import check_url
-    from atoll.server.history import History
+    from atoll.server.views.history import History
 
     try:
         url = check_url(database)

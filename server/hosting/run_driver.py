@@ -27,7 +27,6 @@ from atoll.server.hosting.control_streams import Hub
 from atoll.server.hosting.event_rows import Decided, add_rows
 from atoll.server.hosting.retention import Keep, Retention
 from atoll.server.journal.journal import Batch, DiskFull, EvaluationRow, Journal
-from atoll.server.narration import narrate
 from atoll.server.rounds.events import (
     Abandon,
     Aggregate,
@@ -56,6 +55,7 @@ from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler, draw
 from atoll.server.threads import on_thread, on_thread_of_its_own
+from atoll.server.views.narration import narrate
 
 logger = logging.getLogger(__name__)
 

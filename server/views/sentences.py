@@ -5,9 +5,9 @@ from typing import Any
 
 from atoll.protocol.vocabulary import CloseReason, Fate, Phase, RejectReason
 from atoll.server.journal.codec import encode_record
-from atoll.server.reasons import explain as explain
-from atoll.server.reasons import explain_named
 from atoll.server.rounds.record import CarriedRecord, ClientRecord, Outage, RoundRecord
+from atoll.server.views.reasons import explain as explain
+from atoll.server.views.reasons import explain_named
 
 NAMES_MAX = 20
 """More clients than this are counted, not named."""

@@ -18,9 +18,9 @@ from tempfile import TemporaryFile
 from typing import IO
 
 from atoll.protocol import steps
-from atoll.server.history import History
 from atoll.server.threads import on_thread
-from atoll.server.views import View, look
+from atoll.server.views.history import History
+from atoll.server.views.views import View, look
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ PART_BYTES = 256 * 1024
 TOLD_BYTES_MAX = 8192
 NICENESS = 10
 EXIT_UNUSABLE, EXIT_MISSING = 3, 4
-COMMAND = (sys.executable, "-P", "-c", "from atoll.server.viewer import main; main()")
+COMMAND = (sys.executable, "-P", "-c", "from atoll.server.views.view_process import main; main()")
 
 
 class Unseen(Exception):

@@ -11,14 +11,14 @@ from atoll.protocol.plain import plain
 from atoll.protocol.settings import effective
 from atoll.protocol.vocabulary import ClientId, RoundId, RunId, Version
 from atoll.server.files.run_store import RunStore
-from atoll.server.history import History
 from atoll.server.journal.journal import EvaluationRow, RunRow, VersionRow
 from atoll.server.journal.placement import num_ranks_of
 from atoll.server.journal.state_directory import run_folder
 from atoll.server.rounds.member import Member
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.run_machine import what_a_pause_waits_for
-from atoll.server.sentences import as_json, summary
+from atoll.server.views.history import History
+from atoll.server.views.sentences import as_json, summary
 
 Document = dict[str, Any]
 

@@ -14,7 +14,7 @@ from atoll.protocol.plain import plain
 from atoll.protocol.vocabulary import RunId, Version
 from atoll.server.journal.journal import EvaluationRow
 from atoll.server.journal.state_directory import running_coordinator
-from atoll.server.views import measures, unmeasured
+from atoll.server.views.views import measures, unmeasured
 from tests.cli.federation import Federation, federation, start_run, wait_for
 from tests.cli.invoking import invoke, refused, said, shown
 

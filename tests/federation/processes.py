@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from atoll.protocol.identity.names import Identity, Role
-from atoll.server.history import History
+from atoll.server.views.history import History
 from benchmarks.members import equip
 from benchmarks.processes import free_address
 

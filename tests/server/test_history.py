@@ -6,13 +6,13 @@ import pytest
 
 from atoll.protocol.vocabulary import Phase, RunState
 from atoll.server.errors import StateUnusable, StoreCorrupted
-from atoll.server.history import History
 from atoll.server.journal.codec import encode_ledger, encode_record
 from atoll.server.journal.journal import Batch, EvaluationRow, Journal, RecordRow, RunChange, Snapshot, VersionRow
 from atoll.server.journal.schema import StateTooNew
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.rounds import events as ev
 from atoll.server.rounds.run_machine import RunMachine
+from atoll.server.views.history import History
 from tests.server.test_codec import RULES, some_history
 from tests.server.test_journal import entry, run_row
 

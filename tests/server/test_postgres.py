@@ -12,12 +12,12 @@ from sqlalchemy import inspect, select
 from atoll.protocol.durable import DiskFull
 from atoll.protocol.vocabulary import RunState
 from atoll.server.errors import DatabaseAway, StateInUse, StateUnusable, StoreCorrupted
-from atoll.server.history import History
 from atoll.server.journal import schema
 from atoll.server.journal.binding import binding_of
 from atoll.server.journal.journal import Batch, EvaluationRow, Journal, RunChange, VersionRow
 from atoll.server.journal.schema import SCHEMA_VERSION, StateTooNew
 from atoll.server.journal.state_directory import StateDirectory
+from atoll.server.views.history import History
 from tests.server.test_journal import entry, run_row, snapshot
 
 pytest.importorskip("psycopg", reason="the driver is not installed: pip install -c constraints.txt -e '.[dev]'")

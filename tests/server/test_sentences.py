@@ -17,7 +17,7 @@ from atoll.protocol.vocabulary import (
 from atoll.server.journal.codec import decode_record
 from atoll.server.rounds.record import CarriedRecord, ClientRecord, Outage, RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.sentences import as_json, explain, sentences, summary
+from atoll.server.views.sentences import as_json, explain, sentences, summary
 from tests.server.test_buffer import Flow
 from tests.server.test_codec import RULES, some_history
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.server import viewer
-from atoll.server.viewer import MAKING_MAX, PART_BYTES, Unseen, Viewer
-from atoll.server.views import View
+from atoll.server.views import view_process
+from atoll.server.views.view_process import MAKING_MAX, PART_BYTES, Unseen, Viewer
+from atoll.server.views.views import View
 
 LONG = "sys.stdout.buffer.write(bytes(50_000_000))"
 
@@ -24,13 +24,13 @@ def run(test: Coroutine[object, object, object]) -> None:
 
 
 async def seen(viewer: Viewer) -> bytes:
-    return b"".join([part async for part in viewer.look(View.RUNS, "", 0)])
+    return b"".join([part async for part in view_process.look(View.RUNS, "", 0)])
 
 
 def test_readers_that_stop_keep_nobody_waiting_and_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(viewer, "COMMAND", process(LONG))
+    monkeypatch.setattr(view_process, "COMMAND", process(LONG))
 
     async def main() -> None:
         it = Viewer(tmp_path)
@@ -52,7 +52,9 @@ def test_a_look_that_is_broken_off_ends_its_process_and_gives_its_turn_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pid = tmp_path / "pid"
-    monkeypatch.setattr(viewer, "COMMAND", process(f"open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)"))
+    monkeypatch.setattr(
+        view_process, "COMMAND", process(f"open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)")
+    )
 
     async def main() -> None:
         it = Viewer(tmp_path)
@@ -66,7 +68,7 @@ def test_a_look_that_is_broken_off_ends_its_process_and_gives_its_turn_back(
                 await asyncio.wait_for(task, 5)
             with pytest.raises(ProcessLookupError):
                 os.kill(int(pid.read_text()), 0)
-        monkeypatch.setattr(viewer, "MAKING_S", 0.3)
+        monkeypatch.setattr(view_process, "MAKING_S", 0.3)
         with pytest.raises(Unseen, match=r"takes more than 0\.3 s"):
             await seen(it)
 
@@ -85,7 +87,7 @@ def test_a_look_that_is_broken_off_ends_its_process_and_gives_its_turn_back(
 def test_why_there_is_no_view_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, kind: type[Exception], told: str
 ) -> None:
-    monkeypatch.setattr(viewer, "COMMAND", process(code))
+    monkeypatch.setattr(view_process, "COMMAND", process(code))
     with pytest.raises(kind, match=told):
         run(seen(Viewer(tmp_path)))
 
@@ -96,7 +98,7 @@ def test_a_directory_that_holds_no_state_is_named(tmp_path: Path) -> None:
 
 
 def test_the_process_ends_with_the_coordinator() -> None:
-    code = "import time, atoll.server.viewer as v; v.History = lambda *_: time.sleep(60); v.main()"
+    code = "import time, atoll.server.views.view_process as v; v.History = lambda *_: time.sleep(60); v.main()"
 
     async def main() -> None:
         child = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdin=asyncio.subprocess.PIPE)
@@ -105,13 +107,13 @@ def test_the_process_ends_with_the_coordinator() -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(child.wait(), 2)
         child.stdin.close()  # as the kernel does when the coordinator is killed
-        assert await asyncio.wait_for(child.wait(), 10) == viewer.EXIT_UNUSABLE
+        assert await asyncio.wait_for(child.wait(), 10) == view_process.EXIT_UNUSABLE
 
     run(main())
 
 
 def test_text_goes_as_utf_8_wherever_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    code = "import atoll.server.viewer as v; v.History = lambda *_: 0; v.look = lambda *_: 'h\\u00e4fen'; v.main()"
-    monkeypatch.setattr(viewer, "COMMAND", (sys.executable, "-c", code))
+    code = "import atoll.server.views.view_process as v; v.History = lambda *_: 0; v.look = lambda *_: 'h\\u00e4fen'; v.main()"
+    monkeypatch.setattr(view_process, "COMMAND", (sys.executable, "-c", code))
     assert asyncio.run(seen(Viewer(tmp_path))).decode() == '"h\u00e4fen"'

@@ -18,8 +18,8 @@ from atoll.client.runner import Training
 from atoll.parallel.deadline import Deadline
 from atoll.parallel.worker_ops import Operations
 from atoll.server.files.run_store import RunStore
-from atoll.server.history import History
-from atoll.server.sentences import sentences, summary
+from atoll.server.views.history import History
+from atoll.server.views.sentences import sentences, summary
 from tests.aggregation.encoded import decoded, encoded
 from tests.wire.live import running, update_of
 from tests.wire.test_bad_input import refused

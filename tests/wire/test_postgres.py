@@ -9,7 +9,7 @@ import pytest
 
 from atoll.aggregation.tensors.safetensors_file import read
 from atoll.protocol import atoll_pb2 as pb
-from atoll.server.history import History
+from atoll.server.views.history import History
 from tests.cli.invoking import shown
 from tests.wire.live import running
 from tests.wire.test_disk import Errors

@@ -12,8 +12,8 @@ from atoll.aggregation.tensors.safetensors_file import read
 from atoll.protocol import atoll_pb2 as pb
 from atoll.server.files import incoming
 from atoll.server.files.incoming import SMALL_BYTES
-from atoll.server.history import History
 from atoll.server.process import host
+from atoll.server.views.history import History
 from tests.wire.live import TINY, running, settings
 
 

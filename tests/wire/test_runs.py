@@ -7,7 +7,7 @@ import pytest
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import RunState
-from atoll.server.history import History
+from atoll.server.views.history import History
 from tests.wire.live import TINY, running, settings
 from tests.wire.test_round import live
 
