@@ -13,7 +13,6 @@ from atoll.protocol.bulk import add_coordinator
 from atoll.protocol.channel import is_wildcard, reached_as, server_options
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import ClientId
-from atoll.server.aggregation_service import AggregationService
 from atoll.server.audit.calls import CallAudit
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.hosting.coordinator import Coordinator
@@ -22,7 +21,8 @@ from atoll.server.identity.guard import Guard
 from atoll.server.identity.membership_services import MembershipService
 from atoll.server.identity.remote_signer import RemoteSigner, SigningService
 from atoll.server.identity.setup import Gate, Members
-from atoll.server.service import AdminService, CoordinatorService
+from atoll.server.services.aggregation_service import AggregationService
+from atoll.server.services.coordinator_service import AdminService, CoordinatorService
 from atoll.server.transport.call_limits import CallLimits, Connections
 from atoll.server.transport.limits import Callers, calls_max, connections_max
 from atoll.server.transport.shutdown import stop_servers

@@ -25,9 +25,9 @@ from atoll.server.hosting.coordinator import Coordinator
 from atoll.server.hosting.messages import NAME_MAX, sums_of
 from atoll.server.identity.enrolments import Enrolments
 from atoll.server.identity.membership_services import MembersAdmin
-from atoll.server.reading import ReadingAdmin
 from atoll.server.rounds.events import ClientEvaluated, ClientFailed, Profile
 from atoll.server.rounds.relevance import is_asked, is_failure_news
+from atoll.server.services.reading_service import ReadingAdmin
 from atoll.server.transfers.downloads import BadRequest, NotHeld, send_version
 from atoll.server.transfers.timeouts import Silent, first_of, opening
 from atoll.server.transport.interceptor import Context

@@ -32,7 +32,7 @@ from atoll.server.backup_contents import BackupFailed, Contents, Part, parse_con
 from atoll.server.config.process import AggregatorConfig, HostFile
 from atoll.server.config.run import RunFile
 from atoll.server.hosting.update_judge import Judge
-from atoll.server.service import _connection, _fault_of_hello
+from atoll.server.services.coordinator_service import _connection, _fault_of_hello
 from atoll.simulations.experiments.grid import parse_grid
 from atoll.simulations.experiments.sweep import check_cells
 from atoll.simulations.federation.config import SimulationFile
