@@ -38,7 +38,7 @@ PURE = {
     "protocol/values.py",
     "protocol/vocabulary.py",
     "server/rounds/update_claims.py",
-    "server/backup_contents.py",
+    "server/backup/contents.py",
     "server/rounds/buffer_round.py",
     "server/rounds/client_evaluation.py",
     "server/rounds/events.py",
@@ -90,7 +90,7 @@ PURE_ALSO = {
     "client/policy/content.py": {"json"},
     "protocol/chain_end.py": {"atoll.protocol.chain", "mmap", "re"},  # it is handed a file's bytes, mapped
     "protocol/identity/names.py": {"re"},
-    "server/backup_contents.py": {"pydantic", "re"},
+    "server/backup/contents.py": {"pydantic", "re"},
     "server/rounds/policy.py": {"pydantic"},
     "server/selection/sampling.py": {
         "atoll.protocol.reference",

@@ -10,7 +10,7 @@ from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, clock, note, say, size
 
 if TYPE_CHECKING:
-    from atoll.server.backup import Backup
+    from atoll.server.backup.backup import Backup
 
 From = Annotated[Path, typer.Argument(metavar="STATE", help="The coordinator's state directory; it may be in use.")]
 Out = Annotated[Path, typer.Argument(metavar="FILE.tar | DIR", help="The backup: a new folder, or a .tar file.")]
@@ -30,8 +30,8 @@ def backup(state: From, out: Out, without_keys: WithoutKeys = False, json: optio
     """
     from atoll.cli.writing_down import write_down
     from atoll.server.audit.actions import Action
-    from atoll.server.backup import back_up
-    from atoll.server.backup_contents import BackupFailed
+    from atoll.server.backup.backup import back_up
+    from atoll.server.backup.contents import BackupFailed
 
     try:
         made = back_up(state, out, keys=not without_keys)
@@ -56,8 +56,8 @@ def restore(source: Source, state: To, json: options.Json = False) -> None:
     """
     from atoll.cli.writing_down import write_down
     from atoll.server.audit.actions import Action
-    from atoll.server.backup_contents import BackupFailed
-    from atoll.server.restore import restore as restore_from
+    from atoll.server.backup.contents import BackupFailed
+    from atoll.server.backup.restore import restore as restore_from
 
     try:
         made = restore_from(source, state)

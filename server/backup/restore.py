@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import IO
 
 from atoll.protocol.durable import write_atomically
-from atoll.server.backup import CONTENTS, Backup, beside, copy_durably, naming
-from atoll.server.backup_contents import BackupFailed, Contents, Part, parse_contents
-from atoll.server.completeness import damaged, needs_of
+from atoll.server.backup.backup import CONTENTS, Backup, beside, copy_durably, naming
+from atoll.server.backup.contents import BackupFailed, Contents, Part, parse_contents
+from atoll.server.backup.required_files import damaged, needs_of
 
 NO_TAR = (tarfile.TarError, ValueError, OverflowError)
 """What reading a damaged tar file raises; the last two, where a header names sizes that no file has."""

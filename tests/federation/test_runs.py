@@ -4,9 +4,9 @@ import shutil
 import subprocess
 import sys
 
-from atoll.server.backup import back_up
-from atoll.server.completeness import damaged, needs_of
-from atoll.server.restore import restore
+from atoll.server.backup.backup import back_up
+from atoll.server.backup.required_files import damaged, needs_of
+from atoll.server.backup.restore import restore
 from tests.federation.processes import ATOLL, TASK, federation
 
 PLAIN = """

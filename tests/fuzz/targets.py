@@ -28,7 +28,7 @@ from atoll.protocol.manifest import parse_update, parse_version
 from atoll.protocol.proxy import HttpProxy
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.protocol.strict import ManifestError
-from atoll.server.backup_contents import BackupFailed, Contents, Part, parse_contents
+from atoll.server.backup.contents import BackupFailed, Contents, Part, parse_contents
 from atoll.server.config.process import AggregatorConfig, HostFile
 from atoll.server.config.run import RunFile
 from atoll.server.hosting.update_judge import Judge

@@ -11,12 +11,12 @@ import pytest
 from atoll.protocol.identity.certificates import Issuer
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.names import COORDINATOR
-from atoll.server import backup
-from atoll.server.backup import back_up
-from atoll.server.backup_contents import BackupFailed, belongs, is_immutable, is_key, parse_contents
+from atoll.server.backup import backup
+from atoll.server.backup.backup import back_up
+from atoll.server.backup.contents import BackupFailed, belongs, is_immutable, is_key, parse_contents
+from atoll.server.backup.restore import restore
 from atoll.server.identity.authority import Authority
 from atoll.server.journal.state_directory import StateDirectory
-from atoll.server.restore import restore
 from tests.cli.invoking import invoke, refused, shown
 
 CA = Authority(Issuer.create("one", now=time.time()))

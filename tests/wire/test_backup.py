@@ -4,10 +4,10 @@ import shutil
 
 import pytest
 
-from atoll.server import backup
-from atoll.server.backup import back_up
-from atoll.server.backup_contents import BackupFailed
-from atoll.server.restore import restore
+from atoll.server.backup import backup
+from atoll.server.backup.backup import back_up
+from atoll.server.backup.contents import BackupFailed
+from atoll.server.backup.restore import restore
 from tests.cli.invoking import invoke, refused, said
 from tests.wire.live import running
 from tests.wire.test_round import live
