@@ -20,7 +20,7 @@ from atoll.server.config.run import RunConfig
 from atoll.server.hosting.event_rows import Decided, add_rows
 from atoll.server.journal.journal import Batch, Journal, RunRow
 from atoll.server.journal.state_directory import StateDirectory
-from atoll.server.memory import collect_seldom
+from atoll.server.process_tuning import collect_seldom
 from atoll.server.rounds.events import (
     Aggregate,
     Aggregated,
