@@ -6,8 +6,8 @@ calls begin on it when it stands: while strangers flood the server's port that m
 Large downloads have a connection beside it, whose calls block: read on a thread, without asyncio's wake-ups between one
 chunk and the next, they are faster by 6 %. It is opened when one of them wants it, and nobody depends on it.
 
-A server has three places for a client (`server/transport/limits.py`): of its control stream, which stays where it began, of the
-newest, and of the next one or of that for large downloads, which is closed before a change-over when nobody uses it.
+A server has three places for a client (`server/transport/limits.py`): its control stream, which stays where it began;
+the newest connection; and the next one or the one for large downloads, which is closed before a change-over when idle.
 """
 
 import asyncio

@@ -19,9 +19,8 @@ from atoll.server.errors import OperatorError
 from atoll.server.hosting.coordinator import Coordinator
 from atoll.server.identity.setup import equip_ranks, gate_of, publisher
 from atoll.server.journal.state_directory import StateDirectory
-from atoll.server.open_files import allow_open_files
 from atoll.server.ports import Ports
-from atoll.server.process_tuning import collect_seldom
+from atoll.server.process_tuning import allow_open_files, collect_seldom
 from atoll.server.ranks.local_ranks import SpawnedRanks
 
 logger = logging.getLogger(__name__)

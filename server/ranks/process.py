@@ -27,7 +27,7 @@ from atoll.server.identity.guard import Guard
 from atoll.server.identity.setup import identity_folder
 from atoll.server.journal.placement import take_place
 from atoll.server.journal.state_directory import lock_directory
-from atoll.server.open_files import allow_open_files
+from atoll.server.process_tuning import allow_open_files
 from atoll.server.ranks.rank import Rank, RankPlace
 from atoll.server.ranks.rank_service import AggregatorService
 from atoll.server.transport.call_limits import CallLimits, Connections

@@ -2,7 +2,7 @@
 
 import resource
 
-from atoll.server.open_files import allow_open_files
+from atoll.server.process_tuning import allow_open_files
 
 
 def test_as_many_files_may_be_open_as_the_system_allows():

@@ -24,7 +24,7 @@ def run(test: Coroutine[object, object, object]) -> None:
 
 
 async def seen(viewer: Viewer) -> bytes:
-    return b"".join([part async for part in view_process.look(View.RUNS, "", 0)])
+    return b"".join([part async for part in viewer.look(View.RUNS, "", 0)])
 
 
 def test_readers_that_stop_keep_nobody_waiting_and_leave_nothing(
@@ -114,6 +114,9 @@ def test_the_process_ends_with_the_coordinator() -> None:
 
 def test_text_goes_as_utf_8_wherever_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    code = "import atoll.server.views.view_process as v; v.History = lambda *_: 0; v.look = lambda *_: 'h\\u00e4fen'; v.main()"
+    code = (
+        "import atoll.server.views.view_process as v; v.History = lambda *_: 0; "
+        "v.look = lambda *_: 'h\\u00e4fen'; v.main()"
+    )
     monkeypatch.setattr(view_process, "COMMAND", (sys.executable, "-c", code))
     assert asyncio.run(seen(Viewer(tmp_path))).decode() == '"h\u00e4fen"'
