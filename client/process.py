@@ -1,0 +1,99 @@
+"""The agent: its directory, its worker, its signals around the driver; and the names of its tasks."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from atoll.client.config import AgentConfig
+from atoll.client.driver import Agent
+from atoll.client.memory import Memory
+from atoll.client.policy.gate import Gate
+from atoll.client.runner import Runner
+from atoll.client.statedir import StateDirectory
+from atoll.client.verifier import Verifier
+from atoll.client.worker import WorkerRunner
+from atoll.parallel.task import TaskNotFound, task_name
+from atoll.protocol.identity.membership import Membership, unless_stopped
+from atoll.protocol.identity.names import Identity, Role
+from atoll.protocol.proxy import through_proxy
+from atoll.protocol.settings import ConfigError
+
+
+async def run_agent(
+    config: AgentConfig,
+    tasks: Mapping[str, str],
+    *,
+    runner: Runner | None = None,
+    handle_signals: bool = True,
+    authorities: Callable[[], bytes] | None = None,
+) -> int:
+    """Run one agent until SIGTERM or SIGINT, or until it is done; returns the exit code of its process.
+
+    Args:
+        config: of the agent.
+        tasks: references of the tasks that it allows, by the names that coordinators know them by (`tasks_by_name`).
+        runner: instead of worker processes.
+        handle_signals: end orderly at SIGTERM and SIGINT; only in the main thread.
+        authorities: whom this agent trusts, PEM, asked for each connection; None: the agent is `--insecure`, and
+            believes whatever comes.
+
+    Raises:
+        ConfigError: the state directory is in use, the policy is not valid, the environment names a
+            proxy that cannot be used, or a task does not load: exit code 2.
+    """
+    state = StateDirectory(config.state)
+    gate = None
+    loop, handled = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT) if handle_signals else ()
+    try:
+        taking = Membership.take(
+            state.identity,
+            Identity(Role.CLIENT, config.site),
+            join=config.join,
+            coordinator=config.coordinator,
+            insecure=config.insecure,
+        )
+        if (membership := await unless_stopped(taking, handled)) is None:
+            return 0
+        gate = Gate(config.policy, state.path)
+        if runner is None:
+            runner = WorkerRunner(
+                tasks,
+                site=config.site,
+                state=state,
+                lease=config.lease,
+                threads=config.threads or None,
+                device=config.device,
+            )
+        membership = replace(membership, dialer=through_proxy(membership.dialer, os.environ))
+        if authorities is None and (keeper := membership.keeper) is not None:
+            authorities = lambda: keeper.current.ca_pem  # noqa: E731
+        verifier = Verifier(config.site, authorities, Memory(state.seen)) if authorities is not None else None
+        agent = Agent(config, tasks, runner, state, gate, membership, verifier)
+        for number in handled:
+            loop.add_signal_handler(number, agent.stop)
+        return await agent.run()
+    finally:
+        for number in handled:
+            loop.remove_signal_handler(number)
+        if gate is not None:
+            gate.close()
+        state.close()
+
+
+def tasks_by_name(references: Iterable[str]) -> dict[str, str]:
+    """The references by the names that a coordinator invites for.
+
+    Raises:
+        ConfigError: no reference, or two of the same name.
+    """
+    tasks: dict[str, str] = {}
+    for reference in references:
+        try:
+            name = task_name(reference)
+        except TaskNotFound as error:
+            raise ConfigError([str(error)]) from error
+        if tasks.setdefault(name, reference) != reference:
+            raise ConfigError([f"{tasks[name]} and {reference} have one name, {name}: rename one of the files"])
+    return tasks

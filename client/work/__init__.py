@@ -1,0 +1,4 @@
+"""The jobs of an agent: from an invitation to a finished update, and the worker that trains it.
+
+Imports: `disk`, `wire`.
+"""
