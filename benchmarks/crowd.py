@@ -13,14 +13,14 @@ import numpy as np
 
 from atoll.aggregation.tensors.layout import Piece
 from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, parse_header, write
+from atoll.client.agent import Agent
 from atoll.client.config import AgentConfig
-from atoll.client.driver import Agent
-from atoll.client.events import Sums
-from atoll.client.memory import Memory
+from atoll.client.disk.seen_store import Memory
+from atoll.client.disk.state_directory import StateDirectory
+from atoll.client.disk.verifier import Verifier
 from atoll.client.policy.gate import Gate
-from atoll.client.runner import EvaluateOrder, Training, TrainOrder
-from atoll.client.statedir import StateDirectory
-from atoll.client.verifier import Verifier
+from atoll.client.session.events import Sums
+from atoll.client.work.runner import EvaluateOrder, Training, TrainOrder
 from benchmarks.members import member
 
 TASK = "benchmarks.tasks:empty"

@@ -25,13 +25,13 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from atoll.cli import admin
-from atoll.client import transport
+from atoll.client.agent import Agent
 from atoll.client.config import AgentConfig
-from atoll.client.driver import Agent
-from atoll.client.memory import Memory
+from atoll.client.disk.seen_store import Memory
+from atoll.client.disk.state_directory import StateDirectory
+from atoll.client.disk.verifier import Verifier
 from atoll.client.policy.gate import Gate
-from atoll.client.statedir import StateDirectory
-from atoll.client.verifier import Verifier
+from atoll.client.wire import control_stream
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.channel import PROTOCOL, client_options
@@ -77,7 +77,7 @@ class Count:
         if not self.is_over:
             self.broken[what[:120]] += 1
 
-    def broke(self, error: transport.StreamBroken) -> None:
+    def broke(self, error: control_stream.StreamBroken) -> None:
         """A call of an agent did not end well; what is made for one that has, is no failure."""
         if error.code is not grpc.StatusCode.OK:
             self.failed(str(error))
@@ -268,8 +268,8 @@ async def measure(processes: Processes, arguments: argparse.Namespace) -> dict[s
     processes.start("coordinator", coordinator_command(**settings, **lifetime), environment)
     address = await asyncio.to_thread(wait_for_address, processes, "coordinator", state)
     with (
-        count.counting(transport.Stream, count.called),
-        count.counting(transport.StreamBroken, count.broke),
+        count.counting(control_stream.Stream, count.called),
+        count.counting(control_stream.StreamBroken, count.broke),
         count.counting(renewal.NotRenewed, lambda error: count.failed(f"renewal: {error}")),
     ):
         sites = await begin(count, state, processes.folder / "clients", arguments.clients)

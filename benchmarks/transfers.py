@@ -22,12 +22,12 @@ import grpc
 import numpy as np
 
 from atoll.aggregation.tensors.layout import Piece
-from atoll.client.download import download
-from atoll.client.models import ModelCache
-from atoll.client.spool import Entry
+from atoll.client.disk.model_cache import ModelCache
+from atoll.client.disk.spool import Entry
 from atoll.client.threads import on_thread
-from atoll.client.transport import Link
-from atoll.client.upload import Pace, upload
+from atoll.client.wire.control_stream import Link
+from atoll.client.wire.download import download
+from atoll.client.wire.upload import Pace, upload
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.allocator import keep_freed_memory
 from atoll.protocol.channel import PROTOCOL

@@ -15,9 +15,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll import __version__
-from atoll.client import messages
 from atoll.client.config import AgentConfig
-from atoll.client.events import (
+from atoll.client.disk.client_state import PersonalState
+from atoll.client.disk.model_cache import ModelCache
+from atoll.client.disk.residual_store import Kept
+from atoll.client.disk.spool import Spool
+from atoll.client.disk.state_directory import StateDirectory
+from atoll.client.disk.verifier import Verifier
+from atoll.client.policy.decide import Decision
+from atoll.client.policy.disclosure import disclosed_evaluation, disclosed_failure
+from atoll.client.policy.gate import Gate, failure_of
+from atoll.client.session.events import (
     Asked,
     Connect,
     Connected,
@@ -41,22 +49,14 @@ from atoll.client.events import (
     Upload,
     Work,
 )
-from atoll.client.kept import Kept
-from atoll.client.line import Line
-from atoll.client.messages import BadMessage
-from atoll.client.models import ModelCache
-from atoll.client.personal import PersonalState
-from atoll.client.policy.decide import Decision
-from atoll.client.policy.disclosure import disclosed_evaluation, disclosed_failure
-from atoll.client.policy.gate import Gate, failure_of
-from atoll.client.runner import Runner
-from atoll.client.session import Session, SessionRules
-from atoll.client.spool import Spool
-from atoll.client.statedir import StateDirectory
-from atoll.client.uploads import Uploads
-from atoll.client.verification import Refused
-from atoll.client.verifier import Verifier
-from atoll.client.workshop import NotAdmitted, Workshop
+from atoll.client.session.rollback_rules import Refused
+from atoll.client.session.session import Session, SessionRules
+from atoll.client.wire import messages
+from atoll.client.wire.coordinator_connection import Line
+from atoll.client.wire.messages import BadMessage
+from atoll.client.wire.uploads import Uploads
+from atoll.client.work.jobs import NotAdmitted, Workshop
+from atoll.client.work.runner import Runner
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import steps
 from atoll.protocol.identity.membership import Membership

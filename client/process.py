@@ -6,14 +6,14 @@ import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+from atoll.client.agent import Agent
 from atoll.client.config import AgentConfig
-from atoll.client.driver import Agent
-from atoll.client.memory import Memory
+from atoll.client.disk.seen_store import Memory
+from atoll.client.disk.state_directory import StateDirectory
+from atoll.client.disk.verifier import Verifier
 from atoll.client.policy.gate import Gate
-from atoll.client.runner import Runner
-from atoll.client.statedir import StateDirectory
-from atoll.client.verifier import Verifier
-from atoll.client.worker import WorkerRunner
+from atoll.client.work.runner import Runner
+from atoll.client.work.worker import WorkerRunner
 from atoll.parallel.task import TaskNotFound, task_name
 from atoll.protocol.identity.membership import Membership, unless_stopped
 from atoll.protocol.identity.names import Identity, Role

@@ -31,7 +31,7 @@ FILES = (
     "server/rounds/update_intake.py",
     "server/rounds/ledger.py",
     "server/rounds/membership.py",
-    "client/session.py",
+    "client/session/session.py",
 )
 SEED = 7
 

@@ -78,7 +78,7 @@ BUFFER, INVITATIONS, PLAN = (
 )
 MEMBERSHIP, SESSION, EVALUATION = (
     "server/rounds/membership.py",
-    "client/session.py",
+    "client/session/session.py",
     "server/rounds/client_evaluation.py",
 )
 CLOCK, PAGES = "server/clock.py", "server/rounds/member_pages.py"

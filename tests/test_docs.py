@@ -19,7 +19,7 @@ from atoll.cli import docs
 from atoll.cli.ending import EXIT_LATE
 from atoll.cli.faults import EXIT_PIPE
 from atoll.cli.settings import Section, described
-from atoll.client import events as client_events
+from atoll.client.session import events as client_events
 from atoll.parallel.local import Local
 from atoll.protocol import steps, vocabulary
 from atoll.protocol.settings import load_text

@@ -61,11 +61,11 @@ PURE = {
     "server/rounds/run_machine.py",
     "server/selection/sampling.py",
     "server/rounds/oort_utility.py",
-    "client/events.py",
+    "client/session/events.py",
     "client/policy/content.py",
     "client/policy/disclosure.py",
-    "client/session.py",
-    "client/verification.py",
+    "client/session/session.py",
+    "client/session/rollback_rules.py",
 }
 """Files that know no clock, socket, file or randomness but what they are handed."""
 
@@ -198,7 +198,7 @@ def test_everything_else_uses_full_names_too() -> None:
         ("protocol/manifest.py", "from atoll import server"),
         ("protocol/manifest.py", "from atoll import Task"),
         ("server/services/coordinator_service.py", "from atoll.client.config import AgentConfig"),
-        ("client/agent.py", "import atoll.server"),
+        ("client/process.py", "import atoll.server"),
         ("server/services/coordinator_service.py", "if True:\n    from atoll.simulations import clock"),
         ("simulations/clock.py", "from atoll.cli.main import run"),
         ("server/services/coordinator_service.py", "from atoll import cli"),
@@ -212,7 +212,7 @@ def test_everything_else_uses_full_names_too() -> None:
         ("server/rounds/cohort_round.py", "import pydantic"),
         ("server/rounds/cohort_round.py", "import numpy as np"),
         ("server/rounds/cohort_round.py", "from atoll.protocol.settings import load"),
-        ("client/session.py", "from os import urandom"),
+        ("client/session/session.py", "from os import urandom"),
     ],
 )
 def test_the_check_bites(path: str, source: str) -> None:
@@ -236,10 +236,10 @@ def test_the_check_bites(path: str, source: str) -> None:
             "server/services/coordinator_service.py",
             "import asyncio\nfrom atoll.aggregation.fold.streaming import fold\nfrom atoll import __version__",
         ),
-        ("client/agent.py", "from atoll.parallel.task import Task\nfrom atoll.protocol import atoll_pb2"),
+        ("client/process.py", "from atoll.parallel.task import Task\nfrom atoll.protocol import atoll_pb2"),
         (
             "simulations/run.py",
-            "from atoll.server.rounds.cohort_round import Round\nfrom atoll.client.session import Session",
+            "from atoll.server.rounds.cohort_round import Round\nfrom atoll.client.session.session import Session",
         ),
         ("server/rounds/policy.py", "from pydantic import BaseModel\nfrom collections.abc import Mapping"),
         (

@@ -69,7 +69,7 @@ def agent(
         _print_effective(settings, tasks)
         return
     from atoll.cli import log
-    from atoll.client.agent import run_agent
+    from atoll.client.process import run_agent
     from atoll.protocol.allocator import keep_freed_memory
 
     log.configure()
@@ -87,8 +87,8 @@ def _checked(
         ConfigError: with everything that is wrong with either.
     """
     from atoll.cli.files import missing_file
-    from atoll.client.agent import tasks_by_name
     from atoll.client.config import AgentConfig
+    from atoll.client.process import tasks_by_name
     from atoll.protocol.settings import ConfigError, load
 
     faults = [fault for reference in references if (fault := missing_file(reference)) is not None]

@@ -132,8 +132,8 @@ _GENERATORS: dict[str, Callable[[], str]] = {
     "rules": _rules,
     "server events": _words("atoll.server.rounds.events", "Event"),
     "server effects": _words("atoll.server.rounds.events", "Effect"),
-    "client events": _words("atoll.client.events", "Event"),
-    "client effects": _words("atoll.client.events", "Effect"),
+    "client events": _words("atoll.client.session.events", "Event"),
+    "client effects": _words("atoll.client.session.events", "Effect"),
 }
 
 

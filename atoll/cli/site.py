@@ -100,8 +100,8 @@ def accept_rollback(run: options.RunArgument, state: State = None, json: options
     coordinator's state was restored from a backup, or a new one uses the name of an old run: ask its operator first.
     The agent must be stopped meanwhile.
     """
-    from atoll.client.memory import Memory
-    from atoll.client.statedir import StateDirectory
+    from atoll.client.disk.seen_store import Memory
+    from atoll.client.disk.state_directory import StateDirectory
     from atoll.protocol.settings import ConfigError
     from atoll.protocol.vocabulary import RunId
 

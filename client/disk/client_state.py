@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from atoll.aggregation.folders import sync_folder
-from atoll.client.spool import plain_name
+from atoll.client.disk.spool import plain_name
 from atoll.protocol.vocabulary import RoundId, RunId
 
 KEEP = 8

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.aggregation.folders import sync_folder
-from atoll.client.verification import Seen
+from atoll.client.session.rollback_rules import Seen
 from atoll.protocol.identity.credential import write_private
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.strict import INT64_MAX, fields_of, integer, refuse, text

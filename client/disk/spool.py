@@ -21,7 +21,7 @@ from typing import Any
 
 from atoll.aggregation.folders import sync_folder
 from atoll.aggregation.tensors.safetensors_file import parse_header
-from atoll.client.events import Key, Sums
+from atoll.client.session.events import Key, Sums
 from atoll.protocol.manifest import UpdateManifest, parse_update
 from atoll.protocol.vocabulary import Digest, RunId
 

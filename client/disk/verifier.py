@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from atoll.client.events import Asked, Event, Invitation
-from atoll.client.memory import Memory
-from atoll.client.verification import Refused, judge, run_of, timed
+from atoll.client.disk.seen_store import Memory
+from atoll.client.session.events import Asked, Event, Invitation
+from atoll.client.session.rollback_rules import Refused, judge, run_of, timed
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.statement import NotTrusted, check_publisher, check_signature
 from atoll.protocol.vocabulary import FailureReason

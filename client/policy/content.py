@@ -7,7 +7,7 @@ asks for another training.
 import hashlib
 import json
 
-from atoll.client.events import Invitation
+from atoll.client.session.events import Invitation
 
 
 def content_of(invitation: Invitation) -> str:

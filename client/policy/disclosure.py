@@ -6,7 +6,7 @@ of the source, a path. Where the site keeps such texts to itself, the coordinato
 
 from dataclasses import replace
 
-from atoll.client.events import ReportEvaluation, ReportFailure
+from atoll.client.session.events import ReportEvaluation, ReportFailure
 from atoll.protocol.vocabulary import FailureReason
 
 OWN_WORDS = frozenset(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from atoll.aggregation.codecs.chunks import encoded_bytes
 from atoll.aggregation.codecs.names import parse_codec
-from atoll.client.events import EvaluationRequest, Request
+from atoll.client.disk.spool import Entry
 from atoll.client.policy.content import content_of
 from atoll.client.policy.decide import (
     Decision,
@@ -25,7 +25,7 @@ from atoll.client.policy.decide import (
 from atoll.client.policy.decisions import DecisionLog
 from atoll.client.policy.file import PolicyFile
 from atoll.client.policy.history import HistoryUnusable, PolicyHistory
-from atoll.client.spool import Entry
+from atoll.client.session.events import EvaluationRequest, Request
 from atoll.protocol.manifest import VersionManifest, parse_update
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import FailureReason

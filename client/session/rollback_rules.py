@@ -13,7 +13,7 @@ The time that is left was counted when the message was signed: what has passed s
 
 from dataclasses import dataclass, replace
 
-from atoll.client.events import Asked, EvaluationRequest, Event, Invitation, Released, Request, RunEnded
+from atoll.client.session.events import Asked, EvaluationRequest, Event, Invitation, Released, Request, RunEnded
 from atoll.protocol.vocabulary import Digest, FailureReason, RoundId, RunId, Version
 
 SKEW_S = 300.0

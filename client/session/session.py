@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from atoll.client.events import (
+from atoll.client.session.events import (
     Answered,
     Asked,
     Connect,

@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc
 
-from atoll.client.ranks import Ranks
-from atoll.client.transport import Link
-from atoll.client.verifier import Verifier
+from atoll.client.disk.verifier import Verifier
+from atoll.client.wire.control_stream import Link
+from atoll.client.wire.ranks import Ranks
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.renewal import MembershipEnded

@@ -11,9 +11,9 @@ from typing import Any
 
 import grpc
 
-from atoll.client.connection import Connection
-from atoll.client.models import PartialVersion
+from atoll.client.disk.model_cache import PartialVersion
 from atoll.client.threads import on_own_thread
+from atoll.client.wire.rotating_channel import Connection
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.behind import Behind

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable
 
 from atoll.aggregation.codecs.names import FAMILIES, parse_codec
-from atoll.client.events import (
+from atoll.client.session.events import (
     Asked,
     EvaluationRequest,
     Event,

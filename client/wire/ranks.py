@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from atoll.client.connection import Connection
+from atoll.client.wire.rotating_channel import Connection
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.bulk import aggregator_stub
 from atoll.protocol.identity.dialer import Dialer

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import grpc
 
-from atoll.client.messages import statistics, too_many
-from atoll.client.spool import Entry
+from atoll.client.disk.spool import Entry
+from atoll.client.wire.messages import statistics, too_many
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import steps

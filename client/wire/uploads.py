@@ -8,12 +8,12 @@ from typing import Any
 
 import grpc
 
-from atoll.client.events import Answered, Event, Key, ReportFailure, UploadCut
-from atoll.client.line import Line
+from atoll.client.disk.spool import Entry, Spool
 from atoll.client.policy.decide import Decision, Outcome
-from atoll.client.spool import Entry, Spool
-from atoll.client.transport import Link
-from atoll.client.upload import Pace, upload
+from atoll.client.session.events import Answered, Event, Key, ReportFailure, UploadCut
+from atoll.client.wire.control_stream import Link
+from atoll.client.wire.coordinator_connection import Line
+from atoll.client.wire.upload import Pace, upload
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import steps

@@ -12,9 +12,11 @@ from typing import Any, TypeVar
 
 import grpc
 
-from atoll.client.connection import Connection
-from atoll.client.download import download
-from atoll.client.events import (
+from atoll.client.disk.client_state import PersonalState
+from atoll.client.disk.model_cache import ModelCache, PartialVersion, PieceDamaged
+from atoll.client.disk.residual_store import Kept, Owner
+from atoll.client.disk.spool import Entry, Spool
+from atoll.client.session.events import (
     Evaluated,
     EvaluationRequest,
     Event,
@@ -24,14 +26,12 @@ from atoll.client.events import (
     Request,
     Trained,
 )
-from atoll.client.kept import Kept, Owner
-from atoll.client.models import ModelCache, PartialVersion, PieceDamaged
-from atoll.client.personal import PersonalState
-from atoll.client.ranks import Ranks
-from atoll.client.runner import EvaluateOrder, Runner, RunnerFailed, Training, TrainOrder
-from atoll.client.spool import Entry, Spool
 from atoll.client.threads import off_loop, on_thread
-from atoll.client.transport import Link
+from atoll.client.wire.control_stream import Link
+from atoll.client.wire.download import download
+from atoll.client.wire.ranks import Ranks
+from atoll.client.wire.rotating_channel import Connection
+from atoll.client.work.runner import EvaluateOrder, Runner, RunnerFailed, Training, TrainOrder
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import steps

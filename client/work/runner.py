@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from atoll.aggregation.tensors.layout import Piece
-from atoll.client.events import Sums
+from atoll.client.session.events import Sums
 from atoll.protocol.vocabulary import FailureReason
 
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from atoll.aggregation.tensors.layout import Piece
-from atoll.client.events import Sums
-from atoll.client.runner import EvaluateOrder, RunnerFailed, Training, TrainOrder
-from atoll.client.statedir import StateDirectory
+from atoll.client.disk.state_directory import StateDirectory
+from atoll.client.session.events import Sums
 from atoll.client.threads import on_thread
+from atoll.client.work.runner import EvaluateOrder, RunnerFailed, Training, TrainOrder
 from atoll.parallel.workers import Worker, WorkerCrashed, WorkerError, WorkerHung
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import FailureReason

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from atoll.client.events import EvaluationRequest
+from atoll.client.session.events import EvaluationRequest
 from atoll.parallel.array_bench import ArrayBench
 from atoll.parallel.array_task import ArrayTask
 from atoll.parallel.bench import Bench, Received

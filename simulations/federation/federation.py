@@ -14,8 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from atoll.client.events import Invitation, JobFailed
-from atoll.client.session import SessionRules
+from atoll.client.session.events import Invitation, JobFailed
+from atoll.client.session.session import SessionRules
 from atoll.parallel.array_task import ArrayTask
 from atoll.parallel.arrays import Arrays
 from atoll.parallel.metrics import Metrics, Statistics

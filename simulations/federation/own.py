@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from atoll.aggregation.tensors import safetensors_file
-from atoll.client.personal import KEEP
+from atoll.client.disk.client_state import KEEP
 from atoll.parallel.arrays import Arrays
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.errors import StoreCorrupted

@@ -8,7 +8,7 @@ is what the clients need.
 import json
 from typing import TYPE_CHECKING
 
-from atoll.client import events as client
+from atoll.client.session import events as client
 from atoll.parallel.task import task_name
 from atoll.protocol.vocabulary import ClientId, Digest, LossReason, RoundId, RunId, RunState, Version
 from atoll.server.config.run import RunConfig

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from atoll.client.events import (
+from atoll.client.session.events import (
     Answered,
     Connect,
     Connected,
@@ -34,7 +34,7 @@ from atoll.client.events import (
     Upload,
     Work,
 )
-from atoll.client.session import Session
+from atoll.client.session.session import Session
 from atoll.protocol.channel import INLINE_BYTES_MAX
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason
 from atoll.server.rounds.events import Update

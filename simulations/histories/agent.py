@@ -3,7 +3,7 @@
 import random
 from typing import TYPE_CHECKING
 
-from atoll.client.events import (
+from atoll.client.session.events import (
     Asked,
     Connect,
     Discard,
@@ -25,7 +25,7 @@ from atoll.client.events import (
     Upload,
     Work,
 )
-from atoll.client.session import Session, SessionRules
+from atoll.client.session.session import Session, SessionRules
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RejectReason
 from atoll.server.rounds.events import ClientJoined, Profile, Update
 from atoll.simulations.histories import network

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from atoll.client import events as client
-from atoll.client.session import SessionRules
+from atoll.client.session import events as client
+from atoll.client.session.session import SessionRules
 from atoll.protocol.vocabulary import TERMINAL, FailureReason, Fate, Phase, RoundId
 from atoll.server.rounds import events as server
 from atoll.server.rounds.record import ClientRecord

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from atoll.client import events as client
+from atoll.client.session import events as client
 from atoll.protocol.vocabulary import Digest, RejectReason, RunState
 from atoll.server.clock import Clock
 from atoll.server.rounds.events import (

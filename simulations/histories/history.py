@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 
-from atoll.client import events as client
+from atoll.client.session import events as client
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId
 from atoll.server.rounds import events as server
 from atoll.server.rounds.ledger import Ledger

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from atoll.client import events as client
+from atoll.client.session import events as client
 from atoll.protocol.vocabulary import ClientId, Fate, LossReason, RunId
 from atoll.server.rounds.events import ClientDisconnected, ClientEvaluated, ClientFailed, ClientJoined, ClientLost
 from atoll.server.rounds.leases import Leases

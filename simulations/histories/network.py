@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
-from atoll.client import events as client
+from atoll.client.session import events as client
 from atoll.protocol.vocabulary import RejectReason
 from atoll.server.rounds.events import Accept, Effect, Reject, Update
 

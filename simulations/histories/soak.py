@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from atoll.client.events import Answered
+from atoll.client.session.events import Answered
 from atoll.protocol.vocabulary import RejectReason
 from atoll.server.rounds.events import ClientLost, Commit, Reject, UpdateRefused
 from atoll.simulations.histories.history import History

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from atoll.client.events import Evaluated, EvaluationRequest, Event, Invitation, JobFailed, Request, Trained
+from atoll.client.session.events import Evaluated, EvaluationRequest, Event, Invitation, JobFailed, Request, Trained
 from atoll.protocol.vocabulary import Digest, FailureReason, Version
 from atoll.server.rounds.events import Sums, Update
 from atoll.simulations.histories.network import BAD_BYTES

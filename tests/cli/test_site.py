@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from atoll.client.memory import Memory
+from atoll.client.disk.seen_store import Memory
+from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.policy.file import PolicyFile
 from atoll.client.policy.history import PolicyHistory
-from atoll.client.statedir import StateDirectory
-from atoll.client.verification import Seen
+from atoll.client.session.rollback_rules import Seen
 from atoll.protocol.vocabulary import RoundId, RunId
 from tests.cli.invoking import invoke, refused, said
 

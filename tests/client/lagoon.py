@@ -16,9 +16,9 @@ import numpy as np
 
 from atoll.aggregation.tensors.pieces import cut_layout, piece_bytes_of
 from atoll.aggregation.tensors.safetensors_file import write
-from atoll.client.agent import run_agent
 from atoll.client.config import AgentConfig
-from atoll.client.runner import Training
+from atoll.client.process import run_agent
+from atoll.client.work.runner import Training
 from atoll.parallel.arrays import layout_of
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.client.agent import tasks_by_name
+from atoll.client.process import tasks_by_name
 from atoll.protocol.settings import ConfigError
 from tests.client.lagoon import MIB, Version, lagoon, live, model
 

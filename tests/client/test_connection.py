@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from atoll.client import connection as connection_module
-from atoll.client.connection import Connection
 from atoll.client.threads import on_thread
+from atoll.client.wire import rotating_channel as connection_module
+from atoll.client.wire.rotating_channel import Connection
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import channel as limits

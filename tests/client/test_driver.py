@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 import pytest
 
-from atoll.client.runner import RunnerFailed
+from atoll.client.work.runner import RunnerFailed
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.manifest import parse_update
 from atoll.protocol.settings import ConfigError
@@ -393,7 +393,7 @@ async def test_message_that_makes_no_sense_is_ignored_with_a_warning(tmp_path, c
 
 @live
 async def test_silent_server_counts_as_disconnected(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("atoll.client.transport.HANDSHAKE_S", 0.1)
+    monkeypatch.setattr("atoll.client.wire.control_stream.HANDSHAKE_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:  # the kernel connects, nobody ever answers
         async with lagoon() as coordinator:
             coordinator.address = f"127.0.0.1:{silent.getsockname()[1]}"

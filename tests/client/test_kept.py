@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from atoll.aggregation.tensors.safetensors_file import read, write
 from atoll.aggregation.updates.encoded_writer import REPLACES
-from atoll.client import kept
-from atoll.client.kept import Kept, Owner
+from atoll.client.disk import residual_store
+from atoll.client.disk.residual_store import Kept, Owner
 from atoll.protocol.vocabulary import Digest, RunId
 
 OWNER = Owner("residual", RunId("run-1"), "tiny:task")
@@ -133,7 +133,7 @@ def test_old_files_and_names_that_lead_elsewhere(tmp_path, folder):
     it.settle(digest(1), accepted=True)
     victim = made(tmp_path / "victim", 0)
     it.stage(OWNER, digest(2), made(tmp_path / "made", 2, [Path("x")]))
-    staged = next(folder.glob(f"*{kept.STAGED}"))
+    staged = next(folder.glob(f"*{residual_store.STAGED}"))
     write(staged, {"w": np.zeros(1, np.float32)}, metadata={REPLACES: json.dumps([f"../{victim.name}", staged.name])})
     it.settle(digest(2), accepted=True)
     assert victim.exists()

@@ -7,7 +7,7 @@ import time
 import grpc
 import pytest
 
-from atoll.client.line import Line, cause_of
+from atoll.client.wire.coordinator_connection import Line, cause_of
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.certificates import Issuer

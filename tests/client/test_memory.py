@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from atoll.client import memory
-from atoll.client.memory import Memory
-from atoll.client.verification import Seen
+from atoll.client.disk import seen_store
+from atoll.client.disk.seen_store import Memory
+from atoll.client.session.rollback_rules import Seen
 from atoll.protocol.settings import ConfigError
 
 OLD, NEW = Seen(5, 1, 0, 0, "a" * 64), Seen(9, 2, 1, 1, "b" * 64)
@@ -67,8 +67,8 @@ def test_damage_is_named_and_not_passed_over(tmp_path, line):
 
 
 def test_a_long_file_is_written_anew(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "LINES_MIN", 3)
-    monkeypatch.setattr(memory, "LINES_PER_RUN", 2)
+    monkeypatch.setattr(seen_store, "LINES_MIN", 3)
+    monkeypatch.setattr(seen_store, "LINES_PER_RUN", 2)
     path = tmp_path / "seen"
     this = Memory(path)
     for number in range(5):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from atoll.aggregation.tensors.safetensors_file import read
-from atoll.client.models import ModelCache, PieceDamaged
+from atoll.client.disk.model_cache import ModelCache, PieceDamaged
 from tests.client.lagoon import Version, model
 
 SIZES = {"a": 100, "b": 7, "c": 300, "d": 1}

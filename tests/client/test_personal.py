@@ -2,7 +2,7 @@
 
 import pytest
 
-from atoll.client.personal import KEEP, PersonalState
+from atoll.client.disk.client_state import KEEP, PersonalState
 from atoll.protocol.vocabulary import RoundId, RunId
 
 RUN = RunId("digits-1")

@@ -8,7 +8,7 @@ import pytest
 
 from atoll.client.policy.decide import Standing
 from atoll.client.policy.history import PolicyHistory
-from atoll.client.runner import RunnerFailed
+from atoll.client.work.runner import RunnerFailed
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import FailureReason
 from tests.client.lagoon import MIB, Instant, Version, agent, lagoon, live, model, until

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from atoll.client import download as download_module
+from atoll.client.wire import download as download_module
 from atoll.protocol.settings import ConfigError
 from tests.client.connect_proxy import connect_proxy
 from tests.client.lagoon import MIB, Instant, Version, agent, lagoon, live, model, until

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from atoll.aggregation.tensors.ownership import owned_pieces
-from atoll.client import ranks as ranks_module
-from atoll.client.ranks import PATIENCE_S, Ranks
+from atoll.client.wire import ranks as ranks_module
+from atoll.client.wire.ranks import PATIENCE_S, Ranks
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import channel as limits

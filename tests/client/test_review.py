@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from atoll.client.runner import RunnerFailed
+from atoll.client.work.runner import RunnerFailed
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.channel import STATISTICS_MAX
 from atoll.protocol.vocabulary import FailureReason

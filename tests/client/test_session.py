@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.client.events import (
+from atoll.client.session.events import (
     Answered,
     Asked,
     Connect,
@@ -38,7 +38,7 @@ from atoll.client.events import (
     UploadCut,
     Work,
 )
-from atoll.client.session import Session, SessionRules, Stage
+from atoll.client.session.session import Session, SessionRules, Stage
 from atoll.protocol.vocabulary import Digest, FailureReason, ReleaseReason, RoundId, RunId, Version
 
 RUN = RunId("run")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from atoll.aggregation.tensors.safetensors_file import write
-from atoll.client.spool import Spool, SpoolFull
-from atoll.client.statedir import StateDirectory
+from atoll.client.disk.spool import Spool, SpoolFull
+from atoll.client.disk.state_directory import StateDirectory
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.settings import ConfigError
 
@@ -141,7 +141,7 @@ def test_second_agent_is_refused_with_the_process_id_of_the_first(tmp_path):
 
 
 def test_lock_ends_with_its_process(tmp_path):
-    code = "import sys; from pathlib import Path; from atoll.client.statedir import StateDirectory as S; "
+    code = "import sys; from pathlib import Path; from atoll.client.disk.state_directory import StateDirectory as S; "
     code += "s = S(Path(sys.argv[1])); print('ok', flush=True); sys.stdin.read()"
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path / "s")], stdin=subprocess.PIPE, stdout=subprocess.PIPE

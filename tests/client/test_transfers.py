@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from atoll.aggregation.tensors.safetensors_file import write
-from atoll.client import download as download_module
-from atoll.client.download import download
-from atoll.client.models import ModelCache, PieceDamaged
-from atoll.client.spool import Spool
-from atoll.client.transport import Link
-from atoll.client.upload import Pace, upload
+from atoll.client.disk.model_cache import ModelCache, PieceDamaged
+from atoll.client.disk.spool import Spool
+from atoll.client.wire import download as download_module
+from atoll.client.wire.control_stream import Link
+from atoll.client.wire.download import download
+from atoll.client.wire.upload import Pace, upload
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.channel import CHUNK_BYTES, DOWNLOAD_WINDOW_BYTES, INLINE_BYTES_MAX
 from atoll.protocol.identity.dialer import InsecureDialer

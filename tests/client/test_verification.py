@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.client.events import Asked, EvaluationRequest, Invitation, Released, RunEnded
-from atoll.client.verification import SKEW_S, Refused, Seen, judge, run_of, timed
+from atoll.client.session.events import Asked, EvaluationRequest, Invitation, Released, RunEnded
+from atoll.client.session.rollback_rules import SKEW_S, Refused, Seen, judge, run_of, timed
 from atoll.protocol.vocabulary import FailureReason, ReleaseReason
 
 NOW = 1_000_000.0

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from atoll.aggregation.tensors.safetensors_file import read, write
-from atoll.client.runner import EvaluateOrder, RunnerFailed, TrainOrder
-from atoll.client.statedir import StateDirectory
-from atoll.client.worker import WorkerRunner
+from atoll.client.disk.state_directory import StateDirectory
+from atoll.client.work.runner import EvaluateOrder, RunnerFailed, TrainOrder
+from atoll.client.work.worker import WorkerRunner
 from atoll.protocol.settings import ConfigError
 from tests.client.lagoon import live, until
 

@@ -16,8 +16,8 @@ from pydantic import BaseModel
 from atoll.aggregation.tensors.layout import Tensor
 from atoll.aggregation.tensors.safetensors_header import decode_header, header_bytes
 from atoll.client.config import AgentConfig
-from atoll.client.messages import BadMessage, event_of, hello
 from atoll.client.policy.config import SitePolicy
+from atoll.client.wire.messages import BadMessage, event_of, hello
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import chain
 from atoll.protocol.identity.certificates import CertificateError, certified_key, check_issued, read_leaf, read_request

@@ -12,9 +12,9 @@ import pytest
 
 from atoll.aggregation.tensors.layout import Piece, pieces_in_order
 from atoll.aggregation.tensors.safetensors_file import read
-from atoll.client.agent import run_agent
 from atoll.client.config import AgentConfig
-from atoll.client.runner import Training
+from atoll.client.process import run_agent
+from atoll.client.work.runner import Training
 from atoll.parallel.deadline import Deadline
 from atoll.parallel.worker_ops import Operations
 from atoll.server.files.run_store import RunStore

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 
-from atoll.client.agent import run_agent
 from atoll.client.config import AgentConfig
-from atoll.client.memory import Memory
+from atoll.client.disk.seen_store import Memory
+from atoll.client.process import run_agent
 from atoll.protocol.identity.names import Identity, Role
 from benchmarks.members import equip
 from tests.client.lagoon import Instant, until

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from atoll.client.events import Invitation
 from atoll.client.policy.content import content_of
+from atoll.client.session.events import Invitation
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 
 INVITATION = Invitation(RunId("r-1"), RoundId(1), "t", Version(0), Digest("0" * 64), 30.0)

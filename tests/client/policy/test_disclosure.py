@@ -2,8 +2,8 @@
 
 import pytest
 
-from atoll.client.events import ReportEvaluation, ReportFailure
 from atoll.client.policy.disclosure import OWN_WORDS, disclosed_evaluation, disclosed_failure
+from atoll.client.session.events import ReportEvaluation, ReportFailure
 from atoll.protocol.vocabulary import FailureReason, RoundId, RunId, Version
 
 SECRET = "ValueError: cannot parse record: patient 4711"

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from atoll.aggregation.tensors.safetensors_file import write
-from atoll.client.events import EvaluationRequest, Invitation
+from atoll.client.disk.spool import Entry, Spool
 from atoll.client.policy.content import content_of
 from atoll.client.policy.decide import Decision, Outcome, Rule, Standing
 from atoll.client.policy.gate import Gate, failure_of
 from atoll.client.policy.history import NAME, PolicyHistory
-from atoll.client.spool import Entry, Spool
+from atoll.client.session.events import EvaluationRequest, Invitation
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RoundId, RunId, Version

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from atoll.client.personal import KEEP
+from atoll.client.disk.client_state import KEEP
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.errors import StoreCorrupted
 from atoll.simulations.federation.own import OwnStates

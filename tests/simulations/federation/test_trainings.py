@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.client.events import Invitation
+from atoll.client.session.events import Invitation
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 from atoll.simulations.engines.engine import Trained
 from atoll.simulations.federation.trainings import Effort, Trainings

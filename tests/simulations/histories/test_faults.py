@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from atoll.client.events import Asked, JobFailed
+from atoll.client.session.events import Asked, JobFailed
 from atoll.protocol.vocabulary import FailureReason, Fate, LossReason, Phase
 from atoll.server.rounds.events import ClientLost, Commit, CoordinatorStarted, Invite
 from atoll.server.rounds.policy import StragglerPolicy

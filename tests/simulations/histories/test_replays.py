@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from atoll.client import events as client
-from atoll.client.verification import Refused, Seen, judge
+from atoll.client.session import events as client
+from atoll.client.session.rollback_rules import Refused, Seen, judge
 from atoll.protocol.vocabulary import FailureReason
 from atoll.simulations.histories import network
 from atoll.simulations.histories.scenario import random_scenario
