@@ -3,7 +3,7 @@
     python -m benchmarks.crash_matrix [--quick] [--kills N] [--seed N] [--only STEP ...]
 
 A coordinator and three agents are real processes; the updates are known to the bit. First a run that nobody disturbs,
-then one run for each step of `protocol/steps.py`, in which a process ends itself there and is started again, then runs
+then one run for each step of `protocol/crash_points.py`, in which a process ends itself there and is started again, then runs
 in which processes are killed from outside. Every run must finish, and then
 
     lost        updates that were accepted (by the records at any time, or by what an agent was told) and are in no
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atoll.protocol.steps import STEPS
+from atoll.protocol.crash_points import STEPS
 from benchmarks.evidence import Verdict
 from benchmarks.federation import COORDINATOR, SITES, Federation, Killer, Recovery, Shape
 from benchmarks.processes import NotMeasured

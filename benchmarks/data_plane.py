@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from atoll.protocol.channel import CHUNK_BYTES
+from atoll.protocol.wire.channel import CHUNK_BYTES
 from benchmarks.processes import ROOT, NotMeasured, Processes, Usage, coordinator_command, wait_for_address
 from benchmarks.report import Bar, conclude, say, spread
 from benchmarks.tight_wire import make_credentials

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from atoll.protocol import steps
+from atoll.protocol import crash_points
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import RunState
 from atoll.server.journal.state_directory import running_coordinator
@@ -112,7 +112,7 @@ class Federation:
             "ATOLL_BENCH_TRAIN_S": str(self.shape.train_s),
         }
         if self.crash_at is not None and self.crash_at[0] == name:
-            environment[steps.VARIABLE] = self.crash_at[1]
+            environment[crash_points.VARIABLE] = self.crash_at[1]
         processes.start(name, self._command(name), environment)
 
     def _command(self, name: str) -> list[str]:

@@ -34,7 +34,6 @@ from atoll.client.policy.gate import Gate
 from atoll.client.wire import control_stream
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import PROTOCOL, client_options
 from atoll.protocol.identity import renewal
 from atoll.protocol.identity.certificates import (
     USAGES,
@@ -51,6 +50,7 @@ from atoll.protocol.identity.membership import Membership
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role, aggregator
 from atoll.protocol.identity.renewal import MembershipEnded
 from atoll.protocol.vocabulary import Phase, RunId
+from atoll.protocol.wire.channel import PROTOCOL, client_options
 from atoll.server.identity.setup import AUTHORITY, MINE, identity_folder
 from atoll.server.views.history import History
 from benchmarks.crowd import Instant

@@ -29,11 +29,11 @@ from atoll.client.wire.control_stream import Link
 from atoll.client.wire.download import download
 from atoll.client.wire.upload import Pace, upload
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol.allocator import keep_freed_memory
-from atoll.protocol.channel import PROTOCOL
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.manifest import UpdateManifest, VersionManifest, digest_of, parse_version
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
+from atoll.protocol.wire.allocator import keep_freed_memory
+from atoll.protocol.wire.channel import PROTOCOL
 from benchmarks.members import member
 
 TASK = "benchmarks.tasks:noise"

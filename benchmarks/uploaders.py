@@ -19,10 +19,10 @@ import numpy as np
 from atoll.aggregation.tensors.layout import Piece
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import CHUNK_BYTES, PROTOCOL, UPLOAD_WINDOW_BYTES
 from atoll.protocol.identity.names import COORDINATOR, aggregator
 from atoll.protocol.manifest import UpdateManifest, VersionManifest, parse_version
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
+from atoll.protocol.wire.channel import CHUNK_BYTES, PROTOCOL, UPLOAD_WINDOW_BYTES
 from benchmarks.members import member
 
 TASK = "benchmarks.tasks:noise"

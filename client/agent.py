@@ -58,7 +58,7 @@ from atoll.client.wire.uploads import Uploads
 from atoll.client.work.jobs import NotAdmitted, Workshop
 from atoll.client.work.runner import Runner
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import steps
+from atoll.protocol import crash_points
 from atoll.protocol.identity.membership import Membership
 from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.vocabulary import RunState
@@ -282,7 +282,7 @@ class Agent:
                 event = self._forbidden(request, decision)
             case Asked(Invitation() as invitation):
                 self._tell_of(invitation)
-                steps.reached("agent.invited")
+                crash_points.reached("agent.invited")
             case RunEnded(run_id):
                 self._has_run_ended = message.run_ended.num_open == 0
                 logger.info("run %s is %s: %s", run_id, message.run_ended.state, message.run_ended.cause)
@@ -351,7 +351,7 @@ class Agent:
                 if not is_answered:  # an answer has a line already
                     logger.info("the update of round %d of %s is not wanted any more: it is deleted", key[2], key[1])
                 self._kept.settle(digest, accepted=accepted)
-                steps.reached("agent.settled")
+                crash_points.reached("agent.settled")
                 self._uploads.discard(key, digest)
             case _:
                 self._carry_out_job(effect)

@@ -17,7 +17,7 @@ from atoll.client.work.worker import WorkerRunner
 from atoll.parallel.task import TaskNotFound, task_name
 from atoll.protocol.identity.membership import Membership, unless_stopped
 from atoll.protocol.identity.names import Identity, Role
-from atoll.protocol.proxy import through_proxy
+from atoll.protocol.identity.proxy import through_proxy
 from atoll.protocol.settings import ConfigError
 
 

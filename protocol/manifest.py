@@ -34,8 +34,7 @@ from atoll.aggregation.fold.weights import NORMALIZER_MAX
 from atoll.aggregation.tensors.coverage import check_cover
 from atoll.aggregation.tensors.layout import FLOATS, ITEM_BYTES, Layout, Piece, Tensor, pieces_in_order
 from atoll.aggregation.tensors.pieces import PIECE_BYTES_MIN, cut, layout_of_pieces, num_cuts, piece_bytes_of
-from atoll.protocol.channel import MESSAGE_BYTES_MAX
-from atoll.protocol.strict import (
+from atoll.protocol.strict_json import (
     INT64_MAX,
     constant,
     fields_of,
@@ -49,8 +48,9 @@ from atoll.protocol.strict import (
     text,
     within,
 )
-from atoll.protocol.strict import ManifestError as ManifestError
+from atoll.protocol.strict_json import ManifestError as ManifestError
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
+from atoll.protocol.wire.channel import MESSAGE_BYTES_MAX
 
 FORMAT = "atoll/1"
 

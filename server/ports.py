@@ -9,10 +9,10 @@ from grpc_reflection.v1alpha import reflection
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.bulk import add_coordinator
-from atoll.protocol.channel import is_wildcard, reached_as, server_options
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.vocabulary import ClientId
+from atoll.protocol.wire.bulk_messages import add_coordinator
+from atoll.protocol.wire.channel import is_wildcard, reached_as, server_options
 from atoll.server.audit.calls import CallAudit
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.hosting.coordinator import Coordinator

@@ -10,9 +10,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from atoll.protocol.allocator import keep_freed_memory, share_heaps
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import TERMINAL, RunId, RunState
+from atoll.protocol.wire.allocator import keep_freed_memory, share_heaps
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.config.run import RunConfig
 from atoll.server.errors import OperatorError

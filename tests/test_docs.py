@@ -21,7 +21,7 @@ from atoll.cli.faults import EXIT_PIPE
 from atoll.cli.settings import Section, described
 from atoll.client.session import events as client_events
 from atoll.parallel.local import Local
-from atoll.protocol import steps, vocabulary
+from atoll.protocol import crash_points, vocabulary
 from atoll.protocol.settings import load_text
 from atoll.server import process
 from atoll.server.audit.actions import Action
@@ -73,7 +73,7 @@ NAMED = {
     "effects": ("protocol.md", of_union(server_events.Effect)),
     "client events": ("protocol.md", of_union(client_events.Event)),
     "client effects": ("protocol.md", of_union(client_events.Effect)),
-    "crash steps": ("operations.md", [name for name, _ in steps.STEPS]),
+    "crash steps": ("operations.md", [name for name, _ in crash_points.STEPS]),
     "audit actions": ("audit.md", [str(action) for action in Action]),
     **{kind.__name__: ("protocol.md", [str(word) for word in kind]) for kind in ENUMS},
 }

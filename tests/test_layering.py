@@ -33,9 +33,9 @@ ALSO = {
 
 PURE = {
     "aggregation/fold/weights.py",
-    "protocol/chain_end.py",
+    "protocol/audit/recovery.py",
     "protocol/identity/names.py",
-    "protocol/values.py",
+    "protocol/value_type.py",
     "protocol/vocabulary.py",
     "server/rounds/update_claims.py",
     "server/backup/contents.py",
@@ -88,7 +88,7 @@ PURE_STDLIB = {
 }
 PURE_ALSO = {
     "client/policy/content.py": {"json"},
-    "protocol/chain_end.py": {"atoll.protocol.chain", "mmap", "re"},  # it is handed a file's bytes, mapped
+    "protocol/audit/recovery.py": {"atoll.protocol.audit.chain", "mmap", "re"},  # it is handed a file's bytes, mapped
     "protocol/identity/names.py": {"re"},
     "server/backup/contents.py": {"pydantic", "re"},
     "server/rounds/policy.py": {"pydantic"},
@@ -231,7 +231,7 @@ def test_the_check_bites(path: str, source: str) -> None:
             "parallel/task.py",
             "from atoll.aggregation import tensorfile\nfrom atoll.aggregation.tensors.layout import Tensor",
         ),
-        ("protocol/channel.py", "import grpc\nfrom atoll.protocol.settings import ConfigError"),
+        ("protocol/wire/channel.py", "import grpc\nfrom atoll.protocol.settings import ConfigError"),
         (
             "server/services/coordinator_service.py",
             "import asyncio\nfrom atoll.aggregation.fold.streaming import fold\nfrom atoll import __version__",

@@ -18,14 +18,14 @@ from atoll.cli.options import STATE
 from atoll.cli.printing import note
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.audit_files import FILE_BYTES, is_log_file
+from atoll.protocol.audit.files import FILE_BYTES, is_log_file
 from atoll.protocol.identity.credential import alone_with
 from atoll.protocol.identity.dialer import Dialer, InsecureDialer, MutualDialer
 from atoll.protocol.identity.enrolling import PLACE, Place
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR, Role
+from atoll.protocol.identity.proxy import through_proxy
 from atoll.protocol.identity.renewal import NotRenewed, over, renew_once
-from atoll.protocol.proxy import through_proxy
 from atoll.server.identity.setup import owner_folder
 from atoll.server.journal.state_directory import is_held, running_coordinator
 

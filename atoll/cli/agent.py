@@ -70,7 +70,7 @@ def agent(
         return
     from atoll.cli import log
     from atoll.client.process import run_agent
-    from atoll.protocol.allocator import keep_freed_memory
+    from atoll.protocol.wire.allocator import keep_freed_memory
 
     log.configure()
     keep_freed_memory()

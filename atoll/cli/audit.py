@@ -16,7 +16,7 @@ from atoll.cli.printing import as_json, note, say, table
 from atoll.protocol.printable import printable
 
 if TYPE_CHECKING:
-    from atoll.protocol.chain import Checkpoint, Line, Verifier
+    from atoll.protocol.audit.chain import Checkpoint, Line, Verifier
     from atoll.server.audit.reading import Source
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, help="Who did what, and whether the log of it is whole.")
@@ -130,7 +130,7 @@ def export(
 def _source(files: list[Path] | None, key: Path | None, state: Path) -> "Iterator[Source]":
     """What is to be read: these files, the state directory's log, or a copy of that of a coordinator elsewhere."""
     from atoll.cli import admin
-    from atoll.protocol.audit_files import audit_folder
+    from atoll.protocol.audit.files import audit_folder
     from atoll.server.audit.reading import Source
 
     with ExitStack() as stack:
@@ -148,7 +148,7 @@ def _source(files: list[Path] | None, key: Path | None, state: Path) -> "Iterato
 
 
 def _checkpoint(text: str) -> "Checkpoint":
-    from atoll.protocol.chain import Checkpoint
+    from atoll.protocol.audit.chain import Checkpoint
 
     try:
         return Checkpoint.parse(text)
@@ -158,7 +158,7 @@ def _checkpoint(text: str) -> "Checkpoint":
 
 def _instant(option: str, text: str) -> str:
     """As the log has it; a time without a zone is UTC."""
-    from atoll.protocol.chain import instant
+    from atoll.protocol.audit.chain import instant
 
     if not text:
         return ""

@@ -147,7 +147,7 @@ def serve(
 
     from atoll.cli import log
     from atoll.protocol.identity.join_code import is_address
-    from atoll.protocol.proxy import HttpProxy
+    from atoll.protocol.identity.proxy import HttpProxy
     from atoll.server.identity.authority_server import Steward
 
     if not is_address(coordinator):

@@ -61,7 +61,7 @@ def _words(module: str, union: str) -> Callable[[], str]:
 
 
 def _steps() -> str:
-    from atoll.protocol.steps import STEPS
+    from atoll.protocol.crash_points import STEPS
 
     return _table(("step", "what is true there"), [(f"`{name}`", truth) for name, truth in STEPS])
 

@@ -18,11 +18,11 @@ from atoll.cli import admin
 from atoll.cli.faults import CommandError
 from atoll.cli.looking import look
 from atoll.cli.writing_down import write_down
-from atoll.protocol.bulk import coordinator_stub
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
 from atoll.protocol.vocabulary import Digest, RunId, Version
+from atoll.protocol.wire.bulk_messages import coordinator_stub
 from atoll.server.audit.actions import Action
 from atoll.server.files.run_store import RunStore
 from atoll.server.journal.placement import num_ranks_of, state_of_rank

@@ -6,7 +6,7 @@ from datetime import datetime
 
 import typer
 
-from atoll.protocol.plain import plain
+from atoll.protocol.json_values import plain
 
 
 def say(text: str) -> None:

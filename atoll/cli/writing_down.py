@@ -24,8 +24,8 @@ def write_down(
 
     Who may read a model but not write to the directory is told that nothing was written down.
     """
-    from atoll.protocol.audit_files import AuditFiles, audit_folder
-    from atoll.protocol.chain import Event, instant
+    from atoll.protocol.audit.chain import Event, instant
+    from atoll.protocol.audit.files import AuditFiles, audit_folder
 
     try:
         files = AuditFiles(audit_folder(state), time.time)

@@ -23,10 +23,10 @@ from atoll.aggregation.tensors.ownership import owned_pieces
 from atoll.aggregation.tensors.pieces import cut_layout, piece_bytes_of
 from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted, parse_header
 from atoll.aggregation.tensors.safetensors_header import header_bytes
-from atoll.protocol import steps
-from atoll.protocol.bulk import Buffer
+from atoll.protocol import crash_points
 from atoll.protocol.manifest import VersionManifest
 from atoll.protocol.vocabulary import Digest
+from atoll.protocol.wire.bulk_messages import Buffer
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class PartialVersion:
         """Take one block after the other; raises as `append`."""
         for block in blocks:
             self.append(block)
-            steps.reached("agent.downloading")
+            crash_points.reached("agent.downloading")
 
     def append(self, data: Buffer) -> None:
         """Take the next bytes of the wanted pieces; afterwards they are with the operating system.

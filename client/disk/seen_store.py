@@ -17,7 +17,7 @@ from atoll.aggregation.folders import sync_folder
 from atoll.client.session.rollback_rules import Seen
 from atoll.protocol.identity.credential import write_private
 from atoll.protocol.settings import ConfigError
-from atoll.protocol.strict import INT64_MAX, fields_of, integer, refuse, text
+from atoll.protocol.strict_json import INT64_MAX, fields_of, integer, refuse, text
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 
 LINES_MIN, LINES_PER_RUN = 1000, 10

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from atoll.client.policy.decide import Decision, Kind, PolicyRequest
-from atoll.protocol.audit_files import AuditFiles
-from atoll.protocol.chain import Checkpoint, Event, instant
+from atoll.protocol.audit.chain import Checkpoint, Event, instant
+from atoll.protocol.audit.files import AuditFiles
 
 NAME = "decisions"
 """The folder of the log in the agent's directory."""

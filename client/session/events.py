@@ -5,7 +5,7 @@ Events are in the past tense, effects are imperatives; updates are referred to b
 
 from collections.abc import Mapping
 
-from atoll.protocol.values import value
+from atoll.protocol.value_type import value
 from atoll.protocol.vocabulary import Digest, FailureReason, ReleaseReason, RoundId, RunId, Version
 
 Sums = Mapping[str, tuple[float, ...]]

@@ -48,7 +48,7 @@ from atoll.client.session.events import (
     UploadCut,
     Work,
 )
-from atoll.protocol.values import value
+from atoll.protocol.value_type import value
 from atoll.protocol.vocabulary import Digest, FailureReason, RejectReason, RoundId, RunId
 
 

@@ -13,11 +13,11 @@ import grpc
 from atoll.client.wire.rotating_channel import Connection
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.bulk import coordinator_stub
-from atoll.protocol.channel import HANDSHAKE_S
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import COORDINATOR
-from atoll.protocol.stream import Stream, StreamBroken
+from atoll.protocol.wire.bulk_messages import coordinator_stub
+from atoll.protocol.wire.channel import HANDSHAKE_S
+from atoll.protocol.wire.stream import Stream, StreamBroken
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.renewal import MembershipEnded
 from atoll.protocol.identity.statement import NotTrusted
-from atoll.protocol.stream import StreamBroken
+from atoll.protocol.wire.stream import StreamBroken
 
 logger = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from atoll.client.threads import on_own_thread
 from atoll.client.wire.rotating_channel import Connection
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.behind import Behind
-from atoll.protocol.bulk import Data, DownloadMessage
-from atoll.protocol.channel import DOWNLOAD_WINDOW_BYTES, GRANT_BYTES, MIB
-from atoll.protocol.stream import Stream, StreamBroken, broken_streams
 from atoll.protocol.vocabulary import Digest, RunId
+from atoll.protocol.wire.background_writer import Behind
+from atoll.protocol.wire.bulk_messages import Data, DownloadMessage
+from atoll.protocol.wire.channel import DOWNLOAD_WINDOW_BYTES, GRANT_BYTES, MIB
+from atoll.protocol.wire.stream import Stream, StreamBroken, broken_streams
 
 logger = logging.getLogger(__name__)
 

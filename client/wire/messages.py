@@ -17,11 +17,11 @@ from atoll.client.session.events import (
     Sums,
 )
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import strict
-from atoll.protocol.channel import METRICS_MAX, PROTOCOL, STATISTICS_MAX
+from atoll.protocol import strict_json
 from atoll.protocol.manifest import ID_MAX
-from atoll.protocol.strict import ManifestError
+from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, ReleaseReason, RoundId, RunId, Version
+from atoll.protocol.wire.channel import METRICS_MAX, PROTOCOL, STATISTICS_MAX
 
 logger = logging.getLogger(__name__)
 
@@ -82,21 +82,23 @@ def event_of(message: pb.ServerMessage) -> Event | None:
 
 
 def _run(run_id: str) -> RunId:
-    return RunId(strict.text(run_id, "run_id", num_max=ID_MAX))
+    return RunId(strict_json.text(run_id, "run_id", num_max=ID_MAX))
 
 
 def _released(release: pb.Release) -> Released:
-    reason = strict.one_of(release.reason, "reason", allowed=set(ReleaseReason))
+    reason = strict_json.one_of(release.reason, "reason", allowed=set(ReleaseReason))
     return Released(_run(release.run_id), RoundId(release.round_id), ReleaseReason(reason), release.submit)
 
 
 def _invitation(invite: pb.Invite) -> Invitation:
     return Invitation(
         run_id=_run(invite.run_id),
-        round_id=RoundId(strict.integer(invite.round_id, "round_id", low=0, high=strict.INT64_MAX)),
+        round_id=RoundId(strict_json.integer(invite.round_id, "round_id", low=0, high=strict_json.INT64_MAX)),
         task=invite.task,
-        base_version=Version(strict.integer(invite.base_version, "base_version", low=0, high=strict.INT64_MAX)),
-        model_digest=Digest(strict.sha256_hex(invite.model_digest, "model_digest")),
+        base_version=Version(
+            strict_json.integer(invite.base_version, "base_version", low=0, high=strict_json.INT64_MAX)
+        ),
+        model_digest=Digest(strict_json.sha256_hex(invite.model_digest, "model_digest")),
         time_left=_seconds(invite.time_left_s),
         seed=invite.seed,
         local=invite.local or "{}",
@@ -105,7 +107,9 @@ def _invitation(invite: pb.Invite) -> Invitation:
         algorithm=invite.algorithm or "fedavg",
         codec=_codec(invite.codec),
         rank=invite.rank,
-        counted_round=RoundId(strict.integer(invite.counted_round, "counted_round", low=0, high=strict.INT64_MAX)),
+        counted_round=RoundId(
+            strict_json.integer(invite.counted_round, "counted_round", low=0, high=strict_json.INT64_MAX)
+        ),
         model_seed=invite.model_seed,
     )
 
@@ -115,11 +119,13 @@ def _evaluation_request(evaluate: pb.Evaluate) -> EvaluationRequest:
         run_id=_run(evaluate.run_id),
         version=Version(evaluate.version),
         task=evaluate.task,
-        model_digest=Digest(strict.sha256_hex(evaluate.model_digest, "model_digest")),
+        model_digest=Digest(strict_json.sha256_hex(evaluate.model_digest, "model_digest")),
         time_left=_seconds(evaluate.time_left_s),
         manifest=evaluate.manifest,
         local=evaluate.local or "{}",
-        counted_round=RoundId(strict.integer(evaluate.counted_round, "counted_round", low=0, high=strict.INT64_MAX)),
+        counted_round=RoundId(
+            strict_json.integer(evaluate.counted_round, "counted_round", low=0, high=strict_json.INT64_MAX)
+        ),
         model_seed=evaluate.model_seed,
     )
 

@@ -15,11 +15,11 @@ import grpc
 
 from atoll.client.wire.rotating_channel import Connection
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.bulk import aggregator_stub
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import aggregator
 from atoll.protocol.settings import ConfigError
-from atoll.protocol.stream import StreamBroken
+from atoll.protocol.wire.bulk_messages import aggregator_stub
+from atoll.protocol.wire.stream import StreamBroken
 
 logger = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from typing import Generic, TypeVar
 
 import grpc
 
-from atoll.protocol import channel as limits
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import Identity
-from atoll.protocol.stream import StreamBroken
+from atoll.protocol.wire import channel as limits
+from atoll.protocol.wire.stream import StreamBroken
 
 Stub = TypeVar("Stub")
 

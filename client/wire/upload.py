@@ -12,11 +12,11 @@ from atoll.client.disk.spool import Entry
 from atoll.client.wire.messages import statistics, too_many
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol import steps
-from atoll.protocol.bulk import Chunk, UploadMessage
-from atoll.protocol.channel import CHUNK_BYTES, INLINE_BYTES_MAX, UPLOAD_WINDOW_BYTES
-from atoll.protocol.stream import Stream, StreamBroken
-from atoll.protocol.windows import chunk_of
+from atoll.protocol import crash_points
+from atoll.protocol.wire.bulk_messages import Chunk, UploadMessage
+from atoll.protocol.wire.channel import CHUNK_BYTES, INLINE_BYTES_MAX, UPLOAD_WINDOW_BYTES
+from atoll.protocol.wire.stream import Stream, StreamBroken
+from atoll.protocol.wire.upload_window import chunk_of
 
 logger = logging.getLogger(__name__)
 
@@ -157,9 +157,9 @@ class _Sending:
 
     def _note_sent(self, num_bytes: int) -> None:
         self._sent += num_bytes
-        steps.reached("agent.uploading")
+        crash_points.reached("agent.uploading")
         if self._sent == self._entry.num_bytes:
-            steps.reached("agent.uploaded")
+            crash_points.reached("agent.uploaded")
 
     def _confirm(self, position: int, *, is_first: bool) -> None:
         if position > self._entry.num_bytes or (not is_first and position > self._sent):

@@ -16,10 +16,10 @@ from atoll.client.wire.coordinator_connection import Line
 from atoll.client.wire.upload import Pace, upload
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol import steps
+from atoll.protocol import crash_points
 from atoll.protocol.printable import in_mb
-from atoll.protocol.stream import StreamBroken
 from atoll.protocol.vocabulary import Digest, FailureReason, RoundId
+from atoll.protocol.wire.stream import StreamBroken
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Uploads:
                 return self._give_up(key, str(error))
             except OSError as error:
                 return self._give_up(key, str(error))
-        steps.reached("agent.answered")
+        crash_points.reached("agent.answered")
         if verdict.accepted:
             logger.info("the update of round %d of %s is accepted", key[2], key[1])
         else:

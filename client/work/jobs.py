@@ -34,11 +34,11 @@ from atoll.client.wire.rotating_channel import Connection
 from atoll.client.work.runner import EvaluateOrder, Runner, RunnerFailed, Training, TrainOrder
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol import steps
+from atoll.protocol import crash_points
 from atoll.protocol.manifest import ManifestError, UpdateManifest, VersionManifest, digest_of, parse_version
 from atoll.protocol.printable import in_mb
-from atoll.protocol.stream import StreamBroken, broken_streams
 from atoll.protocol.vocabulary import ClientId, FailureReason
+from atoll.protocol.wire.stream import StreamBroken, broken_streams
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class Workshop:
         except ValueError as error:  # the manifest, a piece, or a header that no file can have
             return JobFailed(request.key, FailureReason.DOWNLOAD_FAILED, str(error))
         self._download_seconds = time.monotonic() - began
-        steps.reached("agent.downloaded")
+        crash_points.reached("agent.downloaded")
         return ModelReady(request.key)
 
     async def _fetch(self, request: Request) -> None:
@@ -233,15 +233,15 @@ class Workshop:
             )
             training = asyncio.ensure_future(self._runner.train(order))
             await asyncio.sleep(0)  # let it begin
-            steps.reached("agent.training")
+            crash_points.reached("agent.training")
             trained = await training
-            steps.reached("agent.trained")
+            crash_points.reached("agent.trained")
             entry = await self._spool_update(invitation, trained)
         except RunnerFailed as error:
             return JobFailed(key, error.reason, error.detail)
         except OSError as error:
             return JobFailed(key, _disk_reason(error, FailureReason.TRAINING_FAILED), _text(error))
-        steps.reached("agent.spooled")
+        crash_points.reached("agent.spooled")
         return Trained(key, entry.digest)
 
     def _own(self, invitation: Invitation) -> Path | None:

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from atoll.aggregation.folders import sync_folder
-from atoll.protocol.chain import (
+from atoll.protocol.audit.chain import (
     EVENTS_MAX,
     FAULT,
     GENESIS,
@@ -40,7 +40,7 @@ from atoll.protocol.chain import (
     event_line,
     instant,
 )
-from atoll.protocol.chain_end import Data, End, find_end, first_line, last_line
+from atoll.protocol.audit.recovery import Data, End, find_end, first_line, last_line
 from atoll.protocol.durable import naming_full_disk, write_atomically
 
 logger = logging.getLogger(__name__)

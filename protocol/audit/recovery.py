@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from atoll.protocol.chain import EVENTS_MAX, LINE_BYTES_MAX, Head, Line, LineFault, is_signed, read_line
+from atoll.protocol.audit.chain import EVENTS_MAX, LINE_BYTES_MAX, Head, Line, LineFault, is_signed, read_line
 
 Data = bytes | mmap.mmap
 

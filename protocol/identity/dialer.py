@@ -5,10 +5,10 @@ from typing import Any, Protocol
 
 import grpc
 
-from atoll.protocol.channel import client_options, loopback_only, parse_address
 from atoll.protocol.identity.certificates import server_name
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import Identity
+from atoll.protocol.wire.channel import client_options, loopback_only, parse_address
 
 Option = tuple[str, int | str]
 

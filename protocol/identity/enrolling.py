@@ -20,7 +20,6 @@ import grpc
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import HANDSHAKE_S, client_options
 from atoll.protocol.identity.certificates import (
     CertificateError,
     PrivateKey,
@@ -45,8 +44,9 @@ from atoll.protocol.identity.credential import (
 )
 from atoll.protocol.identity.join_code import JoinCode, is_address
 from atoll.protocol.identity.names import ANYBODY, COORDINATOR, Role, Wanted
-from atoll.protocol.proxy import HttpProxy
+from atoll.protocol.identity.proxy import HttpProxy
 from atoll.protocol.settings import ConfigError
+from atoll.protocol.wire.channel import HANDSHAKE_S, client_options
 
 logger = logging.getLogger(__name__)
 

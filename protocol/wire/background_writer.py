@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 
-from atoll.protocol.bulk import Buffer
+from atoll.protocol.wire.bulk_messages import Buffer
 
 WAITING_BYTES_MAX = 1 << 20
 """What may wait for the thread, unless less is said; whoever brings more waits."""

@@ -8,7 +8,7 @@ receiver says its window with each confirmation, and confirms after half of the 
 each chunk that is smaller than a quarter of it: so a sender that keeps within it never waits for good.
 """
 
-from atoll.protocol.channel import CHUNK_BYTES, MIB, UPLOAD_WINDOW_BYTES
+from atoll.protocol.wire.channel import CHUNK_BYTES, MIB, UPLOAD_WINDOW_BYTES
 
 UPLOADS_BYTES = 16 * MIB
 """Of all uploads together, unless there are more than 64."""

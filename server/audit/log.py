@@ -17,8 +17,8 @@ from queue import Empty, SimpleQueue
 from types import MappingProxyType
 from typing import Self
 
-from atoll.protocol.audit_files import APPEND_MAX, AuditFiles
-from atoll.protocol.chain import Checkpoint, Event, instant
+from atoll.protocol.audit.chain import Checkpoint, Event, instant
+from atoll.protocol.audit.files import APPEND_MAX, AuditFiles
 from atoll.server.audit.actions import Action
 from atoll.server.audit.budget import Budget
 

@@ -6,7 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from atoll.protocol.audit_files import (
+from atoll.protocol.audit.chain import Checkpoint, Line, LineFault, Verifier, read_line
+from atoll.protocol.audit.files import (
     PUBLIC_KEY,
     AuditUnusable,
     audit_folder,
@@ -16,7 +17,6 @@ from atoll.protocol.audit_files import (
     read_lines,
     sizes,
 )
-from atoll.protocol.chain import Checkpoint, Line, LineFault, Verifier, read_line
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from atoll.protocol.channel import Address, bracketed, is_wildcard, loopback_only, parse_address
 from atoll.protocol.settings import STRICT, Folder
+from atoll.protocol.wire.channel import Address, bracketed, is_wildcard, loopback_only, parse_address
 from atoll.server.config.database_url import DatabaseUrl
 from atoll.server.rounds.policy import Seconds, SecondsOrNone
 

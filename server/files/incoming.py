@@ -8,9 +8,9 @@ from typing import Self
 
 from atoll.aggregation.tensors.layout import Piece
 from atoll.aggregation.updates.inspection import Inspection, Inspector
-from atoll.protocol.bulk import Buffer
-from atoll.protocol.channel import INLINE_BYTES_MAX
 from atoll.protocol.durable import naming_full_disk
+from atoll.protocol.wire.bulk_messages import Buffer
+from atoll.protocol.wire.channel import INLINE_BYTES_MAX
 from atoll.server.files.writeback import begin_writeback
 
 SMALL_BYTES = INLINE_BYTES_MAX

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from atoll.aggregation.tensors.layout import Piece
 from atoll.aggregation.tensors.safetensors_file import parse_header
-from atoll.protocol.channel import INLINE_BYTES_MAX
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
 from atoll.protocol.vocabulary import Digest, Version
+from atoll.protocol.wire.channel import INLINE_BYTES_MAX
 from atoll.server.files.run_store import RunStore
 
 VERSIONS_CACHED_MAX = 8

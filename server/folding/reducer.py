@@ -19,7 +19,7 @@ from atoll.aggregation.fold.streaming import fold
 from atoll.aggregation.tensors.layout import Layout, Piece
 from atoll.aggregation.tensors.safetensors_file import parse_header, read_buffers
 from atoll.aggregation.updates.inspection import inspect
-from atoll.protocol import steps
+from atoll.protocol import crash_points
 from atoll.protocol.durable import naming_full_disk
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
 from atoll.protocol.vocabulary import Digest, Version
@@ -71,7 +71,7 @@ class Reducer(Versions):
             DiskFull: there is no room for the next version.
             OSError: a file cannot be read or written.
         """
-        steps.reached("aggregate.before_fold")
+        crash_points.reached("aggregate.before_fold")
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._folding, self._fold, effect)
 
@@ -131,7 +131,7 @@ class Reducer(Versions):
     def _between_tiles(self) -> None:
         if self._is_stopping:
             raise InterruptedError("the coordinator stops")
-        steps.reached("aggregate.mid_fold")
+        crash_points.reached("aggregate.mid_fold")
 
     async def collect_garbage(
         self, live: Container[Digest], *, pinned_versions: set[Version], current: Version, oldest_base: Version | None
@@ -196,7 +196,7 @@ def fold_version(
             device=method.device,
             durable=store.is_durable,
         )
-    steps.reached("aggregate.after_fold")
+    crash_points.reached("aggregate.after_fold")
     for slot, pieces in folded.slots.items():
         of_slot = VersionManifest.of(pieces, piece_bytes=base.manifest.piece_bytes)
         store.write_manifest(version, of_slot.encode(), slot)

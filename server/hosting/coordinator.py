@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 from atoll.parallel.task import task_name
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol.audit_files import audit_folder
+from atoll.protocol.audit.files import audit_folder
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import Identity
 from atoll.protocol.manifest import UpdateManifest, digest_of

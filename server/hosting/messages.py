@@ -7,8 +7,8 @@ from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol.channel import METRICS_MAX, STATISTICS_MAX
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, RunState
+from atoll.protocol.wire.channel import METRICS_MAX, STATISTICS_MAX
 from atoll.server.rounds.events import AskEvaluation, Invite, Release, Sums
 
 NAME_MAX = 200

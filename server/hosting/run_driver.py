@@ -13,10 +13,10 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
 from atoll.aggregation.codecs.names import family_of
-from atoll.protocol import steps
-from atoll.protocol.allocator import MUCH_BYTES, give_back
+from atoll.protocol import crash_points
 from atoll.protocol.atoll_pb2 import ServerMessage
 from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RunId, RunState, Version
+from atoll.protocol.wire.allocator import MUCH_BYTES, give_back
 from atoll.server.clock import Clock
 from atoll.server.config.run import RunConfig
 from atoll.server.files.run_store import KeptUpdate
@@ -215,9 +215,9 @@ class RunDriver:
             rows, self._rows = self._rows, Batch()
             if not posted:
                 continue
-            steps.reached("journal.before_write")
+            crash_points.reached("journal.before_write")
             await self._commit(rows)
-            steps.reached("journal.after_write")
+            crash_points.reached("journal.after_write")
             for row in rows.evaluations:
                 self._valuing.add(self._spawn(self._add_values(row)))
             for p in posted:
@@ -234,7 +234,7 @@ class RunDriver:
     async def _commit(self, rows: Batch) -> None:
         """Write, and while the disk is full keep everybody waiting: nothing is acknowledged, nothing is lost."""
         if rows.snapshots:
-            steps.reached("snapshot.before")
+            crash_points.reached("snapshot.before")
         while True:
             try:
                 await self._loop.run_in_executor(self._journal_thread, self._journal.commit, rows)
@@ -243,7 +243,7 @@ class RunDriver:
                 logger.error("the journal cannot be written, the run waits for space: %s", error)
                 await asyncio.sleep(DISK_RETRY_S)
         if rows.snapshots:
-            steps.reached("snapshot.after")
+            crash_points.reached("snapshot.after")
 
     # ------------------------------------------------------------ effects out
 
@@ -265,9 +265,9 @@ class RunDriver:
             case OpenNextRound():
                 self._wait_for_the_next_round()
             case Commit(version=version):
-                steps.reached("publish.before")
+                crash_points.reached("publish.before")
                 self.reducer.publish(version)
-                steps.reached("publish.after")
+                crash_points.reached("publish.after")
             case EndRun(state, cause):
                 self._end(state, cause)
 

@@ -25,8 +25,8 @@ from atoll.protocol.identity.certificates import (
 )
 from atoll.protocol.identity.dialer import options_to
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role
-from atoll.protocol.proxy import HttpProxy
-from atoll.protocol.stream import Stream, StreamBroken
+from atoll.protocol.identity.proxy import HttpProxy
+from atoll.protocol.wire.stream import Stream, StreamBroken
 from atoll.server.identity.authority import Authority, NotSigned, Renewal
 from atoll.server.identity.rate_limits import Buckets
 

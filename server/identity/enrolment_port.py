@@ -7,8 +7,8 @@ It is a server of its own, with few and short calls, so that strangers who keep 
 import grpc
 
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import server_options
 from atoll.protocol.identity.keeper import Keeper
+from atoll.protocol.wire.channel import server_options
 from atoll.server.audit.calls import CallAudit
 from atoll.server.errors import OperatorError
 from atoll.server.identity.enrolments import Enrolments

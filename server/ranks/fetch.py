@@ -20,8 +20,8 @@ from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import aggregator
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
-from atoll.protocol.stream import Stream, StreamBroken
 from atoll.protocol.vocabulary import Digest, RunId, Version
+from atoll.protocol.wire.stream import Stream, StreamBroken
 from atoll.server.threads import off_loop
 
 BOXES_AT_ONCE = 1000

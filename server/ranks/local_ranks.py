@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from atoll.protocol import steps
+from atoll.protocol import crash_points
 from atoll.server.journal.placement import state_of_rank
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class SpawnedRanks:
             wait = AGAIN_S[0] if time.monotonic() - begun > EARLY_S else min(2 * wait, AGAIN_S[1])
             logger.error("aggregation rank %d %s, and is started again in %.1f s", rank, how, wait)
             await asyncio.sleep(wait)
-            environment.pop(steps.VARIABLE, None)  # a drill kills it once
+            environment.pop(crash_points.VARIABLE, None)  # a drill kills it once
 
     async def _life(self, rank: int, environment: dict[str, str]) -> str:
         settings = {

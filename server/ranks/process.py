@@ -11,16 +11,16 @@ from typing import Any
 import grpc
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import steps
-from atoll.protocol.bulk import add_aggregator
-from atoll.protocol.channel import PROTOCOL, reached_as, server_options
+from atoll.protocol import crash_points
 from atoll.protocol.durable import write_atomically
 from atoll.protocol.identity.credential import Credential
 from atoll.protocol.identity.membership import Membership, unless_stopped
 from atoll.protocol.identity.names import COORDINATOR, aggregator
 from atoll.protocol.identity.renewal import MembershipEnded
 from atoll.protocol.settings import ConfigError
-from atoll.protocol.stream import Stream, StreamBroken
+from atoll.protocol.wire.bulk_messages import add_aggregator
+from atoll.protocol.wire.channel import PROTOCOL, reached_as, server_options
+from atoll.protocol.wire.stream import Stream, StreamBroken
 from atoll.server.config.process import AggregatorConfig
 from atoll.server.errors import OperatorError
 from atoll.server.identity.guard import Guard
@@ -257,6 +257,6 @@ class _Orders:
     async def _fold(self, order: pb.Fold, plan: bytes, stop: threading.Event) -> None:
         answer = await self._rank.fold(order, plan, stop)
         if answer.HasField("folded"):
-            steps.reached("rank.folded")
+            crash_points.reached("rank.folded")
         await self._say(self._rank.status())
         await self._say(answer)

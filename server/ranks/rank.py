@@ -23,11 +23,11 @@ from atoll.aggregation.fold.streaming import Folded
 from atoll.aggregation.tensors.ownership import owned_pieces
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol import steps
-from atoll.protocol.channel import CHUNK_BYTES
+from atoll.protocol import crash_points
 from atoll.protocol.durable import DiskFull, naming_full_disk
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.vocabulary import Digest, RejectReason, RunId, Version
+from atoll.protocol.wire.channel import CHUNK_BYTES
 from atoll.server.files.run_store import INCOMING_AGE_MAX_S, KeptUpdate
 from atoll.server.files.versions import VersionFile
 from atoll.server.folding.method import Method
@@ -356,7 +356,7 @@ class _Fold:
 
     def _between_tiles(self) -> None:
         self._check_wanted()
-        steps.reached("rank.mid_fold")
+        crash_points.reached("rank.mid_fold")
 
 
 def _failed(order: pb.Fold, error: Exception, *, again: bool) -> pb.RankMessage:

@@ -7,9 +7,9 @@ import grpc
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.bulk import DownloadMessage, UploadMessage
 from atoll.protocol.durable import told_outside
 from atoll.protocol.vocabulary import Digest, RunId
+from atoll.protocol.wire.bulk_messages import DownloadMessage, UploadMessage
 from atoll.server.errors import StoreCorrupted
 from atoll.server.ranks.fetch import NoSuchVersion, NotFetched
 from atoll.server.ranks.rank import CoordinatorAway, Rank

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol.channel import CHUNK_BYTES
 from atoll.protocol.vocabulary import RoundId, RunId
+from atoll.protocol.wire.channel import CHUNK_BYTES
 
 logger = logging.getLogger(__name__)
 

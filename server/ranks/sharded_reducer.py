@@ -12,7 +12,7 @@ from typing import Any
 from atoll.aggregation.tensors.pieces import cut_layout
 from atoll.aggregation.tensors.safetensors_file import read_metadata
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import steps
+from atoll.protocol import crash_points
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.server.folding.reducer import Reducer, exists_from_now_on
@@ -46,11 +46,11 @@ class ShardedReducer(Reducer):
             RanksAway: a rank is away for too long.
             OSError: the journal cannot be read, or the manifest not be written.
         """
-        steps.reached("aggregate.before_fold")
+        crash_points.reached("aggregate.before_fold")
         loop = asyncio.get_running_loop()
         plan = await loop.run_in_executor(self._folding, self._encoded_plan, effect)
         folded = await self._ranks.fold(self._run_id, effect.round_id, plan, patience=self._patience)
-        steps.reached("aggregate.after_fold")
+        crash_points.reached("aggregate.after_fold")
         return await loop.run_in_executor(self._folding, self._take_over, effect, folded)
 
     def _encoded_plan(self, effect: Aggregate) -> bytes:

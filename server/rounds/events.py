@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import NamedTuple
 
-from atoll.protocol.values import value
+from atoll.protocol.value_type import value
 from atoll.protocol.vocabulary import (
     AbandonReason,
     ClientId,

@@ -9,10 +9,10 @@ import grpc
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import CHUNK_BYTES, PROTOCOL
 from atoll.protocol.manifest import ManifestError, parse_update
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import Digest, RejectReason, RunId
+from atoll.protocol.wire.channel import CHUNK_BYTES, PROTOCOL
 from atoll.server.errors import StoreCorrupted
 from atoll.server.files.run_store import KeptUpdate
 from atoll.server.hosting.coordinator import Coordinator

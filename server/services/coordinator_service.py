@@ -9,13 +9,13 @@ import grpc
 from atoll.aggregation.codecs.names import FAMILIES
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.bulk import DownloadMessage, UploadMessage
-from atoll.protocol.channel import METRICS_MAX, PROTOCOL, STATISTICS_MAX
 from atoll.protocol.durable import told_outside
 from atoll.protocol.identity.names import Role
 from atoll.protocol.printable import printable
 from atoll.protocol.settings import ConfigError, load_text
 from atoll.protocol.vocabulary import ClientId, FailureReason, LossReason, RoundId, RunId, Version
+from atoll.protocol.wire.bulk_messages import DownloadMessage, UploadMessage
+from atoll.protocol.wire.channel import METRICS_MAX, PROTOCOL, STATISTICS_MAX
 from atoll.server.audit.actions import Action
 from atoll.server.audit.calls import caller_of
 from atoll.server.config.run import RunFile

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol.audit_files import PUBLIC_KEY, audit_folder, sizes
+from atoll.protocol.audit.files import PUBLIC_KEY, audit_folder, sizes
 from atoll.server.hosting.messages import NAME_MAX
 from atoll.server.threads import on_thread
 from atoll.server.transport.call_limits import name_of

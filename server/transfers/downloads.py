@@ -10,9 +10,9 @@ from atoll.aggregation.tensors.box_reader import BoxReader
 from atoll.aggregation.tensors.layout import ITEM_BYTES, Piece
 from atoll.aggregation.tensors.pieces import first_element
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import steps
-from atoll.protocol.bulk import Data, DownloadMessage
-from atoll.protocol.channel import CHUNK_BYTES
+from atoll.protocol import crash_points
+from atoll.protocol.wire.bulk_messages import Data, DownloadMessage
+from atoll.protocol.wire.channel import CHUNK_BYTES
 from atoll.server.files.versions import VersionFile
 from atoll.server.threads import off_loop, on_thread
 from atoll.server.transfers.timeouts import SILENCE_S, in_time
@@ -73,7 +73,7 @@ async def send_version(
                 yield Data(data)
                 stalled.cancel()
                 position += size
-                steps.reached("download.mid")
+                crash_points.reached("download.mid")
         if opened.boxes:
             yield pb.DownloadReply(sha256=digest.digest())
     finally:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from atoll.protocol.channel import CHUNK_BYTES
+from atoll.protocol.wire.channel import CHUNK_BYTES
 from atoll.server.transport.interceptor import Context
 
 T = TypeVar("T")

@@ -15,13 +15,13 @@ from typing import Protocol
 
 from atoll.aggregation.updates.inspection import Inspection, Inspector
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import steps
-from atoll.protocol.behind import Behind
-from atoll.protocol.bulk import Buffer, Chunk, UploadMessage
-from atoll.protocol.channel import CHUNK_BYTES, INLINE_BYTES_MAX
+from atoll.protocol import crash_points
 from atoll.protocol.manifest import ManifestError, UpdateManifest, digest_of, parse_update
 from atoll.protocol.vocabulary import ClientId, Digest, RejectReason, RoundId, RunId
-from atoll.protocol.windows import Confirmations, chunk_of, window_of
+from atoll.protocol.wire.background_writer import Behind
+from atoll.protocol.wire.bulk_messages import Buffer, Chunk, UploadMessage
+from atoll.protocol.wire.channel import CHUNK_BYTES, INLINE_BYTES_MAX
+from atoll.protocol.wire.upload_window import Confirmations, chunk_of, window_of
 from atoll.server.files.incoming import SMALL_BYTES, Incoming
 from atoll.server.files.run_store import KeptUpdate, RunStore
 from atoll.server.threads import off_loop, on_thread
@@ -232,7 +232,7 @@ class _Upload:
             raise BadRequest(f"UploadOpen has {what}: allowed are all of them, up to {INLINE_BYTES_MAX}, or none")
         fresh = data[file.position :]
         file.append(fresh)
-        steps.reached("upload.mid_chunk")
+        crash_points.reached("upload.mid_chunk")
         return len(fresh)
 
     async def take(
@@ -270,7 +270,7 @@ class _Upload:
         """Write what has come, and look at it while more comes: the verdict is to be soon after the last byte."""
         for data in chunks:
             file.append(data)
-            steps.reached("upload.mid_chunk")
+            crash_points.reached("upload.mid_chunk")
             if file.is_small:
                 continue
             if self._inspector is None:
@@ -280,7 +280,7 @@ class _Upload:
     async def judged(self, file: Incoming) -> KeptUpdate | pb.Verdict:
         """All bytes are there: check them and make them durable, or say what is wrong."""
         manifest = self._manifest
-        steps.reached("upload.before_check")
+        crash_points.reached("upload.before_check")
         inspector = self._inspector or file.inspector(manifest.pieces)
         is_quick = manifest.plain_bytes <= SMALL_BYTES  # also when few bytes decode to many
         if file.is_small and is_quick and len(manifest.pieces) <= PIECES_AT_ONCE:
@@ -288,7 +288,7 @@ class _Upload:
         else:
             inspection, kept = await on_thread(self._compute, _keep_if_sound, self.store, file, manifest, inspector)
         if kept is not None:
-            steps.reached("upload.before_accept")
+            crash_points.reached("upload.before_accept")
             return kept
         if inspection.wrong_digests:
             names = ", ".join(sorted({piece.tensor for piece in inspection.wrong_digests})[:5])

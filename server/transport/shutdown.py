@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import grpc
 
-from atoll.protocol.channel import parse_address
+from atoll.protocol.wire.channel import parse_address
 from atoll.server.transport.sockets import open_sockets, shut_down_if
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
-from atoll.protocol import steps
+from atoll.protocol import crash_points
 from atoll.server.threads import on_thread
 from atoll.server.views.history import History
 from atoll.server.views.views import View, look
@@ -71,7 +71,7 @@ class Viewer:
 
 async def _make(order: bytes, made: IO[bytes], told: IO[bytes]) -> int:
     """Run the process; its exit code."""
-    environment = {name: value for name, value in os.environ.items() if name != steps.VARIABLE}
+    environment = {name: value for name, value in os.environ.items() if name != crash_points.VARIABLE}
     process = await asyncio.create_subprocess_exec(
         *COMMAND, stdin=subprocess.PIPE, stdout=made, stderr=told, env=environment
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from atoll.aggregation.tensors.safetensors_file import read_metadata
 from atoll.parallel.metrics import values
-from atoll.protocol.plain import plain
+from atoll.protocol.json_values import plain
 from atoll.protocol.settings import effective
 from atoll.protocol.vocabulary import ClientId, RoundId, RunId, Version
 from atoll.server.files.run_store import RunStore

@@ -14,7 +14,7 @@ from atoll.parallel.errors import TaskBroken
 from atoll.parallel.local import Local
 from atoll.parallel.metrics import Statistics
 from atoll.parallel.task import Task
-from atoll.protocol.values import value
+from atoll.protocol.value_type import value
 
 
 @dataclass(frozen=True, kw_only=True)

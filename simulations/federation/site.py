@@ -35,8 +35,8 @@ from atoll.client.session.events import (
     Work,
 )
 from atoll.client.session.session import Session
-from atoll.protocol.channel import INLINE_BYTES_MAX
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason
+from atoll.protocol.wire.channel import INLINE_BYTES_MAX
 from atoll.server.rounds.events import Update
 from atoll.simulations.devices.fleet import Device
 from atoll.simulations.federation.trainings import Training

@@ -1,6 +1,6 @@
 """The crash matrix must be able to fail: what it looks for is planted here, and found."""
 
-from atoll.protocol.steps import STEPS
+from atoll.protocol.crash_points import STEPS
 from atoll.protocol.vocabulary import ClientId, Digest, Fate, Phase, RoundId, RunState, Version
 from atoll.server.rounds.record import CarriedRecord, ClientRecord, RoundRecord
 from benchmarks.crash_matrix import QUICK, Tally, bars_of, schedule

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from atoll.protocol.audit_files import AuditFiles, audit_folder, log_files
-from atoll.protocol.chain import Event, instant
+from atoll.protocol.audit.chain import Event, instant
+from atoll.protocol.audit.files import AuditFiles, audit_folder, log_files
 from tests.cli.invoking import invoke, refused, said, shown
 
 NOON = 1_769_860_800.0  # 2026-01-31T12:00:00Z

@@ -8,7 +8,7 @@ import pytest
 from atoll.cli import admin
 from atoll.cli.faults import CommandError
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol.audit_files import audit_folder
+from atoll.protocol.audit.files import audit_folder
 from tests.cli.federation import Federation, federation, start_run, wait_for
 from tests.cli.invoking import TINY, invoke, refused, said, shown
 

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from atoll.cli.looking import in_words
-from atoll.protocol.plain import plain
+from atoll.protocol.json_values import plain
 from atoll.protocol.vocabulary import RunId, Version
 from atoll.server.journal.journal import EvaluationRow
 from atoll.server.journal.state_directory import running_coordinator

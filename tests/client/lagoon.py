@@ -22,9 +22,9 @@ from atoll.client.work.runner import Training
 from atoll.parallel.arrays import layout_of
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import CHUNK_BYTES, DOWNLOAD_WINDOW_BYTES, UPLOAD_WINDOW_BYTES, server_options
 from atoll.protocol.manifest import VersionManifest, parse_update
-from atoll.protocol.windows import Confirmations
+from atoll.protocol.wire.channel import CHUNK_BYTES, DOWNLOAD_WINDOW_BYTES, UPLOAD_WINDOW_BYTES, server_options
+from atoll.protocol.wire.upload_window import Confirmations
 
 MIB = 2**20
 

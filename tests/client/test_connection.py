@@ -11,11 +11,11 @@ from atoll.client.wire import rotating_channel as connection_module
 from atoll.client.wire.rotating_channel import Connection
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol import channel as limits
-from atoll.protocol.channel import server_options
 from atoll.protocol.identity.dialer import InsecureDialer
 from atoll.protocol.identity.names import COORDINATOR
-from atoll.protocol.stream import StreamBroken
+from atoll.protocol.wire import channel as limits
+from atoll.protocol.wire.channel import server_options
+from atoll.protocol.wire.stream import StreamBroken
 from tests.client.door import door_before
 from tests.client.lagoon import live, until
 

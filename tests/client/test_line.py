@@ -13,7 +13,7 @@ from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.certificates import Issuer
 from atoll.protocol.identity.dialer import MutualDialer
 from atoll.protocol.identity.names import Identity, Role
-from atoll.protocol.stream import StreamBroken
+from atoll.protocol.wire.stream import StreamBroken
 from tests.client.lagoon import Lagoon, live, until
 from tests.server.identity.secure import MAIN, Member
 

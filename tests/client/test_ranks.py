@@ -13,10 +13,10 @@ from atoll.client.wire import ranks as ranks_module
 from atoll.client.wire.ranks import PATIENCE_S, Ranks
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol import channel as limits
-from atoll.protocol.channel import server_options
 from atoll.protocol.identity.dialer import InsecureDialer
-from atoll.protocol.stream import StreamBroken
+from atoll.protocol.wire import channel as limits
+from atoll.protocol.wire.channel import server_options
+from atoll.protocol.wire.stream import StreamBroken
 from tests.client.lagoon import MIB, Instant, Lagoon, Version, agent, lagoon, live, model, until
 
 SIZES = {"large": 3 * MIB, "small": 5}

@@ -6,8 +6,8 @@ import pytest
 
 from atoll.client.work.runner import RunnerFailed
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol.channel import STATISTICS_MAX
 from atoll.protocol.vocabulary import FailureReason
+from atoll.protocol.wire.channel import STATISTICS_MAX
 from tests.client.lagoon import Instant, Version, agent, lagoon, live, model, until
 
 

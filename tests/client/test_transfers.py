@@ -17,10 +17,10 @@ from atoll.client.wire.control_stream import Link
 from atoll.client.wire.download import download
 from atoll.client.wire.upload import Pace, upload
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol.channel import CHUNK_BYTES, DOWNLOAD_WINDOW_BYTES, INLINE_BYTES_MAX
 from atoll.protocol.identity.dialer import InsecureDialer
 from atoll.protocol.manifest import UpdateManifest
-from atoll.protocol.stream import StreamBroken
+from atoll.protocol.wire.channel import CHUNK_BYTES, DOWNLOAD_WINDOW_BYTES, INLINE_BYTES_MAX
+from atoll.protocol.wire.stream import StreamBroken
 from tests.client.door import door_before
 from tests.client.lagoon import MIB, Version, lagoon, live, model, until
 

@@ -19,15 +19,15 @@ from atoll.client.config import AgentConfig
 from atoll.client.policy.config import SitePolicy
 from atoll.client.wire.messages import BadMessage, event_of, hello
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol import chain
+from atoll.protocol.audit import chain
 from atoll.protocol.identity.certificates import CertificateError, certified_key, check_issued, read_leaf, read_request
 from atoll.protocol.identity.join_code import PREFIX, JoinCode, JoinCodeError
 from atoll.protocol.identity.names import Identity, Role
+from atoll.protocol.identity.proxy import HttpProxy
 from atoll.protocol.identity.statement import NotTrusted, check_publisher, check_signature
 from atoll.protocol.manifest import parse_update, parse_version
-from atoll.protocol.proxy import HttpProxy
 from atoll.protocol.settings import ConfigError, load_text
-from atoll.protocol.strict import ManifestError
+from atoll.protocol.strict_json import ManifestError
 from atoll.server.backup.contents import BackupFailed, Contents, Part, parse_contents
 from atoll.server.config.process import AggregatorConfig, HostFile
 from atoll.server.config.run import RunFile

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from atoll.protocol.behind import WAITING_BYTES_MAX, Behind
+from atoll.protocol.wire.background_writer import WAITING_BYTES_MAX, Behind
 
 PART = bytes(WAITING_BYTES_MAX // 4)
 

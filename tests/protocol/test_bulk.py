@@ -4,7 +4,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol.bulk import Chunk, Data, read_download, read_upload, varint, write_download, write_upload
+from atoll.protocol.wire.bulk_messages import (
+    Chunk,
+    Data,
+    read_download,
+    read_upload,
+    varint,
+    write_download,
+    write_upload,
+)
 
 positions = st.one_of(st.integers(0, 300), st.integers(0, 2**64 - 1))
 contents = st.one_of(st.binary(max_size=300), st.integers(0, 70_000).map(bytes))

@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.protocol.chain import (
+from atoll.protocol.audit.chain import (
     EVENTS_MAX,
     FAULTS_MAX,
     GENESIS,

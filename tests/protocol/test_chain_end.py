@@ -5,8 +5,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.protocol.chain import Event, Head, checkpoint_line, event_line
-from atoll.protocol.chain_end import TORN_BYTES_MAX, End, find_end, is_torn, last_line
+from atoll.protocol.audit.chain import Event, Head, checkpoint_line, event_line
+from atoll.protocol.audit.recovery import TORN_BYTES_MAX, End, find_end, is_torn, last_line
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PUBLIC = KEY.public_key().public_bytes_raw().hex()

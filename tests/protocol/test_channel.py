@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from atoll.protocol import channel
-from atoll.protocol.channel import (
+from atoll.protocol.settings import ConfigError
+from atoll.protocol.wire import channel
+from atoll.protocol.wire.channel import (
     CHUNK_BYTES,
     DOWNLOAD_WINDOW_BYTES,
     GRANT_BYTES,
@@ -22,7 +23,6 @@ from atoll.protocol.channel import (
     reached_as,
     server_options,
 )
-from atoll.protocol.settings import ConfigError
 from benchmarks.attackers import ACK, GOAWAY, PING, PREFACE, SETTINGS, frame
 
 

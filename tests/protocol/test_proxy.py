@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from atoll.protocol.identity.dialer import InsecureDialer
 from atoll.protocol.identity.names import COORDINATOR
-from atoll.protocol.proxy import HttpProxy, ProxyRefused, through_proxy
+from atoll.protocol.identity.proxy import HttpProxy, ProxyRefused, through_proxy
 from atoll.protocol.settings import ConfigError
 
 ADDRESS = "atoll.example:443"

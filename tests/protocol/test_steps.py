@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from atoll.protocol.steps import STEPS, VARIABLE, parse_crash_at, reached
+from atoll.protocol.crash_points import STEPS, VARIABLE, parse_crash_at, reached
 
 PROGRAM = """
 from atoll.protocol.steps import reached

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.stream import Stream, StreamBroken
+from atoll.protocol.wire.stream import Stream, StreamBroken
 
 
 @pytest.mark.parametrize("ticks", range(6))

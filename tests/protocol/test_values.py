@@ -6,7 +6,7 @@ from dataclasses import field, fields, replace
 import pytest
 from mypy import api
 
-from atoll.protocol.values import value
+from atoll.protocol.value_type import value
 
 
 @value

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.protocol.channel import CHUNK_BYTES, MIB, UPLOAD_WINDOW_BYTES
-from atoll.protocol.windows import UPLOADS_BYTES, WINDOW_BYTES_MIN, Confirmations, chunk_of, window_of
+from atoll.protocol.wire.channel import CHUNK_BYTES, MIB, UPLOAD_WINDOW_BYTES
+from atoll.protocol.wire.upload_window import UPLOADS_BYTES, WINDOW_BYTES_MIN, Confirmations, chunk_of, window_of
 
 WINDOWS = st.integers(0, 200).map(window_of)
 

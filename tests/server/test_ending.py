@@ -7,7 +7,7 @@ from itertools import chain
 import grpc
 import pytest
 
-from atoll.protocol.channel import server_options
+from atoll.protocol.wire.channel import server_options
 from atoll.server.transport.shutdown import cut_connections, stop_servers
 from benchmarks.attackers import ACK, PREFACE, SETTINGS, frame
 

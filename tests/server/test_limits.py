@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.protocol.channel import CHUNK_BYTES
+from atoll.protocol.wire.channel import CHUNK_BYTES
 from atoll.server.transfers.timeouts import FLOOR_S, Patience
 from atoll.server.transport import limits
 from atoll.server.transport.call_limits import _where

@@ -6,7 +6,7 @@ import functools
 import pytest
 
 from atoll.protocol import atoll_pb2 as pb
-from atoll.protocol.channel import CHUNK_BYTES, MESSAGE_BYTES_MAX
+from atoll.protocol.wire.channel import CHUNK_BYTES, MESSAGE_BYTES_MAX
 from atoll.server.ranks import registry as ranks_module
 from atoll.server.ranks.registry import FoldRefused, RankConnection, Ranks, RanksAway
 

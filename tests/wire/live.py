@@ -13,13 +13,13 @@ import numpy as np
 from atoll.aggregation.tensors.layout import Piece
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import PROTOCOL
 from atoll.protocol.identity.dialer import InsecureDialer, MutualDialer
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role
 from atoll.protocol.manifest import UpdateManifest, VersionManifest, parse_version
 from atoll.protocol.settings import load_text
-from atoll.protocol.stream import first_status
+from atoll.protocol.wire.channel import PROTOCOL
+from atoll.protocol.wire.stream import first_status
 from atoll.server.config.run import RunFile
 from atoll.server.process import host
 from benchmarks.members import equip

@@ -9,8 +9,8 @@ import pytest
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.chain import Checkpoint
-from atoll.protocol.channel import client_options
+from atoll.protocol.audit.chain import Checkpoint
+from atoll.protocol.wire.channel import client_options
 from atoll.server.audit.budget import BURST
 from atoll.server.audit.reading import Source, events_of, verify
 from atoll.server.services.reading_service import READINGS_MAX

@@ -12,7 +12,7 @@ from atoll.protocol.identity.dialer import MutualDialer
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role, aggregator
 from atoll.protocol.identity.renewal import MembershipEnded
-from atoll.protocol.stream import Stream, StreamBroken
+from atoll.protocol.wire.stream import Stream, StreamBroken
 from atoll.server.config.process import AggregatorConfig
 from atoll.server.ranks import process as aggregators
 from atoll.server.ranks.rank import Rank, RankPlace

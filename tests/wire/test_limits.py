@@ -8,8 +8,8 @@ import pytest
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import MESSAGE_BYTES_MAX, MIB
-from atoll.protocol.stream import first_status
+from atoll.protocol.wire.channel import MESSAGE_BYTES_MAX, MIB
+from atoll.protocol.wire.stream import first_status
 from atoll.server.errors import OperatorError
 from atoll.server.transport.limits import STRIKES_MAX
 from tests.wire.live import running
@@ -113,7 +113,7 @@ async def test_an_upload_below_the_floor_is_ended_and_goes_on_later(tmp_path, mo
 @live
 async def test_uploads_that_are_under_way_share_what_may_be_in_flight(tmp_path, monkeypatch):
     monkeypatch.setattr("atoll.server.files.incoming.SMALL_BYTES", 0)
-    monkeypatch.setattr("atoll.protocol.windows.UPLOADS_BYTES", 3 * MIB)
+    monkeypatch.setattr("atoll.protocol.wire.upload_window.UPLOADS_BYTES", 3 * MIB)
     async with running(tmp_path) as it, it.client("a") as a, it.client("b") as b:
         calls, told = [], []
         for client in (a, b):

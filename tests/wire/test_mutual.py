@@ -11,15 +11,15 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from atoll.client.wire.control_stream import Link
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol import channel as channel_module
-from atoll.protocol.channel import client_options
 from atoll.protocol.identity.certificates import Issuer, server_name
 from atoll.protocol.identity.dialer import InsecureDialer, MutualDialer
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.membership import Membership
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role, aggregator
 from atoll.protocol.settings import ConfigError
-from atoll.protocol.stream import Stream, StreamBroken
+from atoll.protocol.wire import channel as channel_module
+from atoll.protocol.wire.channel import client_options
+from atoll.protocol.wire.stream import Stream, StreamBroken
 from atoll.server.identity.authority import Authority
 from atoll.server.identity.setup import owner_folder
 from atoll.server.transport.listener import MutualListener

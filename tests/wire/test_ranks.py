@@ -14,12 +14,12 @@ import pytest
 from atoll.aggregation.tensors.safetensors_file import read
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.channel import PROTOCOL
 from atoll.protocol.identity.dialer import InsecureDialer
 from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.identity.names import aggregator as aggregator_name
 from atoll.protocol.manifest import parse_version
 from atoll.protocol.vocabulary import Digest, RunId
+from atoll.protocol.wire.channel import PROTOCOL
 from atoll.server.config.process import AggregatorConfig
 from atoll.server.ranks import gloo, process, rank_store
 from atoll.server.ranks.rank import Rank, RankPlace

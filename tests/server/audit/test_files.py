@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.protocol.audit_files import APPEND_MAX, AuditFiles, AuditUnusable, cut_files, log_files, sizes
-from atoll.protocol.chain import EVENTS_MAX, Event, instant, read_line
+from atoll.protocol.audit.chain import EVENTS_MAX, Event, instant, read_line
+from atoll.protocol.audit.files import APPEND_MAX, AuditFiles, AuditUnusable, cut_files, log_files, sizes
 from atoll.server.audit.reading import Source, last_checkpoint, verify
 
 NOW = 1_800_000_000.0

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from atoll.protocol.chain import read_line
+from atoll.protocol.audit.chain import read_line
 from atoll.server.audit import log as log_module
 from atoll.server.audit.actions import Action
 from atoll.server.audit.budget import BURST

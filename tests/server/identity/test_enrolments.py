@@ -23,8 +23,8 @@ from atoll.protocol.identity.join_code import JoinCode
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.membership import Membership
 from atoll.protocol.identity.names import ANYBODY, COORDINATOR, Identity, Role
+from atoll.protocol.identity.proxy import through_proxy
 from atoll.protocol.identity.renewal import MembershipEnded, NotRenewed, keep_renewed, over, renew_once
-from atoll.protocol.proxy import through_proxy
 from atoll.server.audit.calls import CallAudit
 from atoll.server.audit.log import AuditLog
 from atoll.server.audit.reading import Source, events_of

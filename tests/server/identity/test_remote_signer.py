@@ -13,8 +13,8 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.certificates import CertificateError, consent, make_request, new_key, read_leaf
 from atoll.protocol.identity.names import COORDINATOR, Identity, Role
-from atoll.protocol.proxy import HttpProxy
-from atoll.protocol.stream import StreamBroken
+from atoll.protocol.identity.proxy import HttpProxy
+from atoll.protocol.wire.stream import StreamBroken
 from atoll.server.identity import authority_server, remote_signer
 from atoll.server.identity.admission import Admission
 from atoll.server.identity.authority import Authority, AuthorityAway, NotSigned, Renewal
