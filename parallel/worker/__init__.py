@@ -1,0 +1,4 @@
+"""The worker process that holds a task and answers requests: train, evaluate, initialize.
+
+Imports: `local_training`.
+"""
