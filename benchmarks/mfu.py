@@ -22,10 +22,10 @@ from atoll.parallel.data.batch import Batch
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.mesh import Axes
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.engine.world import World, process_group
 from atoll.parallel.models.decoder import Decoder, DecoderConfig
 from atoll.parallel.optimizers.make import OptimizerConfig, make_optimizer
 from atoll.parallel.trainer.flops import peak_flops
+from atoll.parallel.world import World, process_group
 from benchmarks.report import Bar, conclude, say
 
 MODELS = {

@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from atoll.cli.files import load_run, load_user_task
-from atoll.parallel.local import Local
-from atoll.parallel.parameters import state_of
-from atoll.parallel.task import Task
+from atoll.parallel.local_training.parameters import state_of
+from atoll.parallel.task.local import Local
+from atoll.parallel.task.task import Task
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Federation
 from atoll.simulations.federation.run import opened

@@ -33,13 +33,13 @@ from torch.utils.data import TensorDataset
 from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.engine.world import World
-from atoll.parallel.local import Local
 from atoll.parallel.models.decoder import Decoder, DecoderConfig
-from atoll.parallel.task import Task
+from atoll.parallel.task.local import Local
+from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.job import Job
 from atoll.parallel.trainer.run import Surroundings, train
+from atoll.parallel.world import World
 from benchmarks.report import Bar, conclude, say, spread
 
 SIZES = {

@@ -14,7 +14,7 @@ from atoll.client.disk.verifier import Verifier
 from atoll.client.policy.gate import Gate
 from atoll.client.work.runner import Runner
 from atoll.client.work.worker import WorkerRunner
-from atoll.parallel.task import TaskNotFound, task_name
+from atoll.parallel.task.task import TaskNotFound, task_name
 from atoll.protocol.identity.membership import Membership, unless_stopped
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.identity.proxy import through_proxy

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from atoll.parallel.reference import ReferenceNotFound, load_module, split
+from atoll.parallel.task.reference import ReferenceNotFound, load_module, split
 from atoll.protocol.settings import ConfigError
 
 

@@ -20,7 +20,7 @@ from atoll.cli.ending import EXIT_LATE
 from atoll.cli.faults import EXIT_PIPE
 from atoll.cli.settings import Section, described
 from atoll.client.session import events as client_events
-from atoll.parallel.local import Local
+from atoll.parallel.task.local import Local
 from atoll.protocol import crash_points, vocabulary
 from atoll.protocol.settings import load_text
 from atoll.server import process

@@ -98,7 +98,7 @@ PURE_ALSO = {
     },  # load_sampler finds a user's own
 }
 
-MONOTONIC = {"parallel/engine/forked.py", "parallel/workers.py", "parallel/worker_main.py"}
+MONOTONIC = {"parallel/engine/forked.py", "parallel/worker/process.py", "parallel/worker/main.py"}
 """The only files of the ground floor that may read a clock: the monotonic one."""
 
 
@@ -183,7 +183,7 @@ def test_everything_else_uses_full_names_too() -> None:
     ("path", "source"),
     [
         ("aggregation/fold/streaming.py", "from atoll.protocol.vocabulary import Digest"),
-        ("aggregation/fold/streaming.py", "import atoll.parallel.task"),
+        ("aggregation/fold/streaming.py", "import atoll.parallel.task.task"),
         ("aggregation/fold/streaming.py", "import grpc.aio"),
         ("aggregation/fold/streaming.py", "def f():\n    import asyncio"),
         ("aggregation/fold/streaming.py", "import time\nnow = time.time()"),
@@ -191,9 +191,9 @@ def test_everything_else_uses_full_names_too() -> None:
         ("aggregation/fold/streaming.py", "import time as clock\nnow = clock.time()"),
         ("aggregation/fold/streaming.py", "from time import monotonic"),
         ("aggregation/fold/streaming.py", "from datetime import datetime"),
-        ("parallel/workers.py", "import time\nnow = time.time()"),
-        ("parallel/task.py", "from atoll.aggregation.fold.streaming import fold"),
-        ("parallel/task.py", "from atoll.aggregation import fold"),
+        ("parallel/worker/process.py", "import time\nnow = time.time()"),
+        ("parallel/task/task.py", "from atoll.aggregation.fold.streaming import fold"),
+        ("parallel/task/task.py", "from atoll.aggregation import fold"),
         ("protocol/manifest.py", "from atoll.server.rounds.policy import StragglerPolicy"),
         ("protocol/manifest.py", "from atoll import server"),
         ("protocol/manifest.py", "from atoll import Task"),
@@ -226,9 +226,9 @@ def test_the_check_bites(path: str, source: str) -> None:
             "aggregation/fold/streaming.py",
             "from atoll.aggregation.tensors.layout import Piece\nimport numpy\nimport torch.distributed",
         ),
-        ("parallel/workers.py", "import time\nnow = time.monotonic()"),
+        ("parallel/worker/process.py", "import time\nnow = time.monotonic()"),
         (
-            "parallel/task.py",
+            "parallel/task/task.py",
             "from atoll.aggregation import tensorfile\nfrom atoll.aggregation.tensors.layout import Tensor",
         ),
         ("protocol/wire/channel.py", "import grpc\nfrom atoll.protocol.settings import ConfigError"),
@@ -236,7 +236,7 @@ def test_the_check_bites(path: str, source: str) -> None:
             "server/services/coordinator_service.py",
             "import asyncio\nfrom atoll.aggregation.fold.streaming import fold\nfrom atoll import __version__",
         ),
-        ("client/process.py", "from atoll.parallel.task import Task\nfrom atoll.protocol import atoll_pb2"),
+        ("client/process.py", "from atoll.parallel.task.task import Task\nfrom atoll.protocol import atoll_pb2"),
         (
             "simulations/run.py",
             "from atoll.server.rounds.cohort_round import Round\nfrom atoll.client.session.session import Session",

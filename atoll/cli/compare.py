@@ -13,7 +13,7 @@ from atoll.cli.printing import table as say_table
 
 if TYPE_CHECKING:
     from atoll.cli.training.request import Request
-    from atoll.parallel.task import Task
+    from atoll.parallel.task.task import Task
     from atoll.simulations.experiments.compare import Side
     from atoll.simulations.experiments.report import RunReport
     from atoll.simulations.federation.config import SimulationFile
@@ -93,7 +93,7 @@ def compare(
 def _asked(what: str, rounds: int | None, clients: int | None, overrides: list[str]) -> "tuple[SimulationFile, Task]":
     from atoll.cli.files import load_user_task
     from atoll.cli.simulate import simulated
-    from atoll.parallel.task import Task
+    from atoll.parallel.task.task import Task
 
     file = simulated(what, overrides, rounds=rounds, clients=clients)
     task = load_user_task(file.task)

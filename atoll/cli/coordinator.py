@@ -100,8 +100,8 @@ def _check_task(file: "RunFile") -> None:
         CommandError, ConfigError: with what is wrong.
     """
     from atoll.cli.files import load_user_task
-    from atoll.parallel.overrides import OverridesRefused
-    from atoll.parallel.task import Task
+    from atoll.parallel.task.overrides import OverridesRefused
+    from atoll.parallel.task.task import Task
 
     task = load_user_task(file.task)
     file.cohort.build()

@@ -88,7 +88,7 @@ def _code_of(error: Exception) -> int:
 def _faults_of(error: Exception) -> Sequence[str] | None:
     """None when the error is no operator's: a mistake of ours, which keeps its traceback."""
     from atoll.parallel.data.public.folder import BadData
-    from atoll.parallel.errors import TaskNotFound
+    from atoll.parallel.task.errors import TaskNotFound
     from atoll.protocol.settings import ConfigError
 
     if isinstance(error, CommandError | ConfigError):

@@ -14,7 +14,7 @@ from atoll.server.config.process import HostFile
 from atoll.server.config.run import RunFile
 
 if TYPE_CHECKING:
-    from atoll.parallel.task import ArrayTask, Task
+    from atoll.parallel.task.task import ArrayTask, Task
 
 
 File = TypeVar("File", bound=RunFile)
@@ -162,7 +162,7 @@ def load_user_task(reference: str) -> "Task | ArrayTask":
     Raises:
         CommandError: with what its code raised, or that it is no task.
     """
-    from atoll.parallel.task import TaskNotFound, load_task
+    from atoll.parallel.task.task import TaskNotFound, load_task
 
     try:
         return load_task(reference)

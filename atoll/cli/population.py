@@ -80,7 +80,7 @@ def reported(task: str, config: Path | None, overrides: list[str]) -> "Report":
     """
     from atoll.cli.experiments.failing import failing_plainly
     from atoll.cli.files import is_toml, load_run, load_user_task
-    from atoll.parallel.task import Task
+    from atoll.parallel.task.task import Task
     from atoll.simulations.federation.config import SimulationFile
 
     if config is not None and is_toml(task):

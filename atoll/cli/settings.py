@@ -96,7 +96,7 @@ def described(section: Section) -> "list[Setting]":
 def _described_fields(section: Section) -> "Iterator[Setting]":
     """The settings that are the fields of a dataclass."""
     from atoll.parallel.engine.plan import Plan
-    from atoll.parallel.local import Local
+    from atoll.parallel.task.local import Local
     from atoll.parallel.trainer.config import TrainConfig
     from atoll.protocol.settings import Setting, type_text
 

@@ -15,8 +15,8 @@ from atoll.cli.printing import as_json, note, say
 from atoll.cli.printing import table as say_table
 
 if TYPE_CHECKING:
-    from atoll.parallel.array_task import ArrayTask
-    from atoll.parallel.task import Task
+    from atoll.parallel.task.array_task import ArrayTask
+    from atoll.parallel.task.task import Task
     from atoll.simulations.experiments.grid import Cell, Grid
     from atoll.simulations.experiments.measured import Wanted
     from atoll.simulations.experiments.report import RunReport

@@ -97,7 +97,7 @@ def _conclude(outcome: "Result | Fault", folder: Path, json: bool) -> int:
     """Say what has become of it, unless whoever has started us does so; the exit code."""
     from atoll.cli.training.control import INTERRUPTED, Fault, is_launched
     from atoll.cli.training.progress import shown
-    from atoll.parallel.engine.world import read_world
+    from atoll.parallel.world import read_world
 
     if isinstance(outcome, Fault):
         for line in outcome.lines if not is_launched() else ():

@@ -15,7 +15,7 @@ from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.session.events import Sums
 from atoll.client.threads import on_thread
 from atoll.client.work.runner import EvaluateOrder, RunnerFailed, Training, TrainOrder
-from atoll.parallel.workers import Worker, WorkerCrashed, WorkerError, WorkerHung
+from atoll.parallel.worker.process import Worker, WorkerCrashed, WorkerError, WorkerHung
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import FailureReason
 

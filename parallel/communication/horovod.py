@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from atoll.parallel.communication.means import PendingMean
-from atoll.parallel.engine.world import process_group, read_world
+from atoll.parallel.world import process_group, read_world
 
 WIRES = {"none": None, "fp16": torch.float16, "bf16": torch.bfloat16}
 """Compressions: what a tensor is on its way."""

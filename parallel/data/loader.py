@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from atoll.parallel.batches import fetcher
 from atoll.parallel.data.ahead import ahead
 from atoll.parallel.data.batch import Batch, count_units, map_tensors
 from atoll.parallel.data.order import Indices, Order
+from atoll.parallel.local_training.batches import fetcher
 
 State = dict[str, Any]
 """Plain JSON values: the order's fields, `epoch` and `step`."""

@@ -18,7 +18,7 @@ PRELOAD = [
     "torch.distributed.fsdp",
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
-    "atoll.parallel.engine.world",
+    "atoll.parallel.world",
 ]
 
 GRACE_S = 2.0
@@ -98,7 +98,7 @@ def _rank(
     import torch
     import torch.distributed as dist
 
-    from atoll.parallel.engine.world import World, process_group
+    from atoll.parallel.world import World, process_group
 
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks))

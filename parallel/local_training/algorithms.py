@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from atoll.parallel.errors import TaskBroken
-from atoll.parallel.local import Local
+from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.task.local import Local
 
 ALGORITHMS = ("fedavg", "fednova", "scaffold")
 """By the name that an invitation uses. Of "fedavg" the client need not know; FedSGD and FedProx are settings of

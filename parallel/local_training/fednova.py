@@ -16,8 +16,8 @@ term is no part of the gradient that the momentum collects; here it is.
 
 import math
 
-from atoll.parallel.errors import TaskBroken
-from atoll.parallel.local import Local
+from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.task.local import Local
 
 NORMALIZER_MAX = 1e9
 """The largest that an update may claim (`aggregation.weights`)."""

@@ -10,8 +10,8 @@ from fnmatch import fnmatchcase
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from atoll.parallel.errors import TaskBroken
-from atoll.parallel.parameters import state_of
+from atoll.parallel.local_training.parameters import state_of
+from atoll.parallel.task.errors import TaskBroken
 
 BATCHNORM = "batchnorm"
 """The word for every tensor of every batch norm: scale, shift, running statistics, counter."""

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from atoll.aggregation.tensors.layout import CONTROL, Layout, Tensor, in_order
-from atoll.parallel.arrays import ALLOWED, Arrays, check_finite, check_like
-from atoll.parallel.errors import TaskBroken
+from atoll.parallel.task.arrays import ALLOWED, Arrays, check_finite, check_like
+from atoll.parallel.task.errors import TaskBroken
 
 if TYPE_CHECKING:
-    from atoll.parallel.task import Task
+    from atoll.parallel.task.task import Task
 
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from atoll.aggregation.tensors.layout import CONTROL
-from atoll.parallel.arrays import Arrays, check_finite
+from atoll.parallel.task.arrays import Arrays, check_finite
 
 
 class ControlVariates:

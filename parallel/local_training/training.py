@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.parallel.array_task import is_work
-from atoll.parallel.batches import batch_sizes, epoch, fetcher, to_device
-from atoll.parallel.deadline import Deadline
-from atoll.parallel.errors import OutOfTime, TaskBroken
-from atoll.parallel.fednova import Normalizer
-from atoll.parallel.local import Local
-from atoll.parallel.metrics import Statistics, add, as_statistics, of_batch
-from atoll.parallel.parameters import initial_parameters, load_parameters, trained_by_name, update_of
-from atoll.parallel.task import Task
+from atoll.parallel.local_training.batches import batch_sizes, epoch, fetcher, to_device
+from atoll.parallel.local_training.fednova import Normalizer
+from atoll.parallel.local_training.parameters import initial_parameters, load_parameters, trained_by_name, update_of
+from atoll.parallel.task.array_task import is_work
+from atoll.parallel.task.deadline import Deadline
+from atoll.parallel.task.errors import OutOfTime, TaskBroken
+from atoll.parallel.task.local import Local
+from atoll.parallel.task.metrics import Statistics, add, as_statistics, of_batch
+from atoll.parallel.task.task import Task
 
 __all__ = [
     "Work",

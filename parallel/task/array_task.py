@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from atoll.parallel.deadline import Deadline
-from atoll.parallel.metrics import Statistics, as_statistics
+from atoll.parallel.task.deadline import Deadline
+from atoll.parallel.task.metrics import Statistics, as_statistics
 
 if TYPE_CHECKING:
     import numpy as np

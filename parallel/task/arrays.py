@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from atoll.aggregation.tensors.layout import Layout, Tensor, in_order
-from atoll.parallel.errors import NotFinite, TaskBroken, TaskMismatch
+from atoll.parallel.task.errors import NotFinite, TaskBroken, TaskMismatch
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

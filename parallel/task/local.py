@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.parallel.overrides import overridden, type_faults
+from atoll.parallel.task.overrides import overridden, type_faults
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from atoll.parallel.array_task import ArrayTask, Instructions, Trained
-from atoll.parallel.deadline import Deadline
-from atoll.parallel.errors import TaskNotFound
-from atoll.parallel.local import Local
-from atoll.parallel.metrics import Metric
-from atoll.parallel.reference import ReferenceNotFound, is_file, load_module, split
+from atoll.parallel.task.array_task import ArrayTask, Instructions, Trained
+from atoll.parallel.task.deadline import Deadline
+from atoll.parallel.task.errors import TaskNotFound
+from atoll.parallel.task.local import Local
+from atoll.parallel.task.metrics import Metric
+from atoll.parallel.task.reference import ReferenceNotFound, is_file, load_module, split
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from atoll.parallel.data.order import Last, Sampling
 from atoll.parallel.optimizers.make import OPTIONS
 from atoll.parallel.optimizers.schedule import KINDS, RULES
-from atoll.parallel.overrides import overridden, type_faults
+from atoll.parallel.task.overrides import overridden, type_faults
 
 CHOICES: dict[str, tuple[str | None, ...]] = {
     "optimizer": (None, *OPTIONS),

@@ -8,8 +8,8 @@ from torch.utils.data import ConcatDataset, TensorDataset
 
 from atoll.parallel.data.loader import Loader
 from atoll.parallel.data.order import Order
-from atoll.parallel.errors import TaskBroken
-from atoll.parallel.task import Task
+from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.task.task import Task
 
 
 def pooled(task: Task, split: str) -> Any | None:

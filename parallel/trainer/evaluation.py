@@ -8,8 +8,8 @@ import torch
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.data.batch import Batch, count_units, map_tensors
 from atoll.parallel.engine.step import Engine
-from atoll.parallel.metrics import Statistics, add, as_statistics, merge, of_batch, values
-from atoll.parallel.task import Task
+from atoll.parallel.task.metrics import Statistics, add, as_statistics, merge, of_batch, values
+from atoll.parallel.task.task import Task
 
 
 def evaluate(engine: Engine, task: Task, batches: Iterable[Batch], ranks: Ranks) -> dict[str, float | None]:

@@ -15,7 +15,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from atoll.parallel.data.batch import map_tensors, tensors
-from atoll.parallel.task import Task
+from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.job import model_on_meta
 
 PEAKS = {

@@ -7,7 +7,7 @@ from torch import nn
 
 from atoll.parallel.engine.assemble import check_model
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.task import Task
+from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.recipe import batch_size_of
 

@@ -10,8 +10,8 @@ from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.data.batch import Batch
 from atoll.parallel.data.loader import Loader
 from atoll.parallel.engine.step import Engine, Measured
-from atoll.parallel.errors import NotFinite
-from atoll.parallel.task import Task
+from atoll.parallel.task.errors import NotFinite
+from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.evaluation import evaluate
 from atoll.parallel.trainer.guard import Guard

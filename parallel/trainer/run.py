@@ -20,7 +20,7 @@ from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.mesh import Axes
 from atoll.parallel.engine.step import Engine
 from atoll.parallel.engine.ties import tied_names
-from atoll.parallel.engine.world import World, process_group
+from atoll.parallel.local_training.training import seed_everything
 from atoll.parallel.optimizers.make import make_optimizer
 from atoll.parallel.trainer.data import in_order, test_data, training_data
 from atoll.parallel.trainer.flops import flops_per_example, peak_flops
@@ -34,7 +34,7 @@ from atoll.parallel.trainer.patience import Patience
 from atoll.parallel.trainer.recipe import Recipe, make_recipe
 from atoll.parallel.trainer.saver import Carried, Saver, settings_of
 from atoll.parallel.trainer.stopping import Agreement
-from atoll.parallel.training import seed_everything
+from atoll.parallel.world import World, process_group
 
 CHECKPOINTS, LOG, RESULT, TENSORBOARD = "checkpoints", "log.jsonl", "result.json", "tensorboard"
 """What lies in the folder of a training, beside the models."""

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from atoll.aggregation.tensors.layout import CONTROL
-from atoll.parallel.algorithms import check_algorithm
-from atoll.parallel.array_task import ArrayTask, Instructions, checked
-from atoll.parallel.arrays import Arrays, check_finite, check_like, layout_of
-from atoll.parallel.bench import Outcome, Received
-from atoll.parallel.deadline import Deadline
-from atoll.parallel.errors import OutOfTime, TaskBroken
-from atoll.parallel.metrics import Metrics, Statistics, as_statistics
+from atoll.parallel.local_training.algorithms import check_algorithm
+from atoll.parallel.task.array_task import ArrayTask, Instructions, checked
+from atoll.parallel.task.arrays import Arrays, check_finite, check_like, layout_of
+from atoll.parallel.task.deadline import Deadline
+from atoll.parallel.task.errors import OutOfTime, TaskBroken
+from atoll.parallel.task.metrics import Metrics, Statistics, as_statistics
+from atoll.parallel.worker.bench import Outcome, Received
 
 
 class ArrayBench:

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from atoll.parallel.array_task import Trained
-from atoll.parallel.arrays import Arrays
-from atoll.parallel.deadline import Deadline
-from atoll.parallel.metrics import Metrics, Statistics
+from atoll.parallel.task.array_task import Trained
+from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.deadline import Deadline
+from atoll.parallel.task.metrics import Metrics, Statistics
 
 Json = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""The worker process: `python -m atoll.parallel.worker_main`. One JSON object a line in, one a line out.
+"""The worker process: `python -m atoll.parallel.worker.main`. One JSON object a line in, one a line out.
 
     main thread     one request after another, in the order in which they came
     reader thread   stdin: queues requests; obeys `stop` and `extend` at once, also while the main thread trains;
@@ -49,8 +49,8 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.parallel.deadline import Deadline
-from atoll.parallel.worker_ops import Operations
+from atoll.parallel.task.deadline import Deadline
+from atoll.parallel.worker.operations import Operations
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,9 @@ import numpy as np
 import torch
 
 from atoll.aggregation.tensors.layout import CONTROL, Tensor, in_order
-from atoll.parallel.algorithms import check_algorithm
-from atoll.parallel.array_task import Trained
-from atoll.parallel.arrays import Arrays, check_like
-from atoll.parallel.bench import Json, Outcome, Received
-from atoll.parallel.deadline import Deadline
-from atoll.parallel.errors import TaskBroken, TaskMismatch
-from atoll.parallel.local import Local
-from atoll.parallel.local_layers import names_that_stay
-from atoll.parallel.metrics import Statistics
-from atoll.parallel.parameters import (
+from atoll.parallel.local_training.algorithms import check_algorithm
+from atoll.parallel.local_training.local_layers import names_that_stay
+from atoll.parallel.local_training.parameters import (
     buffers_of,
     build_model,
     initial_parameters,
@@ -24,9 +17,16 @@ from atoll.parallel.parameters import (
     trained_by_name,
     update_of,
 )
-from atoll.parallel.scaffold import ControlVariates, split
-from atoll.parallel.task import Task
-from atoll.parallel.training import evaluate, make_optimizer, train_locally
+from atoll.parallel.local_training.scaffold import ControlVariates, split
+from atoll.parallel.local_training.training import evaluate, make_optimizer, train_locally
+from atoll.parallel.task.array_task import Trained
+from atoll.parallel.task.arrays import Arrays, check_like
+from atoll.parallel.task.deadline import Deadline
+from atoll.parallel.task.errors import TaskBroken, TaskMismatch
+from atoll.parallel.task.local import Local
+from atoll.parallel.task.metrics import Statistics
+from atoll.parallel.task.task import Task
+from atoll.parallel.worker.bench import Json, Outcome, Received
 
 
 class ModelBench:

@@ -11,9 +11,9 @@ from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import CONTROL, Piece
 from atoll.aggregation.tensors.pieces import piece_bytes_of
 from atoll.aggregation.updates.encoded_writer import Feedback, write_encoded
-from atoll.parallel.arrays import Arrays, layout_of
-from atoll.parallel.bench import Bench
-from atoll.parallel.errors import NotFinite
+from atoll.parallel.task.arrays import Arrays, layout_of
+from atoll.parallel.task.errors import NotFinite
+from atoll.parallel.worker.bench import Bench
 
 CODEC_STREAM = 1
 """Beside the seed of the training: the codec's own random numbers."""

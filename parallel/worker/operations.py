@@ -8,15 +8,15 @@ from typing import Any
 
 from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import Layout, Piece
-from atoll.parallel.array_bench import ArrayBench
-from atoll.parallel.arrays import Arrays, layout_of
-from atoll.parallel.bench import Bench, Received
-from atoll.parallel.deadline import Deadline
-from atoll.parallel.errors import NotFinite, OutOfTime, TaskBroken, TaskMismatch, TaskNotFound
-from atoll.parallel.metrics import as_statistics, values
-from atoll.parallel.model_files import write_initial, write_update
-from atoll.parallel.overrides import OverridesRefused
-from atoll.parallel.task import Task, load_task
+from atoll.parallel.task.arrays import Arrays, layout_of
+from atoll.parallel.task.deadline import Deadline
+from atoll.parallel.task.errors import NotFinite, OutOfTime, TaskBroken, TaskMismatch, TaskNotFound
+from atoll.parallel.task.metrics import as_statistics, values
+from atoll.parallel.task.overrides import OverridesRefused
+from atoll.parallel.task.task import Task, load_task
+from atoll.parallel.worker.array_bench import ArrayBench
+from atoll.parallel.worker.bench import Bench, Received
+from atoll.parallel.worker.model_files import write_initial, write_update
 
 Json = dict[str, Any]
 
@@ -50,7 +50,7 @@ class Operations:
     def _load(self, request: Json, deadline: Deadline) -> Json:
         task = load_task(request["task"])
         if isinstance(task, Task):
-            from atoll.parallel.model_bench import ModelBench  # imports torch, which an ArrayTask need not have
+            from atoll.parallel.worker.model_bench import ModelBench  # imports torch, which an ArrayTask need not have
 
             self._bench = ModelBench(task, request)
         else:

@@ -174,7 +174,7 @@ class _Process:
         with log_path.open("ab") as log:
             self._log_start = log.tell()
             self._popen = subprocess.Popen(
-                [sys.executable, "-P", "-X", "faulthandler", "-m", "atoll.parallel.worker_main"],
+                [sys.executable, "-P", "-X", "faulthandler", "-m", "atoll.parallel.worker.main"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.aggregation.tensors.layout import Piece
-from atoll.parallel.workers import Worker, WorkerCrashed, WorkerError, WorkerHung
+from atoll.parallel.worker.process import Worker, WorkerCrashed, WorkerError, WorkerHung
 from atoll.server.rounds.events import Sums
 
 logger = logging.getLogger(__name__)

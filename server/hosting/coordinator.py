@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
-from atoll.parallel.task import task_name
+from atoll.parallel.task.task import task_name
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.audit.files import audit_folder
 from atoll.protocol.identity.dialer import Dialer

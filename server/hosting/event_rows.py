@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from atoll.parallel.metrics import merge
+from atoll.parallel.task.metrics import merge
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 from atoll.server.files.run_store import KeptUpdate
 from atoll.server.journal.codec import encode_event, encode_ledger_without_members, encode_page, encode_record

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Any
 
 from atoll.aggregation.tensors.safetensors_file import read_metadata
-from atoll.parallel.metrics import values
+from atoll.parallel.task.metrics import values
 from atoll.protocol.json_values import plain
 from atoll.protocol.settings import effective
 from atoll.protocol.vocabulary import ClientId, RoundId, RunId, Version

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from atoll.parallel.arrays import Arrays
-from atoll.parallel.task import Task
+from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError, or_faults
 from atoll.simulations.attacks.config import AttackConfig
 from atoll.simulations.attacks.updates import (

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch.utils.data import TensorDataset
 
-from atoll.parallel.arrays import Arrays
-from atoll.parallel.metrics import values
-from atoll.parallel.parameters import build_model, load_parameters
-from atoll.parallel.task import Task
-from atoll.parallel.training import evaluate
+from atoll.parallel.local_training.parameters import build_model, load_parameters
+from atoll.parallel.local_training.training import evaluate
+from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.metrics import values
+from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.attacks.config import AttackConfig
 from atoll.simulations.attacks.poison import Stamp, everything

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from atoll.parallel.batches import fetcher
+from atoll.parallel.local_training.batches import fetcher
 from atoll.protocol.settings import ConfigError, or_faults
 
 Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from atoll.aggregation.tensors.layout import CONTROL
-from atoll.parallel.arrays import Arrays
-from atoll.parallel.errors import NotFinite
-from atoll.parallel.metrics import Statistics
-from atoll.parallel.parameters import build_model, trained_by_name
-from atoll.parallel.scaffold import ControlVariates, split
-from atoll.parallel.task import Task
+from atoll.parallel.local_training.parameters import build_model, trained_by_name
+from atoll.parallel.local_training.scaffold import ControlVariates, split
+from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.errors import NotFinite
+from atoll.parallel.task.metrics import Statistics
+from atoll.parallel.task.task import Task
 from atoll.simulations.engines.beside import beside, of_one_kind
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
 from atoll.simulations.engines.examples import Examples

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 
-from atoll.parallel.array_bench import ArrayBench
-from atoll.parallel.arrays import Arrays, layout_of
-from atoll.parallel.bench import Received
-from atoll.parallel.deadline import Deadline
-from atoll.parallel.errors import NotFinite
-from atoll.parallel.model_bench import ModelBench
-from atoll.parallel.parameters import build_model
-from atoll.parallel.task import Task
+from atoll.parallel.local_training.parameters import build_model
+from atoll.parallel.task.arrays import Arrays, layout_of
+from atoll.parallel.task.deadline import Deadline
+from atoll.parallel.task.errors import NotFinite
+from atoll.parallel.task.task import Task
+from atoll.parallel.worker.array_bench import ArrayBench
+from atoll.parallel.worker.bench import Received
+from atoll.parallel.worker.model_bench import ModelBench
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
 from atoll.simulations.engines.rows import Form, Rows
 

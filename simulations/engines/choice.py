@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from atoll.parallel.arrays import Arrays
+from atoll.parallel.task.arrays import Arrays
 from atoll.simulations.engines.batched import Batched
 from atoll.simulations.engines.engine import ClientFailed, Engine, Failed, Job, Training
 from atoll.simulations.engines.over_ray import OverRay

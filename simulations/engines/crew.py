@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from atoll.parallel.arrays import Arrays
-from atoll.parallel.metrics import Statistics
+from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.metrics import Statistics
 from atoll.simulations.engines.batched import BatchTrainer
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training
 from atoll.simulations.engines.one_process import Trainer, threads_of_torch

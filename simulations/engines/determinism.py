@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from atoll.parallel.arrays import Arrays
-from atoll.parallel.errors import TaskBroken
-from atoll.parallel.parameters import initial_parameters
-from atoll.parallel.task import Task
+from atoll.parallel.local_training.parameters import initial_parameters
+from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.task.task import Task
 from atoll.simulations.engines.engine import Engine, Failed, Job, Trained, Training
 
 CLIENTS = 2

@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from atoll.parallel.algorithms import check_algorithm
-from atoll.parallel.array_task import ArrayTask
-from atoll.parallel.arrays import Arrays
-from atoll.parallel.errors import TaskBroken
-from atoll.parallel.local import Local
-from atoll.parallel.metrics import Statistics
-from atoll.parallel.task import Task
+from atoll.parallel.local_training.algorithms import check_algorithm
+from atoll.parallel.task.array_task import ArrayTask
+from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.task.local import Local
+from atoll.parallel.task.metrics import Statistics
+from atoll.parallel.task.task import Task
 from atoll.protocol.value_type import value
 
 

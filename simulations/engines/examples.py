@@ -9,9 +9,9 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from atoll.parallel.batches import fetcher, to_device
-from atoll.parallel.errors import TaskBroken
-from atoll.parallel.task import Task
+from atoll.parallel.local_training.batches import fetcher, to_device
+from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.task.task import Task
 
 KEPT_BYTES_MAX = 2**30
 """Of the clients whose examples are kept; those that have not trained for longest are dropped, and read again."""

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from atoll.aggregation.tensors.layout import CONTROL, Layout, in_order
-from atoll.parallel.arrays import Arrays, check_finite, check_like
-from atoll.parallel.errors import TaskMismatch
-from atoll.parallel.parameters import initial_parameters, integer_difference, state_of, trained_by_name
-from atoll.parallel.scaffold import ControlVariates, split
+from atoll.parallel.local_training.parameters import initial_parameters, integer_difference, state_of, trained_by_name
+from atoll.parallel.local_training.scaffold import ControlVariates, split
+from atoll.parallel.task.arrays import Arrays, check_finite, check_like
+from atoll.parallel.task.errors import TaskMismatch
 from atoll.simulations.engines.engine import Job, Training
 from atoll.simulations.engines.rows import Form, Rows
 

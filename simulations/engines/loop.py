@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.parallel.arrays import Arrays
-from atoll.parallel.batches import batch_sizes
-from atoll.parallel.errors import NotFinite
-from atoll.parallel.fednova import Normalizer
-from atoll.parallel.metrics import Statistics, add, of_batch
-from atoll.parallel.parameters import build_model
-from atoll.parallel.task import Task
+from atoll.parallel.local_training.batches import batch_sizes
+from atoll.parallel.local_training.fednova import Normalizer
+from atoll.parallel.local_training.parameters import build_model
+from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.errors import NotFinite
+from atoll.parallel.task.metrics import Statistics, add, of_batch
+from atoll.parallel.task.task import Task
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
 from atoll.simulations.engines.examples import Examples, ExamplesOf
 from atoll.simulations.engines.exchange import Exchange

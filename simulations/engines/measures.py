@@ -14,7 +14,7 @@ from torch import nn
 from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 
-from atoll.parallel.metrics import Metric, Metrics, Statistics
+from atoll.parallel.task.metrics import Metric, Metrics, Statistics
 from atoll.simulations.engines.stack import CannotBatch
 
 Sizes = np.ndarray[tuple[int], np.dtype[np.int64]]

@@ -13,9 +13,9 @@ from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from atoll.parallel.arrays import Arrays
-from atoll.parallel.local import Local
-from atoll.parallel.parameters import state_of
+from atoll.parallel.local_training.parameters import state_of
+from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.local import Local
 from atoll.simulations.engines.chain import Chain
 from atoll.simulations.engines.measures import Losses, Sizes
 from atoll.simulations.engines.stack import CannotBatch, Place, Stack

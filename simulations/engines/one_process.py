@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from atoll.parallel.arrays import Arrays
+from atoll.parallel.task.arrays import Arrays
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training
 from atoll.simulations.engines.rows import Form, Rows
 from atoll.simulations.engines.shared import Blocks

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.parallel.arrays import Arrays, check_like
+from atoll.parallel.task.arrays import Arrays, check_like
 from atoll.simulations.engines.crew import Plan, Written, plan_of
 from atoll.simulations.engines.engine import ClientFailed, Failed, Job, Trained, Training
 from atoll.simulations.engines.one_process import on_device

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from atoll.parallel.arrays import Arrays
-from atoll.parallel.model_bench import ModelBench
-from atoll.parallel.task import Task
+from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.task import Task
+from atoll.parallel.worker.model_bench import ModelBench
 from atoll.simulations.engines.beside import of_one_kind, taken_out
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training
 from atoll.simulations.engines.examples import Examples

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from atoll.parallel.arrays import Arrays, check_like
+from atoll.parallel.task.arrays import Arrays, check_like
 from atoll.simulations.engines.crew import Plan, Sent, Written, plan_of, work
 from atoll.simulations.engines.engine import ClientFailed, Failed, Job, Trained, Training
 from atoll.simulations.engines.one_process import on_device

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from atoll.aggregation.tensors.layout import CONTROL, Layout, Tensor, in_order
-from atoll.parallel.arrays import ALLOWED, Arrays
-from atoll.parallel.local_layers import names_that_stay
-from atoll.parallel.parameters import state_of, trained_by_name
+from atoll.parallel.local_training.local_layers import names_that_stay
+from atoll.parallel.local_training.parameters import state_of, trained_by_name
+from atoll.parallel.task.arrays import ALLOWED, Arrays
 
 DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(dtype) for dtype, name in ALLOWED.items()}  # type: ignore[call-overload]
 

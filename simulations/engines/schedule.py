@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.parallel.local import Local
+from atoll.parallel.task.local import Local
 from atoll.simulations.engines import draws
 from atoll.simulations.engines.engine import Job
 from atoll.simulations.engines.examples import Examples

@@ -1,6 +1,6 @@
 """One client after another in one process, with the bits of a deployed client."""
 
-from atoll.parallel.task import Task
+from atoll.parallel.task.task import Task
 from atoll.simulations.engines.benches import Benches
 from atoll.simulations.engines.engine import Training
 from atoll.simulations.engines.loop import Loop

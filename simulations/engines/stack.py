@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.parallel.local import Local
+from atoll.parallel.task.local import Local
 from atoll.simulations.engines.factors import Factors, pay
 
 BETAS = (0.9, 0.999)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from atoll.parallel.local import Local
-from atoll.parallel.training import make_optimizer
+from atoll.parallel.local_training.training import make_optimizer
+from atoll.parallel.task.local import Local
 
 
 class Steps:

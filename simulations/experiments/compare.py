@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from atoll.parallel.local import Local
-from atoll.parallel.task import Task
+from atoll.parallel.task.local import Local
+from atoll.parallel.task.task import Task
 from atoll.parallel.trainer.logs import read_log
 from atoll.simulations.experiments.report import RunReport, is_loss
 

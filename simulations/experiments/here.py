@@ -28,7 +28,7 @@ def run_here(cell: Cell, folder: Path, goal: Goal | None = None) -> None:
     """
     import torch
 
-    from atoll.parallel.task import load_task
+    from atoll.parallel.task.task import load_task
     from atoll.protocol.settings import load_text
     from atoll.simulations.federation.config import SimulationFile
     from atoll.simulations.federation.run import opened

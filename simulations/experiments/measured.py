@@ -7,8 +7,8 @@ first round has ended.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from atoll.parallel.array_task import ArrayTask
-from atoll.parallel.task import Task
+from atoll.parallel.task.array_task import ArrayTask
+from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.experiments.grid import Cell
 from atoll.simulations.experiments.report import GROUPS, RunReport

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from atoll.parallel.array_task import ArrayTask
-from atoll.parallel.batches import batch_sizes
-from atoll.parallel.local import Local
-from atoll.parallel.parameters import build_model
-from atoll.parallel.task import Task
+from atoll.parallel.local_training.batches import batch_sizes
+from atoll.parallel.local_training.parameters import build_model
+from atoll.parallel.task.array_task import ArrayTask
+from atoll.parallel.task.local import Local
+from atoll.parallel.task.task import Task
 from atoll.protocol.vocabulary import ClientId
 from atoll.simulations.devices.fleet import Device
 from atoll.simulations.federation.trainings import Effort

@@ -3,12 +3,12 @@
 from typing import Any
 
 from atoll.client.session.events import EvaluationRequest
-from atoll.parallel.array_bench import ArrayBench
-from atoll.parallel.array_task import ArrayTask
-from atoll.parallel.bench import Bench, Received
-from atoll.parallel.metrics import Statistics
-from atoll.parallel.model_bench import ModelBench
-from atoll.parallel.task import Task
+from atoll.parallel.task.array_task import ArrayTask
+from atoll.parallel.task.metrics import Statistics
+from atoll.parallel.task.task import Task
+from atoll.parallel.worker.array_bench import ArrayBench
+from atoll.parallel.worker.bench import Bench, Received
+from atoll.parallel.worker.model_bench import ModelBench
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.files.versions import VersionFile

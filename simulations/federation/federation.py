@@ -16,11 +16,11 @@ from typing import Self
 
 from atoll.client.session.events import Invitation, JobFailed
 from atoll.client.session.session import SessionRules
-from atoll.parallel.array_task import ArrayTask
-from atoll.parallel.arrays import Arrays
-from atoll.parallel.metrics import Metrics, Statistics
-from atoll.parallel.model_files import write_update
-from atoll.parallel.task import Task, task_name
+from atoll.parallel.task.array_task import ArrayTask
+from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.metrics import Metrics, Statistics
+from atoll.parallel.task.task import Task, task_name
+from atoll.parallel.worker.model_files import write_update
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RunState, Version
 from atoll.server.config.run import RunConfig

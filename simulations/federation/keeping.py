@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atoll.parallel.metrics import Statistics, as_statistics
+from atoll.parallel.task.metrics import Statistics, as_statistics
 from atoll.protocol.durable import write_atomically
 from atoll.server.errors import StoreCorrupted
 from atoll.server.journal.codec import decode, decode_ledger, encode, encode_ledger

@@ -18,9 +18,9 @@ from atoll.aggregation.stacked.rows import Rows, can_stack, fold_rows
 from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import Layout
 from atoll.aggregation.tensors.pieces import layout_of_pieces
-from atoll.parallel.arrays import Arrays
-from atoll.parallel.bench import Bench
-from atoll.parallel.model_files import write_initial
+from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.worker.bench import Bench
+from atoll.parallel.worker.model_files import write_initial
 from atoll.protocol.manifest import VersionManifest, digest_of
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.config.run import RunConfig

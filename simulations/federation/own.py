@@ -13,7 +13,7 @@ from pathlib import Path
 
 from atoll.aggregation.tensors import safetensors_file
 from atoll.client.disk.client_state import KEEP
-from atoll.parallel.arrays import Arrays
+from atoll.parallel.task.arrays import Arrays
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.errors import StoreCorrupted
 

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from atoll.parallel.metrics import Metrics, Statistics, merge, values
+from atoll.parallel.task.metrics import Metrics, Statistics, merge, values
 from atoll.protocol.durable import write_atomically
 from atoll.protocol.vocabulary import Fate, RoundId
 from atoll.server.errors import StoreCorrupted

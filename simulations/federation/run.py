@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from atoll.parallel.array_task import ArrayTask
-from atoll.parallel.task import Task
+from atoll.parallel.task.array_task import ArrayTask
+from atoll.parallel.task.task import Task
 from atoll.protocol.durable import write_atomically
 from atoll.protocol.settings import ConfigError, effective
 from atoll.server.journal.state_directory import lock_directory

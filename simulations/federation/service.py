@@ -9,7 +9,7 @@ import json
 from typing import TYPE_CHECKING
 
 from atoll.client.session import events as client
-from atoll.parallel.task import task_name
+from atoll.parallel.task.task import task_name
 from atoll.protocol.vocabulary import ClientId, Digest, LossReason, RoundId, RunId, RunState, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.hosting.messages import training_seed

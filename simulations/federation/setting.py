@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from atoll.parallel.array_task import ArrayTask
-from atoll.parallel.task import Task
+from atoll.parallel.task.array_task import ArrayTask
+from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError, or_faults
 from atoll.protocol.vocabulary import ClientId
 from atoll.simulations.attacks.adversary import Adversary

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from atoll.parallel.array_task import ArrayTask
-from atoll.parallel.arrays import Arrays
-from atoll.parallel.errors import TaskBroken, TaskMismatch
-from atoll.parallel.task import Task
+from atoll.parallel.task.array_task import ArrayTask
+from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.errors import TaskBroken, TaskMismatch
+from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError
 from atoll.server.config.run import RunConfig
 from atoll.simulations.engines.choice import choose

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from atoll.client.session.events import Invitation
-from atoll.parallel.arrays import Arrays
+from atoll.parallel.task.arrays import Arrays
 from atoll.protocol.vocabulary import ClientId, Digest
 from atoll.simulations.engines.engine import Engine, Failed, Job, Trained
 

@@ -20,7 +20,7 @@ from atoll.aggregation.tensors.pieces import layout_of_pieces
 from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, parse_header
 from atoll.aggregation.updates.inspection import inspect
 from atoll.aggregation.updates.reader import StoredUpdate, UpdateReader
-from atoll.parallel.arrays import Arrays, layout_of
+from atoll.parallel.task.arrays import Arrays, layout_of
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId
 from atoll.server.errors import StoreCorrupted
 from atoll.server.folding.plan import FoldPlan

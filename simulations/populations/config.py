@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 from atoll.protocol.settings import STRICT
 
 if TYPE_CHECKING:
-    from atoll.parallel.task import Task
+    from atoll.parallel.task.task import Task
     from atoll.simulations.populations.population import Population
 
 Positive = Annotated[float, Field(gt=0, le=1e9)]

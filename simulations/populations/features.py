@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from atoll.parallel.batches import fetcher
+from atoll.parallel.local_training.batches import fetcher
 from atoll.simulations.populations.partitions import stream
 
 STRENGTH = 0.1

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Subset, TensorDataset
 
-from atoll.parallel.task import Task
+from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.populations import partitions
 from atoll.simulations.populations.config import KIND_OPTIONS, NEED_LABELS, PopulationConfig

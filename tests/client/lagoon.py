@@ -19,7 +19,7 @@ from atoll.aggregation.tensors.safetensors_file import write
 from atoll.client.config import AgentConfig
 from atoll.client.process import run_agent
 from atoll.client.work.runner import Training
-from atoll.parallel.arrays import layout_of
+from atoll.parallel.task.arrays import layout_of
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.manifest import VersionManifest, parse_update

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from atoll.aggregation.tensors import safetensors_file
-from atoll.parallel.deadline import Deadline
-from atoll.parallel.worker_ops import Operations
+from atoll.parallel.task.deadline import Deadline
+from atoll.parallel.worker.operations import Operations
 
 TASK = """
 import torch

@@ -8,14 +8,14 @@ import pytest
 
 from atoll import ArrayTask, Deadline, Instructions
 from atoll.aggregation.tensors import safetensors_file
-from atoll.parallel import metrics
-from atoll.parallel.arrays import Arrays
-from atoll.parallel.bench import Received
-from atoll.parallel.model_bench import ModelBench
-from atoll.parallel.parameters import initial_parameters, load_parameters, update_of
-from atoll.parallel.task import Task, load_task
-from atoll.parallel.training import evaluate, train_locally
-from atoll.parallel.workers import Worker
+from atoll.parallel.local_training.parameters import initial_parameters, load_parameters, update_of
+from atoll.parallel.local_training.training import evaluate, train_locally
+from atoll.parallel.task import metrics
+from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.task import Task, load_task
+from atoll.parallel.worker.bench import Received
+from atoll.parallel.worker.model_bench import ModelBench
+from atoll.parallel.worker.process import Worker
 from examples import digits, iris_sklearn
 from examples.central import train_centrally
 

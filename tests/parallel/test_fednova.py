@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from atoll import Deadline, Local
 from atoll.aggregation.fold import weights
-from atoll.parallel import fednova
-from atoll.parallel.bench import Received
-from atoll.parallel.errors import TaskBroken
-from atoll.parallel.fednova import Normalizer
-from atoll.parallel.model_bench import ModelBench
+from atoll.parallel.local_training import fednova
+from atoll.parallel.local_training.fednova import Normalizer
+from atoll.parallel.task.errors import TaskBroken
+from atoll.parallel.worker.bench import Received
+from atoll.parallel.worker.model_bench import ModelBench
 from tests.federation.quadratics import task as quadratics
 from tests.parallel.tasks import make_task
 

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from atoll import Deadline, Task
-from atoll.parallel.arrays import Arrays
-from atoll.parallel.bench import Outcome, Received
-from atoll.parallel.errors import NotFinite, TaskBroken, TaskMismatch
-from atoll.parallel.local_layers import names_that_stay
-from atoll.parallel.model_bench import ModelBench
-from atoll.parallel.parameters import initial_parameters
+from atoll.parallel.local_training.local_layers import names_that_stay
+from atoll.parallel.local_training.parameters import initial_parameters
+from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.errors import NotFinite, TaskBroken, TaskMismatch
+from atoll.parallel.worker.bench import Outcome, Received
+from atoll.parallel.worker.model_bench import ModelBench
 from tests.parallel.tasks import make_task
 
 FEDBN = {"keep": "batchnorm", "batch_size": None, "epochs": 3, "lr": 0.2}

@@ -5,9 +5,15 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.parallel.arrays import Arrays, layout_of
-from atoll.parallel.errors import NotFinite, TaskBroken, TaskMismatch
-from atoll.parallel.parameters import buffers_of, initial_parameters, load_parameters, parameters_of, update_of
+from atoll.parallel.local_training.parameters import (
+    buffers_of,
+    initial_parameters,
+    load_parameters,
+    parameters_of,
+    update_of,
+)
+from atoll.parallel.task.arrays import Arrays, layout_of
+from atoll.parallel.task.errors import NotFinite, TaskBroken, TaskMismatch
 from tests.parallel.tasks import linear, make_task
 
 

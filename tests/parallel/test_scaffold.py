@@ -10,11 +10,11 @@ from torch import nn
 
 from atoll import Deadline, Local, Task
 from atoll.aggregation.tensors.layout import CONTROL
-from atoll.parallel.arrays import Arrays
-from atoll.parallel.bench import Outcome, Received
-from atoll.parallel.errors import NotFinite, TaskBroken, TaskMismatch
-from atoll.parallel.model_bench import ModelBench
-from atoll.parallel.scaffold import ControlVariates, split
+from atoll.parallel.local_training.scaffold import ControlVariates, split
+from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.errors import NotFinite, TaskBroken, TaskMismatch
+from atoll.parallel.worker.bench import Outcome, Received
+from atoll.parallel.worker.model_bench import ModelBench
 from tests.federation.quadratics import task as quadratics
 from tests.parallel.tasks import linear, make_task
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from atoll import Local, Metric, Task, load_task, task_name
-from atoll.parallel.errors import TaskNotFound
+from atoll.parallel.task.errors import TaskNotFound
 
 SOURCE = """
 from atoll import Task

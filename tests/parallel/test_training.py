@@ -10,12 +10,12 @@ from torch import nn
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from atoll import Deadline, Local, Metric, Task
-from atoll.parallel import metrics
-from atoll.parallel.arrays import Arrays
-from atoll.parallel.batches import batch_sizes, fetcher, to_device
-from atoll.parallel.errors import OutOfTime, TaskBroken
-from atoll.parallel.parameters import initial_parameters, load_parameters, parameters_of, update_of
-from atoll.parallel.training import Work, evaluate, train_locally
+from atoll.parallel.local_training.batches import batch_sizes, fetcher, to_device
+from atoll.parallel.local_training.parameters import initial_parameters, load_parameters, parameters_of, update_of
+from atoll.parallel.local_training.training import Work, evaluate, train_locally
+from atoll.parallel.task import metrics
+from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.errors import OutOfTime, TaskBroken
 from tests.federation.quadratics import task as quadratics
 from tests.parallel.tasks import accuracy, data, linear, make_task
 

@@ -18,7 +18,7 @@ import pytest
 
 from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import Piece
-from atoll.parallel.workers import Worker, WorkerCrashed, WorkerError, WorkerHung
+from atoll.parallel.worker.process import Worker, WorkerCrashed, WorkerError, WorkerHung
 
 HERE = Path(__file__).parent
 TROUBLE = f"{HERE}/trouble.py:task"
@@ -234,7 +234,7 @@ def test_what_the_task_prints_goes_to_the_log(make: Make, version: Path) -> None
 
 
 def test_a_long_log_is_put_aside(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atoll.parallel.workers.LOG_BYTES_MAX", 10)
+    monkeypatch.setattr("atoll.parallel.worker.process.LOG_BYTES_MAX", 10)
     (tmp_path / "worker.log").write_text("x" * 11)
     make().start()
     assert (tmp_path / "worker.log.1").read_text() == "x" * 11

@@ -15,8 +15,8 @@ from atoll.aggregation.tensors.safetensors_file import read
 from atoll.client.config import AgentConfig
 from atoll.client.process import run_agent
 from atoll.client.work.runner import Training
-from atoll.parallel.deadline import Deadline
-from atoll.parallel.worker_ops import Operations
+from atoll.parallel.task.deadline import Deadline
+from atoll.parallel.worker.operations import Operations
 from atoll.server.files.run_store import RunStore
 from atoll.server.views.history import History
 from atoll.server.views.sentences import sentences, summary

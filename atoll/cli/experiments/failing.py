@@ -22,7 +22,7 @@ def failing_plainly() -> Iterator[None]:
     Raises:
         RunFailed: the task's own code failed, in a client's training or elsewhere, or a worker has ended.
     """
-    from atoll.parallel.errors import TaskBroken
+    from atoll.parallel.task.errors import TaskBroken
     from atoll.simulations.engines.engine import ClientFailed
     from atoll.simulations.engines.processes import WorkerDied
 

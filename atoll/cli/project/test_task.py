@@ -5,8 +5,14 @@ from pathlib import Path
 import numpy as np
 
 from atoll import Task, load_task
-from atoll.parallel import metrics
-from atoll.parallel.training import evaluate, initial_parameters, load_parameters, train_locally, update_of
+from atoll.parallel.local_training.training import (
+    evaluate,
+    initial_parameters,
+    load_parameters,
+    train_locally,
+    update_of,
+)
+from atoll.parallel.task import metrics
 
 
 def test_two_rounds_of_federated_averaging_beat_chance() -> None:

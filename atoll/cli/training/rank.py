@@ -16,12 +16,12 @@ from atoll.cli.training.control import LAUNCHER, Control, Fault, control_of, sto
 from atoll.cli.training.progress import progress
 from atoll.cli.training.request import Request, device_of
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch
-from atoll.parallel.engine.world import read_world
-from atoll.parallel.errors import NotFinite, TaskBroken
+from atoll.parallel.task.errors import NotFinite, TaskBroken
 from atoll.parallel.trainer.job import Job, JobRefused
 from atoll.parallel.trainer.logs import Event, Report, has_tensorboard, json_log, tensorboard, to_all
 from atoll.parallel.trainer.run import LOG, TENSORBOARD, Result, Surroundings, train
 from atoll.parallel.trainer.saver import RunDiffers
+from atoll.parallel.world import read_world
 
 REFUSED = (JobRefused, TaskBroken, RunDiffers, CheckpointMismatch, CheckpointBroken)
 """What the operator can mend."""

@@ -11,11 +11,11 @@ from atoll.cli.faults import CommandError
 from atoll.cli.files import load_user_task, missing_file
 from atoll.parallel.engine.mesh import parse_mesh
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.engine.world import read_world
-from atoll.parallel.overrides import overridden
-from atoll.parallel.task import Task, task_name
+from atoll.parallel.task.overrides import overridden
+from atoll.parallel.task.task import Task, task_name
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.job import Job, JobRefused, check_job
+from atoll.parallel.world import read_world
 
 SECTIONS = ("local", "train", "plan")
 

@@ -10,8 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from atoll.parallel.batches import batch_sizes
 from atoll.parallel.data.order import Order
+from atoll.parallel.local_training.batches import batch_sizes
 
 MODEL_WITH_BATCHNORM = nn.BatchNorm1d(1)
 

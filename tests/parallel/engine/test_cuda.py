@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from atoll.parallel.engine.forked import run_ranks
-from atoll.parallel.engine.world import World, process_group
+from atoll.parallel.world import World, process_group
 from tests.parallel.engine import reference
 from tests.parallel.engine.cases import CASES, Case, compare, train, train_by_name
 

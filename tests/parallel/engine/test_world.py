@@ -1,6 +1,6 @@
 import pytest
 
-from atoll.parallel.engine.world import World, process_group, read_world
+from atoll.parallel.world import World, process_group, read_world
 
 
 def test_a_process_without_a_launcher_is_alone() -> None:

@@ -10,14 +10,14 @@ from torch import nn
 
 from atoll import Local
 from atoll.aggregation.tensors.safetensors_file import BUFFERS, read_metadata
-from atoll.parallel import metrics
 from atoll.parallel.checkpoint.errors import CheckpointMismatch
-from atoll.parallel.errors import NotFinite, TaskBroken
-from atoll.parallel.parameters import state_of
+from atoll.parallel.local_training.parameters import state_of
+from atoll.parallel.local_training.training import evaluate, seed_everything
+from atoll.parallel.task import metrics
+from atoll.parallel.task.errors import NotFinite, TaskBroken
 from atoll.parallel.trainer.job import JobRefused
 from atoll.parallel.trainer.logs import read_log
 from atoll.parallel.trainer.saver import RunDiffers
-from atoll.parallel.training import evaluate, seed_everything
 from tests.parallel.trainer import tasks
 from tests.parallel.trainer.training import CONFIG, mesh, model, run
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from atoll import Task
 from atoll.parallel.engine.mesh import Mesh
 from atoll.parallel.engine.plan import Plan
-from atoll.parallel.engine.world import read_world
 from atoll.parallel.trainer.config import TrainConfig
 from atoll.parallel.trainer.job import Job
 from atoll.parallel.trainer.logs import Event, json_log
 from atoll.parallel.trainer.run import Result, Surroundings, train
+from atoll.parallel.world import read_world
 from tests.parallel.trainer import tasks
 
 CONFIG = TrainConfig(batch_size=8, log_every=1)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
-from atoll.parallel.batches import fetcher
-from atoll.parallel.task import Task
+from atoll.parallel.local_training.batches import fetcher
+from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.attacks.adversary import Adversary
 from atoll.simulations.attacks.backdoor import success, triggered, triggered_task

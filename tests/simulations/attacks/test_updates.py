@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.stats import norm
 
-from atoll.parallel.arrays import Arrays
+from atoll.parallel.task.arrays import Arrays
 from atoll.simulations.attacks.adversary import Adversary
 from atoll.simulations.attacks.config import AttackConfig
 from atoll.simulations.attacks.updates import little_is_enough_z, moments

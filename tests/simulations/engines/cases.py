@@ -10,12 +10,12 @@ from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from atoll import Local, Task
-from atoll.parallel.arrays import Arrays
-from atoll.parallel.bench import Outcome, Received
-from atoll.parallel.model_bench import ModelBench
 from atoll.parallel.models.cnn import CNN
 from atoll.parallel.models.decoder import Decoder, DecoderConfig
 from atoll.parallel.models.mlp import MLP
+from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.worker.bench import Outcome, Received
+from atoll.parallel.worker.model_bench import ModelBench
 from atoll.simulations.engines.benches import Asked
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training
 

@@ -15,8 +15,8 @@ from torch.utils.data import TensorDataset
 
 from atoll import Local, Task
 from atoll.aggregation.tensors.layout import Tensor
-from atoll.parallel.arrays import Arrays
-from atoll.parallel.metrics import Metric
+from atoll.parallel.task.arrays import Arrays
+from atoll.parallel.task.metrics import Metric
 from atoll.simulations.engines.batched import Batched, BatchTrainer
 from atoll.simulations.engines.chain import Chain
 from atoll.simulations.engines.engine import ClientFailed, Job, Training

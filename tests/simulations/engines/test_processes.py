@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.parallel.reference import load_module
+from atoll.parallel.task.reference import load_module
 from atoll.simulations.engines.batched import Batched
 from atoll.simulations.engines.engine import ClientFailed, Job, Trained, Training
 from atoll.simulations.engines.processes import Processes, WorkerDied

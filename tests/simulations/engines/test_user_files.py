@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.parallel.reference import load_module
+from atoll.parallel.task.reference import load_module
 from atoll.simulations.engines.user_files import let_import, sources
 
 FILES = {

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from atoll.parallel.local import Local
-from atoll.parallel.task import Task
+from atoll.parallel.task.local import Local
+from atoll.parallel.task.task import Task
 from atoll.simulations.experiments.compare import (
     Point,
     Pooled,

@@ -4,7 +4,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from atoll import Local, Task
-from atoll.parallel.parameters import initial_parameters
+from atoll.parallel.local_training.parameters import initial_parameters
 from atoll.simulations.engines.engine import Job, Training
 from atoll.simulations.federation.config import SimulationConfig
 from atoll.simulations.federation.training_engine import engine_of

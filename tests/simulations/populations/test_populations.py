@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Subset, TensorDataset
 
-from atoll.parallel.batches import fetcher
-from atoll.parallel.task import Task
+from atoll.parallel.local_training.batches import fetcher
+from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.populations.config import PopulationConfig
 from atoll.simulations.populations.population import Population, names

@@ -10,10 +10,10 @@ import torch
 from torch.utils.data import Subset
 
 from atoll.parallel.data.public.folder import NoData
-from atoll.parallel.metrics import values
-from atoll.parallel.parameters import initial_parameters, load_parameters, update_of
-from atoll.parallel.task import Task
-from atoll.parallel.training import evaluate, train_locally
+from atoll.parallel.local_training.parameters import initial_parameters, load_parameters, update_of
+from atoll.parallel.local_training.training import evaluate, train_locally
+from atoll.parallel.task.metrics import values
+from atoll.parallel.task.task import Task
 from examples import mnist, table
 from tests.cli.invoking import refused
 from tests.public_data import needs_data
