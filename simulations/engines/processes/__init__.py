@@ -1,0 +1,4 @@
+"""The engines that train clients in several processes, here or over Ray.
+
+Imports: `batched`.
+"""
