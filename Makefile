@@ -60,7 +60,7 @@ soak: setup
 	$(BIN)/python -m atoll.simulations.histories --seeds 20000
 
 papers: setup # the papers' tables in docs/papers.md; hours, of which MNIST (ATOLL_DATA) takes most
-	$(BIN)/python -m atoll.simulations.experiments.papers
+	$(BIN)/python -m atoll.simulations.experiments.tables.papers
 
 fuzz: setup # ten million mutated inputs for each parser: about an hour on two cores; FUZZ="--seed 7 --inputs 100000"
 	$(BIN)/python -m tests.fuzz $(FUZZ)

@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from atoll.parallel.task.arrays import Arrays
-from atoll.simulations.engines.batched import Batched
+from atoll.simulations.engines.batched.batched import Batched
+from atoll.simulations.engines.batched.stack import CannotBatch
 from atoll.simulations.engines.engine import ClientFailed, Engine, Failed, Job, Training
-from atoll.simulations.engines.over_ray import OverRay
-from atoll.simulations.engines.processes import Processes, WorkerDied
+from atoll.simulations.engines.processes.over_ray import OverRay
+from atoll.simulations.engines.processes.processes import Processes, WorkerDied
 from atoll.simulations.engines.sequential import Sequential
-from atoll.simulations.engines.stack import CannotBatch
 
 NAMES = ("auto", "sequential", "processes", "batched", "ray")
 

@@ -13,7 +13,7 @@ from atoll.server.config.run import RunConfig
 from atoll.simulations.engines.choice import choose
 from atoll.simulations.engines.determinism import check_deterministic, check_model
 from atoll.simulations.engines.engine import Engine, Training
-from atoll.simulations.engines.over_ray import RayMissing
+from atoll.simulations.engines.processes.over_ray import RayMissing
 from atoll.simulations.engines.sequential import Sequential
 from atoll.simulations.federation.config import SimulationConfig
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cli.invoking import invoke, refused
 
-TASK = "atoll.simulations.experiments.digits:task"
+TASK = "atoll.simulations.experiments.tables.digits:task"
 SMALL = ["--clients", 4, "--rounds", 3, "--set", "round.cohort_size=4", "--set", "round.over_selection=1.0"]
 FAST = ["--set", "train.log_every=5", "--set", "simulation.engine=sequential", "--set", "local.lr=0.3"]
 

@@ -24,7 +24,7 @@ def failing_plainly() -> Iterator[None]:
     """
     from atoll.parallel.task.errors import TaskBroken
     from atoll.simulations.engines.engine import ClientFailed
-    from atoll.simulations.engines.processes import WorkerDied
+    from atoll.simulations.engines.processes.processes import WorkerDied
 
     try:
         yield

@@ -21,20 +21,20 @@ from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.errors import NotFinite
 from atoll.parallel.task.metrics import Statistics
 from atoll.parallel.task.task import Task
-from atoll.simulations.engines.beside import beside, of_one_kind
+from atoll.simulations.engines.batched.beside import beside, of_one_kind
+from atoll.simulations.engines.batched.factors import pay
+from atoll.simulations.engines.batched.flow import flow_bytes
+from atoll.simulations.engines.batched.measures import Losses, Measured, metrics_of
+from atoll.simulations.engines.batched.nets import Net
+from atoll.simulations.engines.batched.probe import Probe
+from atoll.simulations.engines.batched.schedule import Schedule
+from atoll.simulations.engines.batched.stack import CannotBatch, is_plain
+from atoll.simulations.engines.batched.stacked_layers import obstacles_to_batching
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training, naming
 from atoll.simulations.engines.examples import Examples
-from atoll.simulations.engines.factors import pay
-from atoll.simulations.engines.flow import flow_bytes
 from atoll.simulations.engines.loop import Loop, report_of, requested_steps
-from atoll.simulations.engines.measures import Losses, Measured, metrics_of
-from atoll.simulations.engines.nets import Net
 from atoll.simulations.engines.one_process import OneProcess, on_device, threads_of_torch
-from atoll.simulations.engines.probe import Probe
 from atoll.simulations.engines.rows import Columns, Rows
-from atoll.simulations.engines.schedule import Schedule
-from atoll.simulations.engines.stack import CannotBatch, is_plain
-from atoll.simulations.engines.stacked_layers import obstacles_to_batching
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from atoll.simulations.engines.chain_layers import Convolution, Flatten, Layer, Linear, Pool, Rectifier
-from atoll.simulations.engines.measures import Sizes, are_classes, weights
-from atoll.simulations.engines.stack import CannotBatch, Stack
+from atoll.simulations.engines.batched.chain_layers import Convolution, Flatten, Layer, Linear, Pool, Rectifier
+from atoll.simulations.engines.batched.measures import Sizes, are_classes, weights
+from atoll.simulations.engines.batched.stack import CannotBatch, Stack
 
 FEW_CLASSES = 15
 """Fewer than the lanes of a processor."""

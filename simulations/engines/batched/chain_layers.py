@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from atoll.simulations.engines.batched.stack import CannotBatch, Stack
 from atoll.simulations.engines.pooling import form_of
-from atoll.simulations.engines.stack import CannotBatch, Stack
 
 _behind_relu: Any = torch.ops.aten.threshold_backward.grad_input
 

@@ -49,7 +49,7 @@ def place_by_torch(rows: Array, seeds: Sequence[int], counts: Array, epochs: Arr
 
 def compiled() -> Place:
     """The loop in machine code; torch again, where this torch draws in another way."""
-    from atoll.simulations.engines.draws_compiled import place as loop
+    from atoll.simulations.engines.batched.draws_compiled import place as loop
 
     def place_by_loop(rows: Array, seeds: Sequence[int], counts: Array, epochs: Array, strides: Array) -> None:
         loop(rows, np.array([seed & 0xFFFFFFFF for seed in seeds], np.uint32), counts, epochs, strides)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import torch
 
-from atoll.simulations.engines.products import times
+from atoll.simulations.engines.batched.products import times
 
 SMALL = 1 << 14
 """Numbers of a layer: fewer are moved in less time than what factors need beside products."""

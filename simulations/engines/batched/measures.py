@@ -15,7 +15,7 @@ from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 
 from atoll.parallel.task.metrics import Metric, Metrics, Statistics
-from atoll.simulations.engines.stack import CannotBatch
+from atoll.simulations.engines.batched.stack import CannotBatch
 
 Sizes = np.ndarray[tuple[int], np.dtype[np.int64]]
 

@@ -16,10 +16,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from atoll.parallel.local_training.parameters import state_of
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.local import Local
-from atoll.simulations.engines.chain import Chain
-from atoll.simulations.engines.measures import Losses, Sizes
-from atoll.simulations.engines.stack import CannotBatch, Place, Stack
-from atoll.simulations.engines.stacked_layers import Shared, keep_in_range, swap
+from atoll.simulations.engines.batched.chain import Chain
+from atoll.simulations.engines.batched.measures import Losses, Sizes
+from atoll.simulations.engines.batched.stack import CannotBatch, Place, Stack
+from atoll.simulations.engines.batched.stacked_layers import Shared, keep_in_range, swap
 
 
 class Net:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from atoll.parallel.task.local import Local
-from atoll.simulations.engines import draws
+from atoll.simulations.engines.batched import draws
 from atoll.simulations.engines.engine import Job
 from atoll.simulations.engines.examples import Examples
 from atoll.simulations.engines.loop import requested_steps

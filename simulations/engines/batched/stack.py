@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from atoll.parallel.task.local import Local
-from atoll.simulations.engines.factors import Factors, pay
+from atoll.simulations.engines.batched.factors import Factors, pay
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8

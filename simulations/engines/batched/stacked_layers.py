@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from atoll.simulations.engines.stack import CannotBatch, Stack
+from atoll.simulations.engines.batched.stack import CannotBatch, Stack
 
 
 class Shared:

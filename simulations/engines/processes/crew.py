@@ -23,10 +23,10 @@ import torch
 
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.metrics import Statistics
-from atoll.simulations.engines.batched import BatchTrainer
+from atoll.simulations.engines.batched.batched import BatchTrainer
 from atoll.simulations.engines.engine import Failed, Job, Trained, Training
 from atoll.simulations.engines.one_process import Trainer, threads_of_torch
-from atoll.simulations.engines.orphans import end_with_the_parent
+from atoll.simulations.engines.processes.orphans import end_with_the_parent
 from atoll.simulations.engines.rows import Form, Rows
 from atoll.simulations.engines.sequential import sequential_trainer
 from atoll.simulations.engines.shared import mapped

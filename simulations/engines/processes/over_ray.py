@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from atoll.parallel.task.arrays import Arrays, check_like
-from atoll.simulations.engines.crew import Plan, Written, plan_of
 from atoll.simulations.engines.engine import ClientFailed, Failed, Job, Trained, Training
 from atoll.simulations.engines.one_process import on_device
-from atoll.simulations.engines.processes import WorkerDied
+from atoll.simulations.engines.processes.crew import Plan, Written, plan_of
+from atoll.simulations.engines.processes.processes import WorkerDied
+from atoll.simulations.engines.processes.user_files import Source, let_import, sources
 from atoll.simulations.engines.rows import Form, Rows
-from atoll.simulations.engines.user_files import Source, let_import, sources
 
 START_TIMEOUT_S = 120.0
 

@@ -20,14 +20,14 @@ from typing import Any
 import torch
 
 from atoll.parallel.task.arrays import Arrays, check_like
-from atoll.simulations.engines.crew import Plan, Sent, Written, plan_of, work
 from atoll.simulations.engines.engine import ClientFailed, Failed, Job, Trained, Training
 from atoll.simulations.engines.one_process import on_device
+from atoll.simulations.engines.processes.crew import Plan, Sent, Written, plan_of, work
+from atoll.simulations.engines.processes.user_files import Parcel
 from atoll.simulations.engines.rows import Form, Rows
 from atoll.simulations.engines.shared import Blocks, mapped, new_file
-from atoll.simulations.engines.user_files import Parcel
 
-PRELOAD = ["torch", "atoll.simulations.engines.crew"]
+PRELOAD = ["torch", "atoll.simulations.engines.processes.crew"]
 
 AHEAD = 2
 """Windows that a worker has been given at one time: it need not wait for the next."""

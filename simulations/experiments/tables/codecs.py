@@ -1,6 +1,6 @@
 """The table of codecs in `docs/experiments.md`: rounds and bytes to the same accuracy on digits that are not IID.
 
-    python -m atoll.simulations.experiments.codecs [--jobs N] [--out DIR] [--page FILE]
+    python -m atoll.simulations.experiments.tables.codecs [--jobs N] [--out DIR] [--page FILE]
 
 20 clients with Dirichlet(0.3), ten of them in a round, five local steps; the target is an accuracy on the server's test
 data. An entry is mean ± standard deviation over three seeds.
@@ -14,9 +14,9 @@ from typing import Any
 
 from atoll.simulations.experiments.grid import Cell
 from atoll.simulations.experiments.here import tell
-from atoll.simulations.experiments.pages import write_parts
 from atoll.simulations.experiments.report import read_run
 from atoll.simulations.experiments.table import COLUMNS, Asked, markdown, mean_of, number
+from atoll.simulations.experiments.tables.pages import write_parts
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "experiments.md"
 ASKED = Asked("server/accuracy", target=0.94)
@@ -44,7 +44,7 @@ CODECS: Mapping[str, Mapping[str, Any]] = {
 def cell(codec: str, seed: int, **changes: Any) -> Cell:
     """One run of the table."""
     settings = {**BASE, **CODECS[codec], "seed": seed, **changes}
-    return Cell({"codec": codec, "seed": str(seed)}, settings, "atoll.simulations.experiments.digits:task")
+    return Cell({"codec": codec, "seed": str(seed)}, settings, "atoll.simulations.experiments.tables.digits:task")
 
 
 def cells() -> list[Cell]:
@@ -71,7 +71,7 @@ def _mean(out: Path, codec: str, column: str) -> Any:
 
 def main(arguments: list[str]) -> None:
     """Run what is not there yet, and write the table."""
-    parser = argparse.ArgumentParser(prog="python -m atoll.simulations.experiments.codecs")
+    parser = argparse.ArgumentParser(prog="python -m atoll.simulations.experiments.tables.codecs")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--out", type=Path, default=Path("atoll-codecs"), help="where the runs are")
     parser.add_argument("--page", type=Path, default=PAGE, help="whose measured part is written")

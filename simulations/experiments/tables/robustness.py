@@ -1,6 +1,6 @@
 """The table of `docs/robustness.md`: every attack against every robust rule, on digits, IID and Dirichlet.
 
-    python -m atoll.simulations.experiments.robustness [--jobs N] [--out DIR] [--page FILE]
+    python -m atoll.simulations.experiments.tables.robustness [--jobs N] [--out DIR] [--page FILE]
 
 20 clients, 4 of them malicious, all in each of 60 rounds of five local steps. An entry is the accuracy on the server's
 test data, the mean over the last five versions, so that one lucky round does not count. Of the backdoor it is followed
@@ -16,15 +16,15 @@ from typing import Any
 from atoll.aggregation.tensors import safetensors_file
 from atoll.simulations.attacks.backdoor import success
 from atoll.simulations.attacks.config import AttackConfig
-from atoll.simulations.experiments.digits import task
 from atoll.simulations.experiments.grid import Cell
 from atoll.simulations.experiments.here import tell
-from atoll.simulations.experiments.pages import write_parts
 from atoll.simulations.experiments.report import read_run
 from atoll.simulations.experiments.table import markdown
+from atoll.simulations.experiments.tables.digits import task
+from atoll.simulations.experiments.tables.pages import write_parts
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "robustness.md"
-TASK = "atoll.simulations.experiments.digits:task"
+TASK = "atoll.simulations.experiments.tables.digits:task"
 LAST = 5
 """Versions whose mean accuracy counts."""
 
@@ -129,7 +129,7 @@ def _table(split: str, out: Path) -> str:
 
 def main(arguments: list[str]) -> None:
     """Run what is not there yet, and write the tables."""
-    parser = argparse.ArgumentParser(prog="python -m atoll.simulations.experiments.robustness")
+    parser = argparse.ArgumentParser(prog="python -m atoll.simulations.experiments.tables.robustness")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--out", type=Path, default=Path("atoll-robustness"), help="where the runs are")
     parser.add_argument("--page", type=Path, default=PAGE, help="whose measured parts are written")

@@ -101,7 +101,7 @@ def test_of_one_client_that_fills_the_cache_only_a_chain_by_hand_is_measured(is_
 
 
 def test_an_engine_that_cannot_start_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atoll.simulations.engines.processes._can_fork", lambda _: False)
+    monkeypatch.setattr("atoll.simulations.engines.processes.processes._can_fork", lambda _: False)
     with chosen(Case("dropout", model=lambda: dropout_mlp()).training(), workers=2) as choice:
         assert choice.engine.name == "sequential"
         assert [figure.engine for figure in choice.figures] == ["sequential"]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.simulations.engines.batched import Batched
+from atoll.simulations.engines.batched.batched import Batched
 from atoll.simulations.engines.engine import Engine, Job
-from atoll.simulations.engines.processes import Processes
+from atoll.simulations.engines.processes.processes import Processes
 from atoll.simulations.engines.sequential import Sequential
 from tests.simulations.engines.cases import BATCHABLE, SIZES, Case, all_trained, first_version, picklable
 

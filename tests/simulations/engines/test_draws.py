@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.aggregation.numba_support import COMPILED_FROM, has_compiler
-from atoll.simulations.engines import draws
+from atoll.simulations.engines.batched import draws
 from atoll.simulations.engines.loop import seed_everything
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="needs numba: make setup installs it")
@@ -55,7 +55,7 @@ def test_a_single_client_takes_its_examples_in_this_order_when_it_is_alone(seed,
 
 @needs_compiler
 def test_where_torch_draws_in_another_way_the_loop_is_not_used(monkeypatch):
-    from atoll.simulations.engines import draws_compiled
+    from atoll.simulations.engines.batched import draws_compiled
 
     right = draws_compiled.place
 

@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.simulations.engines.batched import AT_ONCE_MAX, FLOW_BYTES, BatchTrainer
-from atoll.simulations.engines.flow import flow_bytes
-from atoll.simulations.engines.probe import TRIED
-from atoll.simulations.engines.stack import CannotBatch
+from atoll.simulations.engines.batched.batched import AT_ONCE_MAX, FLOW_BYTES, BatchTrainer
+from atoll.simulations.engines.batched.flow import flow_bytes
+from atoll.simulations.engines.batched.probe import TRIED
+from atoll.simulations.engines.batched.stack import CannotBatch
 from tests.simulations.engines.cases import Case, images
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.simulations.engines import over_ray
 from atoll.simulations.engines.engine import ClientFailed, Job
-from atoll.simulations.engines.over_ray import STARTS, OverRay, RayMissing
-from atoll.simulations.engines.processes import WorkerDied
+from atoll.simulations.engines.processes import over_ray
+from atoll.simulations.engines.processes.over_ray import STARTS, OverRay, RayMissing
+from atoll.simulations.engines.processes.processes import WorkerDied
 from tests.cli.invoking import shown
 from tests.simulations.engines.cases import SIZES, Case, all_trained, assert_same_bits, first_version, two_rounds
 

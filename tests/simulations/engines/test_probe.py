@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from atoll.simulations.engines import probe
-from atoll.simulations.engines.batched import Batched
+from atoll.simulations.engines.batched import probe
+from atoll.simulations.engines.batched.batched import Batched
+from atoll.simulations.engines.batched.stack import CannotBatch
 from atoll.simulations.engines.engine import Training
-from atoll.simulations.engines.stack import CannotBatch
 from tests.simulations.engines.cases import SIZES, Case, mlp, vectors
 
 

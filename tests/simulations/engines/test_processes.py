@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from atoll.parallel.task.reference import load_module
-from atoll.simulations.engines.batched import Batched
+from atoll.simulations.engines.batched.batched import Batched
 from atoll.simulations.engines.engine import ClientFailed, Job, Trained, Training
-from atoll.simulations.engines.processes import Processes, WorkerDied
+from atoll.simulations.engines.processes.processes import Processes, WorkerDied
 from atoll.simulations.engines.sequential import Sequential
 from tests.living import is_running
 from tests.simulations.engines.cases import (
@@ -151,7 +151,7 @@ def test_workers_of_a_fork_server_train_the_same(monkeypatch: pytest.MonkeyPatch
     jobs = [Job(site, seed) for seed, site in enumerate(SIZES)]
     with processes(training, workers=1, batched=is_batched) as engine:
         expected = trained(engine, version, jobs)
-    monkeypatch.setattr("atoll.simulations.engines.processes._can_fork", lambda _: False)
+    monkeypatch.setattr("atoll.simulations.engines.processes.processes._can_fork", lambda _: False)
     with processes(training, workers=1, batched=is_batched) as engine:
         for ours, theirs in zip(trained(engine, version, jobs), expected, strict=True):
             np.testing.assert_array_equal(ours.row, theirs.row)
@@ -214,7 +214,7 @@ def test_workers_of_a_fork_server_find_the_tasks_file_and_its_neighbours(
     monkeypatch.setattr(sys, "path", list(sys.path))
     training = Training(task=load_module(f"{tmp_path}/task.py:task").task)
     version, jobs = first_version(training), [Job("a", 1)]
-    monkeypatch.setattr("atoll.simulations.engines.processes._can_fork", lambda _: False)
+    monkeypatch.setattr("atoll.simulations.engines.processes.processes._can_fork", lambda _: False)
     with processes(training, workers=1) as engine:
         (found,) = trained(engine, version, jobs)
     (expected,) = trained(Sequential(training), version, jobs)
@@ -222,7 +222,7 @@ def test_workers_of_a_fork_server_find_the_tasks_file_and_its_neighbours(
 
 
 def test_a_task_that_cannot_be_pickled_is_told_where_it_has_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atoll.simulations.engines.processes._can_fork", lambda _: False)
+    monkeypatch.setattr("atoll.simulations.engines.processes.processes._can_fork", lambda _: False)
     training = CASES["mlp"].training()
     with processes(training, workers=1) as engine:
         with pytest.raises(ClientFailed, match="the task cannot be sent to another process, as forkserver needs"):

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.simulations.experiments import codecs, robustness
-from atoll.simulations.experiments.pages import write_parts
+from atoll.simulations.experiments.tables import codecs, robustness
+from atoll.simulations.experiments.tables.pages import write_parts
 
 PAGE = """a
 <!-- begin measured: one -->

@@ -10,10 +10,10 @@ from atoll.protocol.settings import load_text
 from atoll.simulations.experiments.goal import Goal
 from atoll.simulations.experiments.grid import Cell
 from atoll.simulations.experiments.here import is_over, run_here
-from atoll.simulations.experiments.pages import write_parts
-from atoll.simulations.experiments.papers import fedopt, fedprox, mcmahan
-from atoll.simulations.experiments.papers.__main__ import PAGE, PAPERS, main
 from atoll.simulations.experiments.report import read_run
+from atoll.simulations.experiments.tables.pages import write_parts
+from atoll.simulations.experiments.tables.papers import fedopt, fedprox, mcmahan
+from atoll.simulations.experiments.tables.papers.__main__ import PAGE, PAPERS, main
 from atoll.simulations.federation.config import SimulationFile
 from examples import synthetic
 from tests.public_data import needs_data

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from atoll.protocol.settings import load_text
-from atoll.simulations.experiments import codecs, robustness
 from atoll.simulations.experiments.grid import Cell
 from atoll.simulations.experiments.here import is_over, run_all, run_here
 from atoll.simulations.experiments.report import read_run
+from atoll.simulations.experiments.tables import codecs, robustness
 from atoll.simulations.federation.config import SimulationFile
 from tests.living import descendants, is_running
 

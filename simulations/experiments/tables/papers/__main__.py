@@ -1,6 +1,6 @@
 """Write the papers' tables, with our numbers, into `docs/papers.md`.
 
-    ATOLL_DATA=... python -m atoll.simulations.experiments.papers [mcmahan | fedprox | fedopt ...]
+    ATOLL_DATA=... python -m atoll.simulations.experiments.tables.papers [mcmahan | fedprox | fedopt ...]
 
 A run that was cut off is gone on with, and one that is over is not run again. MNIST is looked for in ATOLL_DATA.
 """
@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from atoll.simulations.experiments.here import tell
-from atoll.simulations.experiments.pages import write_parts
-from atoll.simulations.experiments.papers import fedopt, fedprox, mcmahan
+from atoll.simulations.experiments.tables.pages import write_parts
+from atoll.simulations.experiments.tables.papers import fedopt, fedprox, mcmahan
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "papers.md"
 PAPERS = {paper.name: paper for paper in (mcmahan.PAPER, fedprox.PAPER, fedopt.PAPER)}
@@ -19,7 +19,7 @@ PAPERS = {paper.name: paper for paper in (mcmahan.PAPER, fedprox.PAPER, fedopt.P
 
 def main(arguments: list[str]) -> None:
     """Run what is not there yet, and write the tables that were asked for."""
-    parser = argparse.ArgumentParser(prog="python -m atoll.simulations.experiments.papers")
+    parser = argparse.ArgumentParser(prog="python -m atoll.simulations.experiments.tables.papers")
     parser.add_argument("papers", nargs="*", metavar="PAPER", help=f"of {', '.join(PAPERS)}; absent: all")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--out", type=Path, default=Path("atoll-papers"), help="where the runs are")

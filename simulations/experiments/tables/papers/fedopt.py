@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from atoll.simulations.experiments.grid import Cell
-from atoll.simulations.experiments.papers.paper import Paper
 from atoll.simulations.experiments.report import RunReport, read_run
 from atoll.simulations.experiments.table import markdown, mean_of
+from atoll.simulations.experiments.tables.papers.paper import Paper
 
-TASK = "atoll.simulations.experiments.digits:task"
+TASK = "atoll.simulations.experiments.tables.digits:task"
 LAST = 20
 SEEDS = (1, 2, 3)
 CLIENT_RATES = (0.1, 0.3, 1.0)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from atoll.simulations.experiments.grid import Cell
-from atoll.simulations.experiments.papers.paper import EXAMPLES, Paper
 from atoll.simulations.experiments.report import read_run
 from atoll.simulations.experiments.table import markdown
+from atoll.simulations.experiments.tables.papers.paper import EXAMPLES, Paper
 
 METRIC = "server/accuracy"
 LAST = 20

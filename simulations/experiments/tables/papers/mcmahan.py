@@ -17,9 +17,9 @@ from typing import Any
 from atoll.simulations.experiments.goal import Goal
 from atoll.simulations.experiments.grid import Cell
 from atoll.simulations.experiments.here import is_over
-from atoll.simulations.experiments.papers.paper import EXAMPLES, Paper
 from atoll.simulations.experiments.report import read_run
 from atoll.simulations.experiments.table import markdown, number
+from atoll.simulations.experiments.tables.papers.paper import EXAMPLES, Paper
 
 CLIENTS, EXAMPLES_EACH = 100, 600
 METRIC = "server/accuracy"
