@@ -1,0 +1,1 @@
+"""The commands about identities: clients, the authority, a site's policy, the audit log."""
