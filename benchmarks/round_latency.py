@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.cli import admin
+from atoll.cli.looking import admin
 from atoll.protocol.vocabulary import Phase, RunId, RunState
 from atoll.server.rounds.record import RoundRecord
 from atoll.server.views.history import History

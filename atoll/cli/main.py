@@ -5,23 +5,24 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli import audit, authority, members, models, ranks, rounds, runs, site
-from atoll.cli.agent import agent
-from atoll.cli.aggregator import aggregator
-from atoll.cli.backups import backup, restore
-from atoll.cli.compare import compare
-from atoll.cli.coordinator import coordinator
 from atoll.cli.ending import own_process
+from atoll.cli.experiments.compare import compare
+from atoll.cli.experiments.plan import plan
+from atoll.cli.experiments.population import population
+from atoll.cli.experiments.simulate import simulate
+from atoll.cli.experiments.sweep import sweep
 from atoll.cli.faults import EXIT_BUG, Commands
-from atoll.cli.join import join
 from atoll.cli.log import quiet_grpc
+from atoll.cli.looking import models, ranks, rounds, runs
+from atoll.cli.members import audit, authority, members, site
 from atoll.cli.new import new
-from atoll.cli.plan import plan
-from atoll.cli.population import population
+from atoll.cli.serving.agent import agent
+from atoll.cli.serving.aggregator import aggregator
+from atoll.cli.serving.backups import backup, restore
+from atoll.cli.serving.coordinator import coordinator
+from atoll.cli.serving.join import join
 from atoll.cli.settings import settings
-from atoll.cli.simulate import simulate
-from atoll.cli.sweep import sweep
-from atoll.cli.train import train
+from atoll.cli.training.train import train
 
 app = typer.Typer(
     cls=Commands, name="atoll", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False

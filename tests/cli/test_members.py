@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.join import given_code
-from atoll.cli.members import alike, unknown
+from atoll.cli.members.members import alike, unknown
+from atoll.cli.serving.join import given_code
 from atoll.protocol.identity.join_code import JoinCode
 from atoll.protocol.identity.names import Role
 from atoll.server.journal.state_directory import running_coordinator

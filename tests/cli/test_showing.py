@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from atoll.cli.looking import in_words
+from atoll.cli.looking.viewing import in_words
 from atoll.protocol.json_values import plain
 from atoll.protocol.vocabulary import RunId, Version
 from atoll.server.journal.journal import EvaluationRow

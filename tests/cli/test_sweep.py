@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.experiments.watching import SweepProgress
+from atoll.cli.experiments.sweep_progress import SweepProgress
 from atoll.simulations.experiments import sweep
 from atoll.simulations.experiments.grid import Cell, Grid, SweepConfig
 from tests.cli.invoking import invoke, refused, said, shown
@@ -29,7 +29,7 @@ def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(sweep, "simulate", command)
     monkeypatch.setattr(sweep, "check_cells", lambda *_: None)  # the script has settings of its own, and no task
-    monkeypatch.setattr("atoll.cli.sweep._task_of", lambda _: object())
+    monkeypatch.setattr("atoll.cli.experiments.sweep._task_of", lambda _: object())
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "policies.toml"
@@ -106,7 +106,7 @@ def test_cells_that_are_finished_are_not_tried_again(grid: Path, monkeypatch: py
     """Their task may be another one by now, or gone."""
     tried = list[str]()
     monkeypatch.setattr(
-        "atoll.cli.sweep._try_cells", lambda grid, cells, task: tried.extend(cell.name for cell in cells)
+        "atoll.cli.experiments.sweep._try_cells", lambda grid, cells, task: tried.extend(cell.name for cell in cells)
     )
     invoke("sweep", grid, "--no-plot")
     assert len(tried) == 4

@@ -91,8 +91,8 @@ def compare(
 
 
 def _asked(what: str, rounds: int | None, clients: int | None, overrides: list[str]) -> "tuple[SimulationFile, Task]":
+    from atoll.cli.experiments.simulate import simulated
     from atoll.cli.files import load_user_task
-    from atoll.cli.simulate import simulated
     from atoll.parallel.task.task import Task
 
     file = simulated(what, overrides, rounds=rounds, clients=clients)
@@ -140,9 +140,9 @@ def _request(file: "SimulationFile", folder: Path, overrides: list[str], epochs:
 
 
 def _simulate(file: "SimulationFile", task: "Task", folder: Path) -> "RunReport":
-    from atoll.cli.experiments.failing import failing_plainly
+    from atoll.cli.experiments.failures import failing_plainly
     from atoll.cli.experiments.progress import RoundProgress
-    from atoll.cli.simulate import INTERRUPTED, with_signals
+    from atoll.cli.experiments.simulate import INTERRUPTED, with_signals
     from atoll.simulations.experiments.report import read_run
     from atoll.simulations.federation.run import opened
 

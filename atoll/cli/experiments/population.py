@@ -78,7 +78,7 @@ def reported(task: str, config: Path | None, overrides: list[str]) -> "Report":
         ConfigError: with everything that is wrong with the settings, or why there is no such split.
         RunFailed: the task's own code failed.
     """
-    from atoll.cli.experiments.failing import failing_plainly
+    from atoll.cli.experiments.failures import failing_plainly
     from atoll.cli.files import is_toml, load_run, load_user_task
     from atoll.parallel.task.task import Task
     from atoll.simulations.federation.config import SimulationFile

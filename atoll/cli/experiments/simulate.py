@@ -146,7 +146,7 @@ class Request:
 
 
 def _simulate(what: str, overrides: list[str], asked: Request) -> None:
-    from atoll.cli.experiments.failing import failing_plainly
+    from atoll.cli.experiments.failures import failing_plainly
     from atoll.cli.experiments.progress import RoundProgress
     from atoll.cli.files import load_user_task
     from atoll.parallel.trainer.logs import to_all

@@ -114,7 +114,7 @@ def _wanted(metric: str | None, grid: "Grid") -> "Wanted | None":
 
 
 def _run(grid: "Grid", folder: Path, jobs: int, asked_for: "Wanted | None") -> "Progress":
-    from atoll.cli.experiments.watching import MetricWatch, SweepProgress
+    from atoll.cli.experiments.sweep_progress import MetricWatch, SweepProgress
     from atoll.simulations.experiments.sweep import last_words, run_cells
 
     def reports(progress: "Progress") -> "list[RunReport]":
@@ -200,8 +200,8 @@ def _check(grid: "Grid", cells: "Sequence[Cell]", asked_for: "Wanted | None") ->
 
 def _task_of(grid: "Grid") -> "Task | ArrayTask":
     """All cells have the same; it lies where the grid's file says."""
+    from atoll.cli.experiments.simulate import simulated
     from atoll.cli.files import load_user_task
-    from atoll.cli.simulate import simulated
     from atoll.simulations.experiments.sweep import overrides
 
     with chdir(grid.folder):
@@ -215,8 +215,8 @@ def _try_cells(grid: "Grid", cells: "Sequence[Cell]", task: "Task | ArrayTask") 
     Raises:
         ConfigError: with all faults of all cells.
     """
-    from atoll.cli.experiments.failing import failing_plainly
-    from atoll.cli.simulate import simulated
+    from atoll.cli.experiments.failures import failing_plainly
+    from atoll.cli.experiments.simulate import simulated
     from atoll.protocol.settings import ConfigError
     from atoll.simulations.experiments.sweep import check_cells, overrides
     from atoll.simulations.federation.setting import setting_of

@@ -13,9 +13,9 @@ from typing import Any
 import grpc
 
 from atoll.cli.faults import CommandError, without_frames
-from atoll.cli.join import identity_of_person
 from atoll.cli.options import STATE
 from atoll.cli.printing import note
+from atoll.cli.serving.join import identity_of_person
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.audit.files import FILE_BYTES, is_log_file

@@ -14,10 +14,10 @@ from typing import BinaryIO
 from atoll.aggregation.tensors.layout import CONTROL
 from atoll.aggregation.tensors.safetensors_file import TensorFileWriter, parse_header, read_metadata
 from atoll.aggregation.tensors.safetensors_header import header_bytes
-from atoll.cli import admin
+from atoll.cli.audit_entries import write_down
 from atoll.cli.faults import CommandError
-from atoll.cli.looking import look
-from atoll.cli.writing_down import write_down
+from atoll.cli.looking import admin
+from atoll.cli.looking.viewing import look
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version

@@ -7,7 +7,7 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import Commands
-from atoll.cli.looking import history_of, in_words, look
+from atoll.cli.looking.viewing import history_of, in_words, look
 from atoll.cli.printing import as_json, clock, say, size, table
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, help="The versions of the global model.")
@@ -61,7 +61,7 @@ def export(
     aggregation ranks is put together: from the directories of the ranks that this coordinator has started, and over the
     wire from the others, for which the coordinator must run. From a coordinator elsewhere all comes over the wire.
     """
-    from atoll.cli import admin, exporting
+    from atoll.cli.looking import admin, exporting
 
     if not database and admin.is_elsewhere(state):
         done = exporting.from_elsewhere(state, run, version, out)

@@ -17,7 +17,7 @@ def list_ranks(state: options.State = options.STATE, json: options.Json = False)
 
     Received are updates, sent are versions, and exchanged are sums that went to other ranks in folds.
     """
-    from atoll.cli import admin
+    from atoll.cli.looking import admin
 
     reply = admin.ranks(state)
     rows: list[dict[str, Any]] = [

@@ -6,7 +6,7 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import Commands
-from atoll.cli.looking import look
+from atoll.cli.looking.viewing import look
 from atoll.cli.printing import as_json, say, seconds, size, table
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, help="What happened in each round, and why.")

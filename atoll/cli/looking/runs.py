@@ -7,7 +7,7 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import Commands
-from atoll.cli.looking import in_words, look
+from atoll.cli.looking.viewing import in_words, look
 from atoll.cli.printing import as_json, clock, say, shortened, table
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ def start(what: What, state: State = None, overrides: options.Set = [], json: op
 
     A file of the task must be on the coordinator's machine; if that is another one, its path begins with /.
     """
-    from atoll.cli import admin
     from atoll.cli.files import load_run, refuse_settings_of_the_host, state_of
+    from atoll.cli.looking import admin
     from atoll.protocol.settings import effective
 
     refuse_settings_of_the_host(overrides)
@@ -50,7 +50,7 @@ def stop(
     run: options.RunArgument, state: options.State = options.STATE, reason: Reason = "", json: options.Json = False
 ) -> None:
     """End a run: its round is abandoned, or committed first when it already aggregates."""
-    from atoll.cli import admin
+    from atoll.cli.looking import admin
 
     _report(admin.stop(state, run, reason), json)
 
@@ -61,7 +61,7 @@ def resume(run: options.RunArgument, state: options.State = options.STATE, json:
 
     Beyond `max_runs` at once it is queued, and goes on when there is room.
     """
-    from atoll.cli import admin
+    from atoll.cli.looking import admin
 
     _report(admin.resume(state, run), json)
 
@@ -74,7 +74,7 @@ def pause(
 
     A paused run makes room for a queued one, keeps its clients, and still takes late updates.
     """
-    from atoll.cli import admin
+    from atoll.cli.looking import admin
 
     _report(admin.pause(state, run, reason), json)
 
@@ -84,7 +84,7 @@ def delete(
     run: options.RunArgument, state: options.State = options.STATE, yes: Yes = False, json: options.Json = False
 ) -> None:
     """Delete a run that has ended, with its records and all versions of its model; its id is never used again."""
-    from atoll.cli import admin
+    from atoll.cli.looking import admin
 
     if not yes:
         where = "the coordinator that you have joined" if admin.is_elsewhere(state) else state

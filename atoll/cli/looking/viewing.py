@@ -21,7 +21,7 @@ def look(view: str, state: Path, database: str = "", *, run: str = "", number: i
         CommandError: there is no such run or round, or nobody answers; the message says what is possible.
         OSError: there is no state directory, or it is damaged, or too new.
     """
-    from atoll.cli import admin
+    from atoll.cli.looking import admin
 
     if not database and admin.is_elsewhere(state):
         return admin.look(state, view, run, number)

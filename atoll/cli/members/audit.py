@@ -129,7 +129,7 @@ def export(
 @contextmanager
 def _source(files: list[Path] | None, key: Path | None, state: Path) -> "Iterator[Source]":
     """What is to be read: these files, the state directory's log, or a copy of that of a coordinator elsewhere."""
-    from atoll.cli import admin
+    from atoll.cli.looking import admin
     from atoll.protocol.audit.files import audit_folder
     from atoll.server.audit.reading import Source
 

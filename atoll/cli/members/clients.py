@@ -6,7 +6,7 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import Commands
-from atoll.cli.looking import look
+from atoll.cli.looking.viewing import look
 from atoll.cli.printing import as_json, say, seconds, table
 from atoll.protocol.identity.names import Role
 
@@ -62,7 +62,7 @@ def invite(
     It carries the coordinator's address, the fingerprint of its authority and a secret. An earlier code for the same
     name is void. A coordinator that is just starting is waited for.
     """
-    from atoll.cli import admin
+    from atoll.cli.looking import admin
 
     reply = admin.invite(state, role, name, hours * 3600)
     if json:

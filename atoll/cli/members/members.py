@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from atoll.cli import options
-from atoll.cli.clients import app
+from atoll.cli.members.clients import app
 from atoll.cli.printing import as_json, clock, note, table
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.names import Role
@@ -28,7 +28,7 @@ def revoke(
 
     Its runs go on without it. A new join code for the same name makes it a member again.
     """
-    from atoll.cli import admin
+    from atoll.cli.looking import admin
 
     request = pb.RevokeRequest(role=role, name=name)
     before: pb.ListMembersReply = admin.ask(state, _list)
@@ -62,7 +62,7 @@ def unknown(role: Role, name: str, known: Mapping[str, str]) -> str:
 @app.command("members")
 def members(state: options.State = options.STATE, json: options.Json = False) -> None:
     """List who was invited, is a member, has let its certificate lapse, or is revoked."""
-    from atoll.cli import admin
+    from atoll.cli.looking import admin
 
     reply: pb.ListMembersReply = admin.ask(state, _list)
     rows = [

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import options
-from atoll.cli.join import given_code
 from atoll.cli.printing import note, say
+from atoll.cli.serving.join import given_code
 
 if TYPE_CHECKING:
     from atoll.client.config import AgentConfig

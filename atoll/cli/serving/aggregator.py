@@ -9,8 +9,8 @@ import typer
 from atoll.cli import options
 from atoll.cli.ending import end_in_time
 from atoll.cli.faults import CommandError
-from atoll.cli.join import given_code
 from atoll.cli.printing import note, say
+from atoll.cli.serving.join import given_code
 
 Coordinator = Annotated[
     str | None, typer.Option("--coordinator", metavar="HOST:PORT", help="The coordinator; short for coordinator.")

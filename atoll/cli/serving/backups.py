@@ -28,7 +28,7 @@ def backup(state: From, out: Out, without_keys: WithoutKeys = False, json: optio
     """Back up a state directory, also while its coordinator runs: the journal as of one instant, and every file that
     it refers to. The backup holds the coordinator's keys, unless told otherwise: keep it as you keep them.
     """
-    from atoll.cli.writing_down import write_down
+    from atoll.cli.audit_entries import write_down
     from atoll.server.audit.actions import Action
     from atoll.server.backup.backup import back_up
     from atoll.server.backup.contents import BackupFailed
@@ -54,7 +54,7 @@ def restore(source: Source, state: To, json: options.Json = False) -> None:
     What happened after the backup is forgotten: updates and rounds, and also invitations and revocations, which are to
     be said again. Never let both the old directory and the restored one be used.
     """
-    from atoll.cli.writing_down import write_down
+    from atoll.cli.audit_entries import write_down
     from atoll.server.audit.actions import Action
     from atoll.server.backup.contents import BackupFailed
     from atoll.server.backup.restore import restore as restore_from
