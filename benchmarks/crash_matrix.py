@@ -2,9 +2,9 @@
 
     python -m benchmarks.crash_matrix [--quick] [--kills N] [--seed N] [--only STEP ...]
 
-A coordinator and three agents are real processes; the updates are known to the bit. First a run that nobody disturbs,
-then one run for each step of `protocol/crash_points.py`, in which a process ends itself there and is started again, then runs
-in which processes are killed from outside. Every run must finish, and then
+A coordinator and three agents are real processes; the updates are known to the bit. First an undisturbed run, then one
+run for each step of `protocol/crash_points.py`, in which a process ends itself there and is started again, then runs in
+which processes are killed from outside. Every run must finish, and then
 
     lost        updates that were accepted (by the records at any time, or by what an agent was told) and are in no
                 committed model, without a record that says why

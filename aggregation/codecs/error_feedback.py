@@ -8,8 +8,8 @@ The residual e is the client's own, in the units of the parameters (updates are 
 changes does no harm), one float32 tensor beside each float tensor of the model; it begins at 0. Over the accepted
 updates the sum telescopes: sum C(p) = sum u - (last e - first e), so nothing is lost, only late.
 
-*The residual moves with acceptance alone* (in `client/disk/residual_store.py`). An update is encoded once, into the spool; e' is
-stored beside it under a name of its own, and e is kept until the outcome is known:
+*The residual moves with acceptance alone* (in `client/disk/residual_store.py`). An update is encoded once, into the
+spool; e' is stored beside it under a name of its own, and e is kept until the outcome is known:
 
     accepted         e' takes the place of e     an atomic rename
     anything else    e stays, e' is thrown away

@@ -18,7 +18,7 @@ from atoll.simulations.experiments.report import read_run
 from atoll.simulations.experiments.table import COLUMNS, Asked, markdown, mean_of, number
 from atoll.simulations.experiments.tables.pages import write_parts
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "experiments.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "experiments.md"
 ASKED = Asked("server/accuracy", target=0.94)
 SEEDS = (1, 2, 3)
 

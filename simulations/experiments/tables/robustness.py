@@ -23,7 +23,7 @@ from atoll.simulations.experiments.table import markdown
 from atoll.simulations.experiments.tables.digits import task
 from atoll.simulations.experiments.tables.pages import write_parts
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "robustness.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "robustness.md"
 TASK = "atoll.simulations.experiments.tables.digits:task"
 LAST = 5
 """Versions whose mean accuracy counts."""

@@ -13,7 +13,7 @@ from atoll.simulations.experiments.here import tell
 from atoll.simulations.experiments.tables.pages import write_parts
 from atoll.simulations.experiments.tables.papers import fedopt, fedprox, mcmahan
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "papers.md"
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "papers.md"
 PAPERS = {paper.name: paper for paper in (mcmahan.PAPER, fedprox.PAPER, fedopt.PAPER)}
 
 

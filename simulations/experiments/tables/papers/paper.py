@@ -7,7 +7,7 @@ from pathlib import Path
 from atoll.simulations.experiments.goal import Goal
 from atoll.simulations.experiments.grid import Cell
 
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[4] / "examples"
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,7 +202,8 @@ def wait_for(is_so: Callable[[], object], seconds: float = 60.0) -> None:
 def test_a_sweep_of_real_simulations(tmp_path: Path) -> None:
     path = tmp_path / "grid.toml"
     path.write_text(
-        'task = "atoll.simulations.experiments.tables.digits:task"\nrounds = 2\n[population]\nkind = "iid"\nclients = 4\n'
+        'task = "atoll.simulations.experiments.tables.digits:task"\nrounds = 2\n'
+        '[population]\nkind = "iid"\nclients = 4\n'
         '[round]\ncohort_size = 4\n[simulation]\nengine = "sequential"\n[grid]\n"local.lr" = [0.1]\n'
     )
     found = shown("sweep", path, "--out", tmp_path / "out", "--columns", "rounds,bytes_up")
