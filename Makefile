@@ -36,7 +36,7 @@ test-parallel: setup # every strategy at every rank count, as a table, then the 
 	$(BIN)/python -m tests.parallel.trainer.everywhere
 
 test-cuda: setup # what needs a GPU
-	$(BIN)/python -m pytest -q tests/aggregation/test_device.py tests/parallel/engine/test_cuda.py tests/parallel/planner/test_cuda.py tests/simulations/engines/test_cuda.py
+	$(BIN)/python -m pytest -q tests/aggregation/fold/test_device.py tests/parallel/engine/test_cuda.py tests/parallel/planner/test_cuda.py tests/simulations/engines/test_cuda.py
 
 check: setup
 	$(BIN)/ruff format --check .

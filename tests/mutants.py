@@ -35,13 +35,13 @@ REPORT = ROOT / "docs" / "mutants.md"
 NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__", "mutants", "demo-run", "bench-out", "*.pyc")
 SEEDS = 400
 PURE_TESTS = (
-    "tests/server/test_rounds.py",
-    "tests/server/test_buffer.py",
-    "tests/server/test_plan.py",
-    "tests/server/test_run.py",
-    "tests/server/test_membership.py",
-    "tests/server/test_policy.py",
-    "tests/client/test_session.py",
+    "tests/server/rounds/test_cohort_round.py",
+    "tests/server/rounds/test_buffer_round.py",
+    "tests/server/folding/test_plan.py",
+    "tests/server/rounds/test_run_machine.py",
+    "tests/server/rounds/test_membership.py",
+    "tests/server/rounds/test_policy.py",
+    "tests/client/session/test_session.py",
 )
 
 

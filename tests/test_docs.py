@@ -45,7 +45,7 @@ from atoll.server.rounds.events import (
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.run_machine import RunMachine, RunRules
 from atoll.server.selection.oort import Oort
-from tests.server.test_buffer import Flow, buffered, invited, released
+from tests.server.rounds.test_buffer_round import Flow, buffered, invited, released
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

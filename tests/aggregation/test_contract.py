@@ -21,7 +21,7 @@ from atoll.aggregation.tensors import safetensors_file
 from atoll.server.config.aggregation import CODEC_OPTIONS, OPTIMIZER_OPTIONS, RULES, AggregationConfig, OptimizerConfig
 from atoll.server.folding.method import Method
 from tests.aggregation.models import store
-from tests.aggregation.twins import (
+from tests.aggregation.reference_rules import (
     centred_clipping_twin,
     median_twin,
     multi_krum_twin,

@@ -10,13 +10,13 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from atoll.parallel.data.public.idx import read_idx
-from tests.simulations.federation import lines
+from tests.simulations.federation import line_task
 
-task = lines.task
+task = line_task.task
 
 
 def _bad_label(site: str, split: str) -> TensorDataset:
-    found = lines.data(site, split)
+    found = line_task.data(site, split)
     if (site, split) == ("d", "train"):
         found.tensors[1][3] = 77
     return found
@@ -41,7 +41,7 @@ def _damaged(site: str, split: str) -> TensorDataset:
 
 
 def _not_finite(site: str, split: str) -> TensorDataset:
-    found = lines.data(site, split)
+    found = line_task.data(site, split)
     if (site, split) == ("b", "train"):
         found.tensors[0].fill_(float("nan"))
     return found
@@ -60,7 +60,7 @@ class _Record(Dataset[tuple[torch.Tensor, int]]):
 
 
 def _no_record(site: str, split: str) -> Dataset[tuple[torch.Tensor, ...]]:
-    return _Record() if (site, split) == ("c", "train") else lines.data(site, split)
+    return _Record() if (site, split) == ("c", "train") else line_task.data(site, split)
 
 
 def _no_model() -> torch.nn.Module:

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import asynccontextmanager, closing, suppress
 
-from tests.client.lagoon import until
+from tests.client.fake_coordinator import until
 
 
 class Door:

@@ -13,7 +13,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.manifest import parse_update
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import FailureReason
-from tests.client.lagoon import Instant, Version, agent, lagoon, live, model, until
+from tests.client.fake_coordinator import Instant, Version, agent, lagoon, live, model, until
 
 
 def spooled(state):

@@ -9,9 +9,9 @@ from atoll.aggregation.codecs.names import FAMILIES
 from atoll.aggregation.tensors.safetensors_file import read
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.manifest import parse_update
-from tests.aggregation.encoded import decoded
-from tests.client.lagoon import Instant, Version, agent, lagoon, live, model, until
-from tests.client.test_agent import Process
+from tests.aggregation.encoded_by_hand import decoded
+from tests.client.fake_coordinator import Instant, Version, agent, lagoon, live, model, until
+from tests.client.test_process import Process
 
 SIZE = 5000
 UPDATE = np.random.default_rng(1).standard_normal(SIZE, np.float32)
@@ -42,7 +42,7 @@ async def test_sent_and_owed_add_up_to_what_was_trained(tmp_path, codec):
     async with lagoon() as coordinator, Process(coordinator, tmp_path / "a"):
         version = coordinator.add(Version(model(w=SIZE)))
         for number in range(1, 4):
-            await coordinator.invite(version, task="wide:task", round_id=number, codec=codec)
+            await coordinator.invite(version, task="wide_task:task", round_id=number, codec=codec)
             await answered(coordinator, tmp_path / "a", number)
             sent = sum(value_of(coordinator, digest).astype(np.float64) for digest in coordinator.verdicts)
             np.testing.assert_allclose(sent + owed(tmp_path / "a"), number * UPDATE, atol=1e-5)
@@ -56,11 +56,11 @@ async def test_sent_and_owed_add_up_to_what_was_trained(tmp_path, codec):
 async def test_what_a_refused_update_left_out_is_not_owed(tmp_path):
     async with lagoon() as coordinator, Process(coordinator, tmp_path / "a"):
         version = coordinator.add(Version(model(w=SIZE)))
-        await coordinator.invite(version, task="wide:task", codec="sign")
+        await coordinator.invite(version, task="wide_task:task", codec="sign")
         await answered(coordinator, tmp_path / "a", 1)
         before = owed(tmp_path / "a")
         coordinator.verdict = pb.Verdict(accepted=False, reason="too_late")
-        await coordinator.invite(version, task="wide:task", round_id=2, codec="sign")
+        await coordinator.invite(version, task="wide_task:task", round_id=2, codec="sign")
         await answered(coordinator, tmp_path / "a", 2)
         assert np.array_equal(owed(tmp_path / "a"), before)
         assert not list((tmp_path / "a" / "kept").glob("*.staged"))
@@ -75,19 +75,19 @@ def test_agent_killed_in_its_second_round_owes_what_it_should(tmp_path, step):
         async with lagoon() as coordinator:
             version = coordinator.add(Version(model(w=SIZE)))
             async with Process(coordinator, tmp_path / "a", ATOLL_CRASH_AT=f"{step}:2") as process:
-                await coordinator.invite(version, task="wide:task", codec="sign")
+                await coordinator.invite(version, task="wide_task:task", codec="sign")
                 await answered(coordinator, tmp_path / "a", 1)
-                await coordinator.invite(version, task="wide:task", round_id=2, codec="sign")
+                await coordinator.invite(version, task="wide_task:task", round_id=2, codec="sign")
                 assert await process.ended() == -signal.SIGKILL
             coordinator.answers.clear()  # a coordinator invites nobody again whom it has answered
             async with Process(coordinator, tmp_path / "a") as process:
                 await coordinator.connected(2)
-                await coordinator.invite(version, task="wide:task", round_id=2, codec="sign")
+                await coordinator.invite(version, task="wide_task:task", round_id=2, codec="sign")
                 await until(lambda: process.log.count("invited to round 2") == 2, timeout=30)
                 coordinator.answers.set()
                 await answered(coordinator, tmp_path / "a", 2)
                 assert len(coordinator.received) == 2, "one update for each round, with the same bytes"
-                await coordinator.invite(version, task="wide:task", round_id=3, codec="sign")
+                await coordinator.invite(version, task="wide_task:task", round_id=3, codec="sign")
                 await answered(coordinator, tmp_path / "a", 3)
             sent = sum(value_of(coordinator, digest).astype(np.float64) for digest in coordinator.verdicts)
             np.testing.assert_allclose(sent + owed(tmp_path / "a"), 3 * UPDATE, atol=1e-5)
@@ -117,12 +117,12 @@ async def test_agent_says_what_it_speaks_and_sends_plain_when_asked_for_somethin
 async def test_update_begun_while_another_is_unanswered_feeds_back_nothing_twice(tmp_path):
     async with lagoon() as coordinator, Process(coordinator, tmp_path / "a"):
         version, state = coordinator.add(Version(model(w=SIZE))), tmp_path / "a"
-        await coordinator.invite(version, task="wide:task", codec="sign")
+        await coordinator.invite(version, task="wide_task:task", codec="sign")
         await answered(coordinator, state, 1)
         coordinator.lose_verdicts = 10**6  # received, and never answered
-        await coordinator.invite(version, task="wide:task", round_id=2, codec="sign")
+        await coordinator.invite(version, task="wide_task:task", round_id=2, codec="sign")
         await until(lambda: len(coordinator.verdicts) == 2)
-        await coordinator.invite(version, task="wide:task", round_id=3, codec="sign")
+        await coordinator.invite(version, task="wide_task:task", round_id=3, codec="sign")
         await until(lambda: len(coordinator.verdicts) == 3)
         coordinator.lose_verdicts = 0
         await answered(coordinator, state, 3)

@@ -11,7 +11,7 @@ from atoll.client.policy.history import PolicyHistory
 from atoll.client.work.runner import RunnerFailed
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import FailureReason
-from tests.client.lagoon import MIB, Instant, Version, agent, lagoon, live, model, until
+from tests.client.fake_coordinator import MIB, Instant, Version, agent, lagoon, live, model, until
 from tests.client.policy.test_gate import written
 
 POLICY = 'tasks = ["tiny:*"]\nruns = ["*"]\n'

@@ -12,9 +12,9 @@ import pytest
 
 from atoll.client.process import tasks_by_name
 from atoll.protocol.settings import ConfigError
-from tests.client.lagoon import MIB, Version, lagoon, live, model
+from tests.client.fake_coordinator import MIB, Version, lagoon, live, model
 
-WIDE = Path(__file__).with_name("wide.py")
+WIDE = Path(__file__).with_name("wide_task.py")
 MAIN = """
 import asyncio, logging, sys
 from pathlib import Path
@@ -65,7 +65,7 @@ async def test_killed_agent_goes_on_where_its_upload_stopped(tmp_path):
     async with lagoon() as coordinator:
         version = coordinator.add(wide())
         async with Process(coordinator, tmp_path / "a", ATOLL_CRASH_AT="agent.uploading:20") as agent:
-            await coordinator.invite(version, task="wide:task")
+            await coordinator.invite(version, task="wide_task:task")
             assert await agent.ended() == -signal.SIGKILL
         async with Process(coordinator, tmp_path / "a"):
             await coordinator.accepted.wait()
@@ -78,11 +78,11 @@ async def test_killed_agent_goes_on_where_its_download_stopped(tmp_path):
     async with lagoon() as coordinator:
         version = coordinator.add(wide())
         async with Process(coordinator, tmp_path / "a", ATOLL_CRASH_AT="agent.downloading:20") as agent:
-            await coordinator.invite(version, task="wide:task")
+            await coordinator.invite(version, task="wide_task:task")
             assert await agent.ended() == -signal.SIGKILL
         async with Process(coordinator, tmp_path / "a"):
             await coordinator.connected(2)
-            await coordinator.invite(version, task="wide:task")
+            await coordinator.invite(version, task="wide_task:task")
             await coordinator.accepted.wait()
         assert coordinator.opened[1].position == 20 * MIB
         assert coordinator.sent_bytes - 32 * MIB <= 8 * MIB
@@ -94,7 +94,7 @@ async def test_an_agent_keeps_two_versions_and_deletes_older_ones_while_it_works
     async with lagoon() as coordinator, Process(coordinator, tmp_path / "a"):
         for round_id, version in enumerate(versions, 1):
             coordinator.accepted.clear()
-            await coordinator.invite(coordinator.add(version), round_id=round_id, task="wide:task")
+            await coordinator.invite(coordinator.add(version), round_id=round_id, task="wide_task:task")
             await coordinator.accepted.wait()
         models = tmp_path / "a" / "models"
         last_two = {f"{version.digest}.safetensors" for version in versions[-2:]}
@@ -113,12 +113,14 @@ def test_agent_killed_anywhere_still_delivers_one_update(tmp_path, step):
         async with lagoon() as coordinator:
             version = coordinator.add(Version(model(w=8)))
             async with Process(coordinator, tmp_path / "a", ATOLL_CRASH_AT=step) as agent:
-                await coordinator.invite(version, task="wide:task")
+                await coordinator.invite(version, task="wide_task:task")
                 assert await agent.ended() == -signal.SIGKILL
             coordinator.accepted.clear()
             async with Process(coordinator, tmp_path / "a"):
                 await coordinator.connected(2)
-                await coordinator.invite(version, task="wide:task")  # as the real one does to a client that comes back
+                await coordinator.invite(  # as the real one does
+                    version, task="wide_task:task"
+                )  # as the real one does to a client that comes back
                 await coordinator.accepted.wait()
             assert len(coordinator.received) == 1
 
@@ -129,7 +131,7 @@ def test_agent_killed_anywhere_still_delivers_one_update(tmp_path, step):
 async def test_sigterm_ends_the_agent_orderly_and_soon(tmp_path):
     async with lagoon() as coordinator, Process(coordinator, tmp_path / "a") as agent:
         await coordinator.connected()
-        await coordinator.invite(coordinator.add(Version(model(w=8))), task="wide:task", local='{"sleep": 600}')
+        await coordinator.invite(coordinator.add(Version(model(w=8))), task="wide_task:task", local='{"sleep": 600}')
         while "downloading" not in agent.log:
             await asyncio.sleep(0.01)
         began = time.monotonic()

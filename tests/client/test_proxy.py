@@ -6,7 +6,7 @@ import pytest
 from atoll.client.wire import download as download_module
 from atoll.protocol.settings import ConfigError
 from tests.client.connect_proxy import connect_proxy
-from tests.client.lagoon import MIB, Instant, Version, agent, lagoon, live, model, until
+from tests.client.fake_coordinator import MIB, Instant, Version, agent, lagoon, live, model, until
 
 ELSEWHERE = "lagoon.example:7070"
 """No name that this machine can resolve: only the proxy leads there."""

@@ -8,7 +8,7 @@ from atoll.client.work.runner import RunnerFailed
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import FailureReason
 from atoll.protocol.wire.channel import STATISTICS_MAX
-from tests.client.lagoon import Instant, Version, agent, lagoon, live, model, until
+from tests.client.fake_coordinator import Instant, Version, agent, lagoon, live, model, until
 
 
 class Measuring(Instant):

@@ -10,7 +10,7 @@ from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.certificates import Issuer
 from atoll.protocol.identity.names import Identity, Role
 from atoll.server.identity.signing import Signer
-from tests.client.lagoon import Instant, Version, agent, lagoon, live, model, until
+from tests.client.fake_coordinator import Instant, Version, agent, lagoon, live, model, until
 from tests.server.identity.secure import MAIN, Member
 
 OWN = Member(MAIN).credential

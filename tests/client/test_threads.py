@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from atoll.client.threads import on_own_thread, on_thread
-from tests.client.lagoon import live
+from tests.client.fake_coordinator import live
 
 
 @live

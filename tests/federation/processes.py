@@ -15,7 +15,7 @@ from benchmarks.members import equip
 from benchmarks.processes import free_address
 
 ATOLL = str(Path(sys.executable).with_name("atoll"))
-TASK = str(Path(__file__).with_name("trouble.py")) + ":task"
+TASK = str(Path(__file__).with_name("misbehaving_sites_task.py")) + ":task"
 
 
 class Federation:

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from atoll.aggregation.tensors.safetensors_file import read
-from tests.federation import banks
+from tests.federation import shifted_sites_task
 from tests.federation.processes import federation
 
-TASK = str(Path(__file__).with_name("quadratics.py")) + ":task"
-BANKS = str(Path(__file__).with_name("banks.py")) + ":task"
+TASK = str(Path(__file__).with_name("quadratics_task.py")) + ":task"
+BANKS = str(Path(__file__).with_name("shifted_sites_task.py")) + ":task"
 BOTH = {"round__cohort_size": 2, "evaluation__server_every": 0, "aggregation__weighting": "uniform"}
 
 
@@ -96,9 +96,9 @@ def test_an_agent_that_has_lost_its_variate_says_so_and_does_not_spoil_the_model
 
 def measured(version, own, site):
     """Sum and count of the loss of a model with these tensors, by plain torch."""
-    model = banks.make_model()
+    model = shifted_sites_task.make_model()
     model.load_state_dict({name: torch.from_numpy(array) for name, array in (version | own).items()})
-    inputs, targets = banks.load_site(site, "test").tensors
+    inputs, targets = shifted_sites_task.load_site(site, "test").tensors
     loss = torch.nn.functional.cross_entropy(model.eval()(inputs), targets)
     return loss.item() * len(targets), len(targets)
 

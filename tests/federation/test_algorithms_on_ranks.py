@@ -12,7 +12,7 @@ from tests.federation.processes import federation
 from tests.federation.test_asynchronous import FEDASYNC, counted, worked_out
 from tests.federation.test_ranks import digests, is_finished
 
-TASK = str(Path(__file__).with_name("quadratics.py")) + ":task"
+TASK = str(Path(__file__).with_name("quadratics_task.py")) + ":task"
 RUNS = {
     "scaffold": """
         rounds = 3

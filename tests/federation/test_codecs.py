@@ -9,7 +9,7 @@ import pytest
 from atoll.aggregation.tensors.safetensors_file import read
 from tests.federation.processes import federation
 
-DRIFTING = str(Path(__file__).with_name("drifting.py")) + ":task"
+DRIFTING = str(Path(__file__).with_name("drifting_task.py")) + ":task"
 ROUNDS = 4
 
 

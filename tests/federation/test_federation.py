@@ -123,11 +123,11 @@ def test_clients_evaluate_on_their_own_data_and_the_sums_are_merged(tmp_path):
 
 def test_agent_refuses_a_task_that_its_operator_did_not_allow(tmp_path):
     other = tmp_path / "other.py"
-    other.write_text(Path(__file__).with_name("trouble.py").read_text())
+    other.write_text(Path(__file__).with_name("misbehaving_sites_task.py").read_text())
     with federation(tmp_path) as it:
         it.coordinator(round__cohort_size=1, rounds=1, round__selection_timeout=4, round__retry=0)
         it.agent("a", tasks=[f"{other}:task"])
-        it.wait_for(lambda: ("trouble:task" in it.log("a") and "other:task" in it.log("a")) or None)
+        it.wait_for(lambda: ("misbehaving_sites_task:task" in it.log("a") and "other:task" in it.log("a")) or None)
         assert it.wait_for_end() == 1
         assert it.rounds()[0].abandon_reason == "too_few_clients"
 

@@ -15,7 +15,7 @@ from atoll.server.journal.state_directory import running_coordinator
 from benchmarks.members import equip
 from tests.federation.processes import ATOLL, Federation, ended_after, federation
 
-TASK = str(Path(__file__).with_name("sharded.py")) + ":task"
+TASK = str(Path(__file__).with_name("sharded_task.py")) + ":task"
 SITES = ("a", "b", "c")
 RUNS = {
     "mean": "rounds = 3",

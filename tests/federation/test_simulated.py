@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from tests.federation.processes import ATOLL, federation
-from tests.simulations.federation import lines as lines_task
+from tests.simulations.federation import line_task as lines_task
 from tests.simulations.federation.simulating import TASK, simulate
 
 GIVEN = ("rounds=3", "round.cohort_size=4", "round.min_available=4", "seed=5")

@@ -6,7 +6,7 @@ from pathlib import Path
 from atoll.parallel.worker.process import Worker
 
 model, out, mark, deed, budget_s, lease_s, log = sys.argv[1:]
-worker = Worker(f"{Path(__file__).parent}/trouble.py:task", site="here", log_path=Path(log))
+worker = Worker(f"{Path(__file__).parent}/troublesome_task.py:task", site="here", log_path=Path(log))
 worker.call(
     "train",
     600.0,

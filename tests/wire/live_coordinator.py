@@ -24,7 +24,7 @@ from atoll.server.config.run import RunFile
 from atoll.server.process import host
 from benchmarks.members import equip
 
-TINY = str(Path(__file__).with_name("tiny.py")) + ":task"
+TINY = str(Path(__file__).with_name("four_numbers_task.py")) + ":task"
 BASE = {
     "round.cohort_size": 2,
     "evaluation.server_every": 0,
@@ -104,7 +104,7 @@ class Client:
         self.stub, self.name = rpc.CoordinatorStub(channel), name
         self.control = self.ending = None
 
-    async def hello(self, *, tasks=("tiny:task",), session="s1", protocol=PROTOCOL, **fields):
+    async def hello(self, *, tasks=("four_numbers_task:task",), session="s1", protocol=PROTOCOL, **fields):
         self.control = self.stub.Session()
         self.ending = first_status(self.control)
         hello = pb.Hello(protocol=protocol, client_id=self.name, session=session, tasks=tasks, **fields)

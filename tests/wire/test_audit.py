@@ -14,7 +14,7 @@ from atoll.protocol.wire.channel import client_options
 from atoll.server.audit.budget import BURST
 from atoll.server.audit.reading import Source, events_of, verify
 from atoll.server.services.reading_service import READINGS_MAX
-from tests.wire.live import running
+from tests.wire.live_coordinator import running
 from tests.wire.test_round import live, report
 
 

@@ -18,7 +18,7 @@ from atoll.server.ranks import process as aggregators
 from atoll.server.ranks.rank import Rank, RankPlace
 from atoll.server.transport.listener import MutualListener
 from benchmarks.members import equip
-from tests.wire.live import running, update_of
+from tests.wire.live_coordinator import running, update_of
 from tests.wire.test_ranks import ONE, it_manifest, with_rank
 from tests.wire.test_round import committed, live, report
 

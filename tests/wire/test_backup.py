@@ -9,7 +9,7 @@ from atoll.server.backup.backup import back_up
 from atoll.server.backup.contents import BackupFailed
 from atoll.server.backup.restore import restore
 from tests.cli.invoking import invoke, refused, said
-from tests.wire.live import running
+from tests.wire.live_coordinator import running
 from tests.wire.test_round import live
 
 

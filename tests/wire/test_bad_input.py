@@ -10,7 +10,7 @@ import pytest
 
 from atoll.aggregation.tensors.layout import Piece, pieces_in_order
 from atoll.protocol import atoll_pb2 as pb
-from tests.wire.live import running, update_of
+from tests.wire.live_coordinator import running, update_of
 from tests.wire.test_round import committed, live, report
 
 DIGEST = "0" * 64
@@ -269,5 +269,5 @@ def test_hello_that_is_wrong_is_answered_with_a_status(tmp_path, hello, code):
 async def test_client_that_allows_another_task_only_is_not_invited_and_told_what_runs(tmp_path):
     async with running(tmp_path / "state", round__cohort_size=1) as it, it.client("a", tasks=["other:task"]) as a:
         welcome = await a.next("welcome")
-        assert list(welcome.tasks) == ["tiny:task"]
+        assert list(welcome.tasks) == ["four_numbers_task:task"]
         assert it.run.machine.ledger.membership.num_connected == 0

@@ -20,12 +20,12 @@ from atoll.parallel.worker.operations import Operations
 from atoll.server.files.run_store import RunStore
 from atoll.server.views.history import History
 from atoll.server.views.sentences import sentences, summary
-from tests.aggregation.encoded import decoded, encoded
-from tests.wire.live import running, update_of
+from tests.aggregation.encoded_by_hand import decoded, encoded
+from tests.wire.live_coordinator import running, update_of
 from tests.wire.test_bad_input import refused
 from tests.wire.test_round import committed, live, report
 
-DIGITS = str(Path(__file__).with_name("linear.py")) + ":task"
+DIGITS = str(Path(__file__).with_name("linear_digits_task.py")) + ":task"
 
 
 TRAINING = threading.Lock()

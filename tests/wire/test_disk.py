@@ -10,7 +10,7 @@ import pytest
 
 from atoll.server.journal.state_directory import StateInUse
 from tests.cli.invoking import refused
-from tests.wire.live import running
+from tests.wire.live_coordinator import running
 from tests.wire.test_round import committed, live, report
 
 

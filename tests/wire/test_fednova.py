@@ -10,12 +10,12 @@ import pytest
 from atoll.aggregation.tensors.safetensors_file import read
 from atoll.protocol.settings import ConfigError
 from atoll.server.errors import OperatorError
-from tests.wire.live import running
+from tests.wire.live_coordinator import running
 from tests.wire.test_round import committed, live
 
-TASK = str(Path(__file__).parents[1] / "federation" / "quadratics.py") + ":task"
+TASK = str(Path(__file__).parents[1] / "federation" / "quadratics_task.py") + ":task"
 NOVA = {"task": TASK, "rounds": 2, "aggregation__algorithm": "fednova"}
-TASKS = {"tasks": ("quadratics:task",)}
+TASKS = {"tasks": ("quadratics_task:task",)}
 
 
 async def send(client, value, **claims):

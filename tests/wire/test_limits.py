@@ -12,7 +12,7 @@ from atoll.protocol.wire.channel import MESSAGE_BYTES_MAX, MIB
 from atoll.protocol.wire.stream import first_status
 from atoll.server.errors import OperatorError
 from atoll.server.transport.limits import STRIKES_MAX
-from tests.wire.live import running
+from tests.wire.live_coordinator import running
 from tests.wire.test_round import live
 
 

@@ -23,7 +23,7 @@ from atoll.protocol.wire.stream import Stream, StreamBroken
 from atoll.server.identity.authority import Authority
 from atoll.server.identity.setup import owner_folder
 from atoll.server.transport.listener import MutualListener
-from tests.wire.live import running
+from tests.wire.live_coordinator import running
 from tests.wire.test_round import live, report
 
 SECURE = {"coordinator__insecure": False}
@@ -206,7 +206,9 @@ async def test_calls_that_begin_after_a_renewal_use_the_new_certificate_and_the_
         keeper = keeper_of(tmp_path / "north", NORTH, authority)
         link = Link(MutualDialer(keeper), it.address)
         staying_fresh = asyncio.create_task(link.connection.keep_fresh())
-        hello = pb.Hello(protocol=channel_module.PROTOCOL, client_id="north", session="1", tasks=["tiny:task"])
+        hello = pb.Hello(
+            protocol=channel_module.PROTOCOL, client_id="north", session="1", tasks=["four_numbers_task:task"]
+        )
         await link.open(hello)
         asked = pb.ManifestRequest(run_id="tiny-1", digest=it.run.reducer.version(0).digest)
         async with link.calls() as older:

@@ -8,7 +8,7 @@ import pytest
 from atoll.aggregation.optimizers import FedAdam, FedAvgM
 from atoll.aggregation.tensors.safetensors_file import read
 from atoll.server.errors import StoreCorrupted
-from tests.wire.live import running
+from tests.wire.live_coordinator import running
 from tests.wire.test_round import committed, live, report
 
 MOMENTUM = {"rounds": 4, "optimizer__name": "fedavgm", "optimizer__lr": 0.5, "optimizer__momentum": 0.8}

@@ -11,7 +11,7 @@ from atoll.aggregation.tensors.safetensors_file import read
 from atoll.protocol import atoll_pb2 as pb
 from atoll.server.views.history import History
 from tests.cli.invoking import shown
-from tests.wire.live import running
+from tests.wire.live_coordinator import running
 from tests.wire.test_disk import Errors
 from tests.wire.test_round import committed, live, report
 

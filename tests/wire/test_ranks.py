@@ -24,12 +24,12 @@ from atoll.server.config.process import AggregatorConfig
 from atoll.server.ranks import gloo, process, rank_store
 from atoll.server.ranks.rank import Rank, RankPlace
 from atoll.server.transport.listener import InsecureListener
-from tests.client.lagoon import until
-from tests.wire.live import running, update_of
+from tests.client.fake_coordinator import until
+from tests.wire.live_coordinator import running, update_of
 from tests.wire.test_round import committed, live, report
 
 ONE = {"coordinator__aggregators": 1, "coordinator__start_aggregators": False}
-NAMES = str(Path(__file__).with_name("names.py")) + ":task"
+NAMES = str(Path(__file__).with_name("long_names_task.py")) + ":task"
 
 
 class Ranked:
@@ -179,7 +179,7 @@ async def test_a_rank_lets_in_three_connections_of_each_client_and_a_hundred(tmp
 async def test_an_update_with_the_longest_of_manifests_is_accepted_and_folded(tmp_path):
     settings = {"task": NAMES, "rounds": 1, "round__cohort_size": 1} | ONE
     async with running(tmp_path / "state", **settings) as it, with_rank(it, tmp_path / "rank") as ranked:
-        async with ranked.client("a", tasks=("names:task",)) as a:
+        async with ranked.client("a", tasks=("long_names_task:task",)) as a:
             _, verdict = await report(a, 1.0)
             assert verdict.accepted, verdict
             await committed(it, 1)

@@ -11,8 +11,8 @@ from atoll.client.disk.seen_store import Memory
 from atoll.client.process import run_agent
 from atoll.protocol.identity.names import Identity, Role
 from benchmarks.members import equip
-from tests.client.lagoon import Instant, until
-from tests.wire.live import running
+from tests.client.fake_coordinator import Instant, until
+from tests.wire.live_coordinator import running
 from tests.wire.test_round import committed, live
 
 SETTINGS = {"coordinator__insecure": False, "round__cohort_size": 1, "round__retry": 1000, "pause": 0.05, "rounds": 9}
@@ -37,7 +37,9 @@ async def at_work(it, folder, runner):
     """An agent of the site a, in this process."""
     equip(it.coordinator.config.state, folder, Identity(Role.CLIENT, "a"))
     config = AgentConfig(site="a", state=folder, coordinator=it.address, reconnect_min=0.01, reconnect_max=0.1)
-    task = asyncio.ensure_future(run_agent(config, {"tiny:task": "x:task"}, runner=runner, handle_signals=False))
+    task = asyncio.ensure_future(
+        run_agent(config, {"four_numbers_task:task": "x:task"}, runner=runner, handle_signals=False)
+    )
     try:
         yield
         assert not task.done()

@@ -17,7 +17,7 @@ from atoll.server.hosting.retention import Keep
 from atoll.server.journal.journal import DiskFull
 from atoll.server.process import host
 from atoll.server.rounds.events import UpdateReceived
-from tests.wire.live import TINY, Live, running, settings
+from tests.wire.live_coordinator import TINY, Live, running, settings
 from tests.wire.test_round import committed, live, report
 
 NEXT = f'name = "next"\ntask = "{TINY}"\nrounds = 1\n[round]\ncohort_size = 2'
@@ -244,7 +244,7 @@ async def test_statistics_beyond_measure_are_an_answer_without_statistics(tmp_pa
 
 @pytest.mark.parametrize(
     "hello",
-    [{"software": "x" * 1_000_000}, {"tasks": ["tiny:task", "x" * 5000]}],
+    [{"software": "x" * 1_000_000}, {"tasks": ["four_numbers_task:task", "x" * 5000]}],
     ids=["large", "long task"],
 )
 def test_hello_that_would_fill_the_memory_is_refused(tmp_path, hello):

@@ -14,7 +14,7 @@ from atoll.server.files import incoming
 from atoll.server.files.incoming import SMALL_BYTES
 from atoll.server.process import host
 from atoll.server.views.history import History
-from tests.wire.live import TINY, running, settings
+from tests.wire.live_coordinator import TINY, running, settings
 
 
 def live(test):

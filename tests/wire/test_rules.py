@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from atoll.aggregation.tensors.safetensors_file import read
-from tests.wire.live import running, update_of
+from tests.wire.live_coordinator import running, update_of
 from tests.wire.test_round import committed, live, report
 
 NAMES = ("a", "b", "c", "d", "e")

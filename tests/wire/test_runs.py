@@ -8,7 +8,7 @@ import pytest
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import RunState
 from atoll.server.views.history import History
-from tests.wire.live import TINY, running, settings
+from tests.wire.live_coordinator import TINY, running, settings
 from tests.wire.test_round import live
 
 

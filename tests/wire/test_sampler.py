@@ -3,7 +3,7 @@
 import asyncio
 
 from atoll.protocol import atoll_pb2 as pb
-from tests.wire.live import running
+from tests.wire.live_coordinator import running
 from tests.wire.test_round import committed, live
 
 OWN = """

@@ -13,11 +13,11 @@ from atoll.aggregation.tensors.safetensors_file import read
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import FailureReason, Phase
 from atoll.server.errors import OperatorError
-from tests.wire.live import running
+from tests.wire.live_coordinator import running
 from tests.wire.test_round import committed, live
 
-TASK = str(Path(__file__).parents[1] / "federation" / "quadratics.py") + ":task"
-TASKS = {"tasks": ("quadratics:task",)}
+TASK = str(Path(__file__).parents[1] / "federation" / "quadratics_task.py") + ":task"
+TASKS = {"tasks": ("quadratics_task:task",)}
 SCAFFOLD = {
     "task": TASK,
     "rounds": 9,

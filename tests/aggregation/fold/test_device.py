@@ -17,7 +17,7 @@ from atoll.aggregation.optimizers import FedAdam
 from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import Tensor
 from atoll.aggregation.updates.reader import UpdateReader
-from tests.aggregation.encoded import store_encoded
+from tests.aggregation.encoded_by_hand import store_encoded
 from tests.aggregation.models import DTYPES, fold_in, random_cuts, store, widened
 from tests.aggregation.ranks import fold_on_ranks, write_shards
 

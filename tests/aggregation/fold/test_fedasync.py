@@ -7,8 +7,8 @@ from atoll.aggregation.fold.step import Anchor, Step
 from atoll.aggregation.fold.streaming import Weighted, fold
 from atoll.aggregation.optimizers import FedAvg
 from atoll.aggregation.tensors import safetensors_file
+from tests.aggregation.fold.test_step import TRAINED, model
 from tests.aggregation.models import store
-from tests.aggregation.test_step import TRAINED, model
 
 SHARE = 0.6 * 3**-0.5
 

@@ -18,7 +18,7 @@ from atoll.aggregation.tensors.layout import Tensor
 from atoll.aggregation.updates.reader import UpdateReader
 from atoll.aggregation.updates.sources import Scaled, Zeros
 from tests.aggregation.models import random_cuts, store
-from tests.aggregation.twins import applied
+from tests.aggregation.reference_rules import applied
 
 SHAPE = (19, 7)
 SIZE = 133

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from atoll.aggregation.rules.coordinate import Median, TrimmedMean, clip_factors
 from atoll.aggregation.rules.rule import check_count, num_malicious, takes_centre
-from tests.aggregation.twins import applied, median_twin, trimmed_mean_twin
+from tests.aggregation.reference_rules import applied, median_twin, trimmed_mean_twin
 
 VECTORS = json.loads(Path(__file__).with_name("byzfl_vectors.json").read_text())
 

@@ -17,8 +17,7 @@ from atoll.aggregation.rules.geometric import (
     squared_distances,
 )
 from atoll.aggregation.rules.rule import GeometricRule, check_count, takes_centre
-from tests.aggregation.test_robust import VECTORS
-from tests.aggregation.twins import (
+from tests.aggregation.reference_rules import (
     applied,
     centred_clipping_twin,
     multi_krum_twin,
@@ -26,6 +25,7 @@ from tests.aggregation.twins import (
     trimmed_mean_twin,
     weiszfeld_twin,
 )
+from tests.aggregation.rules.test_coordinate import VECTORS
 
 RULES = [
     MultiKrum(2),

@@ -22,7 +22,7 @@ from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import Tensor
 from atoll.aggregation.updates.inspection import inspect
 from atoll.aggregation.updates.reader import UpdateReader, read_block
-from tests.aggregation.encoded import NAMES, store_encoded
+from tests.aggregation.encoded_by_hand import NAMES, store_encoded
 from tests.aggregation.models import random_cuts, store
 
 codecs = st.sampled_from(NAMES)

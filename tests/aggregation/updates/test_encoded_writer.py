@@ -15,7 +15,7 @@ from atoll.aggregation.tensors.layout import Tensor, pieces_in_order
 from atoll.aggregation.updates.encoded_writer import REPLACES, Feedback, write_encoded
 from atoll.aggregation.updates.inspection import inspect
 from atoll.aggregation.updates.reader import StoredUpdate, UpdateReader
-from tests.aggregation.encoded import NAMES, decoded, encoded
+from tests.aggregation.encoded_by_hand import NAMES, decoded, encoded
 
 WIDE = 2 * CHUNK_ELEMENTS + 100
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted
 from atoll.aggregation.updates import inspection
 from atoll.aggregation.updates.inspection import TILE_ELEMENTS, Inspector, inspect
-from tests.aggregation.encoded import store_encoded
+from tests.aggregation.encoded_by_hand import store_encoded
 from tests.aggregation.models import random_cuts, store, widened
 
 TILE_BYTES = 4 * TILE_ELEMENTS

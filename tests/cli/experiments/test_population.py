@@ -9,7 +9,7 @@ from atoll.protocol.settings import load_text
 from atoll.simulations.federation.config import SimulationFile
 from tests.cli.invoking import TINY, invoke, refused, said, shown
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DIGITS = f"{ROOT}/examples/digits.py:task"
 SHARDS = ("--set", "population.kind=shards", "--set", "population.clients=30")
 

@@ -13,7 +13,7 @@ from atoll.cli.experiments.sweep_progress import SweepProgress
 from atoll.simulations.experiments import sweep
 from atoll.simulations.experiments.grid import Cell, Grid, SweepConfig
 from tests.cli.invoking import invoke, refused, said, shown
-from tests.living import descendants, is_running
+from tests.process_table import descendants, is_running
 from tests.simulations.experiments import fake_simulate
 
 GRID = 'task = "digits.py:task"\n[grid]\nspeed = [0.25, 0.5]\nseed = [1, 2]\n[sweep]\ntarget = 0.75\n'
@@ -30,7 +30,7 @@ def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sweep, "simulate", command)
     monkeypatch.setattr(sweep, "check_cells", lambda *_: None)  # the script has settings of its own, and no task
     monkeypatch.setattr("atoll.cli.experiments.sweep._task_of", lambda _: object())
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "policies.toml"
     path.write_text(GRID)
@@ -90,7 +90,7 @@ def test_a_setting_that_no_simulation_has_is_said_before_anything_runs(tmp_path:
 @pytest.mark.parametrize("word", ["--check", "--jobs=1"])
 def test_each_cell_is_tried_with_its_task_before_the_first_one_runs(tmp_path: Path, word: str) -> None:
     path, out = tmp_path / "grid.toml", tmp_path / "out"
-    task = "tests.simulations.federation.lines:task"
+    task = "tests.simulations.federation.line_task:task"
     path.write_text(f'task = "{task}"\n[grid]\n"local.lr" = [0.1, -1]\n"round.cohort_size" = [3, 77]\n')
     assert refused("sweep", path, word, "--out", out) == [
         "lr 0.1, cohort_size 77 and 1 cells more: round.cohort_size: got 77; allowed: at most 4, "
@@ -114,7 +114,7 @@ def test_cells_that_are_finished_are_not_tried_again(grid: Path, monkeypatch: py
     assert len(tried) == 4
 
 
-TASK = "tests.simulations.federation.lines:task"
+TASK = "tests.simulations.federation.line_task:task"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def refused_late(*arguments: object) -> list[str]:
 
 
 def test_the_sweep_of_the_documentation_is_one(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "experiments.md").read_text("utf-8")
     text = re.search(r"```toml\n(.*?)```", page, re.DOTALL)
     assert text is not None
     (tmp_path / "digits.py").write_text("from atoll.simulations.experiments.tables.digits import task\n")
@@ -178,11 +178,11 @@ def test_the_sweep_of_the_documentation_is_one(tmp_path: Path) -> None:
 def test_the_cells_of_a_killed_sweep_end_with_it(tmp_path: Path) -> None:
     path = tmp_path / "grid.toml"
     path.write_text(
-        'task = "tests.simulations.federation.lines:task"\nrounds = 1_000_000\n[round]\ncohort_size = 4\n'
+        'task = "tests.simulations.federation.line_task:task"\nrounds = 1_000_000\n[round]\ncohort_size = 4\n'
         '[simulation]\nengine = "sequential"\n[grid]\nseed = [1]\n'
     )
     command = [sys.executable, "-m", "atoll", "sweep", str(path), "--out", str(tmp_path / "out")]
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[3])
     with subprocess.Popen(command, cwd=root, env={**os.environ, "PYTHONPATH": root}) as process:
         try:
             wait_for(lambda: list(tmp_path.glob("out/*/rounds.jsonl")))

@@ -168,7 +168,7 @@ def test_the_log_of_a_process_is_one_line_for_each_thing(it: Federation) -> None
     assert lines[1].startswith("a site becomes a member by: atoll client invite NAME")
     assert any(line.endswith("done-1: round 2: committed as version 2") for line in lines)
     assert all(line[2] == line[5] == ":" for line in lines[3:]), lines
-    assert it.log("a").startswith("atoll agent a, for tiny:task, state in ")
+    assert it.log("a").startswith("atoll agent a, for four_numbers_task:task, state in ")
 
 
 def test_a_run_is_stopped_and_resumed_and_everything_is_still_shown_after_a_kill(it: Federation) -> None:

@@ -99,7 +99,7 @@ def test_an_agent_does_not_start_with_a_policy_that_is_not_valid(tmp_path: Path)
     invoke("new", tmp_path)
     agent = (
         "agent",
-        "tests/federation/trouble.py:task",
+        "tests/federation/misbehaving_sites_task.py:task",
         "--site",
         "a",
         "--check",

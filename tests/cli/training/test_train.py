@@ -14,11 +14,11 @@ import pytest
 
 from atoll.parallel.engine.forked import run_ranks
 from tests.cli.invoking import invoke, refused, shown
-from tests.living import descendants
 from tests.parallel.trainer import tasks
 from tests.parallel.trainer.training import mesh, model, on_ranks, run
+from tests.process_table import descendants
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TASKS = ROOT / "tests" / "parallel" / "trainer" / "tasks.py"
 TASK = f"{TASKS}:task"
 LIMIT_S = 240.0

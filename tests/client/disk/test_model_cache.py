@@ -7,7 +7,7 @@ import pytest
 
 from atoll.aggregation.tensors.safetensors_file import read
 from atoll.client.disk.model_cache import ModelCache, PieceDamaged
-from tests.client.lagoon import Version, model
+from tests.client.fake_coordinator import Version, model
 
 SIZES = {"a": 100, "b": 7, "c": 300, "d": 1}
 

@@ -19,8 +19,8 @@ from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RoundId, RunId, Version
 from tests.cli.invoking import invoke, shown
-from tests.client.lagoon import Version as Model
-from tests.client.lagoon import model
+from tests.client.fake_coordinator import Version as Model
+from tests.client.fake_coordinator import model
 
 POLICY = 'tasks = ["t"]\nruns = ["*"]\n'
 RUN = RunId("r-1")

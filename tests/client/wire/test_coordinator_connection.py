@@ -14,7 +14,7 @@ from atoll.protocol.identity.certificates import Issuer
 from atoll.protocol.identity.dialer import MutualDialer
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.wire.stream import StreamBroken
-from tests.client.lagoon import Lagoon, live, until
+from tests.client.fake_coordinator import Lagoon, live, until
 from tests.server.identity.secure import MAIN, Member
 
 FAILED = "failed to connect to all addresses; last error: "

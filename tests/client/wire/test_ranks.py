@@ -17,7 +17,7 @@ from atoll.protocol.identity.dialer import InsecureDialer
 from atoll.protocol.wire import channel as limits
 from atoll.protocol.wire.channel import server_options
 from atoll.protocol.wire.stream import StreamBroken
-from tests.client.lagoon import MIB, Instant, Lagoon, Version, agent, lagoon, live, model, until
+from tests.client.fake_coordinator import MIB, Instant, Lagoon, Version, agent, lagoon, live, model, until
 
 SIZES = {"large": 3 * MIB, "small": 5}
 """Of float32: three pieces of 4 MiB and one more."""

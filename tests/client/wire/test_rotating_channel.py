@@ -16,8 +16,8 @@ from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.wire import channel as limits
 from atoll.protocol.wire.channel import server_options
 from atoll.protocol.wire.stream import StreamBroken
-from tests.client.door import door_before
-from tests.client.lagoon import live, until
+from tests.client.fake_coordinator import live, until
+from tests.client.shuttable_port import door_before
 
 
 class Answering(rpc.CoordinatorServicer):

@@ -21,8 +21,8 @@ from atoll.protocol.identity.dialer import InsecureDialer
 from atoll.protocol.manifest import UpdateManifest
 from atoll.protocol.wire.channel import CHUNK_BYTES, DOWNLOAD_WINDOW_BYTES, INLINE_BYTES_MAX
 from atoll.protocol.wire.stream import StreamBroken
-from tests.client.door import door_before
-from tests.client.lagoon import MIB, Version, lagoon, live, model, until
+from tests.client.fake_coordinator import MIB, Version, lagoon, live, model, until
+from tests.client.shuttable_port import door_before
 
 CUT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
 """INTERNAL: what grpc.aio makes of it when a message of ours crosses the end of the call."""

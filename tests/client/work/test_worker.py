@@ -13,9 +13,9 @@ from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.work.runner import EvaluateOrder, RunnerFailed, TrainOrder
 from atoll.client.work.worker import WorkerRunner
 from atoll.protocol.settings import ConfigError
-from tests.client.lagoon import live, until
+from tests.client.fake_coordinator import live, until
 
-TROUBLE = str(Path(__file__).parents[1] / "parallel" / "trouble.py") + ":task"
+TROUBLE = str(Path(__file__).parents[2] / "parallel" / "troublesome_task.py") + ":task"
 
 
 @asynccontextmanager
@@ -147,8 +147,8 @@ async def test_of_two_tasks_only_the_one_in_use_has_a_process(tmp_path):
     ("reference", "words"),
     [
         ("nowhere.py:task", "there is no file"),
-        (str(Path(__file__).with_name("lagoon.py")) + ":model", "is a function"),
-        (str(Path(__file__).parents[1] / "parallel" / "trouble.py") + ":half", "float64"),
+        (str(Path(__file__).parents[1] / "fake_coordinator.py") + ":model", "is a function"),
+        (str(Path(__file__).parents[2] / "parallel" / "troublesome_task.py") + ":half", "float64"),
     ],
 )
 def test_task_that_does_not_load_is_the_operators_mistake(tmp_path, reference, words):

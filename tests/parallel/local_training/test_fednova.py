@@ -13,7 +13,7 @@ from atoll.parallel.local_training.fednova import Normalizer
 from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.worker.bench import Received
 from atoll.parallel.worker.model_bench import ModelBench
-from tests.federation.quadratics import task as quadratics
+from tests.federation.quadratics_task import task as quadratics
 from tests.parallel.tasks import make_task
 
 

@@ -15,7 +15,7 @@ from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.errors import NotFinite, TaskBroken, TaskMismatch
 from atoll.parallel.worker.bench import Outcome, Received
 from atoll.parallel.worker.model_bench import ModelBench
-from tests.federation.quadratics import task as quadratics
+from tests.federation.quadratics_task import task as quadratics
 from tests.parallel.tasks import linear, make_task
 
 SCAFFOLD = {"algorithm": "scaffold"}

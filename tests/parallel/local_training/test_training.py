@@ -16,7 +16,7 @@ from atoll.parallel.local_training.training import Work, evaluate, train_locally
 from atoll.parallel.task import metrics
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.errors import OutOfTime, TaskBroken
-from tests.federation.quadratics import task as quadratics
+from tests.federation.quadratics_task import task as quadratics
 from tests.parallel.tasks import accuracy, data, linear, make_task
 
 FULL_BATCH = Local(batch_size=None, lr=0.3)

@@ -20,8 +20,8 @@ from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import Piece
 from atoll.parallel.worker.process import Worker, WorkerCrashed, WorkerError, WorkerHung
 
-HERE = Path(__file__).parent
-TROUBLE = f"{HERE}/trouble.py:task"
+HERE = Path(__file__).parents[1]
+TROUBLE = f"{HERE}/troublesome_task.py:task"
 
 Make = Callable[..., Worker]
 
@@ -201,7 +201,7 @@ def test_an_error_of_the_task_has_a_kind_and_costs_no_process(
     ("reference", "words"),
     [
         (f"{HERE}/nowhere.py:task", "task_broken: .*there is no file"),
-        (f"{HERE}/trouble.py:tusk", r"task_broken: .*there is no tusk in .* \(tasks there: task, half\)"),
+        (f"{HERE}/troublesome_task.py:tusk", r"task_broken: .*there is no tusk in .* \(tasks there: task, half\)"),
         (f"{HERE}/tasks.py:data", "task_broken: .*data is a function"),
     ],
 )
@@ -222,7 +222,7 @@ def test_a_task_with_faults_tells_them_all(make: Make, tmp_path: Path) -> None:
 
 def test_parameters_that_may_not_travel_are_refused_with_advice(make: Make) -> None:
     with pytest.raises(WorkerError, match=r"task_broken: w is float64 \(allowed: float32, .*astype"):
-        make(f"{HERE}/trouble.py:half").call("describe", 60)
+        make(f"{HERE}/troublesome_task.py:half").call("describe", 60)
 
 
 def test_what_the_task_prints_goes_to_the_log(make: Make, version: Path) -> None:

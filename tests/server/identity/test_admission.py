@@ -11,7 +11,7 @@ from atoll.server.identity import admission
 from atoll.server.identity.admission import Admission, AskedAdmission
 from atoll.server.identity.guard import Caller
 from atoll.server.transport.peer import Peer
-from tests.client.lagoon import live
+from tests.client.fake_coordinator import live
 
 NORTH = Caller(Peer(Identity(Role.CLIENT, "north"), 2**159 + 7), "r-1")
 SOUTH = Caller(Peer(Identity(Role.CLIENT, "south"), 8), "r-1")

@@ -39,7 +39,7 @@ from atoll.server.identity.register import WRONG_TRIES_MAX, Register
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.transport.listener import MutualListener
 from tests.client.connect_proxy import connect_proxy
-from tests.client.lagoon import live
+from tests.client.fake_coordinator import live
 
 NORTH = Identity(Role.CLIENT, "north")
 

@@ -20,7 +20,7 @@ from atoll.server.identity import guard as guard_module
 from atoll.server.identity.claims import client_of
 from atoll.server.identity.guard import Denied, Guard
 from atoll.server.identity.rules import RULES, Touches
-from tests.client.lagoon import live
+from tests.client.fake_coordinator import live
 from tests.server.identity.secure import Member, listening, member
 
 METHODS = {

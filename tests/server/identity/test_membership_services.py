@@ -14,7 +14,7 @@ from atoll.server.identity.enrolments import Enrolments
 from atoll.server.identity.membership_services import MembersAdmin
 from atoll.server.identity.register import Register
 from atoll.server.journal.state_directory import StateDirectory
-from tests.client.lagoon import live
+from tests.client.fake_coordinator import live
 
 
 class Aborted(Exception):

@@ -22,7 +22,7 @@ from atoll.server.identity.authority_server import LOG, Steward
 from atoll.server.identity.guard import Guard
 from atoll.server.identity.remote_signer import RemoteSigner, SigningService
 from tests.client.connect_proxy import connect_proxy
-from tests.client.lagoon import live
+from tests.client.fake_coordinator import live
 
 NORTH, ANN = Identity(Role.CLIENT, "north"), Identity(Role.OWNER, "ann")
 

@@ -20,7 +20,7 @@ from atoll.server.identity.remote_signer import RemoteSigner
 from atoll.server.identity.setup import ELSEWHERE, MINE, OWNERS, gate_of, identity_folder
 from atoll.server.journal.state_directory import StateDirectory
 from tests.cli.invoking import refused
-from tests.client.lagoon import live
+from tests.client.fake_coordinator import live
 
 
 async def started(state: Path, authority: object = "") -> bytes:

@@ -18,13 +18,13 @@ from atoll.server.journal.journal import Batch, EvaluationRow, Journal, RunChang
 from atoll.server.journal.schema import SCHEMA_VERSION, StateTooNew
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.views.history import History
-from tests.server.test_journal import entry, run_row, snapshot
+from tests.server.journal.test_journal import entry, run_row, snapshot
 
 pytest.importorskip("psycopg", reason="the driver is not installed: pip install -c constraints.txt -e '.[dev]'")
 
 from atoll.server.journal.postgres import PostgresDatabase
 from atoll.server.journal.postgres_session import Server, faults_of
-from tests.server.wiretap import Wiretap
+from tests.server.journal.wiretap import Wiretap
 
 GOOD = Server(150018, "UTF8", "on", "on", "on", False, "public", True)
 

@@ -44,7 +44,7 @@ from atoll.server.rounds.events import (
 )
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.run_machine import RunMachine
-from tests.server.test_rounds import Drive, kinds, released, verdict
+from tests.server.rounds.test_cohort_round import Drive, kinds, released, verdict
 
 
 class Flow(Drive):

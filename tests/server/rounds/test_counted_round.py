@@ -5,8 +5,8 @@ from typing import Any
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.journal.codec import decode_ledger, encode_ledger
 from atoll.server.rounds.events import AskEvaluation, CoordinatorStarted, Effect, Invite, RoundDue
-from tests.server.test_buffer import Flow
-from tests.server.test_rounds import Drive, late_in_next_round
+from tests.server.rounds.test_buffer_round import Flow
+from tests.server.rounds.test_cohort_round import Drive, late_in_next_round
 
 
 def counted(effects: list[Effect]) -> dict[str, int]:

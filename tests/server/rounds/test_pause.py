@@ -12,9 +12,9 @@ from atoll.server.rounds.events import (
     RoundDue,
     StopRequested,
 )
-from tests.server.test_buffer import Flow
-from tests.server.test_rounds import Drive, kinds, verdict
-from tests.server.test_run import committed, ready
+from tests.server.rounds.test_buffer_round import Flow
+from tests.server.rounds.test_cohort_round import Drive, kinds, verdict
+from tests.server.rounds.test_run_machine import committed, ready
 
 PAUSE, PAUSED = PauseRequested("lunch"), PauseRun("lunch")
 

@@ -37,7 +37,7 @@ from atoll.server.rounds.events import (
     Update,
 )
 from atoll.server.rounds.run_machine import RunMachine
-from tests.server.test_rounds import Drive, kinds, released, scales, verdict
+from tests.server.rounds.test_cohort_round import Drive, kinds, released, scales, verdict
 
 
 def committed(drive: Drive, clients: str = "ab") -> list[str]:

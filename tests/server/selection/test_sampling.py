@@ -105,7 +105,7 @@ def test_a_cohort_does_not_depend_on_the_order_of_the_candidates(
 
 def test_a_cohort_is_the_same_in_every_process() -> None:
     program = (
-        "from tests.server.test_sampling import *\n"
+        "from tests.server.selection.test_sampling import *\n"
         "for name in sorted(SAMPLERS):\n"
         "    print(*draw(SAMPLERS[name], seed=7, round_id=RoundId(2), count=4,"
         " candidates=candidates(*range(1, 10), labels='aabbbcccc')))\n"
@@ -114,7 +114,7 @@ def test_a_cohort_is_the_same_in_every_process() -> None:
         subprocess.run(
             [sys.executable, "-c", program],
             env={"PYTHONHASHSEED": hash_seed},
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parents[3],
             check=True,
             capture_output=True,
             text=True,

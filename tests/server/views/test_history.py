@@ -13,8 +13,8 @@ from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.rounds import events as ev
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.views.history import History
-from tests.server.test_codec import RULES, some_history
-from tests.server.test_journal import entry, run_row
+from tests.server.journal.test_codec import RULES, some_history
+from tests.server.journal.test_journal import entry, run_row
 
 HISTORY = list(some_history())
 IN_ROUND_4 = next(i for i, (at, _) in enumerate(HISTORY) if at == 43.0) + 1

@@ -18,8 +18,8 @@ from atoll.server.journal.codec import decode_record
 from atoll.server.rounds.record import CarriedRecord, ClientRecord, Outage, RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.views.sentences import as_json, explain, sentences, summary
-from tests.server.test_buffer import Flow
-from tests.server.test_codec import RULES, some_history
+from tests.server.journal.test_codec import RULES, some_history
+from tests.server.rounds.test_buffer_round import Flow
 
 REASONS = (RejectReason, FailureReason, LossReason, CloseReason, AbandonReason, ReleaseReason)
 

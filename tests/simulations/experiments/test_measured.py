@@ -11,7 +11,7 @@ from atoll.simulations.experiments.grid import Cell
 from atoll.simulations.experiments.measured import Wanted
 from atoll.simulations.experiments.report import RunReport, read_run
 from tests.simulations.experiments.runs import line, write_run
-from tests.simulations.federation.lines import task
+from tests.simulations.federation.line_task import task
 
 
 class Arrays:

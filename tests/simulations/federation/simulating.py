@@ -8,7 +8,7 @@ from atoll.cli.files import load_run, load_user_task
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.run import opened
 
-TASK = str(Path(__file__).with_name("lines.py")) + ":task"
+TASK = str(Path(__file__).with_name("line_task.py")) + ":task"
 
 
 def settings(*overrides, task=TASK):

@@ -14,7 +14,7 @@ from atoll.protocol.vocabulary import Version
 from atoll.server.files.run_store import RunStore
 from atoll.server.files.versions import Versions
 from atoll.simulations.federation.run import opened
-from tests.simulations.federation import lines as lines_task
+from tests.simulations.federation import line_task as lines_task
 from tests.simulations.federation.simulating import lines, model, settings, simulate, without_real_time
 
 ALL = ("round.cohort_size=4", "rounds=3")

@@ -250,7 +250,7 @@ def test_damage_is_told_before_anything_is_trained(tmp_path, name, damage, told)
 def test_another_model_and_missing_settings_are_the_operator_s_mistakes(tmp_path):
     interrupted(tmp_path, ("rounds=5",), 3)
     text = Path(TASK.removesuffix(":task")).read_text()
-    other = tmp_path / "lines.py"
+    other = tmp_path / "line_task.py"
     other.write_text(text.replace("Linear(8, 2)", "Linear(8, 3)"))
     file = settings("rounds=5")
     with pytest.raises(ConfigError, match="the task's model is another one than that of the run"):

@@ -9,7 +9,7 @@ from atoll.cli.files import load_user_task
 from atoll.protocol.vocabulary import Version
 from atoll.simulations.federation import keeping
 from atoll.simulations.federation.run import opened
-from tests.simulations.federation import lines as lines_task
+from tests.simulations.federation import line_task as lines_task
 from tests.simulations.federation.simulating import lines, settings, simulate, without_real_time
 
 MANY = ("round.cohort_size=4", "rounds=8")

@@ -21,7 +21,7 @@ from atoll.simulations.engines.batched.batched import Batched
 from atoll.simulations.engines.engine import ClientFailed, Job, Trained, Training
 from atoll.simulations.engines.processes.processes import Processes, WorkerDied
 from atoll.simulations.engines.sequential import Sequential
-from tests.living import is_running
+from tests.process_table import is_running
 from tests.simulations.engines.cases import (
     BATCHABLE,
     OTHERS,

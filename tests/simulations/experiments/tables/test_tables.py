@@ -16,7 +16,7 @@ from atoll.simulations.experiments.here import is_over, run_all, run_here
 from atoll.simulations.experiments.report import read_run
 from atoll.simulations.experiments.tables import codecs, robustness
 from atoll.simulations.federation.config import SimulationFile
-from tests.living import descendants, is_running
+from tests.process_table import descendants, is_running
 
 
 @pytest.mark.parametrize("cell", [*robustness.cells(), *codecs.cells()], ids=lambda cell: cell.folder)
