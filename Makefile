@@ -42,6 +42,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.house
 
 format: setup
 	$(BIN)/ruff format .

@@ -1,0 +1,96 @@
+"""The house from ground to top: which room may import which, and the floors of the folders inside each room.
+
+A module imports from its own place, from places on lower floors of its room, and from lower rooms. A place is one
+folder (without the folders below it, which are separate places), or one file where the files of a folder belong to
+different floors; the files in a room's root are always named singly. Places on one floor do not import each other. A
+folder or a root file that is missing in the table is a violation, so that a new one takes its place here.
+`python -m tests.house --propose ROOM` prints the lowest floors that the imports of a room allow.
+"""
+
+GROUND = {"aggregation", "parallel"}
+
+MAY_IMPORT = {
+    "aggregation": {"aggregation"},
+    "parallel": {"parallel"},
+    "protocol": {"protocol"} | GROUND,
+    "server": {"server", "protocol"} | GROUND,
+    "client": {"client", "protocol"} | GROUND,
+    "simulations": {"simulations", "server", "client", "protocol"} | GROUND,
+    "atoll": {"atoll", "simulations", "server", "client", "protocol"} | GROUND,
+}
+"""The rooms that each room may import."""
+
+SHARED: dict[str, tuple[str, ...]] = {
+    "parallel": ("aggregation/codecs/names.py", "aggregation/tensors", "aggregation/updates/encoded_writer.py"),
+}
+"""Places of other rooms that a room may import all the same: on the ground, the layout of tensors, their file and how
+they are encoded there."""
+
+FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "aggregation": (
+        ("numba_support.py", "optimizers.py", "ordered_map.py", "tensors"),
+        ("codecs",),
+        ("updates",),
+        ("rules",),
+        ("fold",),
+        ("stacked",),
+    ),
+    "parallel": (
+        ("checkpoint", "communication/by_hand", "engine/world.py", "optimizers", "task"),
+        ("communication", "local_training"),
+        ("data", "worker"),
+        ("data/public", "engine"),
+        ("models", "trainer"),
+        ("planner",),
+    ),
+    "protocol": (
+        ("crash_points.py", "durable.py", "json_values.py", "printable.py", "secrets.py"),
+        ("strict_json.py", "value_type.py", "vocabulary.py"),
+        ("audit", "settings.py"),
+        ("reference.py", "wire"),
+        ("identity", "manifest.py"),
+    ),
+    "server": (
+        ("clock.py", "errors.py", "process_tuning.py", "threads.py"),
+        ("rounds",),
+        ("selection", "transport"),
+        ("audit", "config"),
+        ("journal",),
+        ("files", "identity"),
+        ("folding", "transfers", "views"),
+        ("ranks",),
+        ("hosting",),
+        ("backup", "services"),
+        ("ports.py",),
+        ("process.py",),
+    ),
+    "client": (
+        ("config.py", "events.py", "threads.py"),
+        ("disk", "session.py"),
+        ("policy",),
+        ("wire",),
+        ("work",),
+        ("driver.py",),
+        ("agent.py",),
+    ),
+    "simulations": (
+        ("attacks", "devices", "engines", "histories", "populations"),
+        ("engines/batched",),
+        ("engines/processes",),
+        ("engines/choice.py",),
+        ("federation",),
+        ("experiments",),
+        ("experiments/tables",),
+        ("experiments/papers",),
+    ),
+    "atoll": (
+        ("__init__.py", "cli", "cli/ending.py", "cli/faults.py", "cli/log.py", "cli/options.py", "cli/printing.py"),
+        ("cli/files.py", "cli/join.py", "cli/new.py", "cli/project", "cli/settings.py", "cli/writing_down.py"),
+        ("cli/admin.py", "cli/serving", "cli/training"),
+        ("cli/experiments", "cli/looking"),
+        ("cli/members",),
+        ("cli/main.py",),
+        ("__main__.py", "cli/docs.py"),
+    ),
+}
+"""The floors of each room, lowest first; folders and files relative to the room."""

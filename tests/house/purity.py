@@ -1,0 +1,92 @@
+"""Purity by folder: code that knows no clock, socket, file or randomness but what it is handed.
+
+A pure file imports the pure part of the standard library, other pure files, and what the table allows it beyond these.
+"""
+
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field
+
+from tests.house.imports import imported_names
+from tests.house.tree import Fault, Module, dotted
+
+STDLIB = frozenset(
+    {
+        *("abc", "bisect", "collections", "contextlib", "dataclasses", "enum", "fractions", "functools", "hashlib"),
+        *("heapq", "itertools", "math", "operator", "random", "typing"),
+    }
+)
+"""Modules of the standard library that a pure file may import."""
+
+NOTHING: frozenset[str] = frozenset()
+
+PURE: dict[str, frozenset[str]] = {
+    "aggregation/fold/weights.py": NOTHING,
+    "client/disk/rollback_rules.py": NOTHING,
+    "client/events.py": NOTHING,
+    "client/policy/content.py": frozenset({"json"}),
+    "client/policy/disclosure.py": NOTHING,
+    "client/session.py": NOTHING,
+    "protocol/audit/recovery.py": frozenset({"atoll.protocol.audit.chain", "mmap", "re"}),  # handed a file's bytes
+    "protocol/identity/names.py": frozenset({"re"}),
+    "protocol/value_type.py": NOTHING,
+    "protocol/vocabulary.py": NOTHING,
+    "server/backup/contents.py": frozenset({"pydantic", "re"}),
+    "server/identity/rules.py": NOTHING,
+    "server/rounds": NOTHING,
+    "server/rounds/policy.py": frozenset({"pydantic"}),
+    "server/selection": NOTHING,
+    "server/selection/sampling.py": frozenset({"atoll.protocol.reference", "atoll.protocol.settings"}),  # a user's own
+}
+"""Pure folders, with everything below them, and pure files; what each may import beyond the pure.
+
+A file's entry inside a pure folder adds to the folder's.
+"""
+
+NOT_PURE: frozenset[str] = frozenset()
+"""Files of pure folders that are exempt, and that no pure file may import."""
+
+
+@dataclass(frozen=True)
+class Purity:
+    """The table: pure folders and files with the extra imports of each, and exempt files inside the folders."""
+
+    pure: Mapping[str, Set[str]] = field(default_factory=lambda: PURE)
+    exempt: Set[str] = NOT_PURE
+    stdlib: Set[str] = STDLIB
+
+    def covers(self, path: str) -> bool:
+        """Return whether the file at a path has to be pure."""
+        return path not in self.exempt and any(_is_at(path, place) for place in self.pure)
+
+    def may_import(self, path: str, name: str) -> bool:
+        """Return whether a pure file may import a full dotted name."""
+        extra = {allowed for place, more in self.pure.items() if _is_at(path, place) for allowed in more}
+        if _is_within(name, extra | self.stdlib):
+            return True
+        is_pure = _is_within(name, {dotted(place) for place in self.pure})
+        return is_pure and not _is_within(name, {dotted(file) for file in self.exempt})
+
+
+def impure_imports(purity: Purity, modules: Iterable[Module]) -> list[Fault]:
+    """Report what pure files import and may not."""
+    return [
+        Fault(module.path, line, f"imports {name}, and has to be pure")
+        for module in modules
+        if purity.covers(module.path)
+        for line, name in imported_names(module)
+        if not purity.may_import(module.path, name)
+    ]
+
+
+def absent_places(purity: Purity, paths: Iterable[str]) -> list[str]:
+    """Return the entries of the table that no file of the repository belongs to."""
+    known = list(paths)
+    return sorted(place for place in {*purity.pure, *purity.exempt} if not any(_is_at(path, place) for path in known))
+
+
+def _is_at(path: str, place: str) -> bool:
+    return path == place or path.startswith(f"{place}/")
+
+
+def _is_within(name: str, modules: Set[str]) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
