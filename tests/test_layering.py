@@ -1,142 +1,79 @@
-"""Arrows point down only: the house of the design's second section, read from the imports of every file."""
+"""Arrows point down only: between rooms, between the floors of a room, and nowhere in a circle; and pure is pure.
+
+The tables are in `tests/house`: `floors.py` has the rooms and their floors, `purity.py` the pure folders.
+"""
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.house.__main__ import HOUSE
+from tests.house.floors import GROUND, MAY_IMPORT
+from tests.house.imports import edges, folder_circles, imported_names, module_circles
+from tests.house.purity import Purity, absent_places, impure_imports
+from tests.house.tree import AROUND, ROOMS, ROOT, TESTS, Module, read
+from tests.house.upward import missing_places, upward_imports
 
-GROUND = {"aggregation", "parallel"}
-MAY_IMPORT = {
-    "aggregation": {"aggregation"},
-    "parallel": {"parallel"},
-    "protocol": {"protocol"} | GROUND,
-    "server": {"server", "protocol"} | GROUND,
-    "client": {"client", "protocol"} | GROUND,
-    "simulations": {"simulations", "server", "client", "protocol"} | GROUND,
-}
-"""The rooms that each room may import."""
-
-ALSO = {
-    "parallel": {
-        "atoll.aggregation.codecs.names",
-        "atoll.aggregation.tensors.pieces",
-        "atoll.aggregation.updates.encoded_writer",
-        "atoll.aggregation.folders",
-        "atoll.aggregation.tensors.layout",
-        "atoll.aggregation.tensors.safetensors_file",
-    }
-}
-"""What the ground floor shares: where numbers lie, the file that they lie in, and what they are encoded with there."""
-
-PURE = {
-    "aggregation/fold/weights.py",
-    "protocol/audit/recovery.py",
-    "protocol/identity/names.py",
-    "protocol/value_type.py",
-    "protocol/vocabulary.py",
-    "server/rounds/update_claims.py",
-    "server/backup/contents.py",
-    "server/rounds/buffer_round.py",
-    "server/rounds/client_evaluation.py",
-    "server/rounds/events.py",
-    "server/identity/rules.py",
-    "server/rounds/update_intake.py",
-    "server/rounds/async_invitations.py",
-    "server/rounds/leases.py",
-    "server/rounds/ledger.py",
-    "server/rounds/member.py",
-    "server/rounds/membership.py",
-    "server/selection/oort.py",
-    "server/rounds/member_pages.py",
-    "server/rounds/open_round.py",
-    "server/rounds/oort_pacer.py",
-    "server/rounds/policy.py",
-    "server/selection/weighted_draws.py",
-    "server/rounds/record.py",
-    "server/rounds/candidate_index.py",
-    "server/rounds/cohort_round.py",
-    "server/rounds/run_machine.py",
-    "server/selection/sampling.py",
-    "server/rounds/oort_utility.py",
-    "client/session/events.py",
-    "client/policy/content.py",
-    "client/policy/disclosure.py",
-    "client/session/session.py",
-    "client/session/rollback_rules.py",
-}
-"""Files that know no clock, socket, file or randomness but what they are handed."""
-
-PURE_STDLIB = {
-    "abc",
-    "bisect",
-    "collections",
-    "contextlib",
-    "dataclasses",
-    "enum",
-    "fractions",
-    "functools",
-    "hashlib",
-    "heapq",
-    "itertools",
-    "math",
-    "operator",
-    "random",
-    "typing",
-}
-PURE_ALSO = {
-    "client/policy/content.py": {"json"},
-    "protocol/audit/recovery.py": {"atoll.protocol.audit.chain", "mmap", "re"},  # it is handed a file's bytes, mapped
-    "protocol/identity/names.py": {"re"},
-    "server/backup/contents.py": {"pydantic", "re"},
-    "server/rounds/policy.py": {"pydantic"},
-    "server/selection/sampling.py": {
-        "atoll.protocol.reference",
-        "atoll.protocol.settings",
-    },  # load_sampler finds a user's own
-}
+SHIPPED = read(ROOT, ROOMS)
+EVERYTHING = [*SHIPPED, *read(ROOT, AROUND), *read(ROOT, [TESTS])]
 
 MONOTONIC = {"parallel/engine/forked.py", "parallel/worker/process.py", "parallel/worker/main.py"}
 """The only files of the ground floor that may read a clock: the monotonic one."""
 
+BARE = set(ROOMS) - {"atoll"}
 
-def imported(tree: ast.AST) -> Iterator[str]:
-    """Full dotted names of everything that is imported anywhere in the file; relative ones begin with a dot."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            module = "." * node.level + (node.module or "")
-            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+def test_no_import_runs_up_a_floor_or_to_a_room_above() -> None:
+    assert upward_imports(HOUSE, edges(SHIPPED)) == []
+
+
+def test_every_folder_and_every_file_of_a_room_has_its_floor() -> None:
+    assert missing_places(HOUSE, [module.path for module in SHIPPED], edges(SHIPPED)) == []
+
+
+def test_no_import_circle_anywhere() -> None:
+    assert module_circles(edges(EVERYTHING)) == []
+
+
+def test_no_circle_of_folders() -> None:
+    places = {module.path: HOUSE.place(module.path) for module in SHIPPED}
+    assert folder_circles(edges(SHIPPED), places) == []
+
+
+def test_pure_folders_import_nothing_that_acts() -> None:
+    assert impure_imports(Purity(), SHIPPED) == []
+    assert absent_places(Purity(), [module.path for module in SHIPPED]) == []
+
+
+def test_names_are_full_and_the_ground_floor_knows_no_network_and_no_clock() -> None:
+    assert [fault for module in EVERYTHING for fault in faults_of(module)] == []
+
+
+def faults_of(module: Module) -> list[str]:
+    """Return the imports of a file that no file, or none on its floor, may have."""
+    names = [name for _, name in imported_names(module)]
+    relative = [node.lineno for node in module.statements if isinstance(node, ast.ImportFrom) and node.level]
+    faults = [f"{module.path}:{line}: a relative import" for line in relative]
+    faults += [f"{module.path}: {name} is imported by its bare name" for name in names if within(name, BARE)]
+    if module.room in BARE:
+        faults += [f"{module.path}: the command line is above" for name in names if within(name, {"atoll.cli"})]
+        faults += [f"{module.path}: {name} is the root's" for name in names if is_of_the_root(name)]
+    if module.room in GROUND:
+        used = [*names, *clocks(module.tree)]
+        faults += [f"{module.path}: {name} on the ground floor" for name in used if is_shell(name, module.path)]
+    return faults
 
 
 def within(name: str, modules: set[str]) -> bool:
     return any(name == module or name.startswith(f"{module}.") for module in modules)
 
 
-def violations(path: str, source: str) -> list[str]:
-    """What the file at `path` (from the root, such as server/rounds/cohort_round.py) imports and must not."""
-    room = path.split("/")[0]
-    tree = ast.parse(source)
-    names = sorted(set(imported(tree)))
-    faults = [f"{path}: relative import {name}" for name in names if name.startswith(".")]
-    faults += [f"{path}: {name} is imported by its bare name" for name in names if within(name, set(MAY_IMPORT))]
-    if room in MAY_IMPORT:
-        faults += [f"{path}: {name} is above" for name in names if is_above(name, room)]
-    if room in GROUND:
-        faults += [f"{path}: {name} on the ground floor" for name in [*names, *clocks(tree)] if is_shell(name, path)]
-    if path in PURE:
-        faults += [f"{path}: {name} is not pure" for name in names if not is_pure(name, path)]
-    return faults
-
-
-def is_above(name: str, room: str) -> bool:
-    """Whether a file of `room` reaches for something of ours that is not its own floor's or below."""
-    if name in ("atoll", "atoll.__version__") or not name.startswith("atoll."):
+def is_of_the_root(name: str) -> bool:
+    """Whether a room takes a name from the root package: `from atoll import Task`."""
+    if not name.startswith("atoll.") or name == "atoll.__version__":
         return False
-    return name.split(".")[1] not in MAY_IMPORT[room] and not within(name, ALSO.get(room, set()))
+    return name.split(".")[1] not in {*BARE, "cli"}
 
 
 def is_shell(name: str, path: str) -> bool:
@@ -146,7 +83,7 @@ def is_shell(name: str, path: str) -> bool:
 
 
 def clocks(tree: ast.AST) -> Iterator[str]:
-    """`time.x` wherever it is used, under whatever name: importing `time` says not yet which clock is read."""
+    """Yield `time.x` wherever it is used, under whatever name: importing `time` does not say which clock is read."""
     aliases = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     names = {alias.asname or alias.name for alias in aliases if alias.name == "time"}
     for node in ast.walk(tree):
@@ -154,29 +91,12 @@ def clocks(tree: ast.AST) -> Iterator[str]:
             yield f"time.{node.attr}"
 
 
-def is_pure(name: str, path: str) -> bool:
-    if within(name, PURE_STDLIB | PURE_ALSO.get(path, set())):
-        return True
-    return within(name, {f"atoll.{file.removesuffix('.py').replace('/', '.')}" for file in PURE})
-
-
-def files(*folders: str) -> list[Path]:
-    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")) if "_pb2" not in path.name]
-
-
-@pytest.mark.parametrize("room", sorted(MAY_IMPORT))
-def test_a_room_imports_only_what_is_below_it(room: str) -> None:
-    checked = files(room)
-    assert checked, f"no files in {room}"
-    faults = [f for path in checked for f in violations(path.relative_to(ROOT).as_posix(), path.read_text("utf-8"))]
-    assert faults == []
-
-
-def test_everything_else_uses_full_names_too() -> None:
-    outside = [path for path in sorted((ROOT / "atoll").rglob("*.py")) if path.resolve() == path]
-    outside += files("benchmarks", "examples", "tests")
-    faults = [f for path in outside for f in violations(path.relative_to(ROOT).as_posix(), path.read_text("utf-8"))]
-    assert faults == []
+def violations(path: str, source: str) -> list[object]:
+    """Return all faults of one made-up file among the real ones."""
+    module = Module(path, source)
+    others = [known for known in SHIPPED if known.path != path]
+    found = [edge for edge in edges([*others, module]) if edge.importer == path]
+    return [*faults_of(module), *upward_imports(HOUSE, found), *impure_imports(Purity(), [module])]
 
 
 @pytest.mark.parametrize(
@@ -191,20 +111,25 @@ def test_everything_else_uses_full_names_too() -> None:
         ("aggregation/fold/streaming.py", "import time as clock\nnow = clock.time()"),
         ("aggregation/fold/streaming.py", "from time import monotonic"),
         ("aggregation/fold/streaming.py", "from datetime import datetime"),
+        ("aggregation/tensors/layout.py", "from atoll.aggregation.fold.streaming import fold"),
+        ("aggregation/rules/rule.py", "if TYPE_CHECKING:\n    from atoll.aggregation.fold import streaming"),
         ("parallel/worker/process.py", "import time\nnow = time.time()"),
         ("parallel/task/task.py", "from atoll.aggregation.fold.streaming import fold"),
-        ("parallel/task/task.py", "from atoll.aggregation import fold"),
+        ("parallel/task/task.py", "from atoll.aggregation.fold import streaming"),
+        ("parallel/task/task.py", "from atoll.parallel.worker.bench import Bench"),
         ("protocol/manifest.py", "from atoll.server.rounds.policy import StragglerPolicy"),
-        ("protocol/manifest.py", "from atoll import server"),
+        ("protocol/manifest.py", "from atoll.server import errors"),
         ("protocol/manifest.py", "from atoll import Task"),
         ("server/services/coordinator_service.py", "from atoll.client.config import AgentConfig"),
-        ("client/process.py", "import atoll.server"),
-        ("server/services/coordinator_service.py", "if True:\n    from atoll.simulations import clock"),
-        ("simulations/clock.py", "from atoll.cli.main import run"),
-        ("server/services/coordinator_service.py", "from atoll import cli"),
-        ("server/services/coordinator_service.py", "from . import policy"),
-        ("server/services/coordinator_service.py", "from ..client import agent"),
-        ("server/services/coordinator_service.py", "import server.policy"),
+        ("server/rounds/run_machine.py", "from atoll.server.journal import codec"),
+        ("server/journal/codec.py", "def f():\n    from atoll.server.hosting import coordinator"),
+        ("client/agent.py", "import atoll.server.errors"),
+        ("server/services/coordinator_service.py", "if True:\n    from atoll.simulations.devices import lots"),
+        ("simulations/federation/run.py", "from atoll.cli.main import run"),
+        ("server/process.py", "from atoll import cli"),
+        ("server/process.py", "from . import clock"),
+        ("server/process.py", "from ..client import agent"),
+        ("server/process.py", "import server.clock"),
         ("tests/test_x.py", "from client import agent"),
         ("atoll/cli/main.py", "from .. import protocol"),
         ("server/rounds/cohort_round.py", "import time"),
@@ -227,19 +152,16 @@ def test_the_check_bites(path: str, source: str) -> None:
             "from atoll.aggregation.tensors.layout import Piece\nimport numpy\nimport torch.distributed",
         ),
         ("parallel/worker/process.py", "import time\nnow = time.monotonic()"),
-        (
-            "parallel/task/task.py",
-            "from atoll.aggregation import tensorfile\nfrom atoll.aggregation.tensors.layout import Tensor",
-        ),
+        ("parallel/task/task.py", "from atoll.aggregation.tensors import safetensors_file"),
         ("protocol/wire/channel.py", "import grpc\nfrom atoll.protocol.settings import ConfigError"),
         (
-            "server/services/coordinator_service.py",
-            "import asyncio\nfrom atoll.aggregation.fold.streaming import fold\nfrom atoll import __version__",
+            "server/process.py",
+            "import asyncio\nfrom atoll.aggregation.fold import streaming\nfrom atoll import __version__",
         ),
-        ("client/process.py", "from atoll.parallel.task.task import Task\nfrom atoll.protocol import atoll_pb2"),
+        ("client/agent.py", "from atoll.parallel.task.task import Task\nfrom atoll.protocol import atoll_pb2"),
         (
-            "simulations/run.py",
-            "from atoll.server.rounds.cohort_round import Round\nfrom atoll.client.session.session import Session",
+            "simulations/federation/run.py",
+            "from atoll.server.rounds import cohort_round\nfrom atoll.client.session.session import Session",
         ),
         ("server/rounds/policy.py", "from pydantic import BaseModel\nfrom collections.abc import Mapping"),
         (
@@ -252,3 +174,7 @@ def test_the_check_bites(path: str, source: str) -> None:
 )
 def test_the_check_lets_through_what_is_allowed(path: str, source: str) -> None:
     assert violations(path, source) == []
+
+
+def test_each_room_has_its_table() -> None:
+    assert set(MAY_IMPORT) == set(ROOMS) == set(HOUSE.floors)

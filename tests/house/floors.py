@@ -21,14 +21,20 @@ MAY_IMPORT = {
 """The rooms that each room may import."""
 
 SHARED: dict[str, tuple[str, ...]] = {
-    "parallel": ("aggregation/codecs/names.py", "aggregation/tensors", "aggregation/updates/encoded_writer.py"),
+    "parallel": (
+        "aggregation/codecs/names.py",
+        "aggregation/folders.py",
+        "aggregation/tensors",
+        "aggregation/updates/encoded_writer.py",
+    ),
 }
 """Places of other rooms that a room may import all the same: on the ground, the layout of tensors, their file and how
 they are encoded there."""
 
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "aggregation": (
-        ("numba_support.py", "optimizers.py", "ordered_map.py", "tensors"),
+        ("folders.py", "numba_support.py", "optimizers.py", "ordered_map.py"),
+        ("tensors",),
         ("codecs",),
         ("updates",),
         ("rules",),
@@ -36,7 +42,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("stacked",),
     ),
     "parallel": (
-        ("checkpoint", "communication/by_hand", "engine/world.py", "optimizers", "task"),
+        ("checkpoint", "communication/by_hand", "optimizers", "task", "world.py"),
         ("communication", "local_training"),
         ("data", "worker"),
         ("data/public", "engine"),
@@ -65,13 +71,13 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("process.py",),
     ),
     "client": (
-        ("config.py", "events.py", "threads.py"),
-        ("disk", "session.py"),
+        ("config.py", "session", "threads.py"),
+        ("disk",),
         ("policy",),
         ("wire",),
         ("work",),
-        ("driver.py",),
         ("agent.py",),
+        ("process.py",),
     ),
     "simulations": (
         ("attacks", "devices", "engines", "histories", "populations"),
@@ -81,12 +87,12 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("federation",),
         ("experiments",),
         ("experiments/tables",),
-        ("experiments/papers",),
+        ("experiments/tables/papers",),
     ),
     "atoll": (
         ("__init__.py", "cli", "cli/ending.py", "cli/faults.py", "cli/log.py", "cli/options.py", "cli/printing.py"),
-        ("cli/files.py", "cli/join.py", "cli/new.py", "cli/project", "cli/settings.py", "cli/writing_down.py"),
-        ("cli/admin.py", "cli/serving", "cli/training"),
+        ("cli/audit_entries.py", "cli/files.py", "cli/new.py", "cli/project", "cli/settings.py"),
+        ("cli/serving", "cli/training"),
         ("cli/experiments", "cli/looking"),
         ("cli/members",),
         ("cli/main.py",),
