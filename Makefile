@@ -2,18 +2,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+TORCH := torch==2.13.0
 
 PEERS := .venv-peers/.installed
 BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu scale simulation audit_log data_plane round_vs_flower hostile rotation
 
-.PHONY: setup peers demo test test-parallel test-cuda check format proto docs bench soak fuzz papers mutants clean
+.PHONY: setup peers demo test test-parallel test-cuda check format constraints proto docs bench soak fuzz papers mutants clean
 
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "installing Atoll into .venv (once; a minute or two)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$(TORCH)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	@touch $@
 
@@ -47,6 +48,19 @@ check: setup
 format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The newest versions that fit together, from a temporary environment; about five minutes. Left out are the build of
+# torch (+cpu) and its CUDA packages, which torch itself pins: a machine with a GPU gives the same file.
+constraints:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || \
+	  { echo "the versions must fit the oldest supported Python: make constraints PYTHON=python3.11" >&2; exit 1; }
+	@scratch=$$(mktemp -d) && trap 'rm -rf "$$scratch"' EXIT && trap 'exit 130' INT TERM && \
+	$(PYTHON) -m venv "$$scratch/venv" && \
+	"$$scratch/venv/bin/python" -m pip install --quiet --disable-pip-version-check "$(TORCH)" ".[dev]" && \
+	"$$scratch/venv/bin/python" -m pip freeze --exclude atoll > "$$scratch/frozen" && \
+	sed -n '/^#/p' constraints.txt > "$$scratch/constraints" && \
+	sed -E '/^(cuda-|nvidia-|triton==)/d; s/\+.*//' "$$scratch/frozen" | LC_ALL=C sort -f >> "$$scratch/constraints" && \
+	cp "$$scratch/constraints" constraints.txt && echo "constraints.txt is refreshed: now run make test, and commit"
 
 proto: setup
 	$(BIN)/python -m tests.protocol.generate

@@ -1,5 +1,6 @@
 """What is installed is one package, `atoll`, with every room in it as real files."""
 
+import email
 import subprocess
 import sys
 import tarfile
@@ -21,8 +22,13 @@ def build(kind: str, source: Path, target: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    with zipfile.ZipFile(build("wheel", ROOT, tmp_path_factory.mktemp("wheel"))) as archive:
+def built_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def wheel(built_wheel: Path) -> set[str]:
+    with zipfile.ZipFile(built_wheel) as archive:
         return set(archive.namelist())
 
 
@@ -44,6 +50,15 @@ def test_the_wheel_holds_every_file_of_every_room(wheel: set[str]) -> None:
         "atoll/protocol/atoll_pb2.pyi",
     } <= wheel
     assert not [name for name in wheel if "__pycache__" in name]
+
+
+def test_the_wheel_holds_the_licence_and_names_it_and_the_authors(built_wheel: Path, wheel: set[str]) -> None:
+    [info] = {name.split("/")[0] for name in wheel if ".dist-info/" in name}
+    with zipfile.ZipFile(built_wheel) as archive:
+        assert archive.read(f"{info}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+        metadata = email.message_from_bytes(archive.read(f"{info}/METADATA"))
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Author"] == "the Atoll authors"
 
 
 def test_the_rooms_are_relative_links() -> None:
