@@ -9,16 +9,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 import atoll
+from atoll.client.disk.spool import MAGIC
 from atoll.client.policy import history
-from atoll.client.spool import MAGIC
 from atoll.parallel.checkpoint import store
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import manifest
-from atoll.protocol.channel import PROTOCOL
 from atoll.protocol.identity import join_code
 from atoll.protocol.identity.join_code import JoinCode, JoinCodeError
 from atoll.protocol.identity.statement import NotTrusted, check_signature, statement
-from atoll.server import backup_contents, schema
+from atoll.protocol.wire.channel import PROTOCOL
+from atoll.server.backup import contents
+from atoll.server.journal import schema
 
 PAGE = (Path(__file__).parents[1] / "docs" / "versioning.md").read_text("utf-8")
 ROWS = {row[0]: row[1:] for row in re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", PAGE, re.MULTILINE)}
@@ -29,7 +30,7 @@ VERSIONS = {
     "journal and records (`state.db`, PostgreSQL)": schema.SCHEMA_VERSION,
     "an agent's `policy.db`": history.SCHEMA,
     "an agent's spool": f"`{MAGIC.decode().strip()}`",
-    "backup": backup_contents.FORMAT,
+    "backup": contents.FORMAT,
     "checkpoint of `atoll train`": store.FORMAT,
 }
 
