@@ -72,7 +72,7 @@ def agent(
     from atoll.client.process import run_agent
     from atoll.protocol.wire.allocator import keep_freed_memory
 
-    log.configure()
+    log.configure(settings.site)
     keep_freed_memory()
     note(f"atoll agent {settings.site}, for {', '.join(named)}, state in {settings.state}")
     raise typer.Exit(asyncio.run(run_agent(settings, named)))

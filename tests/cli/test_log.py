@@ -1,0 +1,91 @@
+"""The lines of a process's log: time, the site's name at an agent, level, message."""
+
+import logging
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.cli import log
+from atoll.protocol.identity.join_code import JoinCode
+from tests.cli.federation import ATOLL
+from tests.cli.invoking import TINY
+
+UNREACHABLE = str(JoinCode(("127.0.0.1:1",), bytes(32), bytes(8), bytes(16)))
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    root, ours = logging.getLogger(), logging.getLogger("atoll")
+    before = (root.level, root.handlers[:], ours.level)
+    yield
+    root.setLevel(before[0])
+    root.handlers[:] = before[1]
+    ours.setLevel(before[2])
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines of standard error without their times, each of which is checked."""
+    written = capsys.readouterr().err.splitlines()
+    assert all(
+        re.match(r"\d\d:\d\d:\d\d ", line) for line in written if not line.startswith((" ", "Traceback", "OSError"))
+    )
+    return [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in written]
+
+
+def test_a_process_without_a_name_writes_the_message_and_its_level(capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure()
+    logging.getLogger("atoll.server").info("round 1: closed (%s)", "enough")
+    logging.getLogger("atoll.server").warning("the disk is full")
+    logging.getLogger("atoll.server").debug("a detail")
+    assert lines(capsys) == ["round 1: closed (enough)", "warning: the disk is full"]
+
+
+def test_every_line_of_an_agent_has_its_site_s_name(capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure("100%d north")
+    logging.getLogger("atoll.client").info("connected to %s", "127.0.0.1:7070")
+    logging.getLogger("another.library").error("at fault")
+    assert lines(capsys) == ["100%d north: connected to 127.0.0.1:7070", "100%d north: error: at fault"]
+
+
+def test_a_traceback_follows_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure("north")
+    try:
+        raise OSError("no space left")
+    except OSError:
+        logging.getLogger("atoll.client").exception("the spool")
+    first, second, *_, last = lines(capsys)
+    assert (first, second, last) == (
+        "north: error: the spool",
+        "Traceback (most recent call last):",
+        "OSError: no space left",
+    )
+
+
+def test_the_second_of_two_configurations_counts_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure("north")
+    log.configure("south")
+    logging.getLogger("atoll").info("ready")
+    assert lines(capsys) == ["south: ready"]
+
+
+def test_an_agent_s_process_writes_its_site_s_name(tmp_path: Path) -> None:
+    written = tmp_path / "log"
+    with written.open("wb") as file:
+        command = [str(ATOLL), "agent", f"{TINY}:task", "--site", "north", "--join", UNREACHABLE]
+        process = subprocess.Popen([*command, "--state", str(tmp_path / "state")], stdout=file, stderr=file)
+    try:
+        until = time.monotonic() + 120
+        while "trying again" not in written.read_text():
+            assert time.monotonic() < until, written.read_text()
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.wait()
+    first, *others = written.read_text().splitlines()
+    assert first.startswith("atoll agent north, for ")
+    assert others
+    assert all(re.match(r"\d\d:\d\d:\d\d north: ", line) for line in others), others
