@@ -5,9 +5,14 @@ from collections.abc import Callable
 
 
 class Clock:
-    """The wall clock at the start of the process, carried on by the monotonic clock.
+    """The wall clock at the start of the process, advanced by the monotonic clock.
 
-    A jump of the system's clock moves no deadline. `not_before` is the last instant that the journal holds.
+    A jump of the system's clock moves no deadline.
+
+    Args:
+        not_before: the last instant in the journal [s since the epoch]; the clock never shows an earlier one.
+        wall: the clock of the system [s since the epoch].
+        monotonic: a clock that never runs backward, of any origin [s].
     """
 
     def __init__(
@@ -21,10 +26,10 @@ class Clock:
         self._offset = max(wall(), not_before) - monotonic()
 
     def now(self) -> float:
-        """Seconds since the epoch."""
+        """Return the time [s since the epoch]."""
         return max(self._not_before, self._monotonic() + self._offset)  # the sum may be rounded down
 
     def advance_to(self, not_before: float) -> None:
-        """Never show an instant before this one again."""
+        """Advance the clock to at least this instant [s since the epoch]."""
         self._not_before = max(self._not_before, not_before)
         self._offset = max(self._offset, not_before - self._monotonic())

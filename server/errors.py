@@ -1,25 +1,25 @@
-"""The errors of the server that an operator reads."""
+"""The server's errors whose messages an operator reads."""
 
 
 class OperatorError(RuntimeError):
-    """The operator asked for something that cannot be; the message says what can."""
+    """A request of the operator that cannot be met; the message names what is allowed."""
 
 
 class UnknownRun(OperatorError):
-    """There is no such run here."""
+    """A run id or name that this coordinator does not know."""
 
 
 class StoreCorrupted(OSError):
-    """What lies on disk is not what was written there; the text says what, where, and what can be done."""
+    """Data on disk that differ from what was written; the message says what, where, and the way out."""
 
 
 class StateUnusable(OSError):
-    """The path, or the database, is nothing that a coordinator could use."""
+    """A path or a database that a coordinator cannot use as its state."""
 
 
 class StateInUse(OSError):
-    """Another coordinator has the directory, or the database."""
+    """A state directory or database that another coordinator holds."""
 
 
 class DatabaseAway(StateUnusable):
-    """The server does not answer, or not now."""
+    """A database server that does not answer, or not now."""

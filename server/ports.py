@@ -1,4 +1,4 @@
-"""The ports of a coordinator: for clients and aggregation ranks, for the operator's commands, for those who enrol."""
+"""The ports of a coordinator: clients and aggregation ranks, the operator's commands, enrolment."""
 
 import asyncio
 from dataclasses import dataclass
@@ -32,22 +32,23 @@ ADMIN_CALLS_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The servers, and where they listen."""
+    """The gRPC servers of the ports and their addresses."""
 
     clients: grpc.aio.Server
     admins: grpc.aio.Server
     address: str
-    """Of the clients' port."""
+    """host:port for clients and aggregation ranks."""
     admin_address: str
+    """host:port for the operator's commands."""
     enrolment: EnrolmentPort | None
-    """None: nobody proves anything."""
+    """The port for enrolment; None in an insecure coordinator, which checks no certificates."""
 
     @classmethod
     async def open(cls, coordinator: Coordinator, gate: Gate) -> "Ports":
-        """Take the ports; nothing is answered before `start`.
+        """Bind the ports, with their services and interceptors. No call is answered before `start`.
 
         Raises:
-            OperatorError: a port is in use, or not allowed.
+            OperatorError: a port is in use or not allowed.
         """
         config, members = coordinator.config, gate.members
         register = coordinator.admission if gate.listener.proves_callers else None
@@ -85,22 +86,22 @@ class Ports:
         return cls(clients, admins, address, admin_address, enrolment)
 
     async def start(self) -> None:
-        """Answer from now on."""
+        """Begin to answer calls, the operator's port first."""
         await self.admins.start()
         await self.clients.start()
         if self.enrolment is not None:
             await self.enrolment.start()
 
     async def stop(self) -> None:
-        """End all calls, soon."""
+        """Stop all servers; calls that are open have a short grace period."""
         ends = [stop_servers((self.clients, self.address), (self.admins, self.admin_address))]
         await asyncio.gather(*ends, *([self.enrolment.stop()] if self.enrolment is not None else []))
 
 
 def _server(coordinator: Coordinator, guard: Guard, calls: int) -> grpc.aio.Server:
     limits = CallLimits(Callers(coordinator.config.calls_per_client), Connections().end)
-    audit = CallAudit(coordinator.audit)  # as the guard it remembers the handlers of its server: each has its own
-    interceptors = [audit, limits, guard]  # the first sees what the others refuse
+    audit = CallAudit(coordinator.audit)  # one for each server, like the guard: it caches the handlers of its server
+    interceptors = [audit, limits, guard]  # in this order: the audit also records what the others refuse
     options = server_options(connections_max=connections_max(coordinator.config.max_connections))
     return grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=calls)
 
@@ -123,7 +124,7 @@ def _enrolment_port(
 
 
 async def _add_health(server: grpc.aio.Server, service: str) -> None:
-    """Tell whoever asks that this service is here."""
+    """Add the health service; it reports `service`, and the server as a whole, as serving."""
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     for name in ("", _full_name(service)):

@@ -26,7 +26,7 @@ from atoll.server.ranks.local_ranks import SpawnedRanks
 logger = logging.getLogger(__name__)
 
 FAREWELL_S = 2.0
-"""Seconds that clients have to hear that the run has ended before the server closes."""
+"""Seconds that clients have to learn of the end of the runs and to leave, before the server closes."""
 
 EXIT_OK, EXIT_RUN_FAILED, EXIT_OPERATOR, EXIT_BUG = 0, 1, 2, 70
 
@@ -40,24 +40,33 @@ async def host(
     on_ready: Callable[[Coordinator, Ports], None] = lambda coordinator, ports: None,
     on_end: Callable[[], None] = lambda: None,
 ) -> int:
-    """Host runs until a signal comes or, unless `stay`, until every run has ended and the clients have heard of it.
+    """Host runs until a signal arrives or, unless `stay`, until every run has ended and the clients have been told.
 
-    A run that an earlier process left open goes on. `run` is started when no run of that name is open, and the last
-    one of that name had other settings or is to be done `again`: so a supervisor that starts this process once more
-    after a run's end does not train anew. `on_end` is called when it begins to end.
+    Runs that an earlier process left open continue. `run` starts a new run unless one of the same name is open, or the
+    last one of that name had the same settings and `again` is not set: a supervisor that restarts this process after
+    the end of a run does not train a second time.
+
+    Args:
+        config: the settings of the process.
+        run: a run to start or to continue; None: only the runs in the state directory.
+        again: start a new run although the last one of this name had the same settings.
+        stay: keep serving after the last run has ended.
+        on_ready: called once the ports answer.
+        on_end: called when the shutdown begins.
 
     Returns:
-        0; 1 when a run failed or was stopped, `run` perhaps earlier; 70 after a mistake of ours (start again: the
-        journal brings it back).
+        The exit code: 0; 1 when a run failed or was stopped, in this process or (`run`) in an earlier one; 70 after a
+        bug of ours, from which a restart recovers by replay of the journal.
 
     Raises:
-        OperatorError, ConfigError, OSError: the operator's mistakes, and what the disk does not allow.
+        OperatorError, ConfigError: the operator's mistakes.
+        OSError: the disk or the database refuses.
     """
     allow_open_files()
     share_heaps()
     keep_freed_memory()
     collect_seldom()
-    is_new = not config.database and not config.state.exists()  # a database knows of the directory it belongs to
+    is_new = not config.database and not config.state.exists()  # a database refers to its directory: never remove that
     with (
         StateDirectory.open(config.state, database=config.database) as state,
         _gone_if_refused(state.path, may_go=is_new) as stays,
@@ -70,7 +79,7 @@ async def host(
             try:
                 await coordinator.start()
                 asked = await _find_or_add(coordinator, run, again=again) if run is not None else None
-                await ports.start()  # last: whoever joins is told which tasks are run here
+                await ports.start()  # after the run was added: a client that joins learns of its task
                 stays()
                 if coordinator.ranks is not None and config.start_aggregators:
                     await equip_ranks(gate, config)
@@ -95,14 +104,14 @@ async def host(
 
 @contextmanager
 def _gone_if_refused(state: Path, *, may_go: bool) -> Iterator[Callable[[], None]]:
-    """Let a state directory go again, while it is locked, when there is nothing to host in it.
+    """Remove a new state directory, while it is locked, when the operator's mistake leaves nothing to host in it.
 
     Args:
         state: the directory.
-        may_go: whether this very call has made it.
+        may_go: whether this process has just created it.
 
     Yields:
-        What to call as soon as it is to stay.
+        A function that keeps the directory from then on.
     """
 
     def stays() -> None:
@@ -118,19 +127,19 @@ def _gone_if_refused(state: Path, *, may_go: bool) -> Iterator[Callable[[], None
 
 
 async def _find_or_add(coordinator: Coordinator, config: RunConfig, *, again: bool) -> RunId:
-    """The run that was asked for: one that is open, one that has ended already, or a new one."""
+    """Return the id of the requested run: an open one, one that has ended already, or a new one."""
     namesakes = [run for run in coordinator.runs.values() if run.config.name == config.name]
     for run in namesakes:
         if coordinator.state_of(run.run_id) not in TERMINAL:
             if run.config != config:
-                logger.warning("run %s goes on with the settings that it was started with", run.run_id)
+                logger.warning("run %s continues with the settings that it was started with", run.run_id)
             return run.run_id
     if namesakes and namesakes[-1].config == config and not again:
         ended = namesakes[-1].machine.ledger
         run_id = namesakes[-1].run_id
-        reopen = "" if ended.state is RunState.FINISHED else f"--stay and `atoll run resume {run_id}` go on with it, "
+        reopen = "" if ended.state is RunState.FINISHED else f"--stay and `atoll run resume {run_id}` continue it, "
         what = (run_id, ended.state, ended.cause, reopen)
-        logger.warning("run %s with these settings is %s already (%s): %s--again begins a new one", *what)
+        logger.warning("run %s with these settings is %s already (%s): %s--again starts a new one", *what)
         return run_id
     return await coordinator.add_run(config)
 
@@ -151,7 +160,11 @@ async def _until_over(coordinator: Coordinator, stop: asyncio.Event, asked: RunI
 
 
 async def _ended_from_outside(coordinator: Coordinator, stop: asyncio.Event, *, stay: bool) -> int | None:
-    """Wait for a mistake of ours, a signal or, unless `stay`, every run's end; the exit code, None for the last."""
+    """Wait for a bug of ours, a signal or, unless `stay`, the end of every run.
+
+    Returns:
+        The exit code; None when every run has ended.
+    """
     waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(stop.wait()), asyncio.shield(coordinator.crashed)]
     if not stay:
         waits.append(asyncio.ensure_future(_all_ended(coordinator)))
@@ -188,6 +201,6 @@ def _next_open(coordinator: Coordinator) -> RunId | None:
 
 
 async def _farewell(coordinator: Coordinator) -> None:
-    """Let the clients that hear of the end leave by themselves."""
+    """Wait, at most `FAREWELL_S`, until the clients have learnt of the end and have left."""
     with suppress(TimeoutError):
         await asyncio.wait_for(coordinator.attendance.hub.empty(), FAREWELL_S)

@@ -81,7 +81,7 @@ MEMBERSHIP, SESSION, EVALUATION = (
     "client/session/session.py",
     "server/rounds/client_evaluation.py",
 )
-CLOCK, PAGES = "server/clock.py", "server/rounds/member_pages.py"
+CLOCK, PAGES, LEASES = "server/clock.py", "server/rounds/member_pages.py", "server/rounds/leases.py"
 
 PLANTED = (
     Mutant(
@@ -290,7 +290,7 @@ PLANTED = (
     Mutant(
         "ghosts after a resume",
         RUN,
-        "            ledger.membership.everyone_disconnected()  # who is there is told again now\n",
+        "            ledger.membership.everyone_disconnected()  # the driver reports the connected clients again now\n",
         "",
         "a resumed run counts clients that went while it was stopped",
     ),
@@ -353,7 +353,7 @@ PLANTED = (
     ),
     Mutant(
         "returning client told to stop",
-        RUN,
+        INTAKE,
         "        if self._open(round_id) and record.phase is Phase.COLLECTING:\n            return ()\n",
         "",
         "a client that lost contact and is back is released from a round that still wants it",
@@ -409,7 +409,7 @@ PLANTED = (
     ),
     Mutant(
         "leases never renewed",
-        MEMBERSHIP,
+        LEASES,
         "if client_id in self._heard and (due := self._heard[client_id] + self.lease_s) > now:",
         "if client_id in self._heard and (due := self._heard[client_id]) > now:",
         "a client that is heard all the time is given up",
@@ -543,7 +543,7 @@ PLANTED = (
     Mutant(
         "the sampler ends a closed buffer",
         BUFFER,
-        "        self._is_drawing = False  # whatever the sampler comes to now, nobody waits for it\n",
+        "        self._is_drawing = False  # the answer to a draw that is under way is ignored\n",
         "",
         "a sampler that fails after the buffer was full abandons it while it is folded",
     ),
@@ -690,7 +690,7 @@ PLANTED = (
     Mutant(
         "everyone is still there",
         MEMBERSHIP,
-        "        self.start += 1  # of a million members none is touched\n",
+        "        self.start += 1  # sessions of an older start are void: no member is visited\n",
         "",
         "after a restart the sessions of before count as standing",
     ),

@@ -1,8 +1,8 @@
-"""The clients that train in an asynchronous run, each by an invitation with a deadline of its own. Pure.
+"""The invitations of an asynchronous run, each with its own deadline. Pure.
 
-An invitation belongs to the round that gave it and may outlive it: a commit releases nobody but those whose version has
-become too old to count. It ends with the client's update, failure or loss, or at its deadline. In a synchronous run
-there are none, and nothing here does anything.
+An invitation belongs to the round in which it was made and may outlive it: a commit releases only the clients whose
+version has become too old to count. It ends with the client's update, failure or loss, or at its deadline. A
+synchronous run has no such invitations, and these functions have no effect on it.
 """
 
 from collections.abc import Iterator
@@ -17,19 +17,19 @@ from atoll.server.rounds.record import ClientRecord, RoundRecord
 
 
 class Records(Protocol):
-    """The records of the rounds that are remembered, the open one's among them."""
+    """The records of the open round and of the last few rounds."""
 
     def record_of(self, round_id: RoundId) -> RoundRecord | None:
-        """One of them."""
+        """Return the record of one round, or None."""
         ...
 
     def newest_first(self) -> Iterator[RoundRecord]:
-        """All of them."""
+        """Yield all records, the newest first."""
         ...
 
 
 class Invitations:
-    """The table of who trains for which round; it lies in the ledger, and every deadline and fate in the records."""
+    """The clients that are training, with the round of each. The ledger has the table, the records the deadlines."""
 
     def __init__(self, policy: StragglerPolicy, ledger: Ledger, records: Records) -> None:
         self._policy, self._ledger, self._records = policy, ledger, records
@@ -38,19 +38,22 @@ class Invitations:
         return len(self._ledger.training)
 
     def is_training(self, client_id: ClientId, round_id: RoundId | None = None) -> bool:
-        """Whether the client's update is awaited: of this round, or of any."""
+        """Return whether the client's update is awaited, for this round or (None) for any."""
         found = self._ledger.training.get(client_id)
         return found is not None and round_id in (None, found)
 
-    # ------------------------------------------------------------ who
+    # ------------------------------------------------------------ candidates
 
     def candidates(self, record: RoundRecord) -> tuple[Candidate, ...]:
-        """Who can be invited now to the round: connected, idle, and not yet asked or counted for its version."""
+        """Return the clients that can be invited to a round: available, idle, neither invited nor counted before.
+
+        A client is invited at most once in a round, and has at most one accepted update for a version.
+        """
         taken = {*self._ledger.training, *record.clients, *self._counted(record.base_version)}
         return tuple(c for c in self._ledger.membership.candidates() if c.client_id not in taken)
 
     def has_counted(self, client_id: ClientId, version: Version) -> bool:
-        """Whether an update of this client that was trained from this version was accepted: each counts once."""
+        """Return whether an update of this client from this version was accepted: each client counts once."""
         return client_id in self._counted(version)
 
     def _counted(self, version: Version) -> set[ClientId]:
@@ -58,13 +61,13 @@ class Invitations:
         return {c for r in of_version for c, row in r.clients.items() if row.digest and not row.unused_because}
 
     def may_still_count(self, record: RoundRecord) -> bool:
-        """Whether an update for this round is young enough, as the newest version stands."""
+        """Return whether an update for this round is at most `max_staleness` versions old now."""
         return self._ledger.version - record.base_version <= self._policy.max_staleness
 
-    # ------------------------------------------------------------ invited
+    # ------------------------------------------------------------ open invitations
 
     def invite(self, record: RoundRecord, clients: tuple[ClientId, ...], now: float) -> Effects:
-        """Let clients train for the round, as many as there is room for; one that was given up meanwhile is lost."""
+        """Invite clients to the round, up to `concurrency` in all; a client that was lost meanwhile is recorded so."""
         invited: list[Effect] = []
         membership, taken = self._ledger.membership, {*record.clients, *self._counted(record.base_version)}
         for client_id in sorted(clients):
@@ -81,7 +84,7 @@ class Invitations:
         return tuple(invited)
 
     def _seconds(self, client_id: ClientId) -> float:
-        """To the client's own deadline: fixed, or `adaptive_margin` times what it is expected to take."""
+        """Return the seconds to the client's deadline: fixed, or `adaptive_margin` times its expected time."""
         policy = self._policy
         if policy.deadline != "adaptive":
             return policy.deadline
@@ -90,9 +93,9 @@ class Invitations:
         return min(max(seconds, policy.deadline_min), policy.deadline_max)
 
     def joined(self, client_id: ClientId, now: float) -> Effects:
-        """A client that trains is (back) on the line: tell it again. One that was lost goes on while it is in time."""
+        """Repeat the invitation of a client that has (re)connected; a lost one may continue before its deadline."""
         if not (self._policy.is_asynchronous and self._ledger.is_open):
-            return ()  # a deadline that passed before may have ended the run
+            return ()  # a deadline that passed before this event may have ended the run
         record = next((r for r in self._records.newest_first() if client_id in r.clients), None)
         row = record.clients[client_id] if record is not None else None
         if record is None or row is None or row.deadline is None:
@@ -107,28 +110,28 @@ class Invitations:
         return (self._invite(client_id, record),)
 
     def disconnected(self, client_id: ClientId, now: float) -> None:
-        """Noted; the client has its lease to come back."""
+        """Note that the client's control stream has ended; its invitation stands until its lease runs out."""
         if self.is_training(client_id):
             self._row(client_id).disconnected_at = now
 
     def upload_begun(self, client_id: ClientId, round_id: RoundId, now: float) -> None:
-        """Noted: how long the upload takes is measured from here."""
+        """Note the start of the upload, from which its duration is measured."""
         if self.is_training(client_id, round_id):
             row = self._row(client_id)
             row.upload_begun_at = row.upload_begun_at or now
 
-    # ------------------------------------------------------------ done
+    # ------------------------------------------------------------ ends
 
     def ended(
         self, client_id: ClientId, round_id: RoundId | None, fate: Fate, reason: str, detail: str, now: float
     ) -> Effects:
-        """The client failed, was refused or is lost: its place is free."""
+        """End the invitation of a client that failed, was refused or is lost (round None: of any round)."""
         if not self.is_training(client_id, round_id):
             return ()
         return self._end(client_id, fate, now, reason, detail)
 
     def answered(self, update: Update, fate: Fate, now: float, reason: str = "", detail: str = "") -> Effects:
-        """The client's update was judged; whether it was still awaited or not, this is what became of it."""
+        """Record the fate of a client's update, also when its invitation had ended before."""
         if self.is_training(update.client_id, update.round_id):
             return self._end(update.client_id, fate, now, reason, detail)
         record = self._record(update.round_id)
@@ -144,7 +147,7 @@ class Invitations:
 
     @property
     def deadline(self) -> float | None:
-        """When `time_passed` must be called: the earliest deadline of all."""
+        """The earliest deadline of all invitations, at which `time_passed` must be called; None: there are none."""
         training = self._ledger.training
         return min(map(self._deadline, training)) if training else None
 
@@ -154,7 +157,7 @@ class Invitations:
         return deadline
 
     def time_passed(self, now: float) -> Effects:
-        """The earliest deadline is here: whoever has it is told to stop, and to hand in what it has."""
+        """Release the clients with the earliest deadline; they may still send the work that they have done."""
         earliest = self.deadline
         late = sorted(c for c in self._ledger.training if self._deadline(c) == earliest)
         return tuple(
@@ -162,7 +165,7 @@ class Invitations:
         )
 
     def coordinator_started(self, down_since: float, now: float) -> None:
-        """Nobody is connected; each deadline moves by the downtime, up to `outage_max` in all."""
+        """Extend each deadline by the downtime, up to `outage_max` in all, and mark all clients as disconnected."""
         for row in map(self._row, self._ledger.training):
             extension = min(max(0.0, now - down_since), self._policy.outage_max - row.extended)
             assert row.deadline is not None
@@ -170,21 +173,21 @@ class Invitations:
             row.disconnected_at = now if row.disconnected_at is None else row.disconnected_at
 
     def release_stale(self, now: float) -> Effects:
-        """A version was committed: whose update could no longer count may stop."""
+        """Release, after a commit, the clients whose update could no longer count."""
         stale = [c for c, r in self._ledger.training.items() if not self.may_still_count(self._record(r))]
         return tuple(e for c in sorted(stale) for e in self._release(c, Fate.RELEASED, ReleaseReason.TOO_STALE, now))
 
     def release_twin(self, update: Update, now: float) -> Effects:
-        """A client's update came after all; was it asked again for that version meanwhile, it trains for nothing."""
+        """Release the sender of a late update if it trains again from the same version: only one of the two counts."""
         round_id = self._ledger.training.get(update.client_id)
         if round_id is None or self._record(round_id).base_version != update.base_version:
             return ()
         return self._release(update.client_id, Fate.RELEASED, ReleaseReason.ROUND_CLOSED, now)
 
     def release_all(self, reason: ReleaseReason, now: float) -> Effects:
-        """No round follows: everybody may stop."""
-        everybody = sorted(self._ledger.training)
-        return tuple(effect for c in everybody for effect in self._release(c, Fate.RELEASED, reason, now))
+        """Release all clients: no round follows."""
+        clients = sorted(self._ledger.training)
+        return tuple(effect for c in clients for effect in self._release(c, Fate.RELEASED, reason, now))
 
     def _release(self, client_id: ClientId, fate: Fate, reason: ReleaseReason, now: float) -> Effects:
         round_id = self._ledger.training[client_id]
@@ -207,7 +210,7 @@ class Invitations:
         return self._record(self._ledger.training[client_id]).clients[client_id]
 
     def _amend(self, record: RoundRecord) -> Effects:
-        """The record of a round that has ended is written again."""
+        """Return the effect that writes the record of an ended round again."""
         return (AmendRecord(record.round_id),) if record.round_id in self._ledger.past else ()
 
 

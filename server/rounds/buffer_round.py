@@ -1,12 +1,12 @@
 """One fill of an asynchronous run's buffer, as a pure state machine: a round without a cohort of its own.
 
-    COLLECTING --`buffer_size` updates, nobody left to ask (with the quorum),
-                 `fill_timeout` over (with the quorum), stop (with the quorum)--> AGGREGATING --> COMMITTED
-    COLLECTING --nobody left who could make the quorum, stop below it----------> ABANDONED
+    COLLECTING --`buffer_size` updates; with the quorum: no client left to invite,
+                 `fill_timeout` over, or stop-----------------------------------> AGGREGATING --> COMMITTED
+    COLLECTING --quorum out of reach, stop below it-----------------------------> ABANDONED
 
-Clients train all the time (`invitations`): a place that is free goes to a client that has not been asked for this
-version, and an update counts in the buffer that is open when it comes, whichever round its client was invited to.
-While the buffer is aggregated nobody is invited: the next version is nearly there.
+Clients train all the time (`async_invitations`): a free place goes to a client that was not yet invited from this
+version, and an update counts in the buffer that is open at its arrival, whichever round its client was invited to.
+While a buffer is aggregated, no client is invited: the next version follows soon.
 
 Sources: Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", arXiv:2106.06639, Algorithm 1; Xie
 et al., "Asynchronous Federated Optimization", arXiv:1903.03934, whose buffer holds one update.
@@ -25,7 +25,7 @@ from atoll.server.rounds.policy import StragglerPolicy
 class Buffer(OpenRound):
     """One buffer, from its first update to COMMITTED or ABANDONED.
 
-    `updates` are in already: they came while the last one was aggregated. More may come until it closes (`take`).
+    `updates` arrived while the last buffer was aggregated and are its first ones; `take` adds more until it closes.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class Buffer(OpenRound):
 
     @property
     def deadline(self) -> float | None:
-        """When it should be full."""
+        """The end of `fill_timeout`; None: it has passed, or the buffer is closed."""
         return self.record.deadline if self.is_open and not self._is_overdue else None
 
     def time_passed(self, now: float) -> Effects:
-        """It is not full in time: nobody else is invited."""
+        """Invite no further clients: the buffer was not full within `fill_timeout`."""
         self._is_overdue, self._is_drawing = True, False
         return ()
 
@@ -68,16 +68,16 @@ class Buffer(OpenRound):
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes updates."""
+        """Return whether the buffer takes updates."""
         return self.phase is Phase.COLLECTING
 
     @property
     def held(self) -> Iterator[Update]:
-        """What is in."""
+        """The accepted updates in the buffer."""
         yield from self.updates
 
     def take(self, update: Update) -> None:
-        """An accepted update is in; `look_for_clients` sees what follows."""
+        """Add an accepted update; `look_for_clients` then closes a full buffer."""
         assert self.is_open
         self.updates.append(update)
         row = self._as_stale(update)
@@ -85,7 +85,7 @@ class Buffer(OpenRound):
         self.record.buffer.append(row)
 
     def look_for_clients(self, now: float) -> Effects:
-        """After whatever happened: is the buffer full or hopeless, or is there a place to give away?"""
+        """Close the buffer when it is full or cannot fill any more; otherwise draw clients for the free places."""
         if not self.is_open:
             return ()
         if len(self.updates) >= self.policy.num_wanted:
@@ -106,7 +106,7 @@ class Buffer(OpenRound):
         return ()
 
     def cohort_drawn(self, clients: tuple[ClientId, ...], now: float) -> Effects:
-        """The sampler has answered: invite. An answer that nobody waits for any more is ignored."""
+        """Invite the drawn clients, unless the round no longer waits for a draw."""
         if not self.is_open or not self._is_drawing:
             return ()
         self._is_drawing, self.record.drawn_at = False, self.record.drawn_at or now
@@ -117,7 +117,7 @@ class Buffer(OpenRound):
         return len(self.updates) >= self.record.quorum
 
     def _could_ask_again(self) -> bool:
-        """Whether someone who is there came to nothing in this round, and may be asked again in the next."""
+        """Return whether an available client was invited without an update: the next round may invite it again."""
         rows = self.record.clients.items()
         return any(row.digest is None and self.membership.is_available(client_id) for client_id, row in rows)
 
@@ -125,30 +125,28 @@ class Buffer(OpenRound):
 
     @property
     def has_begun(self) -> bool:
-        """Whether anybody was invited to it, or anything is in."""
+        """Return whether the round has an update or an invited client."""
         return bool(self.updates or self.record.clients)
 
     def stop(self, reason: str, now: float) -> Effects:
-        """The operator ends the run: what is in becomes its last version, if it makes the quorum."""
+        """End the round by the operator's stop: with the quorum its updates become the last version of the run."""
         assert self.is_open, self.phase
         return self._close(CloseReason.FLUSHED, now) if self._has_quorum else super().stop(reason, now)
 
     def _close_or_abandon(self, close: CloseReason, abandon: AbandonReason, now: float) -> Effects:
         if self._has_quorum:
             return self._close(close, now)
-        there = len(self.updates)
-        nobody_came = not there and not self.record.clients
-        reason = AbandonReason.TOO_FEW_CLIENTS if nobody_came else abandon
-        return self._abandon(reason, now, f"{there} accepted, quorum {self.record.quorum}")
+        reason = abandon if self.has_begun else AbandonReason.TOO_FEW_CLIENTS
+        return self._abandon(reason, now, f"{len(self.updates)} accepted, quorum {self.record.quorum}")
 
     def _close(self, reason: CloseReason, now: float) -> Effects:
         record = self.record
         record.phase, record.closed_at, record.close_reason = Phase.AGGREGATING, now, reason
-        self._is_drawing = False  # whatever the sampler comes to now, nobody waits for it
+        self._is_drawing = False  # the answer to a draw that is under way is ignored
         return (self._aggregate(),)
 
     def aggregated(self, model_digest: Digest, now: float) -> Effects:
-        """See `OpenRound.aggregated`."""
+        """Commit the round: the next version is on disk."""
         for row in self.record.buffer:
             self.membership.counted(row.client_id, row.round_id)
         return super().aggregated(model_digest, now)

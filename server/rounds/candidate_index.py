@@ -1,6 +1,7 @@
-"""The clients that can be invited, in order of client id, without looking at a million of them for each draw. Pure.
+"""An index of the clients that can be invited, sorted by client id. Pure.
 
-What changed since the last look is put in its place then; a look that nothing came before costs nothing.
+A run may have a million members, so a draw does not visit them all: the index applies the changes since the last query
+to its sorted list, and a query without changes before it returns the same list.
 """
 
 import bisect
@@ -14,11 +15,11 @@ from atoll.server.rounds.member import Member
 _CLIENT_ID = itemgetter(0)  # half the time that `attrgetter` takes
 
 MANY = 1 / 4
-"""The share of all candidates beyond which they are put in order anew, rather than one by one."""
+"""The share of changed candidates above which the list is sorted anew instead of changed in place."""
 
 
-class Roster:
-    """See the module; it follows from `members` and who `is_there`, and is told who of them changed."""
+class CandidateIndex:
+    """The sorted candidates among `members`: those that are `is_there`. `changed` reports each change to it."""
 
     def __init__(self, members: Mapping[ClientId, Member], is_there: Callable[[ClientId], bool]) -> None:
         self._members, self._is_there = members, is_there
@@ -26,16 +27,16 @@ class Roster:
         self._candidates: tuple[Candidate, ...] = ()
 
     def changed(self, client_id: ClientId) -> None:
-        """The client joined, left, or is no longer what it was."""
+        """Note that the client joined, left, or has other properties than before."""
         self._changed.add(client_id)
 
     def clear(self) -> None:
-        """Nobody is there any more."""
+        """Remove all candidates, after the end of all connections."""
         self._changed.clear()
         self._candidates = ()
 
     def candidates(self) -> tuple[Candidate, ...]:
-        """Everyone with a standing control stream."""
+        """Return the candidates, sorted by client id."""
         if self._changed:
             is_many = len(self._changed) > MANY * len(self._candidates)
             self._candidates = tuple(self._anew() if is_many else self._amended())

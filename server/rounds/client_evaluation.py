@@ -1,4 +1,4 @@
-"""Clients run a committed version on their own data: who was asked, who answered, when it is over. Pure."""
+"""The evaluation of a committed version by clients on their own data: requests, answers, end. Pure."""
 
 import hashlib
 from bisect import bisect_left
@@ -12,7 +12,7 @@ from atoll.server.rounds.events import AskEvaluation, ClientEvaluated, CloseEval
 
 @dataclass(slots=True)
 class ClientEvaluation:
-    """One evaluation. The next round opens when it is closed."""
+    """The evaluation of one version. The next round opens after its end."""
 
     version: Version
     deadline: float
@@ -22,21 +22,21 @@ class ClientEvaluation:
 
     @property
     def is_complete(self) -> bool:
-        """Whether everyone who was asked has answered or failed."""
+        """Return whether every requested client has answered or failed."""
         return len(self.answers) + len(self.failures) >= len(self.asked)
 
     def is_waiting_for(self, client_id: ClientId) -> bool:
-        """Whether the client was asked and has neither answered nor failed."""
+        """Return whether the client's answer is awaited: it was requested, and is neither in nor failed."""
         at = bisect_left(self.asked, client_id)
         was_asked = at < len(self.asked) and self.asked[at] == client_id
         return was_asked and client_id not in self.answers and client_id not in self.failures
 
     def ask(self, client_id: ClientId, counted_round: RoundId) -> AskEvaluation:
-        """The question, as often as the client must be told."""
+        """Return the request to a client, for the first time and after each reconnection."""
         return AskEvaluation(client_id, self.version, self.deadline, counted_round)
 
     def answered(self, event: ClientEvaluated) -> None:
-        """A client's sums, or why it has none."""
+        """Record a client's sums, or the reason why it has none."""
         if event.version != self.version or not self.is_waiting_for(event.client_id):
             return
         if event.statistics is None:
@@ -45,12 +45,12 @@ class ClientEvaluation:
             self.answers[event.client_id] = event.statistics
 
     def lost(self, client_id: ClientId, reason: str) -> None:
-        """The client's lease ran out."""
+        """Record the loss of a client as its failure."""
         if self.is_waiting_for(client_id):
             self.failures[client_id] = f"lost: {reason}"
 
     def close(self) -> CloseEvaluation:
-        """Over: whoever is silent has failed."""
+        """End the evaluation; a client without an answer has failed."""
         for client_id in self.asked:
             if self.is_waiting_for(client_id):
                 self.failures[client_id] = "did not answer in time"
@@ -58,7 +58,11 @@ class ClientEvaluation:
 
 
 def addable(answers: Mapping[ClientId, Sums]) -> tuple[dict[ClientId, Sums], dict[ClientId, str]]:
-    """The answers that can be added up, and why others cannot: of each metric the commonest number of sums counts."""
+    """Split the answers into those that can be added up and the others, each with the fault.
+
+    All sums of a metric must have the same length; the commonest one is taken as right, of equally common ones the
+    least.
+    """
     lengths: dict[str, Counter[int]] = {}
     for sums in answers.values():
         for name, numbers in sums.items():
@@ -74,7 +78,7 @@ def addable(answers: Mapping[ClientId, Sums]) -> tuple[dict[ClientId, Sums], dic
 
 
 def clients_to_ask(connected: Iterable[ClientId], *, most: int, seed: int, version: Version) -> list[ClientId]:
-    """Everyone, or with `most` > 0 a choice of that many that depends on seed, version and names alone."""
+    """Return all connected clients, or a pseudo-random choice of `most` > 0 by seed, version and names alone."""
     if not most:
         return sorted(connected)
     order = sorted(connected, key=lambda c: hashlib.sha256(f"{seed} {version} {c}".encode()).digest())

@@ -1,19 +1,19 @@
-"""One federated round as a pure state machine: events in, effects out.
+"""One federated round with its cohort as a pure state machine: events in, effects out.
 
-No sockets, no clock, no tensors, no randomness, no await. Whoever drives the machine (the gRPC service, the simulator,
+No sockets, no clock, no tensors, no randomness, no await. The driver of the machine (the gRPC service, the simulator,
 a test) delivers events together with the time, and carries out the effects.
 
-    SELECTING ---enough clients are there: DrawCohort, CohortDrawn-------> COLLECTING
-    SELECTING ---selection_timeout, fewer than the quorum are there------> ABANDONED
-    COLLECTING --enough updates, everyone has answered, linger over,
+    SELECTING ---enough clients available: DrawCohort, CohortDrawn-------> COLLECTING
+    SELECTING ---selection_timeout, fewer available than the quorum------> ABANDONED
+    COLLECTING --enough updates, all clients have answered, linger over,
                  deadline (+ grace) with the quorum----------------------> AGGREGATING
-    COLLECTING --the quorum is out of reach, deadline below the quorum---> ABANDONED
+    COLLECTING --quorum out of reach, deadline below the quorum----------> ABANDONED
     AGGREGATING --Aggregated---------------------------------------------> COMMITTED
     AGGREGATING --AggregationFailed--------------------------------------> ABANDONED
     SELECTING, COLLECTING --stop-----------------------------------------> ABANDONED
 
 Source: Bonawitz et al., "Towards Federated Learning at Scale: System Design", MLSys 2019, section 2.2 (Selection,
-Configuration, Reporting). The rules of lateness are DESIGN section 4.
+Configuration, Reporting). The rules for late updates are those of `StragglerPolicy`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -36,14 +36,15 @@ from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.record import ClientRecord
 from atoll.server.rounds.update_claims import fault_of, learn, measure, note_accepted, reject, work_scale
 
-MAY_REPORT = (Fate.WAITING, Fate.LOST, Fate.FAILED)  # a client that was given up may still surprise us in time
+MAY_REPORT = (Fate.WAITING, Fate.LOST, Fate.FAILED)
+"""Fates with which an update in time is accepted: a client that was given up may still report."""
 
 
 class Round(OpenRound):
-    """One round, from birth to COMMITTED or ABANDONED. A new round is a new machine.
+    """One round, from SELECTING to COMMITTED or ABANDONED. A new round is a new machine.
 
-    `late` are the accepted updates of earlier rounds that wait for a commit, by client: they count in this round. More
-    may come until it closes (`take_late`).
+    `late` are the accepted updates of earlier rounds that wait for a commit, by client: they count in this round. The
+    run's intake adds more to the same dictionary until the round closes.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Round(OpenRound):
 
     @property
     def deadline(self) -> float | None:
-        """When `time_passed` must be called; None when nothing is timed."""
+        """The time at which `time_passed` must be called [s since the epoch]; None: no timer runs."""
         record = self.record
         if record.phase is Phase.SELECTING:
             return None if self._is_drawing else self._select_by
@@ -78,7 +79,7 @@ class Round(OpenRound):
         return limit if record.linger_by is None else min(record.linger_by, limit)
 
     def time_passed(self, now: float) -> Effects:
-        """The deadline is here: draw from fewer, close, enter the grace period, or give up."""
+        """Apply the deadline: draw from fewer clients, close, begin the grace period, or abandon."""
         record = self.record
         if record.phase is Phase.SELECTING:
             return self._draw() if self._can_make_quorum() else self._too_few_clients(now)
@@ -90,7 +91,7 @@ class Round(OpenRound):
             return self._close_or_abandon(CloseReason.GRACE_OVER, now)
         if self.policy.grace and self._uploading():
             self._in_grace, record.grace_by = True, record.deadline + self.policy.grace
-            return self._settle(now)  # only the uploads that were begun are waited for: can they make the quorum?
+            return self._settle(now)  # only the uploads under way are awaited now: the quorum may be out of reach
         return self._close_or_abandon(CloseReason.DEADLINE, now)
 
     def _extend(self, seconds: float, now: float) -> None:
@@ -106,14 +107,14 @@ class Round(OpenRound):
     # ------------------------------------------------------------ selecting
 
     def look_for_clients(self, now: float) -> Effects:
-        """Someone joined, or the round opened: draw as soon as enough clients are available."""
+        """Draw a cohort as soon as enough clients are available."""
         if self.phase is not Phase.SELECTING or self._is_drawing:
             return ()
         needed = self.policy.num_needed_to_draw
         if self.membership.num_connected < needed:
             return ()
         if self.membership.num_available < needed and not self._can_make_quorum():
-            return ()  # for those who have declined nobody waits, unless nothing comes of it without them
+            return ()  # connected clients that decline count towards a draw, but it must be able to make the quorum
         return self._draw()
 
     def _can_make_quorum(self) -> bool:
@@ -127,12 +128,12 @@ class Round(OpenRound):
         return (DrawCohort(self.record.round_id, count, candidates, relaxed=relaxed),)
 
     def _too_few_clients(self, now: float) -> Effects:
-        there, needed = self.membership.num_available, self.record.quorum
-        detail = f"{there} available after {self.policy.selection_timeout:g} s, {needed} needed"
+        available, needed = self.membership.num_available, self.record.quorum
+        detail = f"{available} available after {self.policy.selection_timeout:g} s, {needed} needed"
         return self._abandon(AbandonReason.TOO_FEW_CLIENTS, now, detail)
 
     def cohort_drawn(self, clients: tuple[ClientId, ...], now: float) -> Effects:
-        """The sampler has answered: invite. An answer that nobody waits for any more is ignored."""
+        """Invite the drawn cohort, unless the round no longer waits for a draw."""
         if self.phase is not Phase.SELECTING or not self._is_drawing:
             return ()
         record = self.record
@@ -146,7 +147,7 @@ class Round(OpenRound):
         self._waiting = set(clients)
         deadline = record.deadline = now + self._seconds_to_deadline()
         for client_id in record.clients:
-            if reason := self.membership.lost_because(client_id):  # while the sampler was at work
+            if reason := self.membership.lost_because(client_id):  # lost since the draw began
                 self._set_fate(client_id, Fate.LOST, now, reason)
         invited = sorted(self._waiting)
         return (*(self._invitation(c, deadline) for c in invited), *self._settle(now))
@@ -156,9 +157,10 @@ class Round(OpenRound):
         return Invite(client_id, record.round_id, record.base_version, deadline, counted)
 
     def _seconds_to_deadline(self) -> float:
-        """Fixed, or `margin` times the expected time of the slowest of the `cohort_size` fastest that are invited.
+        """Return the seconds from the invitation to the deadline.
 
-        A client of which nothing was measured counts as one that needs `deadline_max`.
+        An adaptive deadline is `adaptive_margin` times the expected time of the slowest needed client: the
+        `cohort_size`-th fastest of the invited. A client without measurements counts as one that needs `deadline_max`.
         """
         policy = self.policy
         if policy.deadline != "adaptive":
@@ -172,7 +174,7 @@ class Round(OpenRound):
     # ------------------------------------------------------------ collecting
 
     def client_joined(self, client_id: ClientId, now: float) -> Effects:
-        """An invited client is (back) on the line: tell it again, with the deadline as it stands."""
+        """Repeat the invitation of a client that has (re)connected, with the current deadline."""
         record = self.record
         client = record.clients.get(client_id)
         if self.phase is not Phase.COLLECTING or client is None or client.fate not in (Fate.WAITING, Fate.LOST):
@@ -184,13 +186,13 @@ class Round(OpenRound):
         return (self._invitation(client_id, record.deadline),)
 
     def client_disconnected(self, client_id: ClientId, now: float) -> None:
-        """Noted; the client has its lease to come back."""
+        """Note that the client's control stream has ended; its lease still runs."""
         client = self.record.clients.get(client_id)
         if client is not None and client.fate is Fate.WAITING:
             client.disconnected_at = now
 
     def client_gave_up(self, client_id: ClientId, fate: Fate, reason: str, detail: str, now: float) -> Effects:
-        """FAILED, REFUSED or LOST: nothing more is expected of this client."""
+        """Record that a client has FAILED, was REFUSED or is LOST, and wait for it no longer."""
         client = self.record.clients.get(client_id)
         if self.phase is not Phase.COLLECTING or client is None or client.fate is not Fate.WAITING:
             return ()
@@ -198,13 +200,13 @@ class Round(OpenRound):
         return self._settle(now)
 
     def upload_begun(self, client_id: ClientId, now: float) -> None:
-        """Noted: an upload that was begun before the deadline has the grace period to complete."""
+        """Note the start of an upload: one that begins before the deadline may end in the grace period."""
         client = self.record.clients.get(client_id)
         if self.phase is Phase.COLLECTING and client is not None and client.fate in MAY_REPORT:
             client.upload_begun_at = client.upload_begun_at or now
 
     def is_open_for(self, update: Update) -> bool:
-        """Whether this update still comes in time for its round."""
+        """Return whether this update is in time for its round."""
         if self.phase is not Phase.COLLECTING:
             return False
         if not self._in_grace:
@@ -213,7 +215,7 @@ class Round(OpenRound):
         return client is None or self._began_in_time(client)
 
     def update_received(self, update: Update, now: float) -> Effects:
-        """Accept or reject; the machine was told that the update is in time (`is_open_for`)."""
+        """Accept or reject an update that is in time (`is_open_for`)."""
         client = self.record.clients.get(update.client_id)
         assert client is not None
         assert self.phase is Phase.COLLECTING
@@ -244,11 +246,11 @@ class Round(OpenRound):
         return [c for c in self._waiting if self._began_in_time(self.record.clients[c])]
 
     def _reachable(self, more: Iterable[ClientId] = ()) -> int:
-        """Distinct clients with an accepted update in this round, or `more` that may still send one."""
+        """Return the number of distinct clients with an accepted update in this round, or in `more`."""
         return len({*self._reported, *self.late, *more})
 
     def _settle(self, now: float) -> Effects:
-        """After every answer: is the round over, or hopeless?"""
+        """Close or abandon the round if no further answer can change that; begin the linger time at the quorum."""
         record, policy = self.record, self.policy
         if len(self._reported) >= policy.cohort_size:
             return self._close(CloseReason.ENOUGH, now)
@@ -268,7 +270,7 @@ class Round(OpenRound):
 
     @property
     def has_begun(self) -> bool:
-        """Whether a cohort was invited."""
+        """Return whether a cohort was invited."""
         return self.phase is not Phase.SELECTING
 
     def _close_or_abandon(self, reason: CloseReason, now: float) -> Effects:
@@ -293,18 +295,18 @@ class Round(OpenRound):
         return (*releases, self._aggregate())
 
     def _aggregate(self) -> Aggregate:
-        """A function of the record alone, so that it can be repeated after a crash."""
+        """Return the aggregation as a function of the round's state alone, so that it can be repeated after a crash."""
         record = self.record
-        own = [
+        in_time = [
             Contribution(c, u.digest, u.num_examples, work_scale(u.work, self.policy))
             for c, u in self._reported.items()
         ]
         late = [Contribution(c.client_id, c.digest, c.num_examples, c.scale) for c in record.carried]
-        by_client = sorted(own + late, key=lambda c: c.client_id)
+        by_client = sorted(in_time + late, key=lambda c: c.client_id)
         return Aggregate(record.round_id, record.base_version, tuple(by_client))
 
     def aggregated(self, model_digest: Digest, now: float) -> Effects:
-        """The next version lies on disk: the round is committed."""
+        """Commit the round: the next version is on disk."""
         for client_id in self._reported:
             self.record.clients[client_id].used_in = self.record.round_id
             self.membership.counted(client_id, self.record.round_id)

@@ -1,8 +1,8 @@
-"""What happens to a run, and what is to be done about it: the words of the machines. Pure values.
+"""The events and effects of a run: the inputs and outputs of its state machines. Pure values.
 
-Events are in the past tense and are what the journal holds; effects are imperatives and are carried out by the
-driver only after their event is on disk. Every event reaches the machine together with the time (seconds since the
-epoch, on a clock that never runs backward); updates are referred to by digest, never held.
+Events are named in the past tense; the journal stores them. Effects are named as commands; the driver carries them out
+only after their event is on disk. Each event reaches the machine together with the time (seconds since the epoch, on a
+clock that never runs backward). Updates are referred to by digest; their bytes stay on disk.
 """
 
 from collections.abc import Mapping
@@ -25,29 +25,29 @@ from atoll.protocol.vocabulary import (
 from atoll.server.rounds.policy import Mode
 
 Sums = Mapping[str, tuple[float, ...]]
-"""Sufficient statistics by metric; merged by addition."""
+"""Sufficient statistics by metric, merged by addition."""
 
 
 @value
 class Update:
-    """An uploaded update whose bytes were found whole, finite and of the expected layout. `num_examples` is n_k."""
+    """An uploaded update whose bytes are complete, finite and of the expected layout. `num_examples` is n_k."""
 
     client_id: ClientId
     round_id: RoundId
     base_version: Version
     digest: Digest
     num_examples: int
-    work: float  # fraction of the requested steps that was done, in (0, 1]
+    work: float  # fraction of the requested steps that were done, in (0, 1]
     num_bytes: int = 0
     statistics: Sums = field(default_factory=dict)
     download_seconds: float = 0.0
     train_seconds: float = 0.0
-    plain_bytes: int = 0  # what `num_bytes` would be without a codec
+    plain_bytes: int = 0  # `num_bytes` without a codec
 
 
 @value
 class Profile:
-    """What a client says about itself: for sampling."""
+    """A client's description of its data, for samplers."""
 
     num_examples: int = 0
     label: str = ""
@@ -58,21 +58,21 @@ class Profile:
 
 @value
 class RunStarted:
-    """The run exists: version 0 of its model lies in the store."""
+    """The start of a run: version 0 of its model is on disk."""
 
     model_digest: Digest
 
 
 @value
 class CoordinatorStarted:
-    """The process came up again; it was last known alive at `down_since`. Nobody is connected."""
+    """The restart of the process, which was last alive at `down_since`. No client is connected."""
 
     down_since: float
 
 
 @value
 class ClientJoined:
-    """A control stream was opened. The newest session of a client is the one that counts."""
+    """The start of a client's control stream. It replaces an older session of the same client."""
 
     client_id: ClientId
     session: str
@@ -82,7 +82,7 @@ class ClientJoined:
 
 @value
 class ClientDisconnected:
-    """A control stream ended. Not yet a loss: the client has its lease to come back."""
+    """The end of a client's control stream. The client is not lost before its lease runs out."""
 
     client_id: ClientId
     session: str
@@ -90,7 +90,7 @@ class ClientDisconnected:
 
 @value
 class ClientLost:
-    """The lease ran out, or the client said goodbye."""
+    """The loss of a client: its lease ran out, it left, or its certificate was revoked."""
 
     client_id: ClientId
     reason: LossReason
@@ -98,7 +98,7 @@ class ClientLost:
 
 @value
 class RoundDue:
-    """The pause after the last round is over."""
+    """The end of the pause after the last round."""
 
 
 @value
@@ -111,7 +111,7 @@ class CohortDrawn:
 
 @value
 class SamplerFailed:
-    """The user's own sampler raised, or named someone who is not available."""
+    """A failure of the user's own sampler: it raised, or its answer is no cohort of the candidates."""
 
     round_id: RoundId
     detail: str
@@ -119,7 +119,7 @@ class SamplerFailed:
 
 @value
 class ClientFailed:
-    """A client gives up its part in a round and says why."""
+    """A client's report that it gives up its work for a round, with the reason."""
 
     client_id: ClientId
     round_id: RoundId
@@ -129,7 +129,7 @@ class ClientFailed:
 
 @value
 class UploadBegun:
-    """The first bytes of an update are on their way."""
+    """The arrival of the first bytes of an update."""
 
     client_id: ClientId
     round_id: RoundId
@@ -137,14 +137,14 @@ class UploadBegun:
 
 @value
 class UpdateReceived:
-    """An update is complete and checked; the machine decides. A small one is written with this very event."""
+    """The arrival of a complete, checked update, for the machine's decision. A small one is written with this event."""
 
     update: Update
 
 
 @value
 class UpdateRefused:
-    """An update failed a check of its bytes or its manifest before the machine saw it."""
+    """The refusal of an update by a check of its bytes or its manifest, before the machine's decision."""
 
     client_id: ClientId
     round_id: RoundId
@@ -154,7 +154,7 @@ class UpdateRefused:
 
 @value
 class Aggregated:
-    """The next version lies on disk."""
+    """The end of a round's aggregation: the next version is on disk."""
 
     round_id: RoundId
     model_digest: Digest
@@ -162,7 +162,7 @@ class Aggregated:
 
 @value
 class AggregationFailed:
-    """The fold or the server optimizer raised."""
+    """An error of the fold or of the server optimizer."""
 
     round_id: RoundId
     detail: str
@@ -170,7 +170,7 @@ class AggregationFailed:
 
 @value
 class ModelEvaluated:
-    """The server's own data were run through a version; `statistics` is None when that failed, `detail` says why."""
+    """The evaluation of a version on the server's own data; `statistics` is None after a failure (`detail`)."""
 
     version: Version
     statistics: Sums | None
@@ -179,7 +179,7 @@ class ModelEvaluated:
 
 @value
 class ClientEvaluated:
-    """A client ran a version on its own data; None when it could not."""
+    """The evaluation of a version by a client on its own data; `statistics` is None after a failure (`detail`)."""
 
     client_id: ClientId
     version: Version
@@ -189,28 +189,28 @@ class ClientEvaluated:
 
 @value
 class TimePassed:
-    """The machine's deadline is here."""
+    """The arrival of the machine's deadline."""
 
 
 @value
 class StopRequested:
-    """The operator ends the run."""
+    """The operator's request to end the run."""
 
     reason: str
 
 
 @value
 class PauseRequested:
-    """The operator wants no new round to begin."""
+    """The operator's request to begin no new round."""
 
     reason: str
 
 
 @value
 class ResumeRequested:
-    """The operator lets a paused run go on, or reopens a stopped or failed one; or its turn has come again.
+    """The operator's request to continue a paused run or to reopen a stopped or failed one.
 
-    `wait`: there is no room for it now; this event comes once more when there is.
+    `wait`: the coordinator has no room for the run now; the driver delivers this event again when there is room.
     """
 
     wait: bool = False
@@ -244,32 +244,32 @@ Event = (
 
 
 class Candidate(NamedTuple):
-    """An available client, with what a sampler may look at."""
+    """An available client, with the facts that a sampler may use."""
 
     client_id: ClientId
     num_examples: int
     label: str
     loss: float | None = None
-    """In the training of its newest accepted update; None: it has told none yet."""
+    """Mean training loss of its newest accepted update that reported one; None: no update has reported one."""
     utility: float = 0.0
-    """What it had to teach then (`utility.utility_of`)."""
+    """Statistical utility of that update (`oort_utility.utility_of`)."""
     seconds: float | None = None
-    """That a round is expected to take it; None: nothing was measured."""
+    """Expected duration of a round at this client [s]; None: nothing was measured."""
     last_round: RoundId = RoundId(0)
-    """The newest round with an accepted update of it; 0: there is none."""
+    """The newest round with an accepted update of the client; 0: there is none."""
     times_chosen: int = 0
-    """How often it was invited to a round."""
+    """Number of invitations to rounds."""
 
 
 @value
 class DrawCohort:
-    """Let the seeded sampler choose `count` of the candidates (sorted by client id)."""
+    """Let the seeded sampler choose at most `count` of the candidates (sorted by client id)."""
 
     round_id: RoundId
     count: int
     candidates: tuple[Candidate, ...]
-    number: int = 0  # of the round's draws: an asynchronous run has many
-    relaxed: int = 0  # see `pacer`
+    number: int = 0  # the draw within the round: an asynchronous run has many
+    relaxed: int = 0  # `Pacer.relaxed`
 
 
 @value
@@ -280,12 +280,12 @@ class Invite:
     round_id: RoundId
     base_version: Version
     deadline: float
-    counted_round: RoundId = RoundId(0)  # the newest whose model has an update of the client; 0: none
+    counted_round: RoundId = RoundId(0)  # the newest round whose model has an update of the client; 0: none
 
 
 @value
 class Release:
-    """Tell a client to stop training; `submit`: what it has may still be sent."""
+    """Tell a client to stop training; `submit`: it may still send the work that it has done."""
 
     client_id: ClientId
     round_id: RoundId
@@ -295,7 +295,7 @@ class Release:
 
 @value
 class Accept:
-    """The update counts; `carried`: it was late and counts in the next round that commits."""
+    """Tell a client that its update counts; `carried`: late, in the next round that commits."""
 
     client_id: ClientId
     round_id: RoundId
@@ -305,7 +305,7 @@ class Accept:
 
 @value
 class Reject:
-    """The update does not count; the client is told why."""
+    """Tell a client that its update does not count, and why."""
 
     client_id: ClientId
     round_id: RoundId
@@ -316,18 +316,18 @@ class Reject:
 
 @value
 class Contribution:
-    """One accepted update as the fold takes it: weight n_k * scale; in an asynchronous run weight 1, update * scale."""
+    """An accepted update in the fold: weight n_k * scale; in an asynchronous run weight 1, update * scale."""
 
     client_id: ClientId
     digest: Digest
     num_examples: int
-    scale: float  # staleness discount times, under partial_work = "scaled", work, in "fedasync" alpha; in (0, 1]
-    base_version: Version | None = None  # that it was trained from; of an asynchronous run
+    scale: float  # staleness discount, times work if partial_work = "scaled", times alpha in "fedasync"; in (0, 1]
+    base_version: Version | None = None  # the version that it was trained from, in an asynchronous run
 
 
 @value
 class Aggregate:
-    """Fold these updates (sorted by client id) into `base_version` + 1, as `mode` has it."""
+    """Fold these updates (sorted by client id) into `base_version` + 1, by the formula of `mode`."""
 
     round_id: RoundId
     base_version: Version
@@ -337,7 +337,7 @@ class Aggregate:
 
 @value
 class Commit:
-    """The version is the global model from now on: publish it, write the record, take a snapshot."""
+    """Make the version the global model: publish it, write the round's record, take a snapshot."""
 
     round_id: RoundId
     version: Version
@@ -347,7 +347,7 @@ class Commit:
 
 @value
 class Abandon:
-    """The round ended without a model: write its record."""
+    """Write the record of a round that ended without a model."""
 
     round_id: RoundId
     reason: AbandonReason
@@ -355,21 +355,21 @@ class Abandon:
 
 @value
 class AmendRecord:
-    """Something was learnt about a round that had ended: write its record again."""
+    """Write the record of an ended round again: it has changed."""
 
     round_id: RoundId
 
 
 @value
 class EvaluateModel:
-    """Run a version on the server's own data."""
+    """Evaluate a version on the server's own data."""
 
     version: Version
 
 
 @value
 class AskEvaluation:
-    """Ask a client to run a version on its own data, by `deadline`."""
+    """Ask a client to evaluate a version on its own data, by `deadline`."""
 
     client_id: ClientId
     version: Version
@@ -379,7 +379,7 @@ class AskEvaluation:
 
 @value
 class CloseEvaluation:
-    """All answers are in, or the deadline is over: merge them and write them down."""
+    """Merge the answers of an evaluation and record the result: all are in, or the deadline has passed."""
 
     version: Version
     answers: Mapping[ClientId, Sums]
@@ -393,14 +393,14 @@ class OpenNextRound:
 
 @value
 class PauseRun:
-    """No round is open and none will be until the run is resumed. Delivered once for each pause."""
+    """Pause the run: no round opens until it is resumed. Delivered once for each pause."""
 
     cause: str
 
 
 @value
 class EndRun:
-    """The run is over, with this cause. Delivered once for each end."""
+    """End the run, with this state and cause. Delivered once for each end."""
 
     state: RunState
     cause: str

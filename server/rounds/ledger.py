@@ -1,7 +1,7 @@
-"""What a run remembers between two rounds: a snapshot holds exactly this. Pure.
+"""The state of a run between two rounds, which is the content of a snapshot. Pure.
 
-The ledger also does the book-keeping of invariant 1: every accepted update is used in one committed model, or the
-record of its round says why not.
+The ledger also keeps invariant 1: every accepted update is used in exactly one committed model, or the record of its
+round says why not.
 """
 
 from collections.abc import Mapping
@@ -31,22 +31,22 @@ class Ledger:
     is_round_due: bool = False  # OpenNextRound was given out and not yet answered
     membership: Membership = field(default_factory=Membership)
     carried: dict[ClientId, Update] = field(default_factory=dict)  # accepted late, waiting for a commit
-    training: dict[ClientId, RoundId] = field(default_factory=dict)  # of an asynchronous run: who, invited by which
-    waiting: list[Update] = field(default_factory=list)  # of one: accepted while no buffer was open, as they came
+    training: dict[ClientId, RoundId] = field(default_factory=dict)  # asynchronous: the round of each open invitation
+    waiting: list[Update] = field(default_factory=list)  # asynchronous: accepted while no buffer was open, in order
     past: dict[RoundId, RoundRecord] = field(default_factory=dict)  # the last few rounds
     evaluation: ClientEvaluation | None = None
     unevaluated: list[Version] = field(default_factory=list)  # EvaluateModel was given out and not yet answered
 
     @property
     def is_open(self) -> bool:
-        """Whether the run has begun and not ended: it hears of clients, and what they send may count."""
+        """Return whether the run has begun and not ended: it receives clients' events, and their updates may count."""
         return self.state not in TERMINAL and self.model_digest != ""
 
     def forget_old_rounds(self, *, most: int, oldest_base: Version | None = None) -> None:
-        """Keep the records of the last `most` rounds, of any whose updates still wait for a commit, and of those that
-        began from `oldest_base` or later.
+        """Delete old records, but not those of the last `most` rounds, of rounds whose updates still wait for a commit,
+        and of rounds that began from `oldest_base` or a later version.
 
-        Not when a round ends: what its end settles is still to be written into older records.
+        Call it when a round opens, not when one ends: the end of a round writes into older records.
         """
         still_open = {update.round_id for update in self.carried.values()}
         for old in sorted(self.past)[:-most]:
@@ -55,9 +55,9 @@ class Ledger:
                 del self.past[old]
 
     def carry(self, update: Update, *, into: dict[ClientId, Update] | None = None) -> list[Effect]:
-        """Put an accepted update aside for the next commit, or `into` the late ones of the open round.
+        """Keep an accepted update for the next commit, or add it to the late updates of the open round (`into`).
 
-        Of two by one client the one of the later round stays.
+        Of two updates by one client, that of the later round stays.
         """
         table = self.carried if into is None else into
         other = table.get(update.client_id)
@@ -68,7 +68,7 @@ class Ledger:
         return self.leave_unused(older, f"superseded by the update of round {newer.round_id}")
 
     def leave_unused(self, update: Update, why: str) -> list[Effect]:
-        """No model will hold this accepted update: the record of its round says why."""
+        """Record, in the update's round, why no model will contain this accepted update."""
         record = self.past.get(update.round_id)
         if record is None:
             return []
@@ -76,7 +76,7 @@ class Ledger:
         return [AmendRecord(update.round_id)]
 
     def settle_buffer_committed(self, record: RoundRecord) -> list[Effect]:
-        """A commit has used what was in the buffer, whichever rounds it came from."""
+        """Record that a commit has used the updates of its buffer, in the records of their rounds."""
         self.past[record.round_id] = record
         for row in record.buffer:
             self.past[row.round_id].clients[row.client_id].used_in = record.round_id
@@ -85,9 +85,9 @@ class Ledger:
         ]
 
     def settle_buffer_abandoned(self, record: RoundRecord, updates: list[Update]) -> list[Effect]:
-        """What was in a buffer that came to nothing waits for the next one, or the records say why not."""
+        """Keep the updates of an abandoned buffer for the next one, or record why no model will contain them."""
         self.past[record.round_id] = record
-        why = f"the aggregation of round {record.round_id} failed"  # these updates together: it would fail again
+        why = f"the aggregation of round {record.round_id} failed"  # with the same updates it would fail again
         if record.abandon_reason is AbandonReason.STOP_REQUESTED:
             why = "the run was stopped below the quorum"
         elif record.abandon_reason is not AbandonReason.AGGREGATION_FAILED:
@@ -96,7 +96,7 @@ class Ledger:
         return [effect for update in updates for effect in self.leave_unused(update, why)]
 
     def settle_committed(self, record: RoundRecord, late: Mapping[ClientId, Update]) -> list[Effect]:
-        """A commit has used the late updates that its round had, or found them superseded."""
+        """Record that a commit has used the late updates of its round, or that they were superseded."""
         effects: list[Effect] = []
         for client_id, update in sorted(late.items()):
             if update.digest in record.superseded:
@@ -107,10 +107,10 @@ class Ledger:
         return effects
 
     def settle_abandoned(self, round_: Round, *, carry: bool) -> list[Effect]:
-        """The accepted updates of a round that ended without a model are carried over, or the record says why not."""
+        """Carry over the accepted updates of an abandoned round, or record why no model will contain them."""
         record = round_.record
         assert record.phase is Phase.ABANDONED
-        why = f"the aggregation of round {record.round_id} failed"  # these updates together: it would fail again
+        why = f"the aggregation of round {record.round_id} failed"  # with the same updates it would fail again
         is_failed = record.abandon_reason is AbandonReason.AGGREGATION_FAILED
         effects: list[Effect] = []
         for _, update in sorted(round_.late.items()):
@@ -123,7 +123,7 @@ class Ledger:
         return effects
 
     def settle_end(self, state: RunState) -> list[Effect]:
-        """The run is over: what still waited for a commit will not be used."""
+        """Record, at the end of the run, that the updates still waiting for a commit will not be used."""
         effects: list[Effect] = []
         for update in (*(update for _, update in sorted(self.carried.items())), *self.waiting):
             effects += self.leave_unused(update, f"the run ended first ({state})")

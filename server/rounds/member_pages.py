@@ -1,10 +1,11 @@
-"""The members of a run on disk: pages of those that have changed, so that a snapshot costs what has happened. Pure.
+"""Incremental snapshots of the members of a run: a snapshot writes only the members that have changed. Pure.
 
-A snapshot holds the ledger without its members. Of them it says how many there are, and from which entry on their
-pages are to be read: a whole set, and after it, with each later snapshot, those that were changed meanwhile, the newer
-over the older. When what was written since the last whole set is as much as the set, the next one is whole again; then
-everything before it can go. So what is written for a member is at most twice what has changed of it, and what lies on
-disk is at most twice the members, however many rounds there were (and what the last two snapshots do not share).
+A snapshot holds the ledger without its members, and beside it their number and the journal entry of the last whole set.
+The members are on pages: the whole set, and for each later snapshot the members that have changed since the one before;
+a newer page overrides an older one. When the members written since the last whole set are as many as the set, the next
+snapshot writes a whole set again, and everything before it can be deleted. So the total that is written is at most
+twice the number of changes, and the disk has at most twice the members, for any number of rounds (and the pages that
+the last two snapshots do not share).
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -18,14 +19,20 @@ PAGE = 500
 
 
 class Unwritten:
-    """Which members have changed since they were last written down, and what lies on disk of the others."""
+    """The members that have changed since the last snapshot, and the extent of the pages on disk.
+
+    Args:
+        changed: members that have changed.
+        first: the journal entry of the last whole set.
+        num_written: members on pages after the last whole set.
+    """
 
     def __init__(self, changed: Iterable[ClientId] = (), *, first: int = 0, num_written: int = 0) -> None:
         self.changed = set(changed)
         self.first, self.num_written = first, num_written
 
     def take(self, members: Collection[ClientId], seq: int) -> "Written":
-        """What the snapshot of entry `seq` has to write; from here on it counts as written."""
+        """Return the pages for the snapshot of entry `seq`, and count them as written from now on."""
         changed = self.changed
         if self.num_written + len(changed) >= len(members):
             self.first, self.num_written = seq, 0
@@ -39,14 +46,14 @@ class Unwritten:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The members' part of a snapshot. Whoever has it encodes the pages before anything else changes."""
+    """The members' part of a snapshot. The caller encodes the pages before the next event changes the members."""
 
     first: int
-    """The entry of the last whole set."""
+    """The journal entry of the last whole set."""
     num_members: int
-    """In all, so that a page that is missing is missed."""
+    """The number of all members, by which the reader notices a missing page."""
     pages: tuple[tuple[ClientId, ...], ...]
-    """Who is on each of the pages that are written now."""
+    """The members on each new page."""
 
 
 def _pages(names: Iterable[ClientId]) -> Iterator[tuple[ClientId, ...]]:

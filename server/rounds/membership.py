@@ -1,8 +1,8 @@
-"""Who is there: members, their sessions, what they say about themselves and how fast they were. Pure.
+"""The members of a run, with their sessions, profiles, measured times and losses. Pure.
 
-A member is *connected* while its newest control stream stands. When the stream ends it has its lease to come back;
-when that runs out it is *lost*, which is an event of its own (DESIGN section 3: heartbeats are not journaled, so the
-lease is watched by `Leases` outside of the journaled state, and its verdict is journaled).
+A member is *connected* while its newest control stream is open. When the stream ends, the member may reconnect within
+its lease; when the lease runs out, the member is *lost*. Heartbeats are not journaled: `Leases` watches the leases
+outside of the journaled state, and a loss comes back as an event, which is journaled.
 """
 
 import heapq
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from atoll.protocol.vocabulary import ClientId, RoundId
-from atoll.server.rounds.candidate_index import Roster
+from atoll.server.rounds.candidate_index import CandidateIndex
 from atoll.server.rounds.events import Candidate, Profile
 from atoll.server.rounds.member import Member
 from atoll.server.rounds.member_pages import Unwritten
@@ -23,7 +23,7 @@ def _average(old: float | None, new: float) -> float:
 
 @dataclass
 class Membership:
-    """The population of a run as far as it has shown itself."""
+    """All clients that have ever joined a run. `start` counts the times that all were disconnected at once."""
 
     members: dict[ClientId, Member] = field(default_factory=dict)
     num_connected: int = 0
@@ -31,33 +31,33 @@ class Membership:
     start: int = 0
 
     def __post_init__(self) -> None:
-        # these follow from the members: neither compared nor written down
-        self._follow()
+        # derived from the members: neither compared nor stored
+        self._derive()
         self.unwritten = Unwritten(self.members)
 
-    def _follow(self) -> None:
-        self._roster = Roster(self.members, self.is_available)
+    def _derive(self) -> None:
+        self._index = CandidateIndex(self.members, self.is_available)
         self._declining = {c for c, m in self.members.items() if m.has_declined and self._is_there(m)}
 
     def read(self, pages: Iterable[tuple[int, dict[ClientId, Member]]], *, first: int) -> None:
-        """Take in what lies on disk: pages by the entry of their snapshot, a whole set (`first`) and all since."""
+        """Restore the members from pages, each with its snapshot's entry, in order from the whole set (`first`)."""
         num_written = 0
         for seq, changed in pages:
-            self.members.update(changed)  # the newer over the older
+            self.members.update(changed)  # a newer page overrides an older one
             num_written += len(changed) if seq > first else 0
-        self._follow()
+        self._derive()
         self.unwritten = Unwritten(first=first, num_written=num_written)
 
     def _changing(self, client_id: ClientId) -> Member | None:
-        """The member that is about to change. Every change begins here: draws and snapshots must know of it."""
+        """Return a member for a change. Every change goes through here, so that draws and snapshots see it."""
         member = self.members.get(client_id)
         if member is not None:
-            self._roster.changed(client_id)
+            self._index.changed(client_id)
             self.unwritten.changed.add(client_id)
         return member
 
     def joined(self, client_id: ClientId, session: str, profile: Profile) -> None:
-        """A control stream stands; an older one of the same client no longer counts."""
+        """Register a client's new control stream; it replaces an older one."""
         if client_id not in self.members:
             self.members[client_id] = Member(profile)
         member = self._changing(client_id)
@@ -68,18 +68,22 @@ class Membership:
         self._declining.discard(client_id)
 
     def declined(self, client_id: ClientId) -> None:
-        """The client's site does not let it train for this run: until it joins again it is no candidate."""
+        """Exclude a client from the candidates until it joins again: its site does not let it train for this run."""
         if (member := self._changing(client_id)) is not None:
             member.has_declined = True
             if self._is_there(member):
                 self._declining.add(client_id)
 
     def has_declined(self, client_id: ClientId) -> bool:
-        """Whether the client is on the line and no candidate."""
+        """Return whether the client is connected and has declined to train."""
         return client_id in self._declining
 
     def disconnected(self, client_id: ClientId, session: str) -> bool:
-        """The stream `session` ended; False when a newer one has taken its place."""
+        """Mark the client as disconnected after the end of `session`.
+
+        Returns:
+            False when the session had ended before or was replaced by a newer one.
+        """
         member = self.members.get(client_id)
         if member is None or not self._is_there(member) or member.session != session:
             return False
@@ -87,58 +91,58 @@ class Membership:
         return True
 
     def lost(self, client_id: ClientId, reason: str) -> None:
-        """The lease ran out, or the client said goodbye: until it joins again nobody watches for it."""
+        """Mark a client as lost, until it joins again."""
         if client_id in self.members:
             self._drop(client_id)
             self.members[client_id].lost_because = reason
 
     def everyone_disconnected(self) -> None:
-        """The coordinator came up again, or the run has ended and is no longer told who is on the line."""
-        self.start += 1  # of a million members none is touched
+        """Mark all members as disconnected, after a restart of the coordinator or the end of the run."""
+        self.start += 1  # sessions of an older start are void: no member is visited
         self.num_connected = 0
-        self._roster.clear()
+        self._index.clear()
         self._declining.clear()
 
     def _is_there(self, member: Member) -> bool:
         return member.session is not None and member.start == self.start
 
     def is_connected(self, client_id: ClientId) -> bool:
-        """Whether a control stream of the client stands."""
+        """Return whether the client has an open control stream."""
         member = self.members.get(client_id)
         return member is not None and self._is_there(member)
 
     def is_available(self, client_id: ClientId) -> bool:
-        """Whether the client can be invited now."""
+        """Return whether the client can be invited now."""
         return self.is_connected(client_id) and client_id not in self._declining
 
     @property
     def num_available(self) -> int:
-        """How many can be invited now."""
+        """The number of clients that can be invited now."""
         return self.num_connected - len(self._declining)
 
     def lost_because(self, client_id: ClientId) -> str:
-        """Why the client was given up; empty while it may still come back within its lease."""
+        """Return the reason of the client's loss; empty: it is not lost."""
         return self.members[client_id].lost_because if client_id in self.members else ""
 
     def candidates(self) -> tuple[Candidate, ...]:
-        """Everyone who can be invited now, in order of client id."""
-        return self._roster.candidates()
+        """Return the clients that can be invited now, sorted by client id."""
+        return self._index.candidates()
 
     def available(self) -> Iterator[ClientId]:
-        """Their ids."""
-        return (candidate.client_id for candidate in self._roster.candidates())
+        """Yield the ids of the candidates, sorted."""
+        return (candidate.client_id for candidate in self._index.candidates())
 
     def connected(self) -> Iterator[ClientId]:
-        """Everyone with a standing control stream, in order of client id."""
+        """Yield the clients with an open control stream, sorted."""
         return heapq.merge(self.available(), sorted(self._declining)) if self._declining else self.available()
 
     def chosen(self, client_id: ClientId) -> None:
-        """The client is invited to a round."""
+        """Count an invitation of the client to a round."""
         if (member := self._changing(client_id)) is not None:
             member.times_chosen += 1
 
     def learnt(self, client_id: ClientId, round_id: RoundId, loss: float | None, utility: float) -> None:
-        """An update that the client made in a round was accepted: what it tells of what the client has to teach."""
+        """Record the loss and the utility of an accepted update that the client trained for a round."""
         member = self._changing(client_id)
         if member is None or round_id < member.last_round:
             return
@@ -147,7 +151,7 @@ class Membership:
             member.loss, member.utility = loss, utility
 
     def measured(self, client_id: ClientId, *, download: float, train: float, upload: float) -> None:
-        """Remember how long a client took [s]; `train` is for the whole of the requested work."""
+        """Add measured times of a client [s] to its moving averages; `train` is for all of the requested work."""
         member = self._changing(client_id)
         if member is None:
             return
@@ -156,17 +160,17 @@ class Membership:
         member.upload_seconds = _average(member.upload_seconds, upload)
 
     def counted(self, client_id: ClientId, round_id: RoundId) -> None:
-        """The update that a client made in a round is in the model now."""
+        """Record that the client's update of a round is in the model."""
         member = self._changing(client_id)
         if member is not None:
             member.counted_round = max(member.counted_round, round_id)
 
     def counted_round(self, client_id: ClientId) -> RoundId:
-        """The newest of the client's rounds whose update is in a model; 0: there is none."""
+        """Return the newest of the client's rounds whose update is in a model; 0: there is none."""
         return self.members[client_id].counted_round if client_id in self.members else RoundId(0)
 
     def expected_seconds(self, client_id: ClientId) -> float | None:
-        """How long the client is expected to take for a round [s]; None when nothing was measured."""
+        """Return the expected duration of a round at the client [s]; None: nothing was measured."""
         member = self.members.get(client_id)
         return None if member is None else member.expected_seconds
 

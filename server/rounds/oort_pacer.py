@@ -1,12 +1,12 @@
-"""How much the rounds still teach, window by window, and how often that became less. Pure.
+"""Oort's pacer: it counts the windows of commits whose utility did not grow. Pure.
 
     relaxed += 1    at the end of a window of W commits whose sum of U is no larger than that of the window before
 
-Legend: U, the mean statistical utility of the updates that are in a commit (`utility.utility_of`).
-Oort waits for slower clients each time (`Oort.patience`): the fast ones have little left to teach.
+Legend: U, the mean statistical utility of the updates in a commit (`oort_utility.utility_of`).
+Each time, Oort waits for slower clients (`Oort.patience`): the fast ones have little left to contribute.
 
-It lies in the ledger, and is fed by commits alone: no client's own history says what a window was worth, because that
-keeps only the newest of a client's updates.
+The pacer is part of the ledger and is fed by commits alone. The members' own records cannot give the utility of a
+window, because they keep only a client's newest update.
 
 Source:
     Lai et al., "Oort: Efficient Federated Learning via Guided Participant Selection", OSDI 2021, Algorithm 1, the
@@ -23,15 +23,15 @@ PACER_WINDOW = 20
 
 @dataclass(slots=True)
 class Pacer:
-    """The two windows that are compared, as sums."""
+    """The sums of utility of the current and of the last window, and the number of times that Oort was relaxed."""
 
-    num_commits: int = 0  # in this window
-    utility: float = 0.0  # of this window, so far
-    before: float | None = None  # of the last one
+    num_commits: int = 0  # in the current window
+    utility: float = 0.0  # of the current window, so far
+    before: float | None = None  # of the last window
     relaxed: int = 0
 
     def committed(self, utilities: Sequence[float], window: int) -> None:
-        """A round used updates of these utilities (at least one); a window has `window` >= 1 rounds."""
+        """Add a commit that used updates of these utilities (at least one); a window has `window` >= 1 commits."""
         self.num_commits += 1
         self.utility += math.fsum(utilities) / len(utilities)
         if self.num_commits < window:

@@ -1,4 +1,4 @@
-"""What an accepted update tells of its client: the loss in its training, and how much there is still to learn. Pure.
+"""The training loss and the statistical utility of an accepted update. Pure.
 
     loss      sum of losses / number of examples                             statistics "loss" = (sum, number)
     utility   |B| sqrt(sum of squared losses / number of examples)           "loss_squared", when the task measures it
@@ -16,16 +16,16 @@ from collections.abc import Sequence
 from atoll.server.rounds.events import Sums, Update
 
 LOSS_MAX = 1e100
-"""No loss counts as larger: a client may claim anything, and sums of it must stay finite."""
+"""Bound of |loss|: a client may claim any value, and sums of them must stay finite."""
 
 
 def loss_of(statistics: Sums) -> float | None:
-    """The mean loss; None when it was not told, or is no number."""
+    """Return the mean loss; None: it is missing, or not a number."""
     return _mean(statistics.get("loss", ()))
 
 
 def utility_of(update: Update) -> float:
-    """What the client has to teach; 0 when it does not tell, or its loss is negative or no number."""
+    """Return the statistical utility; 0 when the loss is missing, negative or not a number."""
     squared = _mean(update.statistics.get("loss_squared", ()))
     loss = loss_of(update.statistics) if squared is None else math.sqrt(max(0.0, squared))
     return update.num_examples * max(0.0, loss or 0.0)

@@ -1,10 +1,10 @@
-"""What every kind of round has: a record, a clock, an aggregation, and exactly one end. Pure.
+"""The base of every kind of round: a record, deadlines, an aggregation, and exactly one end. Pure.
 
     COLLECTING ---closed------------> AGGREGATING ---Aggregated----------> COMMITTED
     COLLECTING ---abandoned, stopped---------------------------------> ABANDONED
                                       AGGREGATING ---AggregationFailed---> ABANDONED
 
-`rounds` is the round with a cohort, `buffer` that of an asynchronous run.
+`cohort_round` is the round with a cohort, `buffer_round` that of an asynchronous run.
 """
 
 from abc import ABC, abstractmethod
@@ -41,36 +41,36 @@ class OpenRound(ABC):
 
     @property
     def phase(self) -> Phase:
-        """Where the round stands."""
+        """The phase of the round."""
         return self.record.phase
 
     @property
     @abstractmethod
     def deadline(self) -> float | None:
-        """When `time_passed` must be called; None when nothing is timed."""
+        """The time at which `time_passed` must be called [s since the epoch]; None: no timer runs."""
 
     @abstractmethod
     def time_passed(self, now: float) -> Effects:
-        """The deadline is here."""
+        """Apply the deadline, which is here."""
 
     def coordinator_started(self, down_since: float, now: float) -> Effects:
-        """Extend by the downtime, up to `outage_max` in all, and repeat what was under way."""
+        """Extend the deadlines by the downtime, up to `outage_max` in all, and repeat an aggregation under way."""
         record = self.record
         seconds = max(0.0, now - down_since)
         extension = min(seconds, self.policy.outage_max - self._extended)
         self._extended += extension
         record.outages.append(Outage(now, seconds, extension))
         self._extend(extension, now)
-        self._is_drawing = False  # nobody is connected: draw again from the same population when it is back
+        self._is_drawing = False  # no client is connected: draw again when they have reconnected
         if record.phase is Phase.AGGREGATING:
             return (self._aggregate(),)
         return ()
 
     @abstractmethod
     def _extend(self, seconds: float, now: float) -> None:
-        """Every deadline of this round moves; nobody is connected."""
+        """Extend every deadline of this round, and mark its clients as disconnected."""
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ events
 
     @property
     @abstractmethod
@@ -79,44 +79,44 @@ class OpenRound(ABC):
 
     @abstractmethod
     def look_for_clients(self, now: float) -> Effects:
-        """Someone joined, or the round opened."""
+        """Draw clients if the round needs some and enough are available; called after each event of the run."""
 
     @abstractmethod
     def cohort_drawn(self, clients: tuple[ClientId, ...], now: float) -> Effects:
-        """The sampler has answered: invite. An answer that nobody waits for any more is ignored."""
+        """Invite the drawn clients, unless the round no longer waits for a draw."""
 
     def sampler_failed(self, detail: str, now: float) -> Effects:
-        """The user's own sampler raised."""
+        """Abandon the round after an error of the user's own sampler."""
         return self._abandon(AbandonReason.SAMPLER_FAILED, now, detail) if self._is_drawing else ()
 
     def client_joined(self, client_id: ClientId, now: float) -> Effects:
-        """A client that was invited is (back) on the line."""
+        """Repeat the invitation of a client that has (re)connected."""
         return ()
 
-    def client_disconnected(self, client_id: ClientId, now: float) -> None:  # noqa: B027 - most do not care
-        """Its control stream ended."""
+    def client_disconnected(self, client_id: ClientId, now: float) -> None:  # noqa: B027 - a buffer does not need it
+        """Note that a client's control stream has ended."""
 
     def client_gave_up(self, client_id: ClientId, fate: Fate, reason: str, detail: str, now: float) -> Effects:
-        """FAILED, REFUSED or LOST: nothing more is expected of this client."""
+        """Record that a client has FAILED, was REFUSED or is LOST, and wait for it no longer."""
         return ()
 
     def upload_begun(self, client_id: ClientId, now: float) -> None:  # noqa: B027
-        """The first bytes of an update are on their way."""
+        """Note the start of a client's upload."""
 
     # ------------------------------------------------------------ the end
 
     @abstractmethod
     def _aggregate(self) -> Aggregate:
-        """A function of the record alone, so that it can be repeated after a crash."""
+        """Return the aggregation as a function of the round's state alone, so that it can be repeated after a crash."""
 
     def _as_stale(self, update: Update) -> CarriedRecord:
-        """How much an update counts that may be of an earlier version."""
+        """Return the record of an update that may be from an earlier version, with its discount."""
         staleness = self.record.base_version - update.base_version
         scale = self.policy.discount(staleness) * work_scale(update.work, self.policy)
         return CarriedRecord(update.client_id, update.round_id, staleness, update.digest, update.num_examples, scale)
 
     def aggregated(self, model_digest: Digest, now: float) -> Effects:
-        """The next version lies on disk: the round is committed."""
+        """Commit the round: the next version is on disk."""
         assert self.phase is Phase.AGGREGATING, self.phase
         record = self.record
         record.phase, record.ended_at = Phase.COMMITTED, now
@@ -125,22 +125,22 @@ class OpenRound(ABC):
         return (Commit(record.round_id, record.version, model_digest, used),)
 
     def aggregation_failed(self, detail: str, now: float) -> Effects:
-        """The fold raised."""
+        """Abandon the round after an error of the fold."""
         assert self.phase is Phase.AGGREGATING, self.phase
         return self._abandon(AbandonReason.AGGREGATION_FAILED, now, detail)
 
     def stop(self, reason: str, now: float) -> Effects:
-        """The operator ends the run; a round that aggregates is let finish by whoever calls."""
+        """End the round by the operator's stop. The caller lets a round that aggregates finish first."""
         assert self.phase in (Phase.SELECTING, Phase.COLLECTING), self.phase
         return self._abandon(AbandonReason.STOP_REQUESTED, now, reason)
 
     @property
     @abstractmethod
     def has_begun(self) -> bool:
-        """Whether anybody was invited to it, or anything is in."""
+        """Return whether a client was invited to the round, or an update is in."""
 
     def pause(self, reason: str, now: float) -> Effects:
-        """The operator wants no new round, and this one has not begun."""
+        """Abandon the round, which has not begun, by the operator's pause."""
         assert not self.has_begun
         return self._abandon(AbandonReason.PAUSE_REQUESTED, now, reason)
 
@@ -151,5 +151,5 @@ class OpenRound(ABC):
         return (*releases, Abandon(record.round_id, reason))
 
     def _released_by(self, reason: AbandonReason, now: float) -> Effects:
-        """Who is told to stop when the round is abandoned."""
+        """Return the releases of the clients that still train when the round is abandoned."""
         return ()

@@ -1,6 +1,6 @@
-"""The record of a round: who was invited, what became of each, and why the round ended as it did. Pure values.
+"""The record of a round: the invited clients, the fate of each, and the reason of the round's end. Pure values.
 
-The record is the round machine's own memory, so what an operator reads is what the machine decided by.
+The record is the round machine's own state, so an operator reads exactly what the machine decided by.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from atoll.server.rounds.policy import Mode
 
 @dataclass(slots=True)
 class ClientRecord:
-    """One invitation. Times are seconds since the epoch on the coordinator's clock."""
+    """The invitation of a client to a round. Times are seconds since the epoch on the coordinator's clock."""
 
     invited_at: float
     fate: Fate = Fate.WAITING
@@ -31,22 +31,22 @@ class ClientRecord:
     disconnected_at: float | None = None  # while the client is away and its lease runs
     num_reconnects: int = 0
     upload_begun_at: float | None = None
-    digest: Digest | None = None  # of the update that was accepted, also when it was late
+    digest: Digest | None = None  # of the accepted update, in time or late
     num_examples: int = 0
     work: float = 0.0
     num_bytes: int = 0
     download_seconds: float = 0.0
     train_seconds: float = 0.0
-    used_in: RoundId | None = None  # the round whose model holds the update
-    unused_because: str = ""  # why no model holds it although it was accepted
-    plain_bytes: int = 0  # what `num_bytes` would be without a codec
-    deadline: float | None = None  # its own, in an asynchronous run
-    extended: float = 0.0  # by how much outages have moved it
+    used_in: RoundId | None = None  # the round whose model contains the update
+    unused_because: str = ""  # why no model contains the accepted update
+    plain_bytes: int = 0  # `num_bytes` without a codec
+    deadline: float | None = None  # of this invitation, in an asynchronous run
+    extended: float = 0.0  # seconds by which outages have extended it
 
 
 @dataclass(slots=True)
 class CarriedRecord:
-    """An update that counts in this round: a late one of an earlier round, or any that an asynchronous run commits."""
+    """An update in this round that may be stale: a late one of an earlier round, or one in an asynchronous buffer."""
 
     client_id: ClientId
     round_id: RoundId
@@ -58,7 +58,7 @@ class CarriedRecord:
 
 @dataclass(slots=True)
 class Outage:
-    """The coordinator was down for `seconds`; the deadlines moved by `extended`."""
+    """An outage of the coordinator of `seconds`, by which the deadlines were extended by `extended` seconds."""
 
     at: float
     seconds: float
@@ -67,7 +67,7 @@ class Outage:
 
 @dataclass(slots=True)
 class RoundRecord:
-    """Everything that was decided about one round, with its reason."""
+    """All decisions about one round, with their reasons."""
 
     round_id: RoundId
     base_version: Version
@@ -93,19 +93,19 @@ class RoundRecord:
     carried: list[CarriedRecord] = field(default_factory=list)
     superseded: list[Digest] = field(default_factory=list)  # late updates whose client sent a fresh one in this round
     mode: Mode = "sync"
-    buffer: list[CarriedRecord] = field(default_factory=list)  # of an asynchronous run: what was in, as it came
+    buffer: list[CarriedRecord] = field(default_factory=list)  # asynchronous: the updates in the buffer, in order
     outages: list[Outage] = field(default_factory=list)
 
     def with_fate(self, *fates: Fate) -> Iterator[tuple[ClientId, ClientRecord]]:
-        """The invitations with one of these fates, in order of client id."""
+        """Return the invitations with one of these fates, sorted by client id."""
         return ((c, r) for c, r in sorted(self.clients.items()) if r.fate in fates)
 
     @property
     def num_in(self) -> int:
-        """Accepted updates among those that are wanted: of the cohort on time, or in the buffer."""
+        """The number of accepted updates that count towards `cohort_size`: of the cohort in time, or in the buffer."""
         return self.num_reported if self.mode == "sync" else len(self.buffer)
 
     @property
     def num_reported(self) -> int:
-        """Accepted updates of this round's own cohort that were on time."""
+        """The number of accepted updates of this round's own cohort that were in time."""
         return sum(r.fate is Fate.REPORTED for r in self.clients.values())

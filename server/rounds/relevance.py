@@ -1,4 +1,4 @@
-"""What a run's machine still wants to hear: of what changes nothing nobody makes an event. Pure."""
+"""The relevance of clients' messages: a message that cannot change a run's machine becomes no event. Pure."""
 
 from atoll.protocol.vocabulary import ClientId, Fate, RoundId, Version
 from atoll.server.rounds.events import Update
@@ -6,7 +6,7 @@ from atoll.server.rounds.run_machine import RunMachine
 
 
 def is_failure_news(machine: RunMachine, client_id: ClientId, round_id: RoundId) -> bool:
-    """Whether it matters why a client gives up a round."""
+    """Return whether the machine still records the reason why a client gives up a round."""
     record, open_round = machine.record_of(round_id), machine.round
     client = record.clients.get(client_id) if record is not None else None
     if client is None or client.digest is not None or client.reason:
@@ -17,7 +17,7 @@ def is_failure_news(machine: RunMachine, client_id: ClientId, round_id: RoundId)
 
 
 def is_first_upload(machine: RunMachine, update: Update) -> bool:
-    """Whether the machine does not know yet that an update that it waits for is on its way."""
+    """Return whether the machine awaits this update and does not know yet that its upload has begun."""
     record = machine.record_of(update.round_id)
     client = record.clients.get(update.client_id) if record is not None else None
     if client is None or client.upload_begun_at is not None:
@@ -28,6 +28,6 @@ def is_first_upload(machine: RunMachine, update: Update) -> bool:
 
 
 def is_asked(machine: RunMachine, client_id: ClientId, version: Version) -> bool:
-    """Whether a client's measure of a version is waited for."""
+    """Return whether the machine awaits a client's evaluation of a version."""
     evaluation = machine.ledger.evaluation
     return evaluation is not None and evaluation.version == version and evaluation.is_waiting_for(client_id)

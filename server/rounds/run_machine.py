@@ -1,7 +1,7 @@
 """A run as a pure state machine: one round after another, late updates, evaluations, one end with one cause.
 
-It owns the round that is open and the ledger of everything else, and routes every event. It is what the journal
-replays: the same events at the same times give the same effects.
+The machine owns the open round and the ledger of everything else, and routes each event by a table, `HANDLERS`. The
+journal replays it: the same events at the same times give the same effects.
 
     QUEUED --RunStarted--> RUNNING --rounds committed, evaluations in--> FINISHED
                                    --abandoned once more than `retry`--> FAILED
@@ -9,15 +9,16 @@ replays: the same events at the same times give the same effects.
                                    --PauseRequested, the round over----> PAUSED --StopRequested--> STOPPED
     FAILED, STOPPED, PAUSED --ResumeRequested--> RUNNING, or QUEUED until there is room, and ResumeRequested comes again
 
-A pause ends nothing that has begun: a round that has invited anyone ends as it would, an evaluation too, and late
-updates are taken as ever. A round that still looks for clients is abandoned; that is no failure.
+A pause ends nothing that has begun: a round that has invited clients and an evaluation end as usual, and late updates
+are accepted. A round that still waits for clients is abandoned, which does not count as a failure.
 """
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from atoll.protocol.vocabulary import (
-    DECLINES,
     TERMINAL,
     AbandonReason,
-    ClientId,
     Fate,
     Phase,
     ReleaseReason,
@@ -32,7 +33,6 @@ from atoll.server.rounds.events import (
     Abandon,
     Aggregated,
     AggregationFailed,
-    AmendRecord,
     ClientDisconnected,
     ClientEvaluated,
     ClientFailed,
@@ -49,7 +49,6 @@ from atoll.server.rounds.events import (
     OpenNextRound,
     PauseRequested,
     PauseRun,
-    Release,
     ResumeRequested,
     RoundDue,
     RunStarted,
@@ -62,47 +61,47 @@ from atoll.server.rounds.events import (
 )
 from atoll.server.rounds.oort_utility import utility_of
 from atoll.server.rounds.open_round import Effects, OpenRound
-from atoll.server.rounds.record import RoundRecord
 from atoll.server.rounds.update_intake import Intake
-from atoll.server.rounds.update_intake import RunRules as RunRules
 
 
 class RunMachine(Intake):
-    """See the module docstring for the diagram. `ledger` may be a snapshot."""
+    """The machine of one run; the module's docstring has the diagram. `ledger` may come from a snapshot."""
 
     # ------------------------------------------------------------ the driver's side
 
     @property
     def deadline(self) -> float | None:
-        """When the driver must deliver TimePassed; None when nothing is timed."""
+        """The time at which the driver must deliver TimePassed [s since the epoch]; None: no timer runs."""
         if not self.ledger.is_open:
             return None
-        first, own = self._round_deadline, self.invitations.deadline
-        if first is None or own is None:
-            return own if first is None else first
-        return min(first, own)
+        deadlines = (self._round_deadline, self.invitations.deadline)
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     @property
     def _round_deadline(self) -> float | None:
-        """Of the round, or of the evaluation that the next one waits for."""
+        """The deadline of the open round, or of the evaluation after which the next round opens."""
         if self.round is not None:
             return self.round.deadline
         return self.ledger.evaluation.deadline if self.ledger.evaluation else None
 
     @property
     def may_snapshot(self) -> bool:
-        """Whether the ledger is all there is: no round is open."""
+        """Return whether the ledger is the whole state: no round is open."""
         return self.round is None
 
     def receive(self, event: Event, now: float) -> Effects:
-        """Advance by one event. A deadline that has passed takes effect first, however late the driver wakes.
+        """Advance by one event and return its effects. A deadline that has passed takes effect before the event.
 
-        Anything a client can do wrong is answered with an effect (Reject, Release); a repeated upload of an accepted
-        update, recognised by its digest, is answered Accept again and counts once.
+        Every mistake of a client is answered by an effect (Reject, Release). A repeated upload of an accepted update,
+        recognised by its digest, is answered by Accept again and counts once.
+
+        Args:
+            event: what happened.
+            now: its time [s since the epoch], not before the time of the last event.
 
         Raises:
-            AssertionError: the driver broke its contract (time ran backwards, an answer that nobody asked for): our
-                bug, never a client's doing.
+            AssertionError: the driver broke its contract (time ran backward, an answer without a request): a bug of
+                ours, never a mistake of a client.
         """
         assert now >= self.ledger.now, (now, self.ledger.now)
         self.ledger.now = now
@@ -112,74 +111,15 @@ class RunMachine(Intake):
         while (deadline := self.deadline) is not None and now >= deadline:
             effects += self._after(self._time_passed(now), now)
         if not isinstance(event, CoordinatorStarted | TimePassed):
-            effects += self._after(self._on(event, now), now)
+            effects += self._after(HANDLERS[type(event)](self, event, now), now)
         return tuple(effects)
 
-    # ------------------------------------------------------------ routing
-
-    def _on(self, event: Event, now: float) -> Effects:
-        match event:
-            case UpdateReceived():
-                return self._update_received(event.update, now)
-            case UploadBegun():
-                self._upload_begun(event.client_id, event.round_id, now)
-            case ClientJoined():
-                return self._client_joined(event, now)
-            case ClientDisconnected(client_id, session):
-                if self.ledger.membership.disconnected(client_id, session):
-                    self._client_disconnected(client_id, now)
-            case ClientLost(client_id, reason):
-                return self._client_lost(client_id, reason, now)
-            case ClientFailed(client_id, round_id, reason, detail):
-                if reason in DECLINES:
-                    self.ledger.membership.declined(client_id)
-                return self._gave_up(client_id, round_id, Fate.FAILED, reason, detail, now)
-            case UpdateRefused(client_id, round_id, reason, detail):
-                return self._gave_up(client_id, round_id, Fate.REFUSED, reason, detail, now)
-            case _:
-                return self._on_progress(event, now)
-        return ()
-
-    def _on_progress(self, event: Event, now: float) -> Effects:
-        match event:
-            case RunStarted(model_digest):
-                assert self.ledger.state is RunState.QUEUED, self.ledger.state
-                self.ledger.state, self.ledger.model_digest = RunState.RUNNING, model_digest
-                return self._next_round_or_end()
-            case RoundDue():
-                return self._round_due(now)
-            case CohortDrawn(round_id, clients) if round_ := self._open(round_id):
-                return round_.cohort_drawn(clients, now)
-            case SamplerFailed(round_id, detail) if round_ := self._open(round_id):
-                return round_.sampler_failed(detail, now)
-            case Aggregated(round_id, model_digest) if round_ := self._open(round_id):
-                return round_.aggregated(model_digest, now)
-            case AggregationFailed(round_id, detail) if round_ := self._open(round_id):
-                return round_.aggregation_failed(detail, now)
-            case _:
-                return self._on_evaluation_or_operator(event, now)
-
-    def _on_evaluation_or_operator(self, event: Event, now: float) -> Effects:
-        match event:
-            case ModelEvaluated(version):
-                if version in self.ledger.unevaluated:
-                    self.ledger.unevaluated.remove(version)
-                    return self._end_when_done()
-            case ClientEvaluated():
-                if self.ledger.evaluation is not None:
-                    self.ledger.evaluation.answered(event)
-                    return self._close_evaluation_when_complete()
-            case StopRequested(reason):
-                return self._stop(reason, now)
-            case PauseRequested(reason):
-                return self._pause(reason, now)
-            case ResumeRequested(wait):
-                return self._resume(wait=wait)
-        return ()  # an answer that nobody waits for any more
+    # ------------------------------------------------------------ time
 
     def _time_passed(self, now: float) -> Effects:
+        """Apply the earliest deadline: of an invitation, of the round or of the evaluation."""
         first = self._round_deadline
-        if first is None or now < first or ((own := self.invitations.deadline) is not None and own < first):
+        if first is None or now < first or ((invited := self.invitations.deadline) is not None and invited < first):
             return self.invitations.time_passed(now)
         if self.round is not None:
             return self.round.time_passed(now)
@@ -187,7 +127,7 @@ class RunMachine(Intake):
         return self._close_evaluation()
 
     def _coordinator_started(self, event: CoordinatorStarted, now: float) -> Effects:
-        """Nobody is connected; deadlines move by the downtime; what was under way is given out again."""
+        """Disconnect all clients, extend the deadlines by the downtime, and repeat the effects that were under way."""
         ledger = self.ledger
         ledger.membership.everyone_disconnected()
         if not ledger.is_open:
@@ -217,42 +157,16 @@ class RunMachine(Intake):
             effects.append(evaluation.ask(client_id, self.ledger.membership.counted_round(client_id)))
         return tuple(effects)
 
-    def _client_disconnected(self, client_id: ClientId, now: float) -> None:
-        self.invitations.disconnected(client_id, now)
-        if self.round is not None:
-            self.round.client_disconnected(client_id, now)
+    def _client_disconnected(self, event: ClientDisconnected, now: float) -> Effects:
+        client_id = event.client_id
+        if self.ledger.membership.disconnected(client_id, event.session):
+            self.invitations.disconnected(client_id, now)
+            if self.round is not None:
+                self.round.client_disconnected(client_id, now)
+        return ()
 
-    def _upload_begun(self, client_id: ClientId, round_id: RoundId, now: float) -> None:
-        self.invitations.upload_begun(client_id, round_id, now)
-        if round_ := self._open(round_id):
-            round_.upload_begun(client_id, now)
-
-    def _release(self, client_id: ClientId, round_id: RoundId) -> Effects:
-        """Tell a client that came back whether what it still works on is wanted; nothing when it is."""
-        record = self.record_of(round_id)
-        client = record.clients.get(client_id) if record else None
-        if client is not None and client.digest is not None:
-            return ()  # it counts already; the client will ask for its answer
-        if record is None or client is None:
-            was_long_ago = record is None and round_id < self.ledger.next_round
-            reason = ReleaseReason.ROUND_CLOSED if was_long_ago else ReleaseReason.NOT_INVITED
-            return (Release(client_id, round_id, reason),)
-        if self.rules.policy.is_asynchronous:
-            return self._release_from_a_buffer(client_id, record)
-        if self._open(round_id) and record.phase is Phase.COLLECTING:
-            return ()
-        reason = ReleaseReason.ROUND_ABANDONED if record.phase is Phase.ABANDONED else ReleaseReason.ROUND_CLOSED
-        submit = self.rules.policy.late == "next_round" and self.ledger.is_open
-        return (Release(client_id, round_id, reason, submit),)
-
-    def _release_from_a_buffer(self, client_id: ClientId, record: RoundRecord) -> Effects:
-        if self.invitations.is_training(client_id, record.round_id):
-            return ()
-        submit = self.invitations.may_still_count(record) and self.ledger.is_open
-        reason = ReleaseReason.OUT_OF_TIME if submit else ReleaseReason.TOO_STALE
-        return (Release(client_id, record.round_id, reason, submit),)
-
-    def _client_lost(self, client_id: ClientId, reason: str, now: float) -> Effects:
+    def _client_lost(self, event: ClientLost, now: float) -> Effects:
+        client_id, reason = event.client_id, event.reason
         self.ledger.membership.lost(client_id, reason)
         effects = self.invitations.ended(client_id, None, Fate.LOST, reason, "", now)
         if self.round is not None:
@@ -262,23 +176,14 @@ class RunMachine(Intake):
             return (*effects, *self._close_evaluation_when_complete())
         return effects
 
-    def _gave_up(
-        self, client_id: ClientId, round_id: RoundId, fate: Fate, reason: str, detail: str, now: float
-    ) -> Effects:
-        if self.invitations.is_training(client_id, round_id):
-            return self.invitations.ended(client_id, round_id, fate, reason, detail, now)
-        if round_ := self._open(round_id):
-            return round_.client_gave_up(client_id, fate, reason, detail, now)
-        record = self.ledger.past.get(round_id)
-        client = record.clients.get(client_id) if record else None
-        if client is None or client.digest is not None or client.fate not in (Fate.STRAGGLER, Fate.RELEASED):
-            return ()
-        client.reason, client.detail = reason, detail  # why it was slow, learnt too late to matter
-        return (AmendRecord(round_id),)
-
     # ------------------------------------------------------------ from round to round
 
-    def _round_due(self, now: float) -> Effects:
+    def _run_started(self, event: RunStarted, now: float) -> Effects:
+        assert self.ledger.state is RunState.QUEUED, self.ledger.state
+        self.ledger.state, self.ledger.model_digest = RunState.RUNNING, event.model_digest
+        return self._next_round_or_end()
+
+    def _round_due(self, event: RoundDue, now: float) -> Effects:
         ledger = self.ledger
         if not ledger.is_round_due or ledger.state is not RunState.RUNNING:
             return ()
@@ -296,11 +201,27 @@ class RunMachine(Intake):
     def _buffer(self, now: float) -> Buffer:
         ledger, policy = self.ledger, self.rules.policy
         ledger.forget_old_rounds(most=3, oldest_base=Version(ledger.version - policy.max_staleness))
-        in_, ledger.waiting = ledger.waiting[: policy.num_wanted], ledger.waiting[policy.num_wanted :]
-        return Buffer(ledger.next_round, ledger.version, policy, ledger.membership, self.invitations, in_, now)
+        first, ledger.waiting = ledger.waiting[: policy.num_wanted], ledger.waiting[policy.num_wanted :]
+        return Buffer(ledger.next_round, ledger.version, policy, ledger.membership, self.invitations, first, now)
+
+    def _cohort_drawn(self, event: CohortDrawn, now: float) -> Effects:
+        round_ = self._open(event.round_id)
+        return round_.cohort_drawn(event.clients, now) if round_ else ()
+
+    def _sampler_failed(self, event: SamplerFailed, now: float) -> Effects:
+        round_ = self._open(event.round_id)
+        return round_.sampler_failed(event.detail, now) if round_ else ()
+
+    def _aggregated(self, event: Aggregated, now: float) -> Effects:
+        round_ = self._open(event.round_id)
+        return round_.aggregated(event.model_digest, now) if round_ else ()
+
+    def _aggregation_failed(self, event: AggregationFailed, now: float) -> Effects:
+        round_ = self._open(event.round_id)
+        return round_.aggregation_failed(event.detail, now) if round_ else ()
 
     def _after(self, effects: Effects, now: float) -> Effects:
-        """A round sees what is left for it to do; one that ended hands over to the run."""
+        """Let the open round continue after an event, and let the run continue after the end of a round."""
         if self.round is not None:
             effects += self.round.look_for_clients(now)
         more: list[Effect] = []
@@ -321,7 +242,7 @@ class RunMachine(Intake):
         return (*effects, *released, *self._evaluate(now), *self._next_round_or_end())
 
     def _pace(self, round_: OpenRound, commit: Commit) -> None:
-        """By what is in the model: of two updates of one client the older waits in vain."""
+        """Feed the pacer with the updates that are in the model: a superseded update is in none."""
         if window := self.rules.pacer_window:
             used = [utility_of(update) for update in round_.held if update.digest in commit.used]
             self.ledger.membership.pacer.committed(used, window)
@@ -332,7 +253,7 @@ class RunMachine(Intake):
         return self.ledger.settle_buffer_committed(round_.record)
 
     def _release_after_commit(self, now: float) -> Effects:
-        """Who trains goes on, but for those whose update can count in no later commit."""
+        """Release the clients whose update can no longer count in any commit; the others continue to train."""
         if self.ledger.version >= self.rules.rounds:
             return self.invitations.release_all(ReleaseReason.ROUND_CLOSED, now)
         return self.invitations.release_stale(now)
@@ -384,8 +305,8 @@ class RunMachine(Intake):
 
     # ------------------------------------------------------------ the operator
 
-    def _pause(self, reason: str, now: float) -> Effects:
-        ledger = self.ledger
+    def _pause(self, event: PauseRequested, now: float) -> Effects:
+        ledger, reason = self.ledger, event.reason
         is_ending = ledger.stop_reason is not None or (self.round is None and ledger.version >= self.rules.rounds)
         if ledger.state is not RunState.RUNNING or is_ending:
             return ()
@@ -394,27 +315,27 @@ class RunMachine(Intake):
             return () if self.round.has_begun else self.round.pause(reason, now)
         return self._next_round_or_end()
 
-    def _resume(self, *, wait: bool) -> Effects:
+    def _resume(self, event: ResumeRequested, now: float) -> Effects:
         ledger = self.ledger
         if ledger.state is RunState.RUNNING:
-            ledger.pause_reason = None  # it was to pause, and goes on instead
+            ledger.pause_reason = None  # withdraws a pause that has not taken effect
         if ledger.state in (RunState.RUNNING, RunState.FINISHED) or not ledger.model_digest:
             return ()
         if ledger.state in TERMINAL:
             ledger.failures = 0
-            ledger.membership.everyone_disconnected()  # who is there is told again now
-        ledger.state, ledger.cause = RunState.QUEUED if wait else RunState.RUNNING, ""
-        return () if wait else self._next_round_or_end()
+            ledger.membership.everyone_disconnected()  # the driver reports the connected clients again now
+        ledger.state, ledger.cause = RunState.QUEUED if event.wait else RunState.RUNNING, ""
+        return () if event.wait else self._next_round_or_end()
 
-    def _stop(self, reason: str, now: float) -> Effects:
-        ledger = self.ledger
+    def _stop(self, event: StopRequested, now: float) -> Effects:
+        ledger, reason = self.ledger, event.reason
         if not ledger.is_open:
             return ()
         if self.round is None:
             return self._end(RunState.STOPPED, reason)
         effects = () if self.round.phase is Phase.AGGREGATING else self.round.stop(reason, now)
         if self.round.phase is Phase.AGGREGATING:
-            ledger.stop_reason = reason  # what was accepted is first made a model
+            ledger.stop_reason = reason  # the accepted updates become a version first
         return effects
 
     def _end(self, state: RunState, cause: str) -> Effects:
@@ -422,13 +343,13 @@ class RunMachine(Intake):
         effects = [*self.invitations.release_all(ReleaseReason.RUN_ENDED, ledger.now), *ledger.settle_end(state)]
         ledger.state, ledger.cause, ledger.stop_reason, ledger.pause_reason = state, cause, None, None
         ledger.evaluation, ledger.unevaluated, ledger.is_round_due = None, [], False
-        ledger.membership.everyone_disconnected()  # from here on the run is not told who comes and goes
+        ledger.membership.everyone_disconnected()  # from now on the driver reports no connections to the run
         return (*effects, EndRun(state, cause))
 
     # ------------------------------------------------------------ evaluation
 
     def _evaluate(self, now: float) -> Effects:
-        """What the committed version is to be run on: the server's own data, the clients' ledger."""
+        """Request the evaluations of the committed version: on the server's own data, and by the clients."""
         ledger, rules = self.ledger, self.rules
         is_last = ledger.version >= rules.rounds
         effects: list[Effect] = []
@@ -447,6 +368,18 @@ class RunMachine(Intake):
                 ledger.evaluation = evaluation
         return tuple(effects)
 
+    def _model_evaluated(self, event: ModelEvaluated, now: float) -> Effects:
+        if event.version not in self.ledger.unevaluated:
+            return ()
+        self.ledger.unevaluated.remove(event.version)
+        return self._end_when_done()
+
+    def _client_evaluated(self, event: ClientEvaluated, now: float) -> Effects:
+        if self.ledger.evaluation is None:
+            return ()
+        self.ledger.evaluation.answered(event)
+        return self._close_evaluation_when_complete()
+
     def _close_evaluation_when_complete(self) -> Effects:
         evaluation = self.ledger.evaluation
         return self._close_evaluation() if evaluation and evaluation.is_complete else ()
@@ -457,8 +390,33 @@ class RunMachine(Intake):
         return (evaluation.close(), *self._next_round_or_end())
 
 
+HANDLERS: Mapping[type[Event], Callable[[RunMachine, Any, float], Effects]] = {
+    UpdateReceived: RunMachine._update_received,
+    UploadBegun: RunMachine._upload_begun,
+    UpdateRefused: RunMachine._update_refused,
+    ClientFailed: RunMachine._client_failed,
+    ClientJoined: RunMachine._client_joined,
+    ClientDisconnected: RunMachine._client_disconnected,
+    ClientLost: RunMachine._client_lost,
+    RunStarted: RunMachine._run_started,
+    RoundDue: RunMachine._round_due,
+    CohortDrawn: RunMachine._cohort_drawn,
+    SamplerFailed: RunMachine._sampler_failed,
+    Aggregated: RunMachine._aggregated,
+    AggregationFailed: RunMachine._aggregation_failed,
+    ModelEvaluated: RunMachine._model_evaluated,
+    ClientEvaluated: RunMachine._client_evaluated,
+    StopRequested: RunMachine._stop,
+    PauseRequested: RunMachine._pause,
+    ResumeRequested: RunMachine._resume,
+}
+"""The handler of each event, but for two: `receive` applies CoordinatorStarted before the deadlines that have passed,
+and TimePassed by these deadlines alone. An answer that comes too late, such as the cohort of a round that has ended,
+changes nothing."""
+
+
 def what_a_pause_waits_for(machine: RunMachine) -> str:
-    """Until when a run that is to pause goes on; empty when it rests, or is not to."""
+    """Return what a requested pause still waits for; empty: the run is paused, or no pause was requested."""
     if machine.ledger.pause_reason is None:
         return ""
     if machine.round is None:

@@ -1,4 +1,4 @@
-"""What an update must claim of itself to be accepted, and what of it goes into the record. Pure."""
+"""The claims of an update: their check, and their entry into the records. Pure."""
 
 from atoll.protocol.vocabulary import RejectReason, Version
 from atoll.server.rounds.events import Reject, Update
@@ -7,11 +7,12 @@ from atoll.server.rounds.oort_utility import loss_of, utility_of
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.record import ClientRecord
 
-WORK_MIN = 1e-9  # less is no share of any work, and its weight could vanish in a product
+WORK_MIN = 1e-9
+"""Least claimed work: below, the weight of the update could vanish in a product."""
 
 
 def fault_of(update: Update, *, base_version: Version, policy: StragglerPolicy) -> tuple[RejectReason, str] | None:
-    """What is wrong with an update's claims, whenever it arrives; None when nothing is."""
+    """Return the fault of an update's claims, which does not depend on its arrival; None: there is none."""
     if update.base_version != base_version:
         return RejectReason.WRONG_BASE, f"trained from version {update.base_version}, not {base_version}"
     if update.num_examples < 1:
@@ -26,7 +27,7 @@ def fault_of(update: Update, *, base_version: Version, policy: StragglerPolicy) 
 
 
 def work_scale(work: float, policy: StragglerPolicy) -> float:
-    """What the work that was done is worth."""
+    """Return the factor of an update's weight for its fraction of the requested work, in (0, 1]."""
     return work if policy.partial_work == "scaled" else 1.0
 
 
@@ -38,12 +39,12 @@ def note_accepted(client: ClientRecord, update: Update) -> None:
 
 
 def learn(membership: Membership, update: Update) -> None:
-    """Remember what an accepted update tells of how much its client has to teach, whenever it came."""
+    """Record the loss and the utility of an accepted update, in time or late, for the sampler."""
     membership.learnt(update.client_id, update.round_id, loss_of(update.statistics), utility_of(update))
 
 
 def measure(membership: Membership, client: ClientRecord, update: Update, now: float) -> None:
-    """Remember how long the client of an accepted update took."""
+    """Record the times that the client of an accepted update took, for adaptive deadlines."""
     membership.measured(
         update.client_id,
         download=max(0.0, update.download_seconds),
@@ -53,5 +54,5 @@ def measure(membership: Membership, client: ClientRecord, update: Update, now: f
 
 
 def reject(update: Update, reason: RejectReason, detail: str) -> Reject:
-    """The answer to an update that does not count."""
+    """Return the answer to an update that does not count."""
     return Reject(update.client_id, update.round_id, update.digest, reason, detail)

@@ -1,17 +1,38 @@
-"""What becomes of an update, whenever it arrives. Pure.
+"""The intake of updates: the decision about each, whenever it arrives. Pure.
 
-In time for its round, late, or (of an asynchronous run) for whichever buffer is open: accepted exactly once, or refused
-with a reason that stands in the record. Half of the run's machine; `run` is the other.
+An update is in time for its round, late, or (in an asynchronous run) for the buffer that is open at its arrival. It is
+accepted exactly once, or refused with a reason that its round's record states. This is the part of a run's machine that
+deals with one client's work for one round; `run_machine` has the rest.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from atoll.protocol.vocabulary import Fate, Phase, RejectReason, RoundId, Version
+from atoll.protocol.vocabulary import (
+    DECLINES,
+    ClientId,
+    Fate,
+    Phase,
+    RejectReason,
+    ReleaseReason,
+    RoundId,
+    Version,
+)
 from atoll.server.rounds.async_invitations import Invitations
 from atoll.server.rounds.buffer_round import Buffer
 from atoll.server.rounds.cohort_round import Round
-from atoll.server.rounds.events import Accept, AmendRecord, Effect, Reject, Update
+from atoll.server.rounds.events import (
+    Accept,
+    AmendRecord,
+    ClientFailed,
+    Effect,
+    Reject,
+    Release,
+    Update,
+    UpdateReceived,
+    UpdateRefused,
+    UploadBegun,
+)
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.open_round import Effects, OpenRound
 from atoll.server.rounds.policy import StragglerPolicy
@@ -21,20 +42,20 @@ from atoll.server.rounds.update_claims import fault_of, learn, measure, note_acc
 
 @dataclass(frozen=True, slots=True)
 class RunRules:
-    """What a run does besides its straggler policy."""
+    """The rules of a run: its straggler policy, its length, its evaluations."""
 
     policy: StragglerPolicy
-    rounds: int  # commits wanted
+    rounds: int  # number of commits after which the run is finished
     seed: int = 0
-    evaluate_server_every: int = 0  # versions; 0: never; the last version always is when this is not 0
+    evaluate_server_every: int = 0  # versions; 0: never; otherwise the last version is always evaluated
     evaluate_clients_every: int = 0
-    evaluate_clients_max: int = 0  # 0: everyone who is connected
+    evaluate_clients_max: int = 0  # 0: all connected clients
     evaluation_deadline: float = 60.0  # seconds for the clients' answers
-    pacer_window: int = 0  # commits; 0: nobody asks for the pacer
+    pacer_window: int = 0  # commits; 0: the sampler uses no pacer
 
 
 class Intake:
-    """The records that are remembered, and the decision about each update that names one of them."""
+    """The records of the open round and the last rounds, and the decision about each update of these rounds."""
 
     def __init__(self, rules: RunRules, ledger: Ledger | None = None) -> None:
         self.rules = rules
@@ -43,13 +64,13 @@ class Intake:
         self.invitations = Invitations(rules.policy, self.ledger, self)
 
     def record_of(self, round_id: RoundId) -> RoundRecord | None:
-        """The record of the open round or of one of the last few."""
+        """Return the record of the open round or of one of the last few; None: forgotten, or there was none."""
         if self.round is not None and self.round.record.round_id == round_id:
             return self.round.record
         return self.ledger.past.get(round_id)
 
     def newest_first(self) -> Iterator[RoundRecord]:
-        """The records of the open round and of the last few, back to the oldest."""
+        """Yield the records of the open round and of the last few, the newest first."""
         if self.round is not None:
             yield self.round.record
         yield from (self.ledger.past[round_id] for round_id in sorted(self.ledger.past, reverse=True))
@@ -58,20 +79,20 @@ class Intake:
         return self.round if self.round is not None and self.round.record.round_id == round_id else None
 
     def refusal(self, update: Update) -> tuple[RejectReason, str] | None:
-        """Why an update can be refused without its bytes, and without anything to write down; None otherwise."""
+        """Return why an update can be refused without its bytes and without an event; None when it cannot."""
         if self.is_accepted(update):
             return None
         record = self.record_of(update.round_id)
         return self._fault_before_the_round(update, record, record.clients.get(update.client_id) if record else None)
 
     def is_accepted(self, update: Update) -> bool:
-        """Whether this very update was accepted before, so that only its answer was lost."""
+        """Return whether this same update was accepted before, so that only its answer was lost."""
         record = self.record_of(update.round_id)
         client = record.clients.get(update.client_id) if record else None
         return client is not None and client.digest == update.digest
 
     def is_hopeless(self, update: Update) -> bool:
-        """Whether what the update claims of itself will be refused, so that its bytes need not come."""
+        """Return whether the update's claims lead to a refusal, so that its bytes need not be sent."""
         record = self.record_of(update.round_id)
         policy = self.rules.policy
         if record is None or fault_of(update, base_version=record.base_version, policy=policy) is not None:
@@ -80,7 +101,8 @@ class Intake:
 
     # ------------------------------------------------------------ decisions
 
-    def _update_received(self, update: Update, now: float) -> Effects:
+    def _update_received(self, event: UpdateReceived, now: float) -> Effects:
+        update = event.update
         record = self.record_of(update.round_id)
         client = record.clients.get(update.client_id) if record else None
         if record is not None and client is not None and client.digest == update.digest:
@@ -117,10 +139,10 @@ class Intake:
         return None
 
     def _late(self, update: Update, record: RoundRecord, client: ClientRecord, now: float) -> Effects:
-        """The round no longer takes it: refuse, or carry it into the next round that commits (DESIGN section 4)."""
+        """Decide about an update after its round has closed: refuse it, or carry it into the next commit."""
         ledger, policy = self.ledger, self.rules.policy
         open_round = self._takes_late(update.round_id)
-        next_base = ledger.version + (self.round is not None and open_round is None)  # of the commit it can count in
+        next_base = ledger.version + (self.round is not None and open_round is None)  # base of the next commit for it
         if policy.late == "discard":
             return self._refuse_late(update, record, RejectReason.TOO_LATE, _how_late(record, now), now)
         if next_base >= self.rules.rounds or ledger.stop_reason is not None:
@@ -138,7 +160,7 @@ class Intake:
         return tuple(effects)
 
     def _takes_late(self, round_id: RoundId) -> Round | None:
-        """The open round, if a late update of round `round_id` still counts in it."""
+        """Return the open round if a late update of round `round_id` can still count in it."""
         if not isinstance(self.round, Round) or self.round.phase is Phase.AGGREGATING or self._open(round_id):
             return None
         return self.round
@@ -153,16 +175,73 @@ class Intake:
         self, update: Update, record: RoundRecord, fate: Fate, reason: str, detail: str, now: float
     ) -> Effects:
         client = record.clients[update.client_id]
-        if client.fate is Fate.WAITING:  # its round is in the grace period for others
+        if client.fate is Fate.WAITING:  # its round is in the grace period of other clients
             assert self.round is not None
             return self.round.client_gave_up(update.client_id, fate, reason, detail, now)
         client.fate, client.fate_at, client.reason, client.detail = fate, now, reason, detail
         return (AmendRecord(record.round_id),) if self._open(record.round_id) is None else ()
 
-    # ------------------------------------------------------------ of an asynchronous run
+    # ------------------------------------------------------------ work without an update
+
+    def _upload_begun(self, event: UploadBegun, now: float) -> Effects:
+        self.invitations.upload_begun(event.client_id, event.round_id, now)
+        if round_ := self._open(event.round_id):
+            round_.upload_begun(event.client_id, now)
+        return ()
+
+    def _update_refused(self, event: UpdateRefused, now: float) -> Effects:
+        return self._gave_up(event, Fate.REFUSED, now)
+
+    def _client_failed(self, event: ClientFailed, now: float) -> Effects:
+        if event.reason in DECLINES:
+            self.ledger.membership.declined(event.client_id)
+        return self._gave_up(event, Fate.FAILED, now)
+
+    def _gave_up(self, event: UpdateRefused | ClientFailed, fate: Fate, now: float) -> Effects:
+        client_id, round_id, reason, detail = event.client_id, event.round_id, event.reason, event.detail
+        if self.invitations.is_training(client_id, round_id):
+            return self.invitations.ended(client_id, round_id, fate, reason, detail, now)
+        if round_ := self._open(round_id):
+            return round_.client_gave_up(client_id, fate, reason, detail, now)
+        record = self.ledger.past.get(round_id)
+        client = record.clients.get(client_id) if record else None
+        if client is None or client.digest is not None or client.fate not in (Fate.STRAGGLER, Fate.RELEASED):
+            return ()
+        client.reason, client.detail = reason, detail  # why the straggler was slow: only the record can use it now
+        return (AmendRecord(round_id),)
+
+    def _release(self, client_id: ClientId, round_id: RoundId) -> Effects:
+        """Tell a client that has reconnected to stop its work for a round, unless that work is still wanted."""
+        record = self.record_of(round_id)
+        client = record.clients.get(client_id) if record else None
+        if client is not None and client.digest is not None:
+            return ()  # its update was accepted; the client will ask for the answer
+        if record is None or client is None:
+            was_long_ago = record is None and round_id < self.ledger.next_round
+            reason = ReleaseReason.ROUND_CLOSED if was_long_ago else ReleaseReason.NOT_INVITED
+            return (Release(client_id, round_id, reason),)
+        if self.rules.policy.is_asynchronous:
+            return self._release_from_a_buffer(client_id, record)
+        if self._open(round_id) and record.phase is Phase.COLLECTING:
+            return ()
+        reason = ReleaseReason.ROUND_ABANDONED if record.phase is Phase.ABANDONED else ReleaseReason.ROUND_CLOSED
+        submit = self.rules.policy.late == "next_round" and self.ledger.is_open
+        return (Release(client_id, round_id, reason, submit),)
+
+    def _release_from_a_buffer(self, client_id: ClientId, record: RoundRecord) -> Effects:
+        if self.invitations.is_training(client_id, record.round_id):
+            return ()
+        submit = self.invitations.may_still_count(record) and self.ledger.is_open
+        reason = ReleaseReason.OUT_OF_TIME if submit else ReleaseReason.TOO_STALE
+        return (Release(client_id, record.round_id, reason, submit),)
+
+    # ------------------------------------------------------------ asynchronous runs
 
     def _into_a_buffer(self, update: Update, record: RoundRecord, client: ClientRecord, now: float) -> Effects:
-        """It counts in the buffer that is open, or in one that follows, whichever round it was trained for."""
+        """Decide about an update of an asynchronous run: it counts in the open buffer, or in the next one.
+
+        The round of its invitation does not matter.
+        """
         if fault := fault_of(update, base_version=record.base_version, policy=self.rules.policy):
             return (reject(update, *fault), *self.invitations.answered(update, Fate.REFUSED, now, *fault))
         if fault := self._fault_for_a_buffer(update):
@@ -189,7 +268,7 @@ class Intake:
         return None
 
     def _base_of_its_commit(self) -> Version:
-        """The version that an update that comes now is added to: those that wait before it may fill buffers first."""
+        """Return the version to which an update that arrives now is added; the waiting updates fill buffers first."""
         ledger = self.ledger
         if isinstance(self.round, Buffer) and self.round.is_open:
             return ledger.version

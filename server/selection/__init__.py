@@ -1,4 +1,4 @@
 """The pure selection of a cohort: samplers, Oort, weighted draws.
 
-Imports: `rounds`.
+Imports: `rounds`, `protocol` (the vocabulary; for the user's own sampler also references and settings).
 """

@@ -1,19 +1,19 @@
-"""Oort: who has much to teach and is fast is chosen more often; some places are kept for those not yet known. Pure.
+"""The Oort sampler: it prefers clients of high utility and short round time, and explores new ones. Pure.
 
-    U_i      = |B_i| sqrt(mean of squared losses)        what client i has to teach, by its newest update (`utility`)
+    U_i      = |B_i| sqrt(mean of squared losses)        utility of client i's newest update (`oort_utility`)
     score_i  = (U'_i + sqrt(0.1 ln R / L_i)) (T / t_i)^(alpha [t_i > T])
 
-Legend: U', U cut at its 95 % quantile and brought to [0, 1]; R, this round; L_i, the newest round with an update of the
-client; t_i, its measured seconds for a round; T, the quantile `patience` of all t_i; alpha, the penalty.
+Legend: U', U clipped at its 95 % quantile and scaled to [0, 1]; R, this round; L_i, the newest round with an update of
+the client; t_i, its measured seconds for a round; T, the quantile `patience` of all t_i; alpha, the penalty.
 
-Of `count` places the share max(exploration_min, exploration * decay^(R - 1)) goes to clients without a loss. The others
-are drawn in proportion to their score among those whose score is at least 0.95 of the last place's.
+Of `count` places, the share max(exploration_min, exploration * decay^(R - 1)) goes to clients without a loss. The
+others are drawn in proportion to their score, from the clients whose score is at least 0.95 of the last place's.
 
-Three things are ours, because a coordinator knows less than a simulator. An update tells the sum of its losses, and not
-of their squares: unless the task has a metric `loss_squared`, the mean loss stands for the root mean square. The two
-rank clients alike where their losses vary alike. Nothing is known of a new client's speed, so new ones are drawn
-evenly, and each time that one was chosen in vain halves its chances. Who has reported only late has no measured time,
-and counts as the slowest.
+Three choices are ours, because a coordinator knows less than a simulator. An update carries the sum of its losses and
+not of their squares: unless the task has a metric `loss_squared`, the mean loss stands for the root mean square. The
+two rank clients alike where their losses vary alike. The speed of a new client is unknown: new clients are drawn
+evenly, and each invitation without an update halves a client's chances. A client whose updates were all late has no
+measured time, and counts as the slowest.
 
 Source:
     Lai et al., "Oort: Efficient Federated Learning via Guided Participant Selection", OSDI 2021, sections 4.2 to 4.4,
@@ -31,20 +31,20 @@ from atoll.server.rounds.events import Candidate
 from atoll.server.selection.weighted_draws import in_proportion
 
 CLIP = 0.95
-"""Utilities count up to this quantile of all: one that claims a huge loss is not chosen for ever."""
+"""Quantile at which utilities are clipped, so that a client with a huge claimed loss is not always chosen."""
 
 CUT_OFF = 0.95
-"""How near a score must come to that of the last place to be drawn from."""
+"""Least score that takes part in the draw, as a fraction of the score of the last place."""
 
 IN_VAIN_MAX = 60
-"""From here on the chances of who never reported stay as small as they are."""
+"""Number of invitations without an update after which a client's chances no longer fall."""
 
 _LEAST = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
 class Oort:
-    """A sampler with the paper's choices, or others."""
+    """The Oort sampler; the defaults are those of the paper."""
 
     exploration: float = 0.9
     exploration_decay: float = 0.98
@@ -56,7 +56,7 @@ class Oort:
     def at(
         self, round_id: RoundId, relaxed: int
     ) -> Callable[[Sequence[Candidate], int, random.Random], list[ClientId]]:
-        """The sampler of this round, when the pacer has relaxed it so often."""
+        """Return the sampler of a round; `relaxed` is the number of times that the pacer has raised the patience."""
         return partial(self._draw, round_id, min(1.0, self.patience + self.patience_step * relaxed))
 
     def _draw(
@@ -82,7 +82,10 @@ class Oort:
         return in_proportion(count, weights, [candidate for _, candidate in near], rng)
 
     def scores(self, known: Sequence[Candidate], round_id: RoundId, patience: float) -> list[float]:
-        """Of clients that have a loss; T is the quantile `patience` in (0, 1] of their times, at 1 there is none."""
+        """Return the scores of clients that have a loss.
+
+        T is the quantile `patience` in (0, 1] of their times; at 1 there is no T, and no client counts as slow.
+        """
         gains = normalized([candidate.utility for candidate in known])
         measured = [candidate.seconds for candidate in known if candidate.seconds is not None]
         slowest = max(measured, default=0.0)
@@ -95,17 +98,17 @@ class Oort:
 
 
 def slowness(seconds: float, enough: float, penalty: float) -> float:
-    """(T / t)^alpha for a client that takes longer than T, otherwise 1."""
+    """Return the factor (T / t)^alpha of a client that takes longer than T, otherwise 1."""
     return (enough / seconds) ** penalty if seconds > enough else 1.0
 
 
 def temporal_uncertainty(round_id: int, last_round: int) -> float:
-    """sqrt(0.1 ln R / L): who was asked long ago may have more to teach than it had then."""
+    """Return sqrt(0.1 ln R / L): the utility of an old update says little about the client now."""
     return math.sqrt(0.1 * math.log(max(1, round_id)) / max(1, last_round))
 
 
 def normalized(utilities: Sequence[float]) -> list[float]:
-    """Cut at the quantile `CLIP` and brought to [0, 1]; all alike: 1."""
+    """Return utilities clipped at the quantile `CLIP` and scaled to [0, 1]; 1 for each when all are equal."""
     least, most = min(utilities), quantile(utilities, CLIP)
     if most <= least:
         return [1.0] * len(utilities)
@@ -113,5 +116,5 @@ def normalized(utilities: Sequence[float]) -> list[float]:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value at the place `share` in [0, 1) of the sorted ones."""
+    """Return the value at the place `share` in [0, 1) of the sorted values."""
     return sorted(values)[min(int(len(values) * share), len(values) - 1)]

@@ -1,6 +1,6 @@
-"""Who is invited: seeded, reproducible draws of a cohort from the available clients. Pure, but for `load_sampler`.
+"""Samplers: seeded, reproducible draws of a cohort from the available clients. Pure, but for `load_sampler`.
 
-A draw depends on (seed, round, its number in the round, the set of candidates) alone: not on the order of arrival, the
+A draw depends on (seed, round, its number in the round, set of candidates) alone: not on the order of arrival, the
 process or its hash seed.
 """
 
@@ -20,11 +20,11 @@ from atoll.server.selection.oort import Oort
 from atoll.server.selection.weighted_draws import evenly, in_proportion
 
 Sampler = Callable[[Sequence[Candidate], int, random.Random], Sequence[ClientId]]
-"""(candidates sorted by client id, how many at most, the round's own randomness) -> whom to invite."""
+"""(candidates sorted by client id, largest number of clients, random numbers of the round) -> clients to invite."""
 
 
 class SamplerError(ValueError):
-    """The sampler raised, or its answer is no cohort of these candidates."""
+    """A sampler that raised, or whose answer is no cohort of its candidates."""
 
 
 def draw(
@@ -40,17 +40,17 @@ def draw(
     """Draw a cohort, sorted by client id.
 
     Args:
-        sampler: one of `SAMPLERS`, or a user's own.
-        seed: of the run.
-        round_id: each round has randomness of its own.
-        count: how many at most, >= 1; when fewer candidates are there, ours draw all of them.
+        sampler: one of `SAMPLERS`, or the user's own.
+        seed: the seed of the run.
+        round_id: the round; each has its own random numbers.
+        count: largest size of the cohort, >= 1; with fewer candidates, the built-in samplers draw all of them.
         candidates: distinct clients, in any order.
-        number: of the round's draws, each of which has randomness of its own.
-        relaxed: see `pacer`; it matters to Oort alone.
+        number: the draw within the round; each has its own random numbers.
+        relaxed: `Pacer.relaxed`, which only Oort uses.
 
     Raises:
-        SamplerError: there are no candidates; the sampler raised; it named nobody, too many, a client twice or one that
-            is no candidate.
+        SamplerError: there are no candidates; the sampler raised; or its answer is empty, too large, names a client
+            twice or names one that is no candidate.
     """
     assert count >= 1, count
     if not candidates:
@@ -59,13 +59,13 @@ def draw(
     of_the_round = sampler.at(round_id, relaxed) if isinstance(sampler, Oort) else sampler
     try:
         drawn = list(of_the_round(tuple(ordered), count, _randomness(seed, round_id, number)))
-    except Exception as error:  # the user's own code: whatever it raises abandons this round, with its reason
+    except Exception as error:  # the user's own code: any error of it abandons this round, with its text as the reason
         raise SamplerError(f"the sampler raised {type(error).__name__}: {error}") from error
     for client in drawn:
         if not isinstance(client, str) or not _is_among(client, ordered):
-            raise SamplerError(f"the sampler named {client!r}, which is none of the {len(ordered)} candidates")
+            raise SamplerError(f"the sampler named {client!r}, which is not one of the {len(ordered)} candidates")
     if not 1 <= len(drawn) <= count:
-        raise SamplerError(f"the sampler named {len(drawn)} clients, allowed are 1 to {count}")
+        raise SamplerError(f"the sampler named {len(drawn)} clients; allowed: 1 to {count}")
     if len(set(drawn)) < len(drawn):
         raise SamplerError(f"the sampler named {Counter(drawn).most_common(1)[0][0]!r} more than once")
     return tuple(sorted(drawn))
@@ -92,7 +92,7 @@ def uniform(candidates: Sequence[Candidate], count: int, rng: random.Random) -> 
 def weighted(candidates: Sequence[Candidate], count: int, rng: random.Random) -> list[ClientId]:
     """Draw one after another without replacement, each time with probability proportional to `num_examples`.
 
-    A client that does not tell how much data it has (num_examples 0) counts as one example: seldom drawn, not shut out.
+    A client that reports no number of examples (0) counts as one example: it is drawn seldom, but not excluded.
 
     The aggregate weights by num_examples a second time, so large clients count more than in the pooled data.
     """
@@ -106,11 +106,11 @@ def _by_size(count: int, candidates: Sequence[Candidate], rng: random.Random) ->
 def power_of_choice(
     candidates: Sequence[Candidate], count: int, rng: random.Random, *, num_considered: int
 ) -> list[ClientId]:
-    """Draw `num_considered` as `weighted` does, and keep those of them with the largest loss.
+    """Draw `num_considered` clients as `weighted` does, and keep the `count` of them with the largest loss.
 
-    The loss is the mean that a client's newest accepted update had in its training: nobody is asked beforehand. Who has
-    not reported one yet comes first, in the order of the draw. Whoever claims a large loss is chosen more often: for
-    clients that are trusted to tell the truth.
+    The loss is the mean training loss of a client's newest accepted update; no client is asked for it beforehand.
+    Clients without a loss come first, in the order of the draw. A client that claims a large loss is chosen more often:
+    use this sampler with clients whose reports are trusted.
 
     Source:
         Cho, Wang, Joshi, "Client Selection in Federated Learning: Convergence Analysis and Power-of-Choice Selection
@@ -138,9 +138,9 @@ def stratified(candidates: Sequence[Candidate], count: int, rng: random.Random) 
 def allocate(count: int, sizes: Mapping[str, int], rng: random.Random) -> dict[str, int]:
     """Divide `count` seats among strata in proportion to their sizes: each gets its share rounded down or up.
 
-    Every stratum has floor(share) seats. The seats that remain go by lot, with chances exactly equal to the remainders,
-    and not to the largest remainders: for those are the same in every round. Of nine clients of one label and one of
-    another, two seats are shared 1.8 to 0.2; the largest remainder would have the one client wait forever.
+    Every stratum has floor(share) seats. The seats that remain go by lot, with chances exactly equal to the remainders.
+    The method of largest remainders is unfit, because they are the same in every round: with nine clients of one label
+    and one of another, two seats are shared 1.8 to 0.2, and the single client would never be chosen.
 
     The lot is one systematic draw over the strata in random order, in integers: with remainders r_i = count * size_i
     mod total, laid end to end on a line, the strata under u, u + total, u + 2 total, ... win, for u uniform in
@@ -164,10 +164,10 @@ SAMPLERS: Mapping[str, Sampler] = {"uniform": uniform, "weighted": weighted, "st
 
 
 def load_sampler(reference: str) -> Sampler:
-    """One of `SAMPLERS` by name, or a user's own by `module:function` or `path/to/file.py:function`.
+    """Return one of `SAMPLERS` by name, or the user's own by `module:function` or `path/to/file.py:function`.
 
     Raises:
-        ConfigError: there is none under this name.
+        ConfigError: there is no sampler under this name.
     """
     if reference in SAMPLERS:
         return SAMPLERS[reference]

@@ -1,4 +1,4 @@
-"""An asynchronous run, rule by rule: who trains, until when, what a buffer takes and when it becomes a version."""
+"""An asynchronous run, rule by rule: invitations and their deadlines, the buffer's updates, its commit."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ from tests.server.rounds.test_cohort_round import Drive, kinds, released, verdic
 
 
 class Flow(Drive):
-    """An asynchronous run whose sampler invites at once whom it is asked for, in order of name."""
+    """An asynchronous run whose sampler answers each draw at once, with the first candidates by name."""
 
     def __init__(self, rounds: int = 9, rules: dict[str, Any] | None = None, **policy: Any) -> None:
         super().__init__(rounds, rules, **({"mode": "fedbuff", "buffer_size": 2, "concurrency": 2} | policy))
@@ -63,7 +63,7 @@ class Flow(Drive):
         return decided
 
     def commit(self, at: float | None = None) -> list[Effect]:
-        """The fold is done and the next buffer opens."""
+        """Finish the fold and open the next buffer."""
         return self.fold(at) + self.do(RoundDue())
 
     @property
@@ -72,12 +72,12 @@ class Flow(Drive):
 
 
 def invited(effects: list[Effect]) -> dict[str, int]:
-    """Who is to train, from which version."""
+    """Return the invited clients, each with the version that it trains from."""
     return {e.client_id: e.base_version for e in effects if isinstance(e, Invite)}
 
 
 def buffered(effects: list[Effect]) -> list[tuple[str, int, float]]:
-    """(client, version that it trained from, scale) of what is aggregated."""
+    """Return (client, version that it trained from, scale) of each aggregated update."""
     [aggregate] = [e for e in effects if isinstance(e, Aggregate)]
     return [(c.client_id, c.base_version or 0, round(c.scale, 6)) for c in aggregate.contributions]
 
@@ -235,7 +235,7 @@ def test_an_update_that_is_too_stale_is_refused_with_the_reason() -> None:
 
 
 def test_staleness_is_that_of_the_commit_that_will_use_the_update() -> None:
-    """While a buffer of one is aggregated two more wait: the second of them counts two versions from now."""
+    """Two updates wait while a buffer of one is aggregated: the second of them counts two versions from now."""
     flow = Flow(concurrency=4, buffer_size=1, max_staleness=1)
     flow.join("abcd")
     flow.update("a")

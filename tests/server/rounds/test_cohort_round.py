@@ -1,4 +1,4 @@
-"""One round, rule by rule: each field of DESIGN section 4's table has its tests here, with numbers by hand."""
+"""One round, rule by rule: each field of `StragglerPolicy` has its tests here, with numbers by hand."""
 
 from dataclasses import replace
 from typing import Any
@@ -52,11 +52,12 @@ from atoll.server.rounds.events import (
 )
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.record import ClientRecord, RoundRecord
-from atoll.server.rounds.run_machine import RunMachine, RunRules
+from atoll.server.rounds.run_machine import RunMachine
+from atoll.server.rounds.update_intake import RunRules
 
 
 class Drive:
-    """A run under a policy, told what happens in seconds since its start."""
+    """A run under a policy, driven by events whose times are in seconds since its start."""
 
     def __init__(self, rounds: int = 3, rules: dict[str, Any] | None = None, **policy: Any) -> None:
         self.rules = RunRules(policy=StragglerPolicy(**policy), rounds=rounds, **(rules or {}))
@@ -66,7 +67,7 @@ class Drive:
         self.do(RunStarted(Digest("v0")))
 
     def do(self, event: Event, at: float | None = None) -> list[Effect]:
-        """Let something happen, `at` seconds after the start, and return what is decided."""
+        """Deliver an event, `at` seconds after the start, and return its effects."""
         self.now = self.now if at is None else 1000.0 + at
         decided = list(self.machine.receive(event, self.now))
         self.effects += decided
@@ -79,7 +80,7 @@ class Drive:
         return [effect for effects in joined for effect in effects]
 
     def begin(self, clients: str, cohort: str | None = None, at: float | None = None) -> list[Effect]:
-        """Clients join, a round opens, its cohort is drawn and invited."""
+        """Let clients join, open a round, draw and invite its cohort."""
         self.join(clients, at)
         drawn = [e for e in self.do(RoundDue()) if isinstance(e, DrawCohort)]
         assert drawn, "no cohort was asked for"
@@ -142,7 +143,7 @@ def verdict(effects: list[Effect]) -> RejectReason | str:
 
 
 def released(effects: list[Effect]) -> dict[str, bool]:
-    """Who is told to stop, and whether what is done may still be sent."""
+    """Return the released clients, each with whether it may still send the work that it has done."""
     return {e.client_id: e.submit for e in effects if isinstance(e, Release)}
 
 
@@ -484,7 +485,7 @@ def late_in_next_round(base: int = 0, **policy: Any) -> Drive:
 
 
 def test_late_next_round_counts_with_the_discount_in_numerator_and_denominator() -> None:
-    """Staleness 1, exponent 1/2: the weight is 10 * 2 ** -0.5 = 7.07 of which both sums know."""
+    """Staleness 1, exponent 1/2: the weight in both sums is 10 * 2 ** -0.5 = 7.07."""
     drive = late_in_next_round()
     assert verdict(drive.update("b", at=63, round_id=1)) == "carried"
     drive.update("a", at=64)

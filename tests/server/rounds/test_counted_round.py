@@ -1,4 +1,4 @@
-"""An invitation says which of the client's rounds counted last: that one's outcome is the client's current state."""
+"""The round of an invitation whose update counted last: its outcome is the client's current state."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Members on pages: what is read back is what was there, and what is written is what has changed."""
+"""Members on pages: reading restores the membership, and a snapshot writes only the changes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ def name(number: int) -> ClientId:
 
 
 def batch_of(ledger: Ledger, seq: int) -> Batch:
-    """What the deployed rows write at the end of a round."""
+    """Return the rows that a coordinator writes at the end of a round."""
     written = ledger.membership.unwritten.take(ledger.membership.members, seq)
     pages = [encode_page(ledger.membership.members, names) for names in written.pages]
     body = encode_ledger_without_members(ledger)
@@ -150,7 +150,7 @@ def change(membership: Membership, what: str, number: int) -> None:
 
 
 class Kept:
-    """A journal of changes: snapshots of the membership on disk, and what has happened since each."""
+    """A journal of changes: snapshots of the membership on disk, and the changes since each."""
 
     def __init__(self, state: StateDirectory) -> None:
         self.state, self.journal, self.ledger, self.seq = state, Journal(state), Ledger(), 0
@@ -170,7 +170,7 @@ class Kept:
         assert (found.snapshot_seq, found.ledger, found.faults) == (self.seq, self.ledger, ())
 
     def damage(self) -> None:
-        """The newest snapshot cannot be read: the process comes up from the one before, and what happened since."""
+        """Damage the newest snapshot and restart from the one before and the changes since it."""
         with self.state.database.transaction() as connection:
             connection.execute(text("UPDATE snapshots SET checksum = 0 WHERE seq = :seq"), {"seq": self.seq})
         recovered, before = self.journal.load(RUN), sorted(self.taken)[-2]
@@ -189,7 +189,7 @@ class Kept:
 def test_whatever_happens_the_last_good_snapshot_and_what_came_since_are_the_membership(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
 ) -> None:
-    """And what lies on disk is at most twice the members for each of the last two snapshots."""
+    """The disk has at most twice the members for each of the last two snapshots."""
     with StateDirectory.open(tmp_path_factory.mktemp("pages") / "state") as state:
         kept = Kept(state)
         for what, number in steps:

@@ -1,4 +1,4 @@
-"""Who is there, how fast they were, and whose lease has run out."""
+"""The members of a run: connections, candidates, measured times and leases."""
 
 import tracemalloc
 
@@ -88,7 +88,7 @@ def test_a_member_is_chosen_and_its_newest_update_is_what_is_known_of_it() -> No
     )
 )
 def test_candidates_are_what_a_look_at_all_members_would_find(happenings: list[tuple[str, str, int]]) -> None:
-    """Looked at after each change, after many, and by a membership that was written down and read back."""
+    """The queries agree after each change, after many changes, and in a membership that was stored and restored."""
     membership, seldom = Membership(), Membership()
     for number, (name, what, session) in enumerate(happenings):
         client = ClientId(name)
@@ -115,7 +115,7 @@ def test_candidates_are_what_a_look_at_all_members_would_find(happenings: list[t
 
 
 def test_a_member_takes_a_few_hundred_bytes_also_when_it_has_a_history() -> None:
-    """Of the 1 kB that the design allows, without the client's name."""
+    """The bound is 1 kB, without the client's name."""
     names = [ClientId(f"client-{index:05}") for index in range(5000)]
     tracemalloc.start()
     try:
@@ -175,7 +175,7 @@ def test_nothing_is_expected_of_a_client_that_said_goodbye() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 30), st.sampled_from("abc"), st.sampled_from(["heard", "forget"])), max_size=60))
 def test_everyone_who_is_silent_for_a_lease_is_named_once(happenings: list[tuple[float, str, str]]) -> None:
-    """Against the plain model: a dictionary of who was last heard when."""
+    """The reference is a plain dictionary of the last sign of life of each client."""
     leases, heard, now = Leases(20.0), dict[ClientId, float](), 0.0
     for pause, name, what in happenings:
         now += pause

@@ -1,4 +1,4 @@
-"""A paused run, rule by rule: what ends, what goes on, and what a resume makes of it."""
+"""A paused run, rule by rule: its open round, its evaluation, late updates, and its resumption."""
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, RejectReason, ReleaseReason, RoundId, RunState, Version
 from atoll.server.rounds.events import (

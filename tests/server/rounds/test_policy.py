@@ -1,4 +1,4 @@
-"""The policy's numbers and its limits."""
+"""The policy's derived numbers and its bounds."""
 
 import math
 from fractions import Fraction

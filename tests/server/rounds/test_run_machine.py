@@ -1,4 +1,6 @@
-"""A run: from round to round, its end, its evaluations, its records, and what a crash leaves of it."""
+"""A run: its sequence of rounds, its end, its evaluations, its records, and its recovery after a crash."""
+
+from typing import get_args
 
 import pytest
 
@@ -28,20 +30,22 @@ from atoll.server.rounds.events import (
     CoordinatorStarted,
     EndRun,
     EvaluateModel,
+    Event,
     ModelEvaluated,
     OpenNextRound,
     Release,
     ResumeRequested,
     RoundDue,
     StopRequested,
+    TimePassed,
     Update,
 )
-from atoll.server.rounds.run_machine import RunMachine
+from atoll.server.rounds.run_machine import HANDLERS, RunMachine
 from tests.server.rounds.test_cohort_round import Drive, kinds, released, scales, verdict
 
 
 def committed(drive: Drive, clients: str = "ab") -> list[str]:
-    """Let a round be opened, answered by all, and committed; what was decided at the commit."""
+    """Open a round, let all clients answer, commit it, and return the kinds of the commit's effects."""
     drive.do(RoundDue())
     drive.draw(clients)
     for client in clients:
@@ -50,10 +54,14 @@ def committed(drive: Drive, clients: str = "ab") -> list[str]:
 
 
 def ready(rounds: int = 3, **rules: object) -> Drive:
-    """A run with two clients on the line."""
+    """Return a run with two connected clients."""
     drive = Drive(rounds=rounds, rules=dict(rules), cohort_size=2, quorum=1, deadline=60.0)
     drive.join("ab")
     return drive
+
+
+def test_every_event_has_one_handler() -> None:
+    assert set(get_args(Event)) == {*HANDLERS, CoordinatorStarted, TimePassed}
 
 
 # ---------------------------------------------------------------- the end
@@ -161,7 +169,7 @@ def test_resume_reopens_a_stopped_run_and_not_a_finished_one() -> None:
 
 
 def test_resume_counts_only_clients_that_were_introduced_again() -> None:
-    """While a run is not running it is not told who comes and goes."""
+    """A run that has ended receives no events about connections."""
     drive = ready()
     drive.do(StopRequested("enough"))
     drive.join("b")
@@ -172,7 +180,7 @@ def test_resume_counts_only_clients_that_were_introduced_again() -> None:
 
 
 def test_client_that_joins_as_the_run_ends_is_not_there_after_a_resume() -> None:
-    """Its joining may itself wake the machine to the end; that it goes again nobody tells a run that is over."""
+    """The event that it joins may apply a deadline that ends the run, which then learns of no disconnection."""
     drive = Drive(cohort_size=1, retry=0, selection_timeout=5.0)
     drive.do(RoundDue())
     assert kinds(drive.join("a", at=10))[-1] == "EndRun"
@@ -206,7 +214,7 @@ def test_an_update_after_the_end_is_told_so_and_an_accepted_one_is_still_accepte
 
 
 def test_the_record_of_a_round_is_kept_until_its_late_updates_are_settled() -> None:
-    """Five rounds are abandoned between an update and the commit that uses it; its record must still be written."""
+    """Five rounds are abandoned between an update and the commit that uses it; its record must still be amended."""
     drive = Drive(cohort_size=2, quorum=2, deadline=10.0, late="next_round", retry=9)
     drive.begin("ab")
     drive.update("a", at=1)

@@ -1,4 +1,4 @@
-"""Oort: the paper's numbers, its formula by hand, and whom it draws."""
+"""Oort: the paper's numbers, its formula by hand, and the distribution of its draws."""
 
 import itertools
 import math
@@ -180,7 +180,7 @@ def test_a_draw_near_the_cut_off_is_in_proportion_to_the_scores() -> None:
 
 
 def test_fast_clients_go_first_until_the_pacer_has_more_patience() -> None:
-    """Five take 10 s and have little to teach, five take 1000 s and have much."""
+    """Five clients take 10 s and have a low utility, five take 1000 s and have a high one."""
     quick = [known(f"{n}", 60.0, 10.0) for n in range(5)]
     slow = [known(f"{n + 5}", 100.0 + n, 1000.0) for n in range(4)] + [known("9", 0.0, 1000.0)]
     sampler = Oort(exploration_min=0.0, exploration=0.0)

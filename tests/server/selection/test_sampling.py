@@ -70,7 +70,7 @@ def chi_square(observed: Counter[tuple[ClientId, ...]], expected: dict[tuple[Cli
 
 
 def inclusion(observed: Counter[tuple[ClientId, ...]]) -> dict[ClientId, float]:
-    """How often each client was in."""
+    """Return the fraction of cohorts that each client was in."""
     times = Counter(client for cohort, num in observed.items() for client in cohort * num)
     return {client: num / sum(observed.values()) for client, num in times.items()}
 
@@ -180,7 +180,7 @@ def test_weighted_counts_a_client_that_does_not_tell_its_size_as_one_example() -
 
 
 def test_power_of_choice_keeps_the_largest_losses_of_those_that_it_considers() -> None:
-    """Of every pair by successive sampling, the one with the larger loss."""
+    """The reference draws pairs by successive sampling and keeps the client with the larger loss."""
     sizes, losses = [1, 2, 3, 10], [0.3, 4.0, 0.1, 2.0]
     pairs = successive({ClientId(f"c{index}"): size for index, size in enumerate(sizes)})
     expected = dict.fromkeys([("c0",), ("c1",), ("c3",)], 0.0)
@@ -277,12 +277,12 @@ def own(answer: Sequence[object]) -> Sampler:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ([], "named 0 clients, allowed are 1 to 2"),
+        ([], "named 0 clients; allowed: 1 to 2"),
         (["c0", "c1", "c2"], "named 3 clients"),
         (["c0", "c0"], "'c0' more than once"),
-        (["c0", "mallory"], "'mallory', which is none of the 3 candidates"),
-        ([0], "named 0, which is none"),
-        ([["c0"]], "which is none"),
+        (["c0", "mallory"], "'mallory', which is not one of the 3 candidates"),
+        ([0], "named 0, which is not one"),
+        ([["c0"]], "which is not one"),
         (None, "the sampler raised TypeError"),
     ],
 )
