@@ -1,11 +1,11 @@
-"""Durable names: the entries of a folder on disk."""
+"""Durability of names: the entries of a folder on disk."""
 
 import os
 from pathlib import Path
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
+    """Make the entries of a folder durable (fsync)."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(folder)

@@ -1,4 +1,4 @@
-"""Whether there is a compiler for loops (numba, the extra `fast`), and whether it pays: numpy does the same."""
+"""The choice between loops that numba compiles (the extra `fast`) and numpy, which gives the same bits without it."""
 
 import threading
 from collections.abc import Callable
@@ -8,19 +8,19 @@ from typing import Generic, TypeVar
 Loops = TypeVar("Loops")
 
 COMPILED_FROM = 1 << 22
-"""Elements from which on it pays to load the compiler, which takes a second and 60 MB."""
+"""Number of elements from which on loading the compiler pays: it takes a second and 60 MB."""
 
 
 def has_compiler() -> bool:
-    """Whether numba is installed (the extra `fast`)."""
+    """Return whether numba is installed (the extra `fast`)."""
     return find_spec("numba") is not None
 
 
 class Meter(Generic[Loops]):
-    """Loads loops when this process has had so much for them to do that it pays.
+    """A loader of compiled loops, which waits until this process has had `COMPILED_FROM` elements for them.
 
     Args:
-        load: compiles them, or reads them from a file.
+        load: compiles the loops, or reads them from a file.
     """
 
     def __init__(self, load: Callable[[], Loops]) -> None:
@@ -30,7 +30,10 @@ class Meter(Generic[Loops]):
         self._is_missing = False
 
     def loops(self, num_elements: int) -> Loops | None:
-        """For so many more elements; None: let numpy do it, as also while another thread compiles."""
+        """Return the loops for `num_elements` more elements, or None: numpy has to do it.
+
+        It is None below the threshold, without numba, and while another thread compiles.
+        """
         if self._loops is not None or self._is_missing:
             return self._loops
         self._seen += num_elements  # threads may lose a count: it only decides when

@@ -1,8 +1,8 @@
-"""Server optimizers: how the mean update moves the global model. Pure pairs (init, apply), block by block.
+"""Server optimizers: the step of the global model along the mean update. Pure pairs (init, apply), block by block.
 
 Legend: x the global model, D the mean of the round's updates (local - global: it points downhill, so it is added),
 m and v the moments, t the round. All arithmetic is float64, element by element, so the result depends on no block and
-no rank; x and the moments are kept as float32.
+no rank; x and the moments are stored as float32.
 
     fedavg       x <- x + lr D
     fedavgm      m <- b m + D;                       x <- x + lr m,  or Nesterov: x + lr (D + b m)
@@ -13,7 +13,7 @@ no rank; x and the moments are kept as float32.
 No bias correction, and v begins at tau^2: the paper's Algorithm 2, where other libraries differ (Flower's FedAdam
 corrects the bias with the exponent t + 1 and begins at 0).
 
-Only floats that are trained take part: a running variance pushed through Adam may turn negative. Buffers, and
+An optimizer moves trained floats only: a running variance pushed through Adam may turn negative. Buffers, and
 integers, follow the mean.
 
 Sources: Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2 (the adaptive three); Hsu et al.,
@@ -34,19 +34,19 @@ Block = NDArray[np.float64]
 
 
 class Optimizer(Protocol):
-    """One server optimizer. `slots` are the tensors that it keeps beside each trained one."""
+    """One server optimizer. `slots` are the tensors that it stores beside each trained tensor."""
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Names of the moments; none: nothing is kept."""
+        """The names of the moments; empty for an optimizer without state."""
         ...
 
     def init(self, slot: str) -> float:
-        """What every element of a slot is before the first round."""
+        """Return the value of every element of a slot before the first round."""
         ...
 
     def apply(self, master: Block, mean: Block, state: Mapping[str, Block]) -> Block:
-        """The new elements of the model; those of `state` are changed in place."""
+        """Return the new elements of the model, and change those of `state` in place."""
         ...
 
 
@@ -65,18 +65,19 @@ class FedAvg:
         _check_positive(lr=self.lr)
 
     def init(self, slot: str) -> float:
-        """There is no slot."""
+        """Raise KeyError: FedAvg has no slot."""
         raise KeyError(slot)
 
     def apply(self, master: Block, mean: Block, state: Mapping[str, Block]) -> Block:
-        """See the class."""
+        """Return x + lr D."""
         return master + (mean if self.lr == 1.0 else self.lr * mean)
 
 
 @dataclass(frozen=True, slots=True)
 class FedAvgM:
-    """Momentum: m <- b m + D; x <- x + lr m, with Nesterov x + lr (D + b m). The momentum is not damped: in a steady
-    direction the step is lr / (1 - b).
+    """Momentum: m <- b m + D; x <- x + lr m, with Nesterov x + lr (D + b m).
+
+    The momentum is not damped: in a steady direction the step is lr / (1 - b).
 
     Raises:
         ValueError: lr is not positive and finite, or b not in [0, 1).
@@ -92,11 +93,11 @@ class FedAvgM:
         _check_decay(momentum=self.momentum)
 
     def init(self, slot: str) -> float:
-        """Zero."""
+        """Return 0, where the momentum begins."""
         return 0.0
 
     def apply(self, master: Block, mean: Block, state: Mapping[str, Block]) -> Block:
-        """See the class."""
+        """Update the momentum in place and return the moved model."""
         momentum = state["momentum"]
         np.multiply(momentum, self.momentum, out=momentum)
         np.add(momentum, mean, out=momentum)
@@ -106,7 +107,7 @@ class FedAvgM:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Adaptive(ABC):
-    """What the three adaptive optimizers share: x <- x + lr m / (sqrt(v) + tau).
+    """The common part of the three adaptive optimizers: x <- x + lr m / (sqrt(v) + tau).
 
     Raises:
         ValueError: lr or tau is not positive and finite, or a decay not in [0, 1).
@@ -123,11 +124,11 @@ class _Adaptive(ABC):
         _check_decay(beta1=self.beta1, beta2=self.beta2)
 
     def init(self, slot: str) -> float:
-        """Zero, and tau^2 of the second moment."""
+        """Return tau^2 for the second moment, 0 for the first."""
         return self.tau**2 if slot == "second_moment" else 0.0
 
     def apply(self, master: Block, mean: Block, state: Mapping[str, Block]) -> Block:
-        """See the class."""
+        """Update both moments in place and return the moved model."""
         first, second = state["first_moment"], state["second_moment"]
         np.multiply(first, self.beta1, out=first)
         np.add(first, (1.0 - self.beta1) * mean, out=first)
@@ -136,7 +137,7 @@ class _Adaptive(ABC):
 
     @abstractmethod
     def _add_square(self, second: Block, square: Block) -> None:
-        """Change v by D^2."""
+        """Update v with D^2, in place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +169,7 @@ class FedYogi(_Adaptive):
 
 @dataclass(frozen=True, slots=True)
 class DiLoCo(FedAvgM):
-    """The outer optimizer of DiLoCo: Nesterov momentum, lr 0.7 and 0.9."""
+    """The outer optimizer of DiLoCo: Nesterov momentum with lr 0.7 and b 0.9."""
 
     lr: float = 0.7
     nesterov: bool = True
@@ -182,7 +183,7 @@ OPTIMIZERS: Mapping[str, type[Any]] = {
     "fedyogi": FedYogi,
     "diloco": DiLoCo,
 }
-"""By the name that a run's TOML uses."""
+"""The optimizers by their names in a run's TOML."""
 
 
 def _check_positive(**values: float) -> None:

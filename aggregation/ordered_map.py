@@ -1,4 +1,4 @@
-"""Work that is done ahead on threads, and comes out in its order."""
+"""An ordered map over threads: jobs run ahead, their results come out in order."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -12,13 +12,13 @@ Result = TypeVar("Result")
 def computed_ahead(
     jobs: Iterable[tuple[Tag, Callable[[], Result]]], *, threads: int
 ) -> Generator[tuple[Tag, Result], None, None]:
-    """The results in the order of the jobs, of which no more than two for each thread are under way or finished.
+    """Yield the results in the order of the jobs, at most two for each thread of them running or finished.
 
     Args:
-        jobs: each with a tag that comes out beside its result.
-        threads: at least 1; the caller's own does something else meanwhile.
+        jobs: each with a tag, which is yielded beside its result.
+        threads: at least 1; the caller's own thread is free for other work.
 
-    Close it (`contextlib.closing`) when not all results are taken: no job runs afterwards.
+    Close it (`contextlib.closing`) if not all results are taken: no job runs afterwards.
     """
     ahead: deque[tuple[Tag, Future[Result]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
@@ -31,6 +31,6 @@ def computed_ahead(
             while ahead:
                 first, future = ahead.popleft()
                 yield first, future.result()
-        finally:  # whoever asks may have stopped asking
+        finally:  # the caller may have stopped early
             for _, future in ahead:
                 future.cancel()

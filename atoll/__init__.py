@@ -1,4 +1,18 @@
-"""Atoll: one Task, run as a coordinator, as agents, as a simulation or as a centralized training."""
+"""Federated learning of one `Task`: the same object for a coordinator with agents, a simulation and a centralized
+training.
+
+Everything that a project of yours imports is here:
+
+    Task           a model in PyTorch, its data, loss and metrics
+    Local          the settings of the local training in one round
+    Metric         a metric whose value is more than a ratio of two sums
+    ArrayTask      the protocol of a task in numpy arrays, for scikit-learn and all else that is not PyTorch
+    Instructions   the request to an `ArrayTask` for one local training
+    Trained        the result of that training
+    Deadline       the end of the time that a training has
+    load_task      the task that a reference `path/to/file.py:attribute` names
+    task_name      the name of a task, the same on every machine
+"""
 
 from atoll.parallel.task.array_task import ArrayTask, Instructions, Trained
 from atoll.parallel.task.deadline import Deadline

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.streaming import TILE_ELEMENTS, Weighted, fold
 from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import Piece
@@ -77,7 +78,7 @@ def make_updates(folder: Path, count: int) -> list[Weighted]:
 def ours(folder: Path, updates: list[Weighted], tile_elements: int) -> float:
     """Seconds of one fold, with everything that it does."""
     begun = time.perf_counter()
-    fold(folder / "base", updates, folder / "new", tile_elements=tile_elements, threads=os.cpu_count() or 1)
+    fold(folder / "base", updates, folder / "new", execution=Execution(os.cpu_count() or 1, tile_elements))
     return time.perf_counter() - begun
 
 
@@ -159,7 +160,7 @@ def largest_error(folder: Path, num_updates: int = 16, size: int = 100_000) -> f
         start = safetensors_file.parse_header(path)[1]
         items.append(Weighted(StoredUpdate(path, pieces, magnitudes, data_start=start), int(weight)))
         twins = {name: twins[name] + int(weight) * arrays[name].astype(np.float64) for name in names}
-    fold(folder / "mixed", items, folder / "mean", threads=os.cpu_count() or 1)
+    fold(folder / "mixed", items, folder / "mean", execution=Execution(os.cpu_count() or 1))
     found = safetensors_file.read(folder / "mean")
     exact = {name: twin / weights.sum() for name, twin in twins.items()}
     return max(float(np.linalg.norm(found[name] - exact[name]) / np.linalg.norm(exact[name])) for name in names)

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from atoll.aggregation.fold.device import Device, TileSum
+from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.kernel import add_within_by_numpy
 from atoll.aggregation.fold.streaming import Weighted, fold
 from atoll.aggregation.tensors import safetensors_file
@@ -90,9 +91,10 @@ def from_files(device: Device, updates: list[torch.Tensor], count: int) -> dict[
             piece = Piece("w", "F32", (0,), (size,), "")
             magnitude = {"w": float(update.abs().max())}
             stored.append(Weighted(StoredUpdate(folder / f"u{k}", (piece,), magnitude), k + 1))
+        threads = os.cpu_count() or 1
         folds = {
-            name: partial(fold, folder / "base", stored, folder / name, threads=os.cpu_count() or 1, device=where)
-            for name, where in (("cpu", None), ("cuda", device))
+            name: partial(fold, folder / "base", stored, folder / name, execution=execution)
+            for name, execution in (("cpu", Execution(threads)), ("cuda", Execution(threads, device=device)))
         }
         measured = pairs(folds["cuda"], folds["cpu"], count)
         if (folder / "cpu").read_bytes() != (folder / "cuda").read_bytes():

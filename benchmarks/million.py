@@ -41,7 +41,8 @@ from atoll.server.rounds.events import (
     UpdateReceived,
 )
 from atoll.server.rounds.policy import StragglerPolicy
-from atoll.server.rounds.run_machine import RunMachine, RunRules
+from atoll.server.rounds.run_machine import RunMachine
+from atoll.server.rounds.update_intake import RunRules
 from atoll.server.selection.sampling import SAMPLERS, draw
 
 RUN = RunId("million")

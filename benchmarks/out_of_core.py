@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.grid import grid_exponent
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.fold.streaming import Weighted, fold
@@ -52,7 +53,8 @@ def work(kind: str, folder: Path) -> None:
             list(pool.map(_read, [folder / "base", *_update_paths(folder)]))
     else:
         rule = Median() if kind == "median" else None
-        fold(folder / "base", updates_in(folder), folder / kind, step=Step(rule=rule), threads=os.cpu_count() or 1)
+        execution = Execution(os.cpu_count() or 1)
+        fold(folder / "base", updates_in(folder), folder / kind, step=Step(rule=rule), execution=execution)
     seconds = time.perf_counter() - begun
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps({"seconds": seconds, "peak_bytes": peak}), flush=True)

@@ -24,13 +24,13 @@ import numpy as np
 from atoll.aggregation.tensors.layout import Piece
 from atoll.client.disk.model_cache import ModelCache
 from atoll.client.disk.spool import Entry
-from atoll.client.threads import on_thread
 from atoll.client.wire.control_stream import Link
 from atoll.client.wire.download import download
 from atoll.client.wire.upload import Pace, upload
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.manifest import UpdateManifest, VersionManifest, digest_of, parse_version
+from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 from atoll.protocol.wire.allocator import keep_freed_memory
 from atoll.protocol.wire.channel import PROTOCOL
@@ -118,7 +118,7 @@ class Client:
             await download(self._link.connection, run_id, digest, partial)
         self._cache.finish(digest, self._version, partial)
         seconds = time.perf_counter() - begun
-        self._tidying = asyncio.ensure_future(on_thread(self._cache.tidy))  # while it trains, as an agent does
+        self._tidying = asyncio.ensure_future(on_thread(None, self._cache.tidy))  # while it trains, as an agent does
         return seconds
 
     async def up(self) -> float:

@@ -1,6 +1,6 @@
-"""The settings of an agent: the process at a data owner's site.
+"""The settings of an agent, the process at a data owner's site.
 
-The string under a field is its documentation; `docs/configuration.md` is held against these strings by a test.
+The string under a field is its documentation; `docs/configuration.md` is generated from these strings.
 """
 
 from typing import Annotated, Literal
@@ -15,63 +15,66 @@ Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
 
 
 class AgentConfig(BaseModel):
-    """One agent: whose data it trains on, where it reports, what it may use."""
+    """The settings of one agent: its site, its coordinator, the resources that it may use."""
 
     model_config = STRICT
 
     site: str
-    """The data owner's name, one of the task's sites; the coordinator knows the client by it."""
+    """Name of the data owner, one of the task's sites; also the name of the client at the coordinator."""
 
     join: str = Field(default="", max_length=4096, repr=False, exclude=True)
-    """The join code, needed once: `atoll client invite NAME` prints it. Afterwards the credential in `state` counts."""
+    """Join code, needed once; `atoll client invite NAME` prints it. Afterwards the agent uses the credential in
+    `state`."""
 
     coordinator: Address | Literal[""] = ""
-    """host:port of the coordinator, when it is not where it said at enrolment; with `insecure` 127.0.0.1:7070."""
+    """Address of the coordinator, host:port. Default: the address from the enrolment; with `insecure`
+    127.0.0.1:7070."""
 
     insecure: bool = False
-    """Prove nothing and encrypt nothing: the coordinator does so, too, on this machine. Short is `--insecure`."""
+    """Connect without TLS, to a coordinator on this machine that does the same. Short form: `--insecure`."""
 
     state: Folder = Field(default="atoll-agent", validate_default=True)
-    """The directory of the spool: finished updates that the coordinator has not acknowledged. One for each agent."""
+    """State directory, one for each agent: its credential, its models, and the spool of finished updates that the
+    coordinator has not answered yet."""
 
     policy: Folder | None = None
-    """The site's own policy, a TOML file that is read again whenever it changes (docs/policy.md); absent: everything is
-    allowed that the agent was started for."""
+    """The site's own policy, a TOML file that is read again whenever it changes (docs/policy.md). Default: all tasks
+    that the agent was started with are allowed."""
 
     label: str = Field(default="", max_length=64)
-    """The stratum of this client, for stratified sampling."""
+    """Stratum of this client, for stratified sampling."""
 
     threads: int = Field(default=0, ge=0, le=4096)
-    """Threads that training may use; 0: as many as torch chooses."""
+    """Threads of the training process; 0: the number that torch chooses."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model is trained; "auto": on a GPU when there is one."""
+    """Device of the training; "auto": a GPU if there is one."""
 
     lease: Seconds = 30.0
-    """Seconds that the training process may outlive its deadline before it is killed. Losing contact alone never
-    kills it."""
+    """Seconds that the training process may outlive its deadline before the agent kills it. Loss of the connection
+    alone never ends a training."""
 
     reconnect_min: Seconds = 0.2
-    """Seconds before the first attempt to connect again; doubled with each further one, with jitter."""
+    """Seconds before the first attempt to reconnect; they double with each further attempt, with jitter."""
 
     reconnect_max: Seconds = 15.0
-    """The longest wait between two attempts [s]."""
+    """Longest wait between two attempts to reconnect [s]."""
 
     upload_limit: int = Field(default=0, ge=0, le=2**40)
-    """Bytes per second that uploads may use; 0: no limit."""
+    """Rate of all uploads together [bytes/s]; 0: no limit."""
 
     spool_max_bytes: int = Field(default=8 * 2**30, ge=2**20, le=2**50)
-    """Disk space that the spool may use; an update that does not fit is given up as disk_full."""
+    """Disk space that the spool may use [bytes]; an update that does not fit is given up as `disk_full`."""
 
     exit_when_done: bool = False
-    """Whether the agent ends when the run has ended and the spool is empty, rather than wait for the next run."""
+    """End the agent when its runs have ended and the spool is empty, instead of waiting for the next run."""
 
     @field_validator("site")
     @classmethod
     def _site_is_a_name(cls, site: str) -> str:
         if not is_name(site):
             raise ValueError(
-                "allowed: 1 to 64 of the characters A-Z, a-z, 0-9, ., _ and -, not beginning with . _ or -"
+                "allowed: 1 to 64 of the characters A-Z, a-z, 0-9, ., _ and -; the first is a letter or a digit"
             )
         return site
 

@@ -1,4 +1,4 @@
-"""The agent: its directory, its worker, its signals around the driver; and the names of its tasks."""
+"""The agent's process: enrolment, state directory, worker and signals around one `Agent`; the names of its tasks."""
 
 import asyncio
 import os
@@ -32,16 +32,16 @@ async def run_agent(
     """Run one agent until SIGTERM or SIGINT, or until it is done; returns the exit code of its process.
 
     Args:
-        config: of the agent.
-        tasks: references of the tasks that it allows, by the names that coordinators know them by (`tasks_by_name`).
-        runner: instead of worker processes.
-        handle_signals: end orderly at SIGTERM and SIGINT; only in the main thread.
-        authorities: whom this agent trusts, PEM, asked for each connection; None: the agent is `--insecure`, and
-            believes whatever comes.
+        config: the agent's settings.
+        tasks: references of the tasks that it allows, by the names that coordinators use (`tasks_by_name`).
+        runner: trains and evaluates; None: a worker process for each task.
+        handle_signals: end in order at SIGTERM and SIGINT; in the main thread only.
+        authorities: returns the certificates of the trusted authorities, PEM, for each new connection. None: those of
+            the membership; without one the agent is `--insecure` and verifies nothing.
 
     Raises:
-        ConfigError: the state directory is in use, the policy is not valid, the environment names a
-            proxy that cannot be used, or a task does not load: exit code 2.
+        ConfigError: the state directory is in use, the policy is not valid, the environment names a proxy that cannot
+            be used, or a task does not load. The exit code is then 2.
     """
     state = StateDirectory(config.state)
     gate = None
@@ -83,10 +83,10 @@ async def run_agent(
 
 
 def tasks_by_name(references: Iterable[str]) -> dict[str, str]:
-    """The references by the names that a coordinator invites for.
+    """Return the references by the names of their tasks, which a coordinator's invitations use.
 
     Raises:
-        ConfigError: no reference, or two of the same name.
+        ConfigError: a reference is not valid, or two have the same name.
     """
     tasks: dict[str, str] = {}
     for reference in references:

@@ -36,6 +36,7 @@ from atoll.aggregation.tensors.layout import FLOATS, ITEM_BYTES, Layout, Piece, 
 from atoll.aggregation.tensors.pieces import PIECE_BYTES_MIN, cut, layout_of_pieces, num_cuts, piece_bytes_of
 from atoll.protocol.strict_json import (
     INT64_MAX,
+    ManifestError,
     constant,
     fields_of,
     finite,
@@ -48,7 +49,6 @@ from atoll.protocol.strict_json import (
     text,
     within,
 )
-from atoll.protocol.strict_json import ManifestError as ManifestError
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 from atoll.protocol.wire.channel import MESSAGE_BYTES_MAX
 

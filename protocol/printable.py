@@ -6,6 +6,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
 
 
-def in_mb(num_bytes: int) -> str:
-    """For a person."""
-    return f"{num_bytes / 1e6:.1f} MB" if num_bytes >= 50_000 else f"{num_bytes} bytes"
+def printable_size(num_bytes: int) -> str:
+    """Return a number of bytes for a person, in decimal units: 512 B, 19.5 kB, 1.2 GB."""
+    amount, unit = float(num_bytes), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if amount < 1000:
+            break
+        amount, unit = amount / 1000, larger
+    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"

@@ -17,7 +17,8 @@ from atoll.aggregation.optimizers import FedAdam
 from atoll.aggregation.rules.coordinate import TrimmedMean
 from atoll.cli import docs
 from atoll.cli.ending import EXIT_LATE
-from atoll.cli.faults import EXIT_PIPE
+from atoll.cli.experiments.simulate import INTERRUPTED
+from atoll.cli.faults import EXIT_AWAY, EXIT_PIPE
 from atoll.cli.settings import Section, described
 from atoll.client.session import events as client_events
 from atoll.parallel.task.local import Local
@@ -43,13 +44,14 @@ from atoll.server.rounds.events import (
     UploadBegun,
 )
 from atoll.server.rounds.policy import StragglerPolicy
-from atoll.server.rounds.run_machine import RunMachine, RunRules
+from atoll.server.rounds.run_machine import RunMachine
+from atoll.server.rounds.update_intake import RunRules
 from atoll.server.selection.oort import Oort
 from tests.server.rounds.test_buffer_round import Flow, buffered, invited, released
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = {page: (DOCS / page).read_text("utf-8") for page in (*docs.PAGES, "audit.md")}
+PAGES = {page: (DOCS / page).read_text("utf-8") for page in (*docs.PAGES, "audit.md", "running.md")}
 ENUMS = [
     kind
     for kind in vars(vocabulary).values()
@@ -73,7 +75,7 @@ NAMED = {
     "effects": ("protocol.md", of_union(server_events.Effect)),
     "client events": ("protocol.md", of_union(client_events.Event)),
     "client effects": ("protocol.md", of_union(client_events.Effect)),
-    "crash steps": ("operations.md", [name for name, _ in crash_points.STEPS]),
+    "crash steps": ("faults.md", [name for name, _ in crash_points.STEPS]),
     "audit actions": ("audit.md", [str(action) for action in Action]),
     **{kind.__name__: ("protocol.md", [str(word) for word in kind]) for kind in ENUMS},
 }
@@ -106,22 +108,48 @@ def test_the_generated_parts_are_up_to_date(page: str) -> None:
 
 
 def test_a_generated_part_that_was_edited_is_noticed() -> None:
-    page = PAGES["operations.md"]
+    page = PAGES["faults.md"]
     assert (
         docs.render(page.replace("all bytes of an update are on disk", "some bytes of an update are on disk")) == page
     )
 
 
 def examples() -> str:
-    """The lines of all code blocks."""
-    blocks = re.findall(r"^```bash\n(.*?)^```", PAGES["operations.md"], re.MULTILINE | re.DOTALL)
+    """The lines of the code blocks of the page of commands."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", PAGES["commands.md"], re.MULTILINE | re.DOTALL)
     return "".join(blocks)
 
 
 @pytest.mark.parametrize("command", [path for path, _ in docs.commands()])
 def test_every_command_is_explained_with_an_example(command: str) -> None:
-    assert f"\n#### `{command}`\n" in PAGES["operations.md"]
-    assert re.search(rf"^(ATOLL_CRASH_AT=\S+ )?{command}( |$)", examples(), re.MULTILINE), f"no example of {command}"
+    assert PAGES["commands.md"].count(f"\n### `{command}`\n") == 1
+    assert re.search(rf"^{command}( |$)", examples(), re.MULTILINE), f"no example of {command}"
+
+
+def test_a_part_of_an_unknown_command_is_noticed() -> None:
+    with pytest.raises(KeyError, match="dance"):
+        docs.render("<!-- begin generated: command dance -->\n<!-- end generated -->")
+
+
+def rows_of(command: str) -> dict[str, str]:
+    """The default of each argument of a command, as the page has it."""
+    section = PAGES["commands.md"].partition(f"\n### `{command}`\n")[2].partition("\n#")[0]
+    return dict(re.findall(r"^\| `(.+?)` \| (.+?) \|", section, re.MULTILINE))
+
+
+def test_the_reference_of_a_command_has_its_arguments_options_and_defaults() -> None:
+    assert rows_of("atoll audit show") == {
+        "[FILE]...": "-",
+        "--last N": "`20`",
+        "--action A": "-",
+        "--actor NAME": "-",
+        "--state DIR": "`atoll-state`",
+        "--json": "-",
+    }
+    assert rows_of("atoll client invite")["--role ROLE"] == "`client`"
+    assert rows_of("atoll client invite")["NAME"] == "required"
+    assert rows_of("atoll sweep")["--plot/--no-plot"] == "`--plot`"
+    assert rows_of("atoll simulate")["--fresh/--resume"] == "-"
 
 
 @pytest.mark.parametrize("command", [command for _, command in docs.commands()])
@@ -132,8 +160,9 @@ def test_every_command_and_option_has_a_help(command: object) -> None:
 
 
 def test_every_exit_code_is_explained() -> None:
-    codes = [process.EXIT_OK, process.EXIT_RUN_FAILED, process.EXIT_OPERATOR, process.EXIT_BUG, EXIT_PIPE, EXIT_LATE]
-    assert re.findall(r"^\| (\d+) \|", PAGES["operations.md"], re.MULTILINE) == [str(code) for code in codes]
+    served = [process.EXIT_OK, process.EXIT_RUN_FAILED, process.EXIT_OPERATOR, process.EXIT_BUG]
+    codes = [*served, EXIT_AWAY, INTERRUPTED, EXIT_PIPE, EXIT_LATE]
+    assert re.findall(r"^\| (\d+) \|", PAGES["running.md"], re.MULTILINE) == [str(code) for code in codes]
 
 
 def links(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The README's commands are executed as they stand there, by real processes on loopback."""
+"""The commands and outputs of README.md, executed by real processes on loopback."""
 
 import os
 import re
@@ -22,10 +22,10 @@ from benchmarks.processes import free_address
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 BIN = Path(sys.executable).parent
-LIMIT_S = 100.0
+LIMIT_S = 400.0  # a bound for a loaded machine: the commands take half a minute
 
 SHIM = """#!/usr/bin/env bash
-# The program `atoll`, on a port that is free here; what each call ended with is written down.
+# The program `atoll`, on a free port; the exit code of each call goes to a file.
 case "$1" in
   coordinator) extra=(--set "coordinator.listen=$ADDRESS" --set "coordinator.enrol=127.0.0.1:0") ;;
   *) extra=() ;;
@@ -38,13 +38,13 @@ exit $code
 
 
 def blocks(marker: str) -> list[str]:
-    """The code blocks that follow `<!-- marker -->`."""
+    """Return the code blocks that follow `<!-- marker -->`."""
     return re.findall(rf"<!-- {marker} -->\n```[a-z]*\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a script, and of each `atoll` in it."""
+    """The output of a script, and the exit code and arguments of each `atoll` in it."""
 
     output: str
     codes: list[str]
@@ -56,7 +56,7 @@ class Outcome:
 
 
 def execute(script: str, folder: Path) -> Outcome:
-    """Run a script until it is over, until one of its commands fails, or until it takes too long."""
+    """Run a script until it ends, one of its commands fails, or LIMIT_S have passed."""
     shims = folder / "bin"
     shims.mkdir()
     (shims / "atoll").write_text(SHIM)
@@ -95,7 +95,7 @@ def execute(script: str, folder: Path) -> Outcome:
 
 
 def essence(line: str) -> str:
-    """A line without what differs from run to run: numbers, digests, who of the three was first, widths."""
+    """Return a line without the parts that differ between runs: numbers, digests, names of sites, widths."""
     line = re.sub(r"\b[0-9a-f]{12}\b", "DIGEST", line)
     line = re.sub(r"\d+(\.\d+)?", "0", line)
     line = re.sub(r"\b(north|south|east)\b", "SITE", line)
@@ -103,20 +103,22 @@ def essence(line: str) -> str:
 
 
 def unseen(expected: str, output: str) -> list[str]:
-    """The lines of the README that the commands did not say."""
-    said = {essence(line) for line in output.splitlines()}
-    return [line for line in expected.splitlines() if line not in ("", "...") and essence(line) not in said]
+    """Return the lines of an expected output that are missing in an output."""
+    seen = {essence(line) for line in output.splitlines()}
+    return [line for line in expected.splitlines() if line not in ("", "...") and essence(line) not in seen]
 
 
+@pytest.mark.timeout(2 * LIMIT_S)
 def test_the_commands_of_the_readme_end_in_a_committed_model(tmp_path: Path) -> None:
     outcome = execute("".join(blocks("run")), tmp_path)
     assert outcome.is_good, outcome
-    assert len(outcome.codes) == 13
+    assert len(outcome.codes) == 12
     for expected in blocks("output"):
         assert unseen(expected, outcome.output) == [], outcome.output
     assert (tmp_path / "digits" / "model.safetensors").stat().st_size > 10_000
 
 
+@pytest.mark.timeout(2 * LIMIT_S)
 @pytest.mark.parametrize(
     ("right", "wrong"),
     [("--site", "--sight"), ("atoll round show 5", "atoll round show 6"), ("atoll new digits", "atoll knew digits")],
@@ -131,21 +133,23 @@ def test_a_command_of_the_readme_that_breaks_is_noticed(right: str, wrong: str, 
 
 
 def test_an_output_of_the_readme_that_is_not_true_is_noticed() -> None:
-    said = "14:38:09 digits-1: round 1: committed as version 1\n"
-    assert unseen("09:00:00 digits-2: round 4: committed as version 4\n...\n", said) == []
-    assert unseen("14:38:09 digits-1: round 1: abandoned\n", said) == ["14:38:09 digits-1: round 1: abandoned"]
+    output = "14:38:09 digits-1: round 1: committed as version 1\n14:38:09 north: connected\n"
+    assert unseen("09:00:00 digits-2: round 4: committed as version 4\n...\n09:00:00 east: connected\n", output) == []
+    assert unseen("14:38:09 digits-1: round 1: abandoned\n", output) == ["14:38:09 digits-1: round 1: abandoned"]
+    assert unseen("14:38:09 connected\n", output) == ["14:38:09 connected"]
 
 
 def test_the_readme_is_short_and_has_blocks_to_run() -> None:
-    assert len(README.splitlines()) <= 200
+    assert len(README.split()) <= 900
     assert len(blocks("run")) == len(blocks("output")) == 4
 
 
 def test_every_make_target_of_the_readme_is_there() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
-    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
-    named = set(re.findall(r"^make ([a-z]+)|`make ([a-z]+)`", README, re.MULTILINE))
-    assert {name for pair in named for name in pair if name} - targets == set()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    named = set(re.findall(r"^make ([a-z-]+)|(?:`|&& )make ([a-z-]+)", README, re.MULTILINE))
+    names = {name for pair in named for name in pair if name}
+    assert {"demo", "test", "setup"} <= names <= targets
 
 
 def test_every_atoll_command_of_the_readme_is_there() -> None:

@@ -1,4 +1,4 @@
-"""The systemd units of docs/operations: what they start takes its settings, and systemd takes them."""
+"""The systemd units of docs/systemd: what they start takes its settings, and systemd takes them."""
 
 import shlex
 import shutil
@@ -10,7 +10,7 @@ import pytest
 from atoll.cli.faults import EXIT_AWAY, EXIT_FAILED, EXIT_OPERATOR
 from tests.cli.invoking import TINY, said
 
-UNITS = sorted((Path(__file__).parents[1] / "docs" / "operations").glob("*.service"))
+UNITS = sorted((Path(__file__).parents[1] / "docs" / "systemd").glob("*.service"))
 ANALYZE = shutil.which("systemd-analyze")
 HARDENED = {
     "NoNewPrivileges": "yes",

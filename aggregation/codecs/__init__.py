@@ -1,4 +1,4 @@
 """The codecs of updates: names, kernels, quantization, sparsification, error feedback.
 
-Imports: `tensors`.
+Imports: `tensors`, `numba_support`.
 """

@@ -1,12 +1,12 @@
-"""A whole tensor as encoded chunks: written one after the other, read at any place.
+"""The encoding of a whole tensor in chunks: written one after the other, read from any position.
 
     elements   [0, 65,536)   [65,536, 131,072)   ...   the rest
     bytes      chunk 0       chunk 1             ...   last chunk
 
-The elements are those of a tensor, or of one piece of it, in flat C order. A chunk is coded by itself into a size that
-its length alone decides (`codec`), so the place of every chunk is known before a byte is read: a stored update can be
-checked by its size, and any range of its elements decoded from the chunks that it meets. Only floats are coded;
-integer tensors travel as they are.
+The elements are those of a tensor, or of one piece of it, in flat C order. Each chunk is encoded by itself into a size
+that its length alone determines (`codec`), so the position of every chunk is known before a byte is read: a stored
+update can be checked by its size, and any range of its elements decoded from the chunks that it meets. Only floats are
+encoded; integer tensors travel as they are.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,31 +16,31 @@ import numpy as np
 from atoll.aggregation.codecs.codec import CHUNK_ELEMENTS, Codec, Values
 
 ReadValues = Callable[[int, int], Values]
-"""(start, stop) -> float32 elements [start, stop): `partial(reader.read, tensor)` of an `UpdateReader`, a slice."""
+"""(start, stop) -> float32 elements [start, stop): `partial(reader.read, tensor)` of an `UpdateReader`, or a slice."""
 
 ReadBytes = Callable[[int, int], bytes | memoryview]
-"""(position, length) -> so many bytes from there on: a pread, a slice of bytes."""
+"""(position, length) -> that number of bytes from the position on: a pread, or a slice of bytes."""
 
 
 def encoded_bytes(codec: Codec, num_elements: int) -> int:
-    """The exact size of all chunks of a tensor [bytes]; 0 of an empty one."""
+    """Return the exact size of all chunks of a tensor [bytes]; 0 for an empty one."""
     full, rest = divmod(num_elements, CHUNK_ELEMENTS)
     return full * codec.num_bytes(CHUNK_ELEMENTS) + codec.num_bytes(rest)
 
 
 def chunk_bounds(num_elements: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) of each chunk of a tensor, in order."""
+    """Yield (start, stop) of each chunk of a tensor, in order."""
     for start in range(0, num_elements, CHUNK_ELEMENTS):
         yield start, min(start + CHUNK_ELEMENTS, num_elements)
 
 
 def encode_chunks(codec: Codec, num_elements: int, read: ReadValues, rng: np.random.Generator) -> Iterator[bytes]:
-    """The chunks of a tensor, one at a time: `file.writelines(encode_chunks(...))`. Memory is a few chunks.
+    """Yield the chunks of a tensor, one at a time: `file.writelines(encode_chunks(...))`. Memory is a few chunks.
 
     The same values and the same state of `rng` give the same bytes.
 
     Raises:
-        ValueError: a chunk cannot be coded (`Codec.encode`); says which.
+        ValueError: a chunk cannot be encoded (`Codec.encode`); the message names it.
     """
     for start, stop in chunk_bounds(num_elements):
         try:
@@ -50,16 +50,16 @@ def encode_chunks(codec: Codec, num_elements: int, read: ReadValues, rng: np.ran
 
 
 def decode_range(codec: Codec, num_elements: int, start: int, stop: int, read: ReadBytes) -> Values:
-    """The elements [start, stop) of a tensor of `num_elements`: the bits that decoding all of it gives.
+    """Return the elements [start, stop) of a tensor of `num_elements`: the bits that decoding all of it gives.
 
     Memory is the result and a few chunks. Each chunk that the range meets is read and checked whole.
 
     Args:
-        read: finds the bytes of the tensor's chunks, position 0 being the first byte of the first.
+        read: returns bytes of the tensor's chunks; position 0 is the first byte of the first chunk.
 
     Raises:
         IndexError: the range is not inside the tensor.
-        ValueError: a chunk is malformed, or `read` found too few bytes (`Codec.decode`); says which.
+        ValueError: a chunk is malformed, or `read` returned too few bytes (`Codec.decode`); the message names it.
     """
     if not 0 <= start <= stop <= num_elements:
         raise IndexError(f"elements {start}..{stop} are not in 0..{num_elements}")

@@ -1,8 +1,8 @@
-"""The contract of a codec: one chunk of a float32 update to bytes and back. The codecs themselves: `codecs`.
+"""The contract of a codec: one chunk of a float32 update to bytes and back. `names` lists the codecs.
 
-A chunk is 1..65,536 consecutive elements, coded by itself into a number of bytes that its length alone decides
-(`chunks` cuts tensors). Only finite values travel: a client cannot encode others, a coordinator refuses them. What
-`decode` gives depends on no machine, thread or library: every step of it is one correctly rounded operation.
+A chunk is 1..65,536 consecutive elements, encoded by itself into a number of bytes that its length alone determines
+(`chunks` divides tensors). Only finite values travel: a client cannot encode others, a coordinator refuses them. The
+result of `decode` depends on no machine, thread or library: every step of it is one correctly rounded operation.
 """
 
 from typing import Protocol
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 CHUNK_ELEMENTS = 1 << 16
-"""Most elements of a chunk: as many as a uint16 can index."""
+"""Largest number of elements of a chunk: the range of a uint16 index."""
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -19,41 +19,41 @@ Values = NDArray[np.float32]
 
 
 class Codec(Protocol):
-    """Turns one chunk of n values into bytes and back; it holds no state."""
+    """A stateless codec of chunks of n values."""
 
     @property
     def name(self) -> str:
-        """As in a run's TOML; `parse_codec(name)` is this codec again."""
+        """The name in a run's TOML; `parse_codec(name)` returns an equal codec."""
         ...
 
     @property
     def is_biased(self) -> bool:
-        """Whether it needs error feedback: E[decode(encode(v))] differs from v by more than a rounding."""
+        """The need for error feedback: E[decode(encode(v))] differs from v by more than a rounding."""
         ...
 
     def num_bytes(self, num_elements: int) -> int:
-        """The exact size of a chunk [bytes]; 0 of no elements."""
+        """Return the exact size of a chunk [bytes]; 0 for no elements."""
         ...
 
     def encode(self, values: Values, rng: np.random.Generator) -> bytes:
-        """One chunk.
+        """Encode one chunk.
 
         Args:
             values: (n) float32, 1 <= n <= 65,536.
-            rng: the only source of randomness. A chunk draws from it what its length alone decides.
+            rng: the only source of randomness. The number of draws depends on the chunk's length alone.
 
         Raises:
-            ValueError: a value is not finite or beyond the codec's range, or the array is not such a chunk.
+            ValueError: a value is not finite or beyond the codec's range, or the array is no such chunk.
         """
         ...
 
     def decode(self, data: bytes | memoryview, num_elements: int, out: Values | None = None) -> Values:
-        """The n finite values of a chunk. The bytes are a stranger's: nothing about them is trusted.
+        """Decode one chunk to its n finite values. The bytes are untrusted.
 
         Args:
             data: the chunk.
             num_elements: n.
-            out: (n) contiguous, where the values are put; left out: in a new array. Spoilt when ValueError is raised.
+            out: (n) contiguous, the array for the values; left out: a new one. Undefined content after ValueError.
 
         Raises:
             ValueError: `data` has another size, or holds what no encoder writes and no sum can take.
@@ -62,7 +62,7 @@ class Codec(Protocol):
 
 
 def is_chunk(values: Values) -> bool:
-    """Whether the array is of the kind that codecs take."""
+    """Return whether codecs take this array: float32, one axis, 1..65,536 elements."""
     return values.dtype == np.float32 and values.ndim == 1 and 1 <= values.size <= CHUNK_ELEMENTS
 
 
@@ -76,7 +76,7 @@ def check_values(name: str, values: Values, largest: float) -> None:
 
 
 def check_size(codec: Codec, data: bytes | memoryview, num_elements: int) -> None:
-    """Raise ValueError unless `data` has the size of a chunk of so many elements."""
+    """Raise ValueError unless `data` has the size of a chunk of `num_elements`."""
     if not 1 <= num_elements <= CHUNK_ELEMENTS:
         raise ValueError(f"{codec.name}: chunk of {num_elements} elements is not of 1..{CHUNK_ELEMENTS}")
     if len(data) != codec.num_bytes(num_elements):
@@ -86,7 +86,7 @@ def check_size(codec: Codec, data: bytes | memoryview, num_elements: int) -> Non
 
 
 def check_scales(name: str, scales: Values, largest: float) -> None:
-    """Raise ValueError unless all are in 0..largest; -0 and NaN are not."""
+    """Raise ValueError unless all scales are in 0..largest; -0 and NaN are not."""
     if np.signbit(scales).any() or not scales.max().item() <= largest:
         raise ValueError(f"{name}: a scale is not in 0..{largest}")
 
@@ -97,6 +97,6 @@ def check_finite(name: str, values: Values) -> None:
         raise ValueError(f"{name}: a value is not finite")
 
 
-def room_for(num_elements: int, out: Values | None) -> Values:
-    """Where a chunk of so many elements is decoded to."""
+def output_array(num_elements: int, out: Values | None) -> Values:
+    """Return `out`, or a new array for a chunk of `num_elements`."""
     return np.empty(num_elements, np.float32) if out is None else out

@@ -1,8 +1,8 @@
-"""The inner loops of the codecs, compiled by numba when it is installed; without it numpy does the same, bit for bit.
+"""The inner loops of the codecs, compiled by numba if it is installed; without it numpy gives the same bits.
 
-numpy makes three to eight passes over a chunk, a loop one, which looks at the values on its way. Every step is an
+numpy makes three to eight passes over a chunk; a loop makes one, which checks the values on its way. Every step is an
 integer operation or one correctly rounded one of float32, so not one bit differs; a test holds them together. (Each
-sum is cut to 32 bits again: numba would go on with 64, at half the speed.)
+sum is cut to 32 bits again: numba would continue with 64, at half the speed.)
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ FLOAT32_MAX = np.finfo(np.float32).max
 
 
 def encode_bf16(bits: Any, out: Any) -> Any:
-    """Round the bits of float32 values to uint16; returns the largest bits without their sign."""
+    """Round the bits of float32 values to uint16; return the largest bits without their sign."""
     largest = u32(0)
     for i in range(bits.size):
         largest = max(largest, bits[i] & u32(0x7FFFFFFF))
@@ -28,7 +28,7 @@ def encode_bf16(bits: Any, out: Any) -> Any:
 
 
 def decode_bf16(raw: Any, out: Any) -> Any:
-    """uint16 to the bits of float32 values; returns the largest raw value without its sign."""
+    """Turn uint16 into the bits of float32 values; return the largest raw value without its sign."""
     largest = u16(0)
     for i in range(raw.size):
         largest = max(largest, u16(raw[i] & u16(0x7FFF)))
@@ -37,7 +37,7 @@ def decode_bf16(raw: Any, out: Any) -> Any:
 
 
 def encode_fp16(bits: Any, values: Any, out: Any) -> Any:
-    """`quantization.half_bits` of float32 values and their bits; returns the largest bits without their sign."""
+    """Compute `quantization.half_bits` of float32 values and their bits; return the largest bits without their sign."""
     largest = u32(0)
     for i in range(bits.size):
         largest = max(largest, bits[i] & u32(0x7FFFFFFF))
@@ -49,10 +49,10 @@ def encode_fp16(bits: Any, values: Any, out: Any) -> Any:
 
 
 def decode_fp16(raw: Any, out: Any) -> Any:
-    """Finite halves, as uint16, to float32; returns the largest raw value without its sign.
+    """Turn finite halves, as uint16, into float32; return the largest raw value without its sign.
 
-    A subnormal half, m 2^-24, is 2^-14 (1 + m/1024) less 2^-14, both exact and no subnormal float32, which some
-    processes have set to count as 0.
+    A subnormal half, m 2^-24, is 2^-14 (1 + m/1024) less 2^-14: both are exact, and neither is a subnormal float32,
+    which some processes have set to count as 0.
     """
     largest = u16(0)
     for i in range(raw.size):
@@ -66,7 +66,7 @@ def decode_fp16(raw: Any, out: Any) -> Any:
 
 
 def stochastic_levels(values: Any, norms: Any, factor: Any, dither: Any, out: Any) -> Any:
-    """`quantization.stochastic_levels` of buckets of 512."""
+    """Compute `quantization.stochastic_levels` of buckets of 512."""
     for b in range(norms.size):
         norm, begin, end = norms[b] if norms[b] > 0 else f32(1), b * 512, (b + 1) * 512
         row, noise, into = values[begin:end], dither[begin:end], out[begin:end]
@@ -77,7 +77,7 @@ def stochastic_levels(values: Any, norms: Any, factor: Any, dither: Any, out: An
 
 
 def scale_levels(levels: Any, scales: Any, out: Any) -> Any:
-    """int8 levels times the scale of their bucket of 512; returns the least level."""
+    """Multiply int8 levels by the scale of their bucket of 512; return the least level."""
     least = np.int8(0)
     for b in range(scales.size):
         scale, begin, end = scales[b], b * 512, (b + 1) * 512
@@ -88,17 +88,20 @@ def scale_levels(levels: Any, scales: Any, out: Any) -> Any:
     return least
 
 
-def scatter(kept: Any, indices: Any, out: Any) -> Any:
-    """Values to their places and 0 to all others; returns how many are finite, and at an index above the one before."""
+def scatter(values: Any, indices: Any, out: Any) -> Any:
+    """Set the values at their indices, and 0 elsewhere; return the number of valid ones before the first fault.
+
+    A value is valid if it is finite, and its index above the one before it.
+    """
     out[:] = f32(0)
     first: Any = 0
-    for i in range(kept.size):
+    for i in range(values.size):
         index = np.int64(indices[i])
-        if index < first or index >= out.size or not abs(kept[i]) <= FLOAT32_MAX:
+        if index < first or index >= out.size or not abs(values[i]) <= FLOAT32_MAX:
             return i
-        out[index] = kept[i]
+        out[index] = values[i]
         first = index + 1
-    return kept.size
+    return values.size
 
 
 Loop = Callable[..., Any]
@@ -118,7 +121,7 @@ class Loops:
 
 
 def compiled() -> Loops:
-    """The loops; compiled at their first use on a machine, and read from a file afterwards."""
+    """Return the loops; they are compiled at their first use on a machine, and read from a file afterwards."""
     from numba import float32, int8, int64, njit, types, uint16, uint32
 
     def loop(function: Loop, *signature: Any) -> Loop:
@@ -140,4 +143,4 @@ def compiled() -> Loops:
 
 
 loops_for = Meter(compiled).loops
-"""The loops for a chunk of so many elements, or None."""
+"""(number of elements of a chunk) -> the loops, or None while numpy works (`numba_support.Meter`)."""

@@ -1,4 +1,4 @@
-"""The codecs by name: what a chunk of a float32 update becomes between the client and the coordinator.
+"""The codecs by name: the form of a chunk of a float32 update between the client and the coordinator.
 
     name     chunk of n elements, little-endian                        bytes                  relative to float32
     bf16     n bfloat16                                                2 n                    1/2
@@ -18,20 +18,20 @@ from atoll.aggregation.codecs.quantization import BFloat16, Float16, Qsgd, Sign
 from atoll.aggregation.codecs.sparsification import MILLION, TopK
 
 FAMILIES = ("bf16", "fp16", "qsgd8", "topk", "sign")
-"""What a run's TOML calls them, and what an agent says that it speaks."""
+"""The names in a run's TOML, and in an agent's list of the codecs that it supports."""
 
 NAMES = "bf16, fp16, qsgd8, sign, topk:F with F in 0.000001..1"
-"""What `parse_codec` allows, for its error and for help texts."""
+"""The names that `parse_codec` allows, for its error and for help texts."""
 
 _BY_NAME: dict[str, Codec] = {codec.name: codec for codec in (BFloat16(), Float16(), Qsgd(), Sign())}
 
 
 @lru_cache(maxsize=64)
 def parse_codec(name: str) -> Codec:
-    """The codec of this name.
+    """Return the codec of this name.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no codec has this name.
     """
     if name in _BY_NAME:
         return _BY_NAME[name]
@@ -42,16 +42,16 @@ def parse_codec(name: str) -> Codec:
 
 
 def family_of(name: str) -> str:
-    """The name without its options."""
+    """Return the name without its options."""
     return name.partition(":")[0]
 
 
 def codec_name(family: str, fraction: float | None) -> str:
-    """The canonical name of a codec: what travels and is recorded.
+    """Return the canonical name of a codec, which travels and is recorded.
 
     Args:
-        family: of `FAMILIES`.
-        fraction: of "topk", the share of the elements that travel, rounded to millionths.
+        family: one of `FAMILIES`.
+        fraction: for "topk", the fraction of the elements that travel, rounded to millionths.
 
     Raises:
         ValueError: there is no such codec.

@@ -1,4 +1,4 @@
-"""Codecs that keep every element, in fewer bits: bf16, fp16, qsgd8 and sign."""
+"""Codecs that transmit every element in fewer bits: bf16, fp16, qsgd8 and sign."""
 
 import struct
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from atoll.aggregation.codecs.codec import (
     check_size,
     check_values,
     is_chunk,
-    room_for,
+    output_array,
 )
 from atoll.aggregation.codecs.kernels import loops_for
 from atoll.aggregation.tensors.safetensors_file import to_float32
 
-BUCKET_ELEMENTS = 512  # the loops know it, too
-"""Elements that share a norm in `Qsgd`: as in the paper's experiments."""
+BUCKET_ELEMENTS = 512  # also in the loops of `kernels`
+"""Number of elements that share a norm in `Qsgd`: as in the paper's experiments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class BFloat16:
     largest: ClassVar[float] = float(np.uint32(largest_bits).view(np.float32))
 
     def num_bytes(self, num_elements: int) -> int:
-        """2 n."""
+        """Return 2 n [bytes]."""
         return 2 * num_elements
 
     def encode(self, values: Values, rng: np.random.Generator) -> bytes:
-        """See `Codec`."""
+        """Encode one chunk; see `Codec.encode`."""
         if is_chunk(values) and (loops := loops_for(values.size)) is not None:
             values, halves = np.ascontiguousarray(values), np.empty(values.size, np.uint16)
             if loops.encode_bf16(values.view(np.uint32), halves) <= self.largest_bits:
@@ -56,9 +56,9 @@ class BFloat16:
         return rounded.astype("<u2").tobytes()
 
     def decode(self, data: bytes | memoryview, num_elements: int, out: Values | None = None) -> Values:
-        """See `Codec`."""
+        """Decode one chunk; see `Codec.decode`."""
         check_size(self, data, num_elements)
-        raw, values = _aligned(np.frombuffer(data, "<u2")), room_for(num_elements, out)
+        raw, values = _aligned(np.frombuffer(data, "<u2")), output_array(num_elements, out)
         if (loops := loops_for(num_elements)) is not None:
             if loops.decode_bf16(raw, values.view(np.uint32)) < 0x7F80:
                 return values
@@ -72,9 +72,9 @@ class BFloat16:
 class Float16:
     """IEEE half precision, rounded to nearest, ties to even: |C(v) - v| <= max(2^-11 |v|, 2^-25).
 
-    Values that would round to infinity (from 65,520 on) are refused, not saturated: a clipped update would be wrong
-    without a word, while bf16 takes such values. Those up to 2^-25 become 0, and below 2^-14, where many elements of an
-    update lie, digits go: bf16 keeps its 8 bits there.
+    Values that would round to infinity (from 65,520 on) are refused, not saturated: saturation would clip an update
+    without a message, while bf16 takes such values. Values up to 2^-25 become 0, and below 2^-14, where many elements
+    of an update lie, digits are lost: bf16 keeps its 8 bits there.
     """
 
     name: ClassVar[str] = "fp16"
@@ -83,11 +83,11 @@ class Float16:
     largest_bits: ClassVar[int] = int(np.float32(largest).view(np.uint32))
 
     def num_bytes(self, num_elements: int) -> int:
-        """2 n."""
+        """Return 2 n [bytes]."""
         return 2 * num_elements
 
     def encode(self, values: Values, rng: np.random.Generator) -> bytes:
-        """See `Codec`."""
+        """Encode one chunk; see `Codec.encode`."""
         if is_chunk(values) and (loops := loops_for(values.size)) is not None:
             values, halves = np.ascontiguousarray(values), np.empty(values.size, np.uint16)
             if loops.encode_fp16(values.view(np.uint32), values, halves) <= self.largest_bits:
@@ -96,9 +96,9 @@ class Float16:
         return half_bits(values).tobytes()
 
     def decode(self, data: bytes | memoryview, num_elements: int, out: Values | None = None) -> Values:
-        """See `Codec`."""
+        """Decode one chunk; see `Codec.decode`."""
         check_size(self, data, num_elements)
-        raw, values = _aligned(np.frombuffer(data, "<u2")), room_for(num_elements, out)
+        raw, values = _aligned(np.frombuffer(data, "<u2")), output_array(num_elements, out)
         if (loops := loops_for(num_elements)) is not None and loops.decode_fp16(raw, values) < 0x7C00:
             return values
         values[:] = to_float32(raw.view("<f2"), "F16")
@@ -107,12 +107,12 @@ class Float16:
 
 
 def half_bits(values: Values) -> NDArray[np.uint16]:
-    """The bits of `values.astype(float16)`: numpy takes twice as long, since it rounds them one by one.
+    """Return the bits of `values.astype(float16)`, in half of the time that numpy takes, which rounds one by one.
 
     A half keeps 11 of the 24 bits of a float32. Added to |v|, the power of two 2^13 above v's own (at least above
-    2^-14, where subnormal halves begin) pushes the other 13 out: float32's own addition rounds to nearest even. What
-    the sum has gained is a count of the half's units, 1,024..2,048 of a normal half, and the half is that count added
-    to its exponent's field; a count of 2,048 carries into the next exponent by itself.
+    2^-14, where subnormal halves begin) shifts the other 13 out: float32's own addition rounds to nearest even. The sum
+    has gained a count of the half's units, 1,024..2,048 for a normal half, and the half is that count added to its
+    exponent's field; a count of 2,048 carries into the next exponent by itself.
 
     Args:
         values: (n) float32 with |v| < 65,520.
@@ -154,11 +154,11 @@ class Qsgd:
     largest_norm: ClassVar[float] = 2.0**127  # so that s (N / s) is finite in float32, whatever its rounding
 
     def num_bytes(self, num_elements: int) -> int:
-        """4 bytes for each bucket, 1 for each element."""
+        """Return 4 for each bucket and 1 for each element [bytes]."""
         return 4 * _num_buckets(num_elements) + num_elements
 
     def encode(self, values: Values, rng: np.random.Generator) -> bytes:
-        """See `Codec`."""
+        """Encode one chunk; see `Codec.encode`."""
         check_values(self.name, values, FLOAT32_MAX)
         rows = _in_buckets(values)
         exact = np.sqrt(np.square(rows, dtype=np.float64).sum(axis=1))
@@ -169,13 +169,13 @@ class Qsgd:
         return norms.tobytes() + levels.reshape(-1)[: values.size].tobytes()
 
     def decode(self, data: bytes | memoryview, num_elements: int, out: Values | None = None) -> Values:
-        """See `Codec`."""
+        """Decode one chunk; see `Codec.decode`."""
         check_size(self, data, num_elements)
         num_buckets = _num_buckets(num_elements)
         norms = np.frombuffer(data, "<f4", count=num_buckets)
         levels = np.frombuffer(data, np.int8, offset=4 * num_buckets)
         check_scales(self.name, norms, self.largest_norm)
-        scales, values = norms / np.float32(self.levels), room_for(num_elements, out)
+        scales, values = norms / np.float32(self.levels), output_array(num_elements, out)
         loops = loops_for(num_elements)
         if loops is not None and loops.scale_levels(levels, scales, values) >= -self.levels:
             return values
@@ -189,11 +189,11 @@ class Qsgd:
 
 
 def stochastic_levels(rows: Values, norms: Values, *, count: int, rng: np.random.Generator) -> NDArray[np.int8]:
-    """The levels l of `Qsgd` of b buckets.
+    """Return the levels l of `Qsgd` for b buckets.
 
-    r is held in fixed point with 16 fraction bits, u has 16 bits: so small a value that it never counts is below
-    2^-17 N / s, what float32 keeps of N itself. No |v_i| is above its norm, so |r| <= s <= 127 and nothing overflows.
-    A shift to the right is the floor.
+    r is in fixed point with 16 fraction bits, u has 16 bits: a value too small to count ever is below 2^-17 N / s, the
+    resolution of N itself in float32. No |v_i| is above its norm, so |r| <= s <= 127 and nothing overflows. A shift to
+    the right is the floor.
 
     Args:
         rows: (b, d) values of each bucket, d a multiple of 4.
@@ -229,17 +229,17 @@ class Sign:
     is_biased: ClassVar[bool] = True
 
     def num_bytes(self, num_elements: int) -> int:
-        """4 for the scale, 1 for every 8 elements."""
+        """Return 4 for the scale and 1 for every 8 elements [bytes]."""
         return 4 + -(-num_elements // 8) if num_elements else 0
 
     def encode(self, values: Values, rng: np.random.Generator) -> bytes:
-        """See `Codec`."""
+        """Encode one chunk; see `Codec.encode`."""
         check_values(self.name, values, FLOAT32_MAX)
         scale = np.abs(values).sum(dtype=np.float64) / values.size
         return struct.pack("<f", scale) + np.packbits(values < 0, bitorder="little").tobytes()
 
     def decode(self, data: bytes | memoryview, num_elements: int, out: Values | None = None) -> Values:
-        """See `Codec`."""
+        """Decode one chunk; see `Codec.decode`."""
         check_size(self, data, num_elements)
         scale = np.frombuffer(data, "<f4", count=1)
         packed = np.frombuffer(data, np.uint8, offset=4)
@@ -247,16 +247,16 @@ class Sign:
         padding = -num_elements % 8
         if int(packed[-1]) >> (8 - padding):
             raise ValueError(f"sign: padding behind element {num_elements - 1} is not 0")
-        values = room_for(num_elements, out)
+        values = output_array(num_elements, out)
         if padding:
             values[:] = (_SIGNS * scale).take(packed, axis=0).reshape(-1)[:num_elements]
-        else:  # `clip` takes no second look at an index that cannot be out of range
+        else:  # `clip` skips the check of an index that cannot be out of range
             (_SIGNS * scale).take(packed, axis=0, out=values.reshape(-1, 8), mode="clip")
         return values
 
 
 _BYTES = np.arange(256, dtype=np.uint8)[:, np.newaxis]
-_SIGNS = 1 - 2 * np.unpackbits(_BYTES, axis=1, bitorder="little").astype(np.float32)  # (256, 8): of each byte's bits
+_SIGNS = 1 - 2 * np.unpackbits(_BYTES, axis=1, bitorder="little").astype(np.float32)  # (256, 8): a sign for each bit
 
 
 def _aligned(raw: NDArray[np.uint16]) -> NDArray[np.uint16]:
@@ -268,7 +268,7 @@ def _num_buckets(num_elements: int) -> int:
 
 
 def _in_buckets(values: Values) -> Values:
-    """(n) as rows of 512, the last one filled up with zeros; the same memory when there is nothing to fill."""
+    """Return (n) as rows of 512, the last one padded with zeros; the same memory if no padding is needed."""
     padding = -values.size % BUCKET_ELEMENTS
     filled = np.concatenate([values, np.zeros(padding, np.float32)]) if padding else values
     return filled.reshape(-1, BUCKET_ELEMENTS)

@@ -1,4 +1,4 @@
-"""The codec that keeps some elements whole and forgets the others: topk."""
+"""The codec that transmits the largest elements whole and drops the others: topk."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -6,18 +6,18 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.aggregation.codecs.codec import FLOAT32_MAX, Values, check_finite, check_size, check_values, room_for
+from atoll.aggregation.codecs.codec import FLOAT32_MAX, Values, check_finite, check_size, check_values, output_array
 from atoll.aggregation.codecs.kernels import loops_for
 
 MILLION = 1_000_000
 
 SAMPLE_STEP = 16
-"""One of so many elements says where the largest begin."""
+"""Stride of the sample from which the threshold of the largest elements is guessed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """The k = ceil(F n) largest |v_i| of a chunk, as they are; the others are 0. Of equals the lower index goes first.
+    """The k = ceil(F n) largest |v_i| of a chunk, unchanged; the others are 0. Of equals the lower index goes first.
 
     A contraction: ||C(v) - v||^2 <= (1 - k/n) ||v||^2 <= (1 - F) ||v||^2. Biased.
 
@@ -35,30 +35,30 @@ class TopK:
 
     @property
     def name(self) -> str:
-        """topk:F, F without trailing zeros."""
+        """The name "topk:F", F without trailing zeros."""
         return f"topk:{self.millionths / MILLION:.6f}".rstrip("0").rstrip(".")
 
     def num_kept(self, num_elements: int) -> int:
-        """k: at least 1 of a chunk that has any."""
+        """Return k, at least 1 for a chunk with any elements."""
         return -(-num_elements * self.millionths // MILLION)
 
     def num_bytes(self, num_elements: int) -> int:
-        """6 k."""
+        """Return 6 k [bytes]."""
         return 6 * self.num_kept(num_elements)
 
     def encode(self, values: Values, rng: np.random.Generator) -> bytes:
-        """See `Codec`."""
+        """Encode one chunk; see `Codec.encode`."""
         check_values(self.name, values, FLOAT32_MAX)
-        kept = _largest(np.abs(values), self.num_kept(values.size))
-        return values[kept].astype("<f4").tobytes() + kept.astype("<u2").tobytes()
+        largest = _largest(np.abs(values), self.num_kept(values.size))
+        return values[largest].astype("<f4").tobytes() + largest.astype("<u2").tobytes()
 
     def decode(self, data: bytes | memoryview, num_elements: int, out: Values | None = None) -> Values:
-        """See `Codec`."""
+        """Decode one chunk; see `Codec.decode`."""
         check_size(self, data, num_elements)
         num_kept = self.num_kept(num_elements)
         kept = np.frombuffer(data, "<f4", count=num_kept)
         indices = np.frombuffer(data, "<u2", offset=4 * num_kept)
-        values = room_for(num_elements, out)
+        values = output_array(num_elements, out)
         loops = loops_for(num_elements) if kept.flags.aligned and indices.flags.aligned else None
         if loops is not None and loops.scatter(kept, indices, values) == num_kept:
             return values
@@ -71,7 +71,9 @@ class TopK:
 
 
 def _largest(magnitudes: Values, count: int) -> NDArray[np.intp]:
-    """Indices of the largest, ascending; of equals the lowest. Their threshold is a value, so no algorithm decides."""
+    """Return the indices of the `count` largest, ascending; of equals the lowest. No algorithm decides: a value is the
+    bound.
+    """
     threshold = _threshold(magnitudes, count)
     kept = np.flatnonzero(magnitudes >= threshold)
     surplus = kept.size - count
@@ -82,7 +84,7 @@ def _largest(magnitudes: Values, count: int) -> NDArray[np.intp]:
 
 
 def _threshold(magnitudes: Values, count: int) -> np.float32:
-    """The `count`-th largest. A sample says where to look, so that seldom more than a few are put in order."""
+    """Return the `count`-th largest. A sample tells where to look, so that seldom more than a few values are sorted."""
     sample = magnitudes[::SAMPLE_STEP]
     rank = min(sample.size, 8 + count * 3 // (2 * SAMPLE_STEP))
     candidates = magnitudes[magnitudes >= np.partition(sample, -rank)[-rank]]

@@ -1,12 +1,12 @@
-"""The fold's exact sum on another device: updates cross in tiles from pinned memory, and are added there by torch.
+"""The fold's exact sum on another device: updates cross in tiles from pinned memory, and torch adds them there.
 
     read update k --> pinned buffer --copy--> device: total += rint(float64(u_k) scale_k)
 
-The same float64 operations in the same order as `kernel`, each a kernel of its own, so that nothing is fused into a
-multiply-add and rounded otherwise: the bits are those of the CPU. float16 and bfloat16 cross as they are stored, and
-are widened there. Every tile has its own stream, and an update is read while the one before it is copied and added;
-with a few threads the link is never idle. The mean, the optimizer and the new version stay on the CPU: they see each
-element once, the sum sees it K times.
+The same float64 operations in the same order as in `kernel`, each a kernel launch of its own, so that none is fused
+into a multiply-add with another rounding: the bits are those of the CPU. float16 and bfloat16 cross as they are stored,
+and are widened there. Every tile has its own stream, and an update is read while the one before it is copied and added;
+with a few threads the link is never idle. The mean, the optimizer and the new version stay on the CPU: they process
+each element once, the sum processes it K times.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 BUFFERS = 2
-"""Of each tile, in pinned memory: one is read into while the other is copied."""
+"""Number of pinned buffers of each tile: one is filled while the other is copied."""
 
 
 class Summand(NamedTuple):
@@ -36,7 +36,7 @@ class Summand(NamedTuple):
 
 
 class Device:
-    """A device that torch knows. Threads may share it.
+    """A device of torch. Threads may share it.
 
     Args:
         name: "cuda", "cuda:1"; also "cpu", where torch does the same without a copy.
@@ -52,10 +52,10 @@ class Device:
         try:
             self.device = torch.device(name)
         except RuntimeError:
-            raise ValueError(f"device {name!r} is no device; allowed: cpu, cuda, cuda:N") from None
+            raise ValueError(f"device {name!r} is unknown; allowed: cpu, cuda, cuda:N") from None
         self.is_cuda = self.device.type == "cuda"
         if self.device.type not in ("cpu", "cuda"):
-            raise ValueError(f"device {name!r} has no float64 sums that we know of; allowed: cpu, cuda, cuda:N")
+            raise ValueError(f"device {name!r} is not supported for float64 sums; allowed: cpu, cuda, cuda:N")
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if self.is_cuda and (self.device.index or 0) >= count:
             raise ValueError(f"device {name!r} is not there: torch {torch.__version__} sees {count} CUDA devices")
@@ -63,13 +63,13 @@ class Device:
     def weighted_sum(
         self, tensor: Tensor, start: int, stop: int, summands: Sequence[Summand]
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """sum_k rint(u_k scale_k) of the elements [start, stop) of one float tensor.
+        """Return sum_k rint(u_k scale_k) of the elements [start, stop) of one float tensor.
 
         Returns:
-            (stop - start) the sum, and (K) whether each update was within its magnitude; NaN is within nothing.
+            (stop - start) the sum, and (K) flags of the updates within their magnitudes; NaN is within nothing.
 
         Raises:
-            TensorFileCorrupted: a file ends too early.
+            TensorFileCorrupted: a file ends early.
         """
         with self.stream():
             tile = TileSum(self, stop - start)
@@ -84,13 +84,13 @@ class Device:
         return total, largest <= np.array([summand.magnitude for summand in summands])
 
     def stream(self) -> AbstractContextManager[Any]:
-        """Work within it is done in its order, beside that of other streams."""
+        """Return a context whose work runs in its order, concurrently with that of other streams."""
         if not self.is_cuda:
             return nullcontext()
         return self.torch.cuda.stream(self.torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call]
 
     def pinned(self, num_elements: int, dtype: "torch.dtype") -> "torch.Tensor":
-        """Memory of the host which the device copies by itself. torch keeps it for whoever asks next."""
+        """Allocate memory of the host from which the device copies by itself (DMA). torch caches it for later calls."""
         return self.torch.empty(num_elements, dtype=dtype, pin_memory=self.is_cuda)
 
 
@@ -104,14 +104,14 @@ class TileSum:
         self._exact = device.torch.empty_like(self._total)
 
     def add(self, values: "torch.Tensor", scale: float) -> None:
-        """total += rint(values scale); values (n) of any float dtype, on the host (pinned) or the device."""
+        """Add rint(values scale) to the sum; values (n) of any float dtype, on the host (pinned) or the device."""
         self._exact.copy_(values.to(self._device.device, non_blocking=True))
         low, high = self._exact.aminmax()
         self._largest.append(self._device.torch.maximum(-low, high))
         self._total.add_(self._exact.mul_(scale).round_())  # half to even, as rint
 
     def finish(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Wait for it: the sum (n), and the largest magnitude of what was added each time; NaN where there was one."""
+        """Wait for the sum (n); return it and the largest magnitude of each addition, NaN if it had one."""
         device = self._device
         total = device.pinned(self._total.numel(), device.torch.float64)
         total.copy_(self._total, non_blocking=True)
@@ -120,17 +120,17 @@ class TileSum:
 
 
 class _Buffer:
-    """A pinned buffer that is filled again and again, each time after the copy from it is done."""
+    """A pinned buffer that is refilled, each time after the copy from it is done."""
 
     def __init__(self, device: Device, num_bytes: int) -> None:
         self._torch = device.torch
         self._bytes = device.pinned(num_bytes, device.torch.uint8)
         self._event = device.torch.cuda.Event() if device.is_cuda else None
         self.array: NDArray[Any]
-        """What `values` gave last, for numpy."""
+        """The memory that `values` returned last, for numpy."""
 
     def values(self, dtype: str, num_elements: int) -> "torch.Tensor":
-        """Room for so many elements as they are stored: F32, F16 or BF16."""
+        """Return memory for `num_elements` as they are stored: F32, F16 or BF16."""
         if self._event is not None:
             self._event.synchronize()
         room = self._bytes[: num_elements * ITEM_BYTES[dtype]]
@@ -139,6 +139,6 @@ class _Buffer:
         return room.view(kinds[dtype])
 
     def copied(self) -> None:
-        """What was asked of the stream until now may still read from it."""
+        """Mark the point of the stream after which the buffer may be refilled."""
         if self._event is not None:
             self._event.record(self._torch.cuda.current_stream())

@@ -1,6 +1,6 @@
-"""How aggregation ranks hand each other what they have of each other's part of the model.
+"""The all-to-all exchange between aggregation ranks: each has values for every other rank's part of the model.
 
-Every rank calls `swap` the same number of times, in the same order. Bytes alone travel: no objects, nothing is
+Every rank calls `swap` the same number of times, in the same order. Only bytes travel: no objects, nothing is
 unpickled.
 """
 
@@ -23,48 +23,48 @@ NOTHING: Bytes = np.zeros(0, np.uint8)
 
 
 class Exchange(Protocol):
-    """The ranks of one fold, seen from one of them."""
+    """The ranks of one fold, as one of them sees them."""
 
     @property
     def rank(self) -> int:
-        """Which of them this is, from 0."""
+        """The number of this rank, from 0."""
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
 
     def swap(self, parts: Sequence[Bytes]) -> list[Bytes]:
-        """Give part j to rank j; returns what each rank gave to this one, in their order.
+        """Give part j to rank j; return the parts of all ranks for this one, in their order.
 
         Raises:
-            ExchangeBroken: a rank is gone, or says nothing in time.
+            ExchangeBroken: a rank is gone, or does not answer in time.
         """
 
 
 class ExchangeBroken(OSError):
-    """The ranks cannot go on together; they begin again when all are back."""
+    """The exchange lost a rank; the ranks begin again when all are back."""
 
 
 def as_bytes(array: NDArray[np.generic]) -> Bytes:
-    """An array's memory, for `Exchange.swap`."""
+    """Return an array's memory, for `Exchange.swap`."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def from_all(exchange: Exchange, part: NDArray[np.generic]) -> list[Bytes]:
-    """What every rank has, on every rank."""
+    """Return the parts of all ranks, on every rank."""
     return exchange.swap([as_bytes(part)] * exchange.size)
 
 
 def swapped(
     tiles: Sequence[Sequence[Tile]], share: Callable[[Tile], NDArray[np.generic]], exchange: Exchange, *, threads: int
 ) -> Generator[tuple[Tile, list[Bytes]], None, None]:
-    """This rank's tiles in their order, each with the shares of all ranks.
+    """Yield this rank's tiles in their order, each with the shares of all ranks.
 
     Args:
-        tiles: of each rank, the same at all.
-        share: what this rank has of a tile, whoever owns it; called on threads, ahead.
-        exchange: used by the thread that asks.
-        threads: how many shares are made at the same time.
+        tiles: each rank's tiles, the same list at all ranks.
+        share: returns this rank's share of a tile of any owner; called on threads, ahead.
+        exchange: used by the caller's thread.
+        threads: the number of shares that are computed at the same time.
 
     Raises:
         ExchangeBroken: another rank is gone.

@@ -1,4 +1,4 @@
-"""Draws the model towards an older version of itself, beside the mean: what FedAsync's mixing of whole models asks for.
+"""FedAsync's mixing of whole models, as a pull of the model towards an older version of itself, beside the mean.
 
     x_t = x + D + a (x_old - x)        of all floats that an update carries
 
@@ -16,19 +16,19 @@ from atoll.aggregation.updates.reader import UpdateReader
 
 
 def drawn(mean_of: Mean, tensor: Tensor, masters: UpdateReader, older: UpdateReader, share: float) -> Mean:
-    """A mean, and its share of the way from the base to the older version.
+    """Return a mean plus its fraction of the difference from the base to the older version: D + a (x_old - x).
 
     Args:
         mean_of: D.
-        tensor: whose mean it is.
+        tensor: of the mean.
         masters: x.
         older: x_old.
         share: a, in (0, 1].
     """
 
-    def with_way(start: int, stop: int) -> NDArray[np.float64]:
-        way = older.read(tensor, start, stop).astype(np.float64)
-        np.subtract(way, masters.read(tensor, start, stop), out=way)
-        return np.add(mean_of(start, stop), np.multiply(way, share, out=way), out=way)
+    def with_pull(start: int, stop: int) -> NDArray[np.float64]:
+        pull = older.read(tensor, start, stop).astype(np.float64)
+        np.subtract(pull, masters.read(tensor, start, stop), out=pull)
+        return np.add(mean_of(start, stop), np.multiply(pull, share, out=pull), out=pull)
 
-    return with_way
+    return with_pull

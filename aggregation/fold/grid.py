@@ -12,16 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 SUM_BITS = 52
-"""W M / q stays within 2^52: the sums are integers that float64 holds exactly."""
+"""Number of bits of the sums: W M / q stays within 2^52, so they are integers that float64 holds exactly."""
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 EXPONENT_MIN = -300
-"""The finest grid, far below what float32 can tell from 0: where factors leave less, w / q would leave float64."""
+"""Exponent of the finest grid, far below what float32 can tell from 0: where factors leave less, w / q would leave
+float64."""
 
 
 def grid_exponent(magnitude: float, *, total_weight: int, count: int) -> int:
-    """The exponent e of the finest grid on which no sum of these updates can lose a bit.
+    """Return the exponent e of the finest grid on which no sum of these updates can lose a bit.
 
         q = 2^e,  e = ceil(log2(W M / 2^52)), at least -300;  0 when M = 0
         r_k = rint(w_k f_k u_k / q),  sum_k w_k f_k u_k ~ q sum_k r_k
@@ -57,7 +58,7 @@ def grid_exponent(magnitude: float, *, total_weight: int, count: int) -> int:
 
 
 def grid_scale(weight: int, exponent: int) -> np.float64:
-    """w / q: what an element is multiplied with before it is rounded; exact for w <= 2^53."""
+    """Return w / q, the factor of an element before it is rounded; exact for w <= 2^53."""
     return np.float64(math.ldexp(weight, -exponent))
 
 

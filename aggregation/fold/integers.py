@@ -13,17 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 INT64_SAFE = 1 << 62
+"""Bound on W M below which no partial sum and no remainder overflows int64."""
 
 
 def sum_dtype(magnitude: int, *, total_weight: int) -> type[Any]:
-    """np.int64 when W M <= 2^62 (then no |partial sum| and no remainder passes it), else object: Python's integers."""
+    """Return np.int64 when W M <= 2^62, else object: Python's integers.
+
+    Up to that bound no |partial sum| and no remainder overflows int64.
+    """
     return np.int64 if max(magnitude, 1) * total_weight <= INT64_SAFE else object
 
 
 def weighted_sum(
     blocks: Iterable[tuple[NDArray[np.int64], int]], num_elements: int, *, dtype: type[Any]
 ) -> NDArray[Any]:
-    """sum_k w_k u_k of (u_k, w_k) blocks of (num_elements), in `dtype` of `sum_dtype`."""
+    """Return sum_k w_k u_k of (u_k, w_k) blocks of (num_elements), in `dtype` of `sum_dtype`."""
     total = np.zeros(num_elements, dtype)
     for block, weight in blocks:
         total += block.astype(dtype, copy=False) * weight
@@ -31,14 +35,14 @@ def weighted_sum(
 
 
 WORD_BITS = 62
-"""Of each but the highest of the words in which a sum beyond int64 travels."""
+"""Number of bits of each but the highest of the words in which a sum beyond int64 travels."""
 
 WORDS = 3
-"""186 bits: 2^63 (a magnitude) times 2^105 (a total weight) needs 169."""
+"""Number of words, 186 bits: 2^63 (a magnitude) times 2^105 (a total weight) needs 169."""
 
 
 def to_words(total: NDArray[Any]) -> NDArray[np.int64]:
-    """A sum of (n) as int64: (n) itself, or (3, n) words of Python's integers, the lowest first."""
+    """Return a sum (n) as int64: (n) itself, or (3, n) words of Python's integers, the lowest first."""
     if total.dtype == np.int64:
         return total
     words = np.empty((WORDS, total.size), np.int64)
@@ -50,7 +54,7 @@ def to_words(total: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def from_words(words: NDArray[np.int64], num_elements: int, *, dtype: type[Any]) -> NDArray[Any]:
-    """The sum of `to_words`, of any shape."""
+    """Return the sum that `to_words` gave, from words of any shape."""
     if dtype is np.int64:
         return words
     total: NDArray[Any] = np.zeros(num_elements, object)
@@ -60,9 +64,9 @@ def from_words(words: NDArray[np.int64], num_elements: int, *, dtype: type[Any])
 
 
 def rounded_mean(total: NDArray[Any], *, total_weight: int) -> NDArray[Any]:
-    """round_half_even(total / W) of integers, exactly.
+    """Return round_half_even(total / W) of integers, exactly.
 
-    Floor division leaves 0 <= r < W; up goes what has r > W - r, and r == W - r when the quotient is odd.
+    Floor division leaves 0 <= r < W; the quotient rounds up if r > W - r, or if r == W - r and it is odd.
     """
     quotient, rest = total // total_weight, total % total_weight
     other = total_weight - rest
@@ -72,7 +76,7 @@ def rounded_mean(total: NDArray[Any], *, total_weight: int) -> NDArray[Any]:
 
 
 def apply_mean(base: NDArray[np.int64], mean: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """base + mean in the tensor's own dtype, of (n) elements, n >= 1.
+    """Return base + mean in the tensor's own dtype, of (n) elements, n >= 1.
 
     Raises:
         ValueError: an element leaves the dtype.

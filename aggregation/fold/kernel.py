@@ -1,9 +1,9 @@
-"""The innermost loop of the exact fold: compiled by numba when it is installed, numpy otherwise, with the same bits.
+"""The innermost loop of the exact fold: compiled by numba if it is installed, numpy otherwise, with the same bits.
 
     total += rint(values scale);  were all |values| <= magnitude?
 
 numpy makes six passes over a block, the compiled loop one. Every operation is an IEEE 754 double one in the same order
-(no fused multiply-add, no reordering: numba keeps both off), so not one bit differs; a test holds them together.
+(no fused multiply-add, no reordering: numba does neither), so not one bit differs; a test holds them together.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ AddWithin = Callable[[NDArray[np.float64], NDArray[np.float32], np.float64, floa
 def add_within_by_numpy(
     total: NDArray[np.float64], values: NDArray[np.float32], scale: np.float64, magnitude: float
 ) -> bool:
-    """The loop in numpy."""
+    """Add rint(values scale) to the total with numpy; return whether every value is within the magnitude."""
     low, high = values.min().item(), values.max().item()  # doubles: the magnitude is not rounded to compare
     scaled = values.astype(np.float64)
     np.multiply(scaled, scale, out=scaled)
@@ -32,13 +32,13 @@ def add_within_by_numpy(
 
 
 def add_within_for(num_elements: int) -> AddWithin:
-    """The loop for a fold of so many elements of updates in all."""
+    """Return the loop for a fold of `num_elements` in all its updates."""
     return compiled() if num_elements >= COMPILED_FROM and has_compiler() else add_within_by_numpy
 
 
 @cache
 def compiled() -> AddWithin:
-    """The loop in machine code; compiled at its first use on a machine, and read from a file afterwards."""
+    """Return the loop in machine code; it is compiled at its first use on a machine, and read from a file later."""
     import numba
 
     @numba.njit(nogil=True, cache=True)

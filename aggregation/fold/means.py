@@ -1,7 +1,7 @@
-"""The weighted mean of one tensor: what a rank sums of its own updates, and what becomes of the sum over all ranks.
+"""The weighted mean of one tensor: a rank's sum of its own updates, and the mean from the sums of all ranks.
 
-A `Term` is an update that is being folded. What must be known of all updates, also of those that lie at other ranks, is
-a `Total`: the grid depends on it alone.
+A `Term` is an update that is being folded. A `Total` describes all updates, also those at other ranks: the grid depends
+on it alone.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -23,11 +23,14 @@ from atoll.aggregation.updates.reader import StoredUpdate, UpdateReader
 
 @dataclass(frozen=True, slots=True)
 class Weighted:
-    """One update of the round.
+    """One update of the round, with its weight.
 
-    weight: in 1..2^53 (`weights.integer_weights`). factor: in [0, 1], what its floats are multiplied with so that they
-    stay within the bound of the norm (`robust.clip_factors`); the weight counts in full. trained_factor: in [0, 1], the
-    same for what is trained alone (`weights.normalized`).
+    Args:
+        update: the stored update.
+        weight: in 1..2^53 (`weights.integer_weights`).
+        factor: in [0, 1], the factor of its floats that bounds its norm (`coordinate.clip_factors`); the weight counts
+            in full.
+        trained_factor: in [0, 1], a further factor of the trained floats alone (`weights.normalized`).
     """
 
     update: StoredUpdate
@@ -42,37 +45,37 @@ class Weighted:
 
 
 class Counted(Protocol):
-    """How an update counts, wherever its bytes are; see `Weighted`."""
+    """The weight and factors of an update, wherever its bytes are; see `Weighted`."""
 
     @property
     def weight(self) -> int:
-        """In the mean."""
+        """The weight in the mean."""
 
     @property
     def factor(self) -> float:
-        """Of its floats."""
+        """The factor of its floats."""
 
     @property
     def trained_factor(self) -> float:
-        """Of those that are trained, besides."""
+        """The further factor of the trained floats."""
 
 
 def factor_of(item: Counted, tensor: Tensor, trained: Container[str]) -> float:
-    """What the values of a float tensor are multiplied with before they are added."""
+    """Return the factor of the values of a float tensor before they are added."""
     return item.factor * item.trained_factor if tensor.name in trained else item.factor
 
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """What the updates that carry a tensor bring together."""
+    """The sum of weights, the magnitude and the count of all updates that carry a tensor."""
 
     weight: int
     """The sum of their weights."""
     magnitude: float | int
-    """Largest |element| that any of them adds: a float's times its factor, so that an update which is scaled down to
-    nothing takes no bits from the others."""
+    """The largest |element| that any of them adds: for floats times its factor, so that an update with a tiny factor
+    takes no bits from the others."""
     count: int
-    """How many they are, at least 1."""
+    """The number of updates, at least 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +86,19 @@ class Term:
     item: Weighted
 
     def carries(self, tensor: str) -> bool:
-        """Whether the update has this tensor."""
+        """Return whether the update has this tensor."""
         return self.reader.carries(tensor)
 
     def magnitude(self, tensor: Tensor) -> float | int:
-        """Largest |element| as it lies, which the proof of `grid` rests on. NaN is within nothing."""
+        """Return the recorded largest |element|, on which the proof of `grid` rests. NaN is within nothing."""
         return self.item.update.magnitudes[tensor.name]
 
     def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """A block within the recorded magnitude; see `sources.Source.read`."""
+        """Read a block, and check that it is within the recorded magnitude; see `sources.Source.read`.
+
+        Raises:
+            ValueError: a value is beyond it.
+        """
         block = self.reader.read(tensor, start, stop, out)
         low, high = block.min().item(), block.max().item()
         if not -self.magnitude(tensor) <= low <= high <= self.magnitude(tensor):
@@ -99,7 +106,7 @@ class Term:
         return block
 
     def beyond(self, tensor: Tensor, block: NDArray[Any]) -> ValueError:
-        """What to raise about a block that is not."""
+        """Return the error about a block that is beyond the recorded magnitude."""
         return ValueError(
             f"update {self.item.update.path}: tensor {tensor.name!r} has values in {block.min()}..{block.max()}, "
             f"beyond its recorded magnitude {self.magnitude(tensor)}"
@@ -109,15 +116,15 @@ class Term:
 def totals_of(
     layout: Layout, updates: Iterable[tuple[Counted, Mapping[str, float | int]]], trained: Container[str]
 ) -> dict[str, Total]:
-    """The totals by tensor.
+    """Return the totals by tensor.
 
     Args:
         layout: the model's tensors.
-        updates: how each counts, and the magnitudes of the tensors that it carries.
+        updates: the weight and factors of each, and the magnitudes of the tensors that it carries.
         trained: names of the float tensors that are trained (`step.Step`).
 
     Returns:
-        Nothing for a tensor that no update carries.
+        No entry for a tensor that no update carries.
     """
     totals: dict[str, Total] = {}
     for item, magnitudes in updates:
@@ -133,7 +140,7 @@ def totals_of(
 class ExactMean:
     """The exact weighted mean of a float tensor: sums on the grid, which add without rounding in any order.
 
-    They are made on the device, when there is one, with the same bits. Of a control variate: the sum of the updates,
+    With a device they are computed there, with the same bits. The mean of a control variate is the sum of the updates,
     all of weight 1, over the number of all clients.
     """
 
@@ -152,9 +159,9 @@ class ExactMean:
         self._add_within = add_within_for(tensor.num_elements * len(terms))
 
     def sum(self, start: int, stop: int) -> NDArray[np.float64]:
-        """sum_k w_k u_k / q of this rank's updates: integers below 2^53."""
+        """Return sum_k w_k u_k / q of this rank's updates: integers below 2^53."""
         if self._device is not None:
-            return self._sum_there(self._device, start, stop)
+            return self._sum_on_device(self._device, start, stop)
         total, room = np.zeros(stop - start), np.empty(stop - start, np.float32)
         for term, scale in zip(self._terms, self._scales, strict=True):
             block = term.reader.read(self._tensor, start, stop, room)
@@ -162,7 +169,7 @@ class ExactMean:
                 raise term.beyond(self._tensor, block)
         return total
 
-    def _sum_there(self, device: Device, start: int, stop: int) -> NDArray[np.float64]:
+    def _sum_on_device(self, device: Device, start: int, stop: int) -> NDArray[np.float64]:
         pairs = zip(self._terms, self._scales, strict=True)
         summands = [Summand(term.reader, float(scale), term.magnitude(self._tensor)) for term, scale in pairs]
         total, is_within = device.weighted_sum(self._tensor, start, stop, summands)
@@ -172,11 +179,11 @@ class ExactMean:
         return total
 
     def share(self, start: int, stop: int) -> NDArray[np.float64]:
-        """The sum as it travels; nothing, when no update is here."""
+        """Return the sum as it travels; empty if no update is here."""
         return self.sum(start, stop) if self._terms else np.zeros(0)
 
     def joined(self, parts: Sequence[Bytes], start: int, stop: int) -> NDArray[np.float64]:
-        """The mean, from the shares of all ranks."""
+        """Return the mean, from the shares of all ranks."""
         total = np.zeros(stop - start)
         for part in parts:
             if part.size:
@@ -188,7 +195,7 @@ class ExactMean:
         return mean if self._scale == 1.0 else np.multiply(mean, self._scale, out=mean)
 
     def __call__(self, start: int, stop: int) -> NDArray[np.float64]:
-        """The mean when all updates are here."""
+        """Return the mean when all updates are here."""
         return self._mean(self.sum(start, stop))
 
 
@@ -200,16 +207,16 @@ class IntegerMean:
         self._dtype = sum_dtype(int(total.magnitude), total_weight=total.weight)
 
     def sum(self, start: int, stop: int) -> NDArray[Any]:
-        """sum_k w_k u_k of this rank's updates."""
+        """Return sum_k w_k u_k of this rank's updates."""
         blocks = ((term.read(self._tensor, start, stop), term.item.weight) for term in self._terms)
         return weighted_sum(blocks, stop - start, dtype=self._dtype)
 
     def share(self, start: int, stop: int) -> NDArray[np.int64]:
-        """The sum as it travels; nothing, when no update is here."""
+        """Return the sum as it travels; empty if no update is here."""
         return to_words(self.sum(start, stop)) if self._terms else np.zeros(0, np.int64)
 
     def joined(self, parts: Sequence[Bytes], start: int, stop: int) -> NDArray[Any]:
-        """The rounded mean, from the shares of all ranks."""
+        """Return the rounded mean, from the shares of all ranks."""
         total = np.zeros(stop - start, self._dtype)
         for part in parts:
             if part.size:
@@ -220,5 +227,5 @@ class IntegerMean:
         return rounded_mean(total, total_weight=self._total.weight)
 
     def __call__(self, start: int, stop: int) -> NDArray[Any]:
-        """The mean when all updates are here."""
+        """Return the rounded mean when all updates are here."""
         return self._mean(self.sum(start, stop))

@@ -1,4 +1,4 @@
-"""Rules when the updates lie at several ranks: the owner of some elements gathers every update's values of them."""
+"""Robust rules over updates at several ranks: the owner of an element gathers every update's value of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -20,14 +20,15 @@ from atoll.aggregation.tensors.ownership import owned_segments, segments_of
 from atoll.aggregation.updates.sources import Scaled, Source
 
 Places = tuple[Sequence[Sequence[int]], Mapping[str, frozenset[int]]]
-"""Of each rank's updates in the order of all client ids; and of those that leave a tensor out (`sharded.Cohort`)."""
+"""The places of each rank's updates in the order of all client ids, and those that leave a tensor out
+(`sharded.Cohort`)."""
 
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """What a rule makes of one float tensor."""
+    """The result of a rule for one float tensor, from the values of all ranks."""
 
     rule: Rule
     tensor: Tensor
@@ -37,11 +38,11 @@ class Gathered:
     mixing: Array | None
 
     def share(self, start: int, stop: int) -> NDArray[np.float32]:
-        """(k, n): the values of this rank's k updates."""
+        """Return (k, n), the values of this rank's k updates."""
         return _rows([Scaled(term, term.item.factor) for term in self.terms], self.tensor, start, stop)
 
     def joined(self, parts: Sequence[Bytes], start: int, stop: int) -> Array:
-        """The update that the rule gives, from what all ranks have of these elements."""
+        """Return the update of the rule, from the values of these elements at all ranks."""
         blocks = in_places(parts, self.places, self.tensor, stop - start)
         sources: list[Source] = [_Block(block, start) for block in blocks]
         if self.centre is not None:
@@ -57,7 +58,7 @@ def _rows(sources: Sequence[Source], tensor: Tensor, start: int, stop: int) -> N
 
 
 def in_places(parts: Sequence[Bytes], places: Places, tensor: Tensor, num_elements: int) -> list[NDArray[np.float32]]:
-    """The blocks of all updates that carry the tensor, in the order of their client ids."""
+    """Return the blocks of all updates that carry the tensor, in the order of their client ids."""
     of_ranks, omitted = places
     left_out = omitted.get(tensor.name, frozenset())
     by_place: dict[int, NDArray[np.float32]] = {}
@@ -70,7 +71,7 @@ def in_places(parts: Sequence[Bytes], places: Places, tensor: Tensor, num_elemen
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """One update's values of some elements, as a source of them."""
+    """The values of some elements of one update, as a source."""
 
     values: NDArray[np.float32]
     begin: int
@@ -94,7 +95,8 @@ def mixing_of_ranks(
     *,
     threads: int,
 ) -> Array | None:
-    """How a rule mixes the updates of all ranks (`combine.mixing_for`): the same matrix at each of them.
+    """Return the matrix by which a rule mixes the updates of all ranks (`combine.mixing_for`): the same at each of
+    them.
 
     Raises:
         ValueError: as `combine.mixing_for`.
@@ -117,9 +119,9 @@ def mixing_of_ranks(
 def _gram(
     layout: Layout, terms: Sequence[Term], places: Places, centre: Source | None, exchange: Exchange, threads: int
 ) -> Array:
-    """The Gram matrix of `gram.gram_matrix`; each rank multiplies in its own segments."""
+    """Return the Gram matrix of `gram.gram_matrix`; each rank computes its own segments."""
     num_sources = sum(map(len, places[0])) + (centre is not None)
-    own, size = owned_segments(exchange.rank, exchange.size), exchange.size
+    owned, size = owned_segments(exchange.rank, exchange.size), exchange.size
     tiles = [list(_tiles_of(layout, owned_segments(rank, size), num_sources)) for rank in range(size)]
     scaled = [Scaled(term, term.item.factor) for term in terms]
 
@@ -128,12 +130,12 @@ def _gram(
         blocks = in_places(shares, places, tensor, stop - start)
         return products(blocks if centre is None else [*blocks, centre.read(tensor, start, stop)])
 
-    sums = np.zeros((len(own), num_sources, num_sources))
+    sums = np.zeros((len(owned), num_sources, num_sources))
     with closing(swapped(tiles, lambda item: _rows(scaled, *item[1]), exchange, threads=threads)) as ready:
         jobs = ((index, partial(multiply, tile, shares)) for (index, tile), shares in ready)
         with closing(computed_ahead(jobs, threads=threads)) as finished:
             for index, found in finished:
-                sums[index - own.start] += found
+                sums[index - owned.start] += found
     gram = np.zeros((num_sources, num_sources))
     for part in from_all(exchange, sums):
         for of_segment in part.view(np.float64).reshape(-1, num_sources, num_sources):
@@ -142,7 +144,7 @@ def _gram(
 
 
 def _tiles_of(layout: Layout, segments: range, num_sources: int) -> Iterator[tuple[int, Tile]]:
-    """The tiles of some segments, each with the number of its segment."""
+    """Yield the tiles of some segments, each with the number of its segment."""
     of_layout = segments_of(layout)
     for index in segments:
         yield from ((index, tile) for tile in float_tiles(layout, of_layout[index], num_sources))

@@ -1,7 +1,7 @@
-"""What a fold does with the mean: the server optimizer, and what it and the rule keep from round to round.
+"""The step from the mean to the next version: the server optimizer, and its state from round to round.
 
-A slot is kept as a safetensors file beside each version: the optimizer's moments of the trained tensors, and, for a
-rule that looks back at it, the last aggregate of all floats.
+A slot is a tensor of that state for each tensor of the model, stored as a safetensors file beside each version: the
+optimizer's moments of the trained tensors, and, for a rule that looks back at it, the last aggregate of all floats.
 """
 
 from collections.abc import Container, Iterable, Mapping
@@ -20,12 +20,12 @@ from atoll.aggregation.tensors.safetensors_file import TensorFileWriter
 from atoll.aggregation.updates.reader import UpdateReader, stored_shard
 
 AGGREGATE = "aggregate"
-"""The slot of the last aggregate."""
+"""The name of the slot of the last aggregate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """An older version that the model is drawn towards (`anchor.drawn`); integers follow their mean."""
+    """An older version towards which the model is pulled (`fedasync.drawn`); integers follow their mean."""
 
     version: Path
     """x_old: a file with the base's layout, or the same shard of it."""
@@ -35,18 +35,19 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """How the updates become one, how that moves the model, and where the slots lie.
+    """The rule, the server optimizer, and the files of the slots.
 
-    Slots are read from `before` (without them: as they begin) and appear in `after`, before the new version does.
+    Slots are read from `before` (left out: they have their initial values) and appear in `after`, before the new
+    version does.
     """
 
     optimizer: Optimizer = FedAvg()  # noqa: RUF009 - a value
     trained: Container[str] = frozenset()
     """Names of the float tensors that the optimizer moves; the others follow the mean."""
     rule: Rule | None = None
-    """In place of the exact weighted mean of floats; integers follow their mean."""
+    """The rule in place of the exact weighted mean of floats; integers follow their mean."""
     scale: float = 1.0
-    """What the exact mean of the trained floats is multiplied with before the optimizer (`weights.normalized`)."""
+    """The factor of the exact mean of the trained floats before the optimizer (`weights.normalized`)."""
     num_clients: int | None = None
     """SCAFFOLD's N: tensors named `control/...` move by the sum of their updates over N. None: there are none."""
     before: Mapping[str, Path] = field(default_factory=dict)
@@ -55,53 +56,59 @@ class Step:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Names of what is kept."""
+        """The names of the slots."""
         return slots_of(self.optimizer, self.rule)
 
     def is_control(self, tensor: Tensor) -> bool:
-        """Whether it is a control variate."""
+        """Return whether the tensor is a control variate."""
         return self.num_clients is not None and tensor.name.startswith(CONTROL)
 
     def is_trained(self, tensor: Tensor) -> bool:
-        """Whether the optimizer moves it."""
+        """Return whether the optimizer moves the tensor."""
         return tensor.dtype in FLOATS and tensor.name in self.trained
 
 
 def slots_of(optimizer: Optimizer, rule: Rule | None) -> tuple[str, ...]:
-    """Names of what an optimizer and a rule keep from round to round."""
+    """Return the names of the slots of an optimizer and a rule."""
     return (*optimizer.slots, AGGREGATE) if rule is not None and takes_centre(rule) else optimizer.slots
 
 
 def kept_pieces(name: str, step: Step, layout: Layout, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-    """The pieces, of those of a model, for which a slot keeps something."""
-    names = {tensor.name for tensor in layout if _keeps(name, step, tensor)}
+    """Return the pieces of a model for which a slot has values."""
+    names = {tensor.name for tensor in layout if _has_slot(name, step, tensor)}
     return tuple(piece for piece in pieces if piece.tensor in names)
 
 
-def _keeps(name: str, step: Step, tensor: Tensor) -> bool:
+def _has_slot(name: str, step: Step, tensor: Tensor) -> bool:
     return tensor.dtype in FLOATS if name == AGGREGATE else step.is_trained(tensor)
 
 
 class Slot:
-    """One slot: of the base's version, and of the new one."""
+    """One slot: its file of the base's version, and that of the new one.
+
+    Args:
+        name: of the slot.
+        step: its files.
+        layout: the model's tensors.
+        pieces: the pieces of the model that are folded here.
+    """
 
     def __init__(self, name: str, step: Step, layout: Layout, pieces: Iterable[Piece]) -> None:
-        """Args: the slot's name; the step; the model's tensors; the pieces of it that are folded here."""
         self.name = name
         self._init = 0.0 if name == AGGREGATE else step.optimizer.init(name)
         self._pieces = kept_pieces(name, step, layout, pieces)
-        self._names = {tensor.name for tensor in layout if _keeps(name, step, tensor)}
+        self._names = {tensor.name for tensor in layout if _has_slot(name, step, tensor)}
         self.writer = TensorFileWriter(step.after[name], layout, pieces=self._pieces)
         self._reader: UpdateReader | None = None
         if name in step.before:
             self._reader = UpdateReader(stored_shard(step.before[name], self._pieces))
 
     def carries(self, tensor: str) -> bool:
-        """Whether the slot keeps something for this tensor."""
+        """Return whether the slot has values for this tensor."""
         return tensor in self._names
 
     def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """What the base's version has of it, float32; see `sources.Source.read`."""
+        """Return its values in the base's version, float32; see `sources.Source.read`."""
         if self._reader is not None:
             return self._reader.read(tensor, start, stop, out)
         block = np.empty(stop - start, np.float32) if out is None else out

@@ -5,8 +5,8 @@
     update 2 --block-->      ...         +--> base + mean --block--> new file
     update K --block-->      ...
 
-One block of each update after the other is read, added and forgotten: memory is a few blocks, whatever the size of
-the model or of the cohort.
+One block of each update after the other is read, added and dropped: memory is a few blocks, whatever the size of the
+model or of the cohort.
 
     mean = sum_k w_k u_k / sum_k w_k                        over the updates that carry the tensor, or a rule (`rules`)
     mean = scale sum_k w_k f_k u_k / sum_k w_k              of trained floats under FedNova (`weights.normalized`)
@@ -15,7 +15,8 @@ the model or of the cohort.
     new  = float32(float64(base) + mean)                    other floats; the base holds all floats as F32
     new  = base + round_half_even(mean)                     integers, exactly (`integers`)
 
-With an anchor (`step`) the mean of floats is first moved by its share of the way from the base to an older version.
+With an anchor (`step`) the mean of floats is first pulled by its share of the difference from the base to an older
+version.
 
 A tensor that no update carries stays. Float sums are exact on a grid that depends on the set of updates alone
 (`grid`), hence the bits of the result depend neither on the order of the updates nor on blocks, threads, or the boxes
@@ -31,13 +32,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from atoll.aggregation.fold.device import Device
+from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.fedasync import drawn
 from atoll.aggregation.fold.means import ExactMean, IntegerMean, Term, Total, Weighted, totals_of
 from atoll.aggregation.fold.step import AGGREGATE, Anchor, Slot, Step
 from atoll.aggregation.fold.tiles import Mean, Parts, float_rule, integer_rule, staying_rule
 from atoll.aggregation.ordered_map import computed_ahead
-from atoll.aggregation.rules.combine import Rooms, combine, mixing_for
+from atoll.aggregation.rules.combine import Scratch, combine, mixing_for
 from atoll.aggregation.tensors.layout import FLOATS, Layout, Piece, Tensor, in_order
 from atoll.aggregation.tensors.pieces import cut_layout, piece_bytes_of
 from atoll.aggregation.tensors.safetensors_file import TensorFileWriter, parse_header, read_metadata
@@ -45,25 +46,25 @@ from atoll.aggregation.updates.reader import UpdateReader, stored_model
 from atoll.aggregation.updates.sources import Scaled, Source
 
 TILE_ELEMENTS = 1 << 19
-"""Elements that one thread folds at once, 10 MiB with sum and base. Each update gives 2 MiB of it in one read: of what
-is read in shorter ones Linux thinks that it is used again and again, keeps it, and where memory is scarce gives up what
-it has read ahead, and must read that once more."""
+"""Number of elements that one thread folds at once, 10 MiB with sum and base. Each update's 2 MiB of it are one read:
+after shorter reads Linux takes the pages for often used, keeps them, and where memory is scarce evicts pages that it
+has read ahead, and reads them again."""
 
 FILES_OPEN_MAX = 256
-"""Updates whose files stay open; those of the others are opened at each read."""
+"""Number of updates whose files stay open; those of further updates are opened at each read."""
 
 WEIGHT_MAX = 1 << 53
-"""Largest weight: the largest that every float64 up to it holds exactly."""
+"""Largest weight: float64 holds every integer up to it exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What a fold has written."""
+    """The pieces that a fold has written."""
 
     pieces: tuple[Piece, ...]
-    """Of the new version, cut by `cuts`, in canonical order."""
+    """The pieces of the new version, cut by `pieces.cut_layout`, in canonical order."""
     slots: Mapping[str, tuple[Piece, ...]]
-    """Of each slot's file, cut as the model's tensors are."""
+    """The pieces of each slot's file, cut as the model's tensors are."""
 
 
 def fold(
@@ -72,33 +73,27 @@ def fold(
     out: Path,
     *,
     step: Step = Step(),  # noqa: B008 - a value
-    tile_elements: int = TILE_ELEMENTS,
-    threads: int = 1,
-    between: Callable[[], None] | None = None,
-    device: Device | None = None,
+    execution: Execution = Execution(),  # noqa: B008 - a value
     durable: bool = True,
 ) -> Folded:
     """Write the version that follows `base` to `out`, atomically and, unless durable=False, durably.
 
     Args:
-        base: the global model that the updates are added to: a safetensors file, floats as F32.
+        base: the global model to which the updates are added: a safetensors file, floats as F32.
         updates: K >= 1 accepted updates (covered, sound, with recorded magnitudes), in any order; for a rule in the
             order of their client ids.
-        out: where the new version appears, with the base's metadata.
+        out: the file of the new version, which gets the base's metadata.
         step: the rule and the server optimizer; left out: the exact mean is added.
-        tile_elements: elements that one thread finishes at once.
-        threads: how many tiles are folded at the same time; this thread writes the finished ones meanwhile.
-        between: called before each tile is written; what it raises ends the fold, and `out` does not appear.
-        device: where float updates are summed, with the same bits; left out: here, by numpy or numba. Not for rules.
-        durable: whether the files are on disk on return.
+        execution: threads, tiles, device.
+        durable: sync the files before returning.
 
     Returns:
-        The manifests of the new version and of the slots.
+        The pieces of the new version and of the slots.
 
     Raises:
-        ValueError: no updates, or too few for the rule, a weight or a factor out of range, a base with other floats
-            than F32, an update with a tensor of another kind or without its magnitude, a value that is not finite or
-            beyond the recorded magnitude, or a new value that leaves its dtype.
+        ValueError: no updates, or too few for the rule; a weight or a factor out of range; a base with other floats
+            than F32; an update with a tensor of another kind or without its magnitude; a value that is not finite or
+            beyond the recorded magnitude; or a new value that leaves its dtype.
         TensorFileCorrupted: a file is shorter than it should be, or the base has a broken header.
     """
     layout, _ = parse_header(base)
@@ -111,14 +106,15 @@ def fold(
         slots = [stack.enter_context(Slot(name, step, layout, pieces)) for name in step.slots]
         terms = opened(updates, stack)
         writer = stack.enter_context(TensorFileWriter(out, layout, metadata=read_metadata(base), pieces=pieces))
-        mean_of = _drawn(step.anchor, _mean_by(step, layout, terms, slots, threads, device), layout, masters, stack)
-        tiles = _tiles(layout, masters, terms, slots, mean_of, step, tile_elements)
-        finished = stack.enter_context(closing(computed_ahead(tiles, threads=threads)))  # before a file is closed
-        return written(finished, writer, slots, between, durable=durable)
+        mean_of = _drawn(step.anchor, _mean_by(step, layout, terms, slots, execution), layout, masters, stack)
+        tiles = _tiles(layout, masters, terms, slots, mean_of, step, execution.tile_elements or TILE_ELEMENTS)
+        finished = computed_ahead(tiles, threads=execution.threads)
+        stack.enter_context(closing(finished))  # last, so that its jobs end before a file is closed
+        return written(finished, writer, slots, execution.between, durable=durable)
 
 
 def opened(updates: Sequence[Weighted], stack: ExitStack) -> list[Term]:
-    """The updates, until the stack is left; of many the files are opened at each read."""
+    """Open the updates until the stack is left; of many updates the files are opened at each read."""
     return [
         Term(stack.enter_context(UpdateReader(item.update, keep_open=k < FILES_OPEN_MAX)), item)
         for k, item in enumerate(updates)
@@ -133,14 +129,14 @@ def written(
     *,
     durable: bool = True,
 ) -> Folded:
-    """Write the tiles, each with the slots that move with it, in their order; the files appear, the slots first."""
+    """Write the tiles in their order, each with the slots that move with it; then the files appear, the slots first."""
     for moved, parts in finished:
         if between is not None:
             between()
         for file, part in zip((writer, *(slot.writer for slot in moved)), parts, strict=True):
             file.append(part)
-    of_slots = {slot.name: slot.writer.finish(durable=durable) for slot in slots}
-    return Folded(writer.finish(durable=durable), of_slots)
+    slot_pieces = {slot.name: slot.writer.finish(durable=durable) for slot in slots}
+    return Folded(writer.finish(durable=durable), slot_pieces)
 
 
 def _tiles(
@@ -152,7 +148,7 @@ def _tiles(
     step: Step,
     tile_elements: int,
 ) -> "Iterator[tuple[list[Slot], Callable[[], Parts]]]":
-    """Every tile of the new version, in canonical order: the slots that move with it, and the work."""
+    """Yield every tile of the new version, in canonical order: the slots that move with it, and its job."""
     totals = totals_of(layout, ((term.item, term.item.carried) for term in terms), step.trained)
     for tensor in in_order(layout):
         carrying = [term for term in terms if term.carries(tensor.name)]
@@ -169,31 +165,29 @@ def _tiles(
 
 
 _MeanOf = Callable[[Tensor, Total, list[Term]], Mean]
-"""(a float tensor, what all updates bring to it, those that carry it) -> their mean."""
+"""(a float tensor, the total of its updates, the updates that carry it) -> their mean."""
 
 
-def _mean_by(
-    step: Step, layout: Layout, terms: list[Term], slots: list[Slot], threads: int, device: Device | None
-) -> _MeanOf:
-    """The exact weighted mean, or a rule, which may first look at how the updates lie to each other."""
+def _mean_by(step: Step, layout: Layout, terms: list[Term], slots: list[Slot], execution: Execution) -> _MeanOf:
+    """Return the exact weighted mean, or a rule, which may first read all updates for their geometry."""
     if step.rule is None:
-        return partial(ExactMean, step, device=device)
-    rule = step.rule
+        return partial(ExactMean, step, device=execution.device)
+    rule, scratch = step.rule, Scratch()
     centre = next((slot for slot in slots if slot.name == AGGREGATE), None)
     by_name: dict[str, Source] = {str(term.item.update.path): Scaled(term, term.item.factor) for term in terms}
-    mixing, rooms = mixing_for(rule, layout, by_name, centre=centre, threads=threads), Rooms()
+    mixing = mixing_for(rule, layout, by_name, centre=centre, threads=execution.threads)
 
     def mean_of(tensor: Tensor, _: Total, carrying: list[Term]) -> Mean:
         sources: list[Source] = [Scaled(term, term.item.factor) for term in carrying]
         if centre is not None:
             sources.append(centre)
-        return lambda start, stop: combine(tensor, start, stop, sources, rule, mixing, rooms=rooms)
+        return lambda start, stop: combine(tensor, start, stop, sources, rule, mixing, scratch=scratch)
 
     return mean_of
 
 
 def _drawn(anchor: Anchor | None, mean_of: _MeanOf, layout: Layout, masters: UpdateReader, stack: ExitStack) -> _MeanOf:
-    """The same means, drawn towards the step's anchor, if it has one."""
+    """Return the same means, pulled towards the step's anchor, if it has one."""
     if anchor is None:
         return mean_of
     if parse_header(anchor.version)[0] != layout:
@@ -203,7 +197,7 @@ def _drawn(anchor: Anchor | None, mean_of: _MeanOf, layout: Layout, masters: Upd
 
 
 def check_updates(layout: Layout, updates: Sequence[Weighted], base: Path) -> None:
-    """Raise ValueError when these updates cannot be added to this base."""
+    """Raise ValueError if these updates cannot be added to this base."""
     tensors = {tensor.name: tensor for tensor in layout}
     for tensor in layout:
         if tensor.dtype in FLOATS and tensor.dtype != "F32":

@@ -1,4 +1,4 @@
-"""What becomes of a tile: some elements of one tensor of the base and of its slots, when their mean update is known."""
+"""New values of a tile (some elements of one tensor and of its slots), from the base and the mean update."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,14 +17,14 @@ Parts = tuple[NDArray[Any], ...]
 """New values of some elements of one tensor, and of its slots."""
 
 TileRule = Callable[[int, int], Parts]
-"""(start, stop) -> what becomes of these elements of one tensor."""
+"""(start, stop) -> the new values of these elements of one tensor."""
 
 Mean = Callable[[int, int], NDArray[np.float64]]
-"""(start, stop) -> the mean update of these elements of one tensor, or what a rule makes in its place."""
+"""(start, stop) -> the mean update of these elements of one tensor, or a rule's result in its place."""
 
 
 def staying_rule(tensor: Tensor, files: Sequence[UpdateReader | Slot]) -> TileRule:
-    """A tensor that no update carries, and its slots."""
+    """Return the rule of a tensor that no update carries: it and its slots stay."""
     dtype = NUMPY_DTYPES[tensor.dtype]
     return lambda start, stop: tuple(file.read(tensor, start, stop).astype(dtype, copy=False) for file in files)
 
@@ -32,10 +32,10 @@ def staying_rule(tensor: Tensor, files: Sequence[UpdateReader | Slot]) -> TileRu
 def float_rule(
     tensor: Tensor, masters: UpdateReader, mean_of: Mean, slots: list[Slot], optimizer: Optimizer | None
 ) -> TileRule:
-    """A float tensor follows what the optimizer makes of the mean, and its slots what it keeps; without one, the mean.
+    """Return the rule of a float tensor: it follows the optimizer, and its slots the optimizer's state; or else the
+    mean.
 
-    Raises:
-        ValueError: by the rule, when a new value leaves float32.
+    The rule raises ValueError if a new value leaves float32.
     """
     what = f"tensor {tensor.name!r}: "
 
@@ -49,14 +49,18 @@ def float_rule(
             new = np.add(master, mean, out=mean)
         else:
             new = optimizer.apply(master.astype(np.float64), mean, state)
-        kept = (rounded_to_float32(values, what + name) for name, values in state.items())
-        return (rounded_to_float32(new, what + "new values"), *kept)
+        slot_values = (rounded_to_float32(values, what + name) for name, values in state.items())
+        return (rounded_to_float32(new, what + "new values"), *slot_values)
 
     return new_values
 
 
 def rounded_to_float32(values: NDArray[np.float64], what: str) -> NDArray[np.float32]:
-    """What a version keeps of new values; ValueError, beginning with `what`, when one leaves float32."""
+    """Return new values as a version stores them.
+
+    Raises:
+        ValueError: a value leaves float32; the message begins with `what`.
+    """
     with np.errstate(over="ignore"):
         rounded = values.astype(np.float32)
     if not np.isfinite(rounded).all():
@@ -65,10 +69,9 @@ def rounded_to_float32(values: NDArray[np.float64], what: str) -> NDArray[np.flo
 
 
 def integer_rule(tensor: Tensor, masters: UpdateReader, mean_of: Callable[[int, int], NDArray[Any]]) -> TileRule:
-    """An integer tensor follows its rounded mean.
+    """Return the rule of an integer tensor: it follows its rounded mean.
 
-    Raises:
-        ValueError: by the rule, when a new value leaves its dtype.
+    The rule raises ValueError if a new value leaves its dtype.
     """
 
     def new_values(start: int, stop: int) -> Parts:

@@ -1,19 +1,19 @@
-"""How much each update counts: exact integers, so that sums of weighted updates depend on no order."""
+"""The weights of updates: exact integers, so that sums of weighted updates depend on no order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 FIXED_POINT_ONE = 1 << 30
-"""Weight of the heaviest update of a round in which some updates are scaled down."""
+"""The weight of the heaviest update of a round in which some updates are scaled down."""
 
 NORMALIZER_MAX = 1e9
-"""Largest normalizer of FedNova, and most effective steps, that an update may claim."""
+"""The largest normalizer of FedNova, and number of effective steps, that an update may claim."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one update brings to the mean: n_k = `num_examples` >= 1, s_k = `scale` in (0, 1] (staleness, work)."""
+    """The share of one update in the mean: n_k = `num_examples` >= 1, s_k = `scale` in (0, 1] (staleness, work)."""
 
     num_examples: int
     scale: float = 1.0
@@ -26,7 +26,7 @@ class Share:
 
 
 def integer_weights(shares: Sequence[Share]) -> tuple[int, ...]:
-    """The integer weights of one round's updates.
+    """Return the integer weights of one round's updates.
 
         w_k = n_k                                              when every s_k = 1, else
         w_k = max(1, round_half_even(2^30 x_k / max_j x_j))    with x_k = n_k s_k
@@ -58,7 +58,7 @@ def integer_weights(shares: Sequence[Share]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Normalized:
-    """How FedNova weighs the trained floats of a round: mean = scale * sum_k w_k f_k u_k / sum_k w_k."""
+    """FedNova's weighting of the trained floats of a round: mean = scale * sum_k w_k f_k u_k / sum_k w_k."""
 
     factors: tuple[float, ...]
     """f_k in (0, 1], in the order of the updates."""
@@ -66,7 +66,7 @@ class Normalized:
 
 
 def normalized(weights: Sequence[int], normalizers: Sequence[float], effective_steps: Sequence[float]) -> Normalized:
-    """FedNova's normalized averaging, on the grid of the exact mean.
+    """Return FedNova's normalized averaging, on the grid of the exact mean.
 
         x <- x + tau_eff sum_k p_k u_k / a_k,   p_k = w_k / sum_j w_j,   tau_eff = sum_k p_k e_k
         f_k = min_j a_j / a_k,   scale = tau_eff / min_j a_j
@@ -96,7 +96,7 @@ def normalized(weights: Sequence[int], normalizers: Sequence[float], effective_s
 
 
 def staleness_discount(staleness: int, *, exponent: float) -> float:
-    """The scale of an update that was computed `staleness` versions ago.
+    """Return the scale of an update that was computed `staleness` versions ago.
 
         s(t) = (1 + t)^-a
 
@@ -122,7 +122,7 @@ def staleness_discount(staleness: int, *, exponent: float) -> float:
 
 
 def hinge_discount(staleness: int, *, slope: float, delay: int) -> float:
-    """The scale of a stale update that counts in full for a while.
+    """Return the scale of a stale update that counts in full up to a delay.
 
         s(t) = 1 when t <= b, else 1 / (1 + a (t - b))
 

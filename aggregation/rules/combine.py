@@ -1,4 +1,4 @@
-"""Rules over stored updates: in place of `fold`'s weighted mean, tile by tile, in bounded memory.
+"""Rules over stored updates, in place of the weighted mean: tile by tile, in bounded memory.
 
     source 1 --block--+
     source 2 --block--+--> mixing A --> rows (R, n) --reduce--> (n) --> next tile
@@ -6,7 +6,7 @@
 
     row_r = float32(sum_k A_rk u_k)        in float64, added in the order of the sources, element by element
 
-No element sees another one, so the bits depend neither on tiles nor on threads nor on how the caller cuts.
+Elements are independent of each other, so the bits depend neither on tiles nor on threads nor on the caller's ranges.
 """
 
 import threading
@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.aggregation.rules.gram import gram_matrix
-from atoll.aggregation.rules.rule import GeometricRule, Rule, asked, check_count, takes_centre
+from atoll.aggregation.rules.rule import GeometricRule, Rule, call_rule, check_count, takes_centre
 from atoll.aggregation.tensors.layout import Layout, Tensor
 from atoll.aggregation.updates.sources import Source
 
 TILE_VALUES = 1 << 23
-"""Values that are read at once, of all sources: 32 MiB for each thread. See `fold.TILE_ELEMENTS`."""
+"""Number of values that are read at once, of all sources: 32 MiB for each thread. See `streaming.TILE_ELEMENTS`."""
 
 MIXED_VALUES = 1 << 18
-"""Values that are mixed at once, in float32 of all its arrays: 1 MiB stays in a thread's cache."""
+"""Number of values that are mixed at once, counted in float32 over all arrays: 1 MiB stays in a thread's cache."""
 
 Array = NDArray[np.float64]
 
@@ -32,13 +32,13 @@ Array = NDArray[np.float64]
 def mixing_for(
     rule: Rule, layout: Layout, updates: Mapping[str, Source], *, centre: Source | None = None, threads: int = 1
 ) -> Array | None:
-    """How a rule mixes these updates: one pass over them, for rules that look at their geometry.
+    """Return the matrix by which a rule mixes these updates: one pass over them, for rules that look at their geometry.
 
     Args:
-        rule: of the run.
+        rule: the run's rule.
         layout: the model's tensors.
-        updates: K >= 1, by what errors call them, in the order of their client ids.
-        centre: the previous aggregate, for a rule that takes one (`sources.Zeros` before there is any).
+        updates: K >= 1, by their names in errors, in the order of their client ids.
+        centre: the previous aggregate, for a rule that takes one (`sources.Zeros` in a first round).
         threads: for the Gram matrix.
 
     Returns:
@@ -46,7 +46,7 @@ def mixing_for(
 
     Raises:
         ValueError: too few updates for the rule, an update that leaves out a tensor, a rule that takes a centre without
-            one, or a user's rule that gives a matrix of another shape or with numbers that are not finite.
+            one, or a user's rule that returns a matrix of another shape or with numbers that are not finite.
     """
     check_count(rule, len(updates))
     if not isinstance(rule, GeometricRule):
@@ -60,13 +60,13 @@ def mixing_for(
 
 
 def checked_mixing(rule: GeometricRule, gram: Array) -> Array:
-    """How a rule mixes updates with these inner products.
+    """Return the matrix by which a rule mixes updates with these inner products.
 
     Raises:
-        ValueError: too few updates for the rule, or a user's rule that gives a matrix of another shape or with numbers
-            that are not finite.
+        ValueError: too few updates for the rule, or a user's rule that returns a matrix of another shape or with
+            numbers that are not finite.
     """
-    mixing = np.ascontiguousarray(asked(rule, rule.mixing, gram), np.float64)
+    mixing = np.ascontiguousarray(call_rule(rule, rule.mixing, gram), np.float64)
     if mixing.ndim != 2 or mixing.shape[1] != len(gram) or len(mixing) < 1 or not np.isfinite(mixing).all():
         raise ValueError(
             f"{type(rule).__name__} mixes {len(gram)} updates with a {mixing.shape} matrix, "
@@ -83,38 +83,38 @@ def combine(
     rule: Rule,
     mixing: Array | None = None,
     *,
-    rooms: "Rooms | None" = None,
+    scratch: "Scratch | None" = None,
 ) -> Array:
-    """What a rule makes of the elements [start, stop) of one float tensor. Threads may share all arguments.
+    """Return the update of a rule for the elements [start, stop) of one float tensor. Threads may share all arguments.
 
     Args:
-        tensor: where the elements are.
-        start: the first of them, in the tensor's flat order.
-        stop: behind the last of them.
-        sources: those that carry the tensor, in the order of their client ids; with the centre last, when mixed so.
-        rule: see `rules`.
-        mixing: of `mixing_for`, a column for each source.
-        rooms: of the calls before this one; without, the memory to read into is new.
+        tensor: of the elements.
+        start: the first element, in the tensor's flat order.
+        stop: the element after the last one.
+        sources: those that carry the tensor, in the order of their client ids; the centre last, if it is mixed.
+        rule: see `rule`.
+        mixing: from `mixing_for`, a column for each source.
+        scratch: memory to read into, from earlier calls; left out: new memory.
 
     Returns:
-        (stop - start): the update that the rule gives.
+        (stop - start) values of the update.
 
     Raises:
-        ValueError: too few sources for the rule, or a user's rule that gives another number of values.
-        TensorFileCorrupted: a file ends too early.
+        ValueError: too few sources for the rule, or a user's rule that returns another number of values.
+        TensorFileCorrupted: a file ends early.
     """
     check_count(rule, len(sources) - takes_centre(rule))
     combined = np.empty(stop - start)
     step = _power_of_two(TILE_VALUES // len(sources))
-    scratch = (rooms or Rooms()).rows(len(sources), min(step, stop - start))
+    memory = (scratch or Scratch()).rows(len(sources), min(step, stop - start))
     for begin in range(start, stop, step):
         end = min(begin + step, stop)
-        rows = scratch[:, : end - begin]
+        rows = memory[:, : end - begin]
         for row, source in zip(rows, sources, strict=True):
             source.read(tensor, begin, end, row)
         if mixing is not None:
             rows = _mix(rows, mixing)
-        values = np.asarray(asked(rule, rule.reduce, rows))
+        values = np.asarray(call_rule(rule, rule.reduce, rows))
         if values.shape != (end - begin,):
             raise ValueError(
                 f"tensor {tensor.name!r}: {type(rule).__name__} makes {values.shape} of {len(rows)} rows, "
@@ -124,30 +124,30 @@ def combine(
     return combined
 
 
-class Rooms(threading.local):
-    """For each thread the memory into which it reads, tile after tile: new memory costs as much as the read."""
+class Scratch(threading.local):
+    """Memory of each thread to read into, reused tile after tile: allocating costs as much as the read."""
 
     def __init__(self) -> None:
         self._values = np.empty(0, np.float32)
 
     def rows(self, num_rows: int, num_elements: int) -> NDArray[np.float32]:
-        """(R, n), with anything in it, until this thread asks again."""
+        """Return (R, n) with undefined values; valid until the next call by this thread."""
         if self._values.size < num_rows * num_elements:
             self._values = np.empty(num_rows * num_elements, np.float32)
         return self._values[: num_rows * num_elements].reshape(num_rows, num_elements)
 
 
 def _mix(blocks: NDArray[np.float32], mixing: Array) -> NDArray[np.float32]:
-    """The combinations (R, n) of the blocks (K, n)."""
+    """Return the combinations (R, n) of the blocks (K, n)."""
     num_elements = blocks.shape[1]
     step = _power_of_two(MIXED_VALUES // (2 * len(blocks) + 3 * len(mixing)))
     rows = np.empty((len(mixing), num_elements), np.float32)
-    exact = np.zeros((len(blocks), step + 1))  # einsum adds in another order where an element is alone
+    exact = np.zeros((len(blocks), step + 1))  # a spare column: einsum adds a lone element in another order
     for begin in range(0, num_elements, step):
         end = min(begin + step, num_elements)
         exact[:, : end - begin] = blocks[:, begin:end]
         total = np.einsum("rk,kn->rn", mixing, exact[:, : end - begin + 1], optimize=False)
-        with np.errstate(over="ignore"):  # whoever applies the update looks at its size
+        with np.errstate(over="ignore"):  # the new values are checked when the update is applied
             rows[:, begin:end] = total[:, : end - begin]
     return rows
 

@@ -1,4 +1,4 @@
-"""Rules that look at each element alone: coordinate median, trimmed mean; and the bound on an update's norm."""
+"""Rules for each element alone: coordinate median, trimmed mean; and the bound on an update's norm."""
 
 import statistics
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from atoll.aggregation.rules.rule import num_malicious
 
 @dataclass(frozen=True, slots=True)
 class Median:
-    """The coordinate-wise median: withstands any minority of updates, but listens badly to sites that differ.
+    """The coordinate-wise median. It withstands any minority of updates, and suffers where the sites' data differ.
 
         out_i = med_k u_ki        the mean of the two in the middle when K is even
 
@@ -23,7 +23,7 @@ class Median:
     """
 
     def reduce(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:
-        """See `rules.Rule.reduce`; any R >= 1."""
+        """Return the median of each element, for any R >= 1; see `rule.Rule.reduce`."""
         return middle_mean(rows, (len(rows) - 1) // 2, len(rows) // 2 + 1)
 
 
@@ -52,19 +52,19 @@ class TrimmedMean:
             raise ValueError(f"{num_updates} updates are too few: a trimmed mean with f={f} needs at least {2 * f + 1}")
 
     def reduce(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:
-        """See `rules.Rule.reduce`."""
+        """Return the trimmed mean of each element; see `rule.Rule.reduce`."""
         self.check(len(rows))
         f = num_malicious(self.malicious, len(rows))
         return middle_mean(rows, f, len(rows) - f)
 
 
 def clip_factors(norms: Sequence[float], bound: float | Literal["median"]) -> tuple[float, ...]:
-    """What each update is multiplied with so that none is longer than the bound.
+    """Return the factor of each update with which none is longer than the bound.
 
         a_k = min(1, C / ||u_k||)        C given, or the median of the norms
 
-    The one defence that works for every rule and under secure sums: it blocks updates that are scaled up. The norms
-    are those of the inspection (square root of its squared norms, summed over the float tensors), so that nothing
+    It is the one defence that works for every rule and under secure sums: it blocks updates that are scaled up. The
+    norms are those of the inspection (square root of its squared norms, summed over the float tensors), so that no file
     is read again.
 
     Args:
@@ -72,7 +72,7 @@ def clip_factors(norms: Sequence[float], bound: float | Literal["median"]) -> tu
         bound: C > 0, or "median".
 
     Returns:
-        K factors in [0, 1]; an update within the bound has exactly 1.
+        K factors in [0, 1]; exactly 1 for an update within the bound.
 
     Raises:
         ValueError: no norms, a norm that is negative or not finite, or C is not above 0.

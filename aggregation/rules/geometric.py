@@ -1,4 +1,4 @@
-"""Rules that look at how whole updates lie to each other: multi-Krum, geometric median, centred clipping; mixing.
+"""Rules on the geometry of whole updates: multi-Krum, geometric median, centred clipping; nearest-neighbour mixing.
 
 All of them work on the K x K inner products alone: every point that they visit is a combination z = sum_k c_k u_k of
 the updates, and
@@ -6,7 +6,7 @@ the updates, and
     ||u_k - z||^2 = g_kk - 2 (G c)_k + c^T G c
 
 so any number of steps costs one pass over the data (`gram`), and one more for the answer. Differences of inner products
-are exact to about 1e-8 of the longer vector; what is nearer than that counts as equal.
+are exact to about 1e-8 of the longer vector; updates nearer to each other than that count as equal.
 """
 
 from dataclasses import dataclass
@@ -19,18 +19,18 @@ from atoll.aggregation.rules.rule import GeometricRule, Rule, check_count, num_m
 Array = NDArray[np.float64]
 
 TINY = 2.0**-500
-"""Below any distance of float32 updates; its inverse is finite."""
+"""A number below any distance of float32 updates, with a finite inverse."""
 
 
 def squared_distances(gram: Array) -> Array:
-    """||u_k - u_l||^2: (K, K) from the inner products (K, K), at least 0, 0 on the diagonal."""
+    """Return ||u_k - u_l||^2, (K, K) from the inner products (K, K); at least 0, and 0 on the diagonal."""
     squares = gram.diagonal()
     distances: Array = np.maximum(squares[:, np.newaxis] + squares - gram - gram.T, 0.0)
     return distances
 
 
 def distances_to(gram: Array, coefficients: Array) -> Array:
-    """||u_k - z||: (K) distances of all updates to z = sum_k c_k u_k."""
+    """Return ||u_k - z||, (K) distances of all updates to z = sum_k c_k u_k."""
     projections: Array = gram @ coefficients
     squares: Array = np.maximum(gram.diagonal() - 2.0 * projections + coefficients @ projections, 0.0)
     distances: Array = np.sqrt(squares)
@@ -38,12 +38,12 @@ def distances_to(gram: Array, coefficients: Array) -> Array:
 
 
 class _OneRow:
-    """A rule whose one combination is the answer."""
+    """A rule with one combination, which is the answer."""
 
     __slots__ = ()
 
     def reduce(self, rows: NDArray[np.float32]) -> Array:
-        """See `rules.Rule.reduce`: the one row as it is."""
+        """Return the one row as it is; see `rule.Rule.reduce`."""
         row: Array = rows[0].astype(np.float64)
         return row
 
@@ -54,11 +54,11 @@ class MultiKrum(_OneRow):
 
         s_k = sum of the K - f - 2 least ||u_k - u_l||^2, l != k        out = mean of the m updates with the least s_k
 
-    Equal scores go by client id. Choosing m = 1 is Krum, which loses accuracy when nobody attacks.
+    Equal scores go by client id. m = 1 is Krum, which loses accuracy in the absence of an attack.
 
     Args:
         malicious: f, or f/K in [0, 0.5) rounded down. Needs K >= 2f + 3.
-        num_selected: m in 1..K - f; all that may be honest, K - f, when None.
+        num_selected: m in 1..K - f; None: K - f, all that may be honest.
 
     Source: Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NIPS 2017.
     """
@@ -80,7 +80,7 @@ class MultiKrum(_OneRow):
             raise ValueError(f"num_selected {self.num_selected} is not in 1..{num_updates - f}, K - f of {num_updates}")
 
     def mixing(self, gram: Array) -> Array:
-        """See `rules.GeometricRule.mixing`: (1, K), 1/m for the selected."""
+        """Return (1, K), 1/m for the selected updates; see `rule.GeometricRule.mixing`."""
         num_updates = len(gram)
         self.check(num_updates)
         f = num_malicious(self.malicious, num_updates)
@@ -95,20 +95,20 @@ class MultiKrum(_OneRow):
 
 @dataclass(frozen=True, slots=True)
 class GeometricMedian(_OneRow):
-    """The point with the least sum of distances to the updates, nearly: robust federated averaging (RFA).
+    """The point with nearly the least sum of distances to the updates: robust federated averaging (RFA).
 
         z_0 = 0,  z_{t+1} = sum_k b_k u_k / sum_k b_k        b_k = 1 / max(v, ||u_k - z_t||)
 
-    Smoothed Weiszfeld steps. They begin at the present global model (no update at all), where the paper begins at the
-    mean: from there an update of any length has lost its pull after one step, and none has it otherwise. v is a share
-    of the median norm, so the rule does not depend on the updates' scale.
+    Smoothed Weiszfeld steps. They begin at the present global model (z_0 = 0), where the paper begins at the mean: from
+    0 an update of any length has lost its pull after one step, from the mean it keeps it. v is a fraction of the median
+    norm, so the rule does not depend on the updates' scale.
 
     Args:
         num_steps: T; 3 to 8 are enough.
-        smoothing: v, as a share of the median ||u_k||.
+        smoothing: v, as a fraction of the median ||u_k||.
 
     Source: Pillutla et al., "Robust Aggregation for Federated Learning", arXiv:1912.13445 (smoothed Weiszfeld), without
-    its weights (`rules`).
+    its weights (`rule`).
     """
 
     num_steps: int = 8
@@ -121,7 +121,7 @@ class GeometricMedian(_OneRow):
             raise ValueError(f"smoothing {self.smoothing} is not in [0, 1)")
 
     def mixing(self, gram: Array) -> Array:
-        """See `rules.GeometricRule.mixing`: (1, K)."""
+        """Return (1, K), the coefficients of the point; see `rule.GeometricRule.mixing`."""
         distances = np.sqrt(gram.diagonal())  # to z_0
         least = max(self.smoothing * float(np.median(distances)), TINY)
         for _ in range(self.num_steps):
@@ -134,12 +134,12 @@ class GeometricMedian(_OneRow):
 
 @dataclass(frozen=True, slots=True)
 class CenteredClipping(_OneRow):
-    """The previous aggregate, moved by the updates' differences to it, none of which counts beyond a radius.
+    """The previous aggregate, moved by the updates' differences to it, each clipped to a radius.
 
         z_0 = v,  z_{t+1} = z_t + 1/K sum_k (u_k - z_t) min(1, r / ||u_k - z_t||)
 
-    v is the previous round's aggregate: the last row and column of the Gram matrix; zeros in a first round. It gains
-    most when the updates carry momentum over rounds.
+    v is the previous round's aggregate: the last row and column of the Gram matrix; zeros in a first round. The rule
+    gains most when the updates carry momentum over rounds.
 
     Args:
         radius: r > 0, about the distance of an honest update to the mean.
@@ -161,7 +161,7 @@ class CenteredClipping(_OneRow):
             raise ValueError(f"num_steps {self.num_steps} is not at least 1")
 
     def mixing(self, gram: Array) -> Array:
-        """See `rules.GeometricRule.mixing`: (1, K + 1)."""
+        """Return (1, K + 1), the coefficients of the result; see `rule.GeometricRule.mixing`."""
         num_updates = len(gram) - 1
         coefficients = np.zeros(num_updates + 1)
         coefficients[-1] = 1.0
@@ -175,13 +175,13 @@ class CenteredClipping(_OneRow):
 
 @dataclass(frozen=True, slots=True)
 class NearestNeighbourMixing:
-    """Before any rule: each update becomes the mean of the K - f nearest to it, itself among them.
+    """Mixing before any rule: each update becomes the mean of the K - f nearest to it, itself among them.
 
-    For sites whose data differ: honest updates come closer to each other, and the rule behind loses less.
+    Where the sites' data differ, honest updates come closer to each other, and the rule after it loses less.
 
     Args:
         malicious: f, or f/K in [0, 0.5) rounded down. Needs K > 2f.
-        rule: what follows.
+        rule: the rule after the mixing.
 
     Source: Allouah et al., "Fixing by Mixing: A Recipe for Optimal Byzantine ML under Heterogeneity", AISTATS 2023.
     """
@@ -194,18 +194,18 @@ class NearestNeighbourMixing:
 
     @property
     def takes_centre(self) -> bool:
-        """As the rule behind; the centre is not mixed."""
+        """The need of the rule after it for a centre; the centre is not mixed."""
         return takes_centre(self.rule)
 
     def check(self, num_updates: int) -> None:
-        """Raise ValueError unless K > 2f and K is enough for the rule behind."""
+        """Raise ValueError unless K > 2f and K is enough for the rule after the mixing."""
         f = num_malicious(self.malicious, num_updates)
         if num_updates <= 2 * f:
             raise ValueError(f"{num_updates} updates are too few: mixing with f={f} needs at least {2 * f + 1}")
         check_count(self.rule, num_updates)
 
     def mixing(self, gram: Array) -> Array:
-        """See `rules.GeometricRule.mixing`: the neighbours' means, mixed once more as the rule behind wants it."""
+        """Return the neighbours' means, mixed once more by the rule after them; see `rule.GeometricRule.mixing`."""
         num_updates = len(gram) - self.takes_centre
         self.check(num_updates)
         num_nearest = num_updates - num_malicious(self.malicious, num_updates)
@@ -219,5 +219,5 @@ class NearestNeighbourMixing:
         return self.rule.mixing(means @ gram @ means.T) @ means
 
     def reduce(self, rows: NDArray[np.float32]) -> Array:
-        """See `rules.Rule.reduce`: as the rule behind."""
+        """Reduce as the rule after the mixing; see `rule.Rule.reduce`."""
         return self.rule.reduce(rows)

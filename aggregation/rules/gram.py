@@ -2,9 +2,9 @@
 
     g_kl = sum over segments, over tiles of float tensors:  <tile of u_k, tile of u_l>        in float64
 
-A tile is a fixed number of elements of one piece, and a function of K alone. Tiles are summed within each of the
-model's 64 segments, then the segments: the same products in the same order whatever the number of threads or ranks, so
-the bits depend on the set of updates alone. float32 products are exact in float64, and no sum of them leaves it.
+A tile is a fixed number of elements of one piece, which depends on K alone. Tiles are summed within each of the
+model's 64 segments, then the segments: the same products in the same order with any number of threads or ranks, so
+the bits depend on the set of updates alone. float32 products are exact in float64, and no sum of them overflows it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,25 +21,25 @@ from atoll.aggregation.tensors.pieces import first_element
 from atoll.aggregation.updates.sources import Source
 
 TILE_VALUES = 1 << 20
-"""Values of all updates in one tile: 8 MiB for each thread."""
+"""Number of values in one tile, of all updates: 8 MiB for each thread."""
 
 Tile = tuple[Tensor, int, int]
 
 
 def gram_matrix(layout: Layout, updates: Mapping[str, Source], *, threads: int = 1) -> NDArray[np.float64]:
-    """The inner products of K >= 1 updates. Memory: one tile and two (K, K) for each thread.
+    """Return the inner products of K >= 1 updates. Memory: one tile and two (K, K) for each thread.
 
     Args:
         layout: the model's tensors; integer tensors do not take part.
-        updates: by what errors call them, in the order of the rows.
-        threads: how many tiles are multiplied at the same time.
+        updates: by their names in errors, in the order of the rows.
+        threads: the number of tiles that are multiplied at the same time.
 
     Returns:
         (K, K), symmetric.
 
     Raises:
         ValueError: an update leaves out a float tensor: without it there is no distance to the others.
-        TensorFileCorrupted: a file ends too early.
+        TensorFileCorrupted: a file ends early.
     """
     for tensor in layout:
         for name, update in updates.items():
@@ -60,7 +60,7 @@ def _products_of(sources: tuple[Source, ...], tile: Tile) -> NDArray[np.float64]
 
 
 def products(blocks: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
-    """The inner products (K, K) of one tile's K blocks (n)."""
+    """Return the inner products (K, K) of one tile's K blocks (n)."""
     rows = np.empty((len(blocks), blocks[0].size))
     for row, block in zip(rows, blocks, strict=True):
         row[:] = block
@@ -69,7 +69,7 @@ def products(blocks: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
 
 
 def float_tiles(layout: Layout, segment: Iterable[Piece], num_updates: int) -> Iterator[Tile]:
-    """The tiles of one segment."""
+    """Yield the tiles of one segment."""
     tensors, step = {tensor.name: tensor for tensor in layout}, max(1, TILE_VALUES // num_updates)
     for piece in segment:
         if piece.dtype in FLOATS:

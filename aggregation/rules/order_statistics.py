@@ -1,11 +1,11 @@
-"""The middle of each element's values in order: what the coordinate median and the trimmed mean are made of.
+"""Means over the middle order statistics of each element: the core of the coordinate median and the trimmed mean.
 
     out_i = (u_(first)i + ... + u_(stop - 1)i) / (stop - first)        u_(0)i <= ... <= u_(R - 1)i
 
 The sum begins at +0.0 and takes the values in their order, in float64: it depends on no order of the updates, and a
-zero is +0.0 whatever the signs of the zeros that it comes from. So two ways to order the values give the same bits:
-numpy sorts a column at a time; the compiled loop runs Batcher's network over whole rows, each comparator for eight or
-sixteen columns at once, and leaves out the comparators that nobody between `first` and `stop` asks for.
+zero is +0.0 whatever the signs of the zeros that it comes from. So two ways to sort give the same bits: numpy sorts a
+column at a time; the compiled loop runs Batcher's network over whole rows, each comparator for eight or sixteen columns
+at once, without the comparators that no rank between `first` and `stop` depends on.
 
 Source: Batcher, "Sorting networks and their applications", AFIPS 1968 (odd-even merge); Knuth, The Art of Computer
 Programming, volume 3, algorithm 5.2.2 M.
@@ -21,20 +21,20 @@ from numpy.typing import NDArray
 from atoll.aggregation.numba_support import has_compiler
 
 TILE_VALUES = 1 << 16
-"""Values that are put in order at once: 256 KiB stay in a core's own cache."""
+"""Number of values that are sorted at once: 256 KiB stay in a core's own cache."""
 
 TILE_ELEMENTS = 128
-"""A tile's elements are a multiple of it: whole vectors, and enough of them for the call of each comparator."""
+"""Divisor of a tile's number of elements: whole vectors, and enough of them to amortize the call of each comparator."""
 
 COMPILED_FROM = 1 << 17
-"""Values of one call from which on it pays to load the compiler."""
+"""Number of values of one call from which on loading the compiler pays."""
 
 Rows = NDArray[np.float32]
 Out = NDArray[np.float64]
 
 
 def middle_mean(rows: Rows, first: int, stop: int) -> Out:
-    """The mean of each element's values from rank `first` to before rank `stop`.
+    """Return the mean of each element's values from rank `first` to before rank `stop`.
 
     Args:
         rows: (R, n), no NaN.
@@ -42,7 +42,7 @@ def middle_mean(rows: Rows, first: int, stop: int) -> Out:
         stop: in first + 1..R.
 
     Returns:
-        (n).
+        (n) means.
     """
     out = np.empty(rows.shape[1])
     if rows.size >= COMPILED_FROM and has_compiler():
@@ -53,7 +53,7 @@ def middle_mean(rows: Rows, first: int, stop: int) -> Out:
 
 
 def by_sort(rows: Rows, first: int, stop: int, out: Out) -> None:
-    """In numpy, to `out` (n)."""
+    """Compute `middle_mean` with numpy, into `out` (n)."""
     step = _tile_elements(len(rows))
     for begin in range(0, out.size, step):
         columns = np.array(rows[:, begin : begin + step].T, order="C")  # a copy; numpy is fast along the last axis
@@ -66,29 +66,29 @@ def by_sort(rows: Rows, first: int, stop: int, out: Out) -> None:
 
 
 def by_network(rows: Rows, first: int, stop: int, out: Out) -> None:
-    """In machine code, to `out` (n); numba is installed."""
+    """Compute `middle_mean` in machine code, into `out` (n); needs numba."""
     compiled()(rows, comparators(len(rows), first, stop), first, stop, _tile_elements(len(rows)), out)
 
 
 @cache
 def comparators(num_rows: int, first: int, stop: int) -> NDArray[np.int64]:
-    """Which rows to exchange, one pair after the other, so that rows first..stop - 1 are those of the sorted column.
+    """Return the comparators of a network that puts rows first..stop - 1 of a sorted column in place, in their order.
 
     Returns:
-        (C, 2): the lesser value goes to the first of the pair.
+        (C, 2) pairs of rows; the lesser value goes to the first row of the pair.
     """
     wanted = set(range(first, stop))
-    kept = []
+    needed = []
     for pair in reversed(list(_odd_even_merge_sort(num_rows))):
         if not wanted.isdisjoint(pair):
             wanted.update(pair)
-            kept.append(pair)
-    return np.array(kept[::-1], np.int64).reshape(-1, 2)
+            needed.append(pair)
+    return np.array(needed[::-1], np.int64).reshape(-1, 2)
 
 
 def _odd_even_merge_sort(num_rows: int) -> Iterator[tuple[int, int]]:
     merged = 1
-    while merged < num_rows:  # runs of so many rows are in order
+    while merged < num_rows:  # runs of `merged` rows are sorted
         distance = merged
         while distance:
             for start in range(distance % merged, num_rows - distance, 2 * distance):
@@ -105,10 +105,10 @@ def _tile_elements(num_rows: int) -> int:
 
 @cache
 def compiled() -> Callable[..., None]:
-    """The loop in machine code; compiled at its first use on a machine, and read from a file afterwards.
+    """Return the loop in machine code; it is compiled at its first use on a machine, and read from a file afterwards.
 
-    One function for every number of rows: the network is an argument. No sum is reordered (numba keeps that off), and
-    it calls no function of ours: what does is compiled anew by every process.
+    One function serves every number of rows: the network is an argument. No sum is reordered (numba does not), and the
+    loop calls no function of ours: numba would compile it anew in every process.
     """
     import numba
 

@@ -1,17 +1,17 @@
-"""The contract of a rule by which the updates of a round become one: the median, multi-Krum, or a user's own.
+"""The contract of a rule that reduces the updates of a round to one: the median, multi-Krum, or a user's own.
 
     sources --gram--> (K, K) --mixing--> (R, K) --combine--> rows (R, n) --reduce--> (n)
 
-Every rule reduces: it makes one value of an element's R. A rule that also looks at how the updates lie to each other
-mixes before: it sees their inner products, and says which R combinations of them are reduced. Both parts of the pipe
-run tile by tile over the stored updates; a rule never sees a file, a tensor's name or a whole update.
+Every rule reduces: it makes one value of an element's R. A rule on the geometry of the updates mixes before: from their
+inner products it determines R combinations of them, which are reduced. Both stages run tile by tile over the stored
+updates; a rule never sees a file, a tensor's name or a whole update.
 
 Legend: K updates u_k, of which up to f may be anything; g_kl = <u_k, u_l> over all float tensors; n elements of a tile.
 
-What holds of all rules:
+For all rules:
 
-- Updates come in the order of their client ids, so that what a rule gives depends on the set of updates alone.
-- Updates count alike. `num_examples` is the client's own word: whoever lies would weigh most. A late update's discount
+- Updates come in the order of their client ids, so that the result depends on the set of updates alone.
+- Updates count equally. `num_examples` is the client's own claim: a liar would weigh most. A late update's discount
   does not count either.
 - Integer tensors do not take part.
 """
@@ -26,16 +26,16 @@ from numpy.typing import NDArray
 
 
 class Rule(Protocol):
-    """Makes one update of several, element by element. A value: it keeps nothing between calls, threads share it."""
+    """A reduction of several updates to one, element by element. It is a value: stateless, and shared by threads."""
 
     def reduce(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:
-        """One value of each element's R.
+        """Reduce each element's R values to one.
 
         Args:
             rows: (R, n) finite, one contiguous row for each update. May be overwritten.
 
         Returns:
-            (n). Value i depends on column i alone: where a tile begins must not show.
+            (n). Value i depends on column i alone: the result must not depend on where a tile begins.
 
         Raises:
             ValueError: R is too small.
@@ -44,10 +44,10 @@ class Rule(Protocol):
 
 @runtime_checkable
 class GeometricRule(Rule, Protocol):
-    """A rule that looks at angles and distances between whole updates before it reduces."""
+    """A rule that mixes whole updates by their angles and distances before it reduces."""
 
     def mixing(self, gram: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Which combinations of the updates are reduced: row r is sum_k A_rk u_k.
+        """Return the combinations of the updates to reduce: row r is sum_k A_rk u_k.
 
         Args:
             gram: (K, K) the g_kl; with the centre as the last row and column, for rules that take one.
@@ -62,14 +62,14 @@ class GeometricRule(Rule, Protocol):
 
 @runtime_checkable
 class Checked(Protocol):
-    """A rule that cannot do with any number of updates."""
+    """A rule that needs a minimum number of updates."""
 
     def check(self, num_updates: int) -> None:
-        """Raise ValueError, with the number and what is allowed, when the rule promises nothing for so many."""
+        """Raise ValueError, with the number and what is allowed, if the rule guarantees nothing for so few updates."""
 
 
 def check_count(rule: Rule, num_updates: int) -> None:
-    """Can the rule take so many updates? For a quorum before a run, and for a round before its fold.
+    """Check that the rule can take this number of updates: for a quorum before a run, and for a round before its fold.
 
     Raises:
         ValueError: there are none, or too few for the rule.
@@ -81,15 +81,15 @@ def check_count(rule: Rule, num_updates: int) -> None:
 
 
 class RuleFailed(ValueError):
-    """A rule, most likely the user's own, raised what no rule may: it costs the round, and not the process."""
+    """A rule, most likely the user's own, raised an unexpected error: it costs the round, and not the process."""
 
 
-def asked(rule: Rule, method: Callable[[Any], Any], argument: NDArray[Any]) -> Any:
-    """What a rule's method says.
+def call_rule(rule: Rule, method: Callable[[Any], Any], argument: NDArray[Any]) -> Any:
+    """Return the result of a rule's method.
 
     Raises:
         ValueError, OSError: as the rule does.
-        RuleFailed: it raised anything else.
+        RuleFailed: the rule raised anything else.
     """
     try:
         return method(argument)
@@ -100,15 +100,15 @@ def asked(rule: Rule, method: Callable[[Any], Any], argument: NDArray[Any]) -> A
 
 
 def takes_centre(rule: Rule) -> bool:
-    """Whether the rule wants one source more, as the last: the previous round's aggregate (`takes_centre = True`)."""
+    """Return whether the rule takes one more source, last: the previous round's aggregate (`takes_centre = True`)."""
     return bool(getattr(rule, "takes_centre", False))
 
 
 def num_malicious(malicious: int | float, num_updates: int) -> int:
-    """f: an int is the number itself; a float is a share of the updates, rounded down.
+    """Return f: an int is the number itself; a float is a fraction of the updates, rounded down.
 
     Raises:
-        ValueError: a number below 0, or a share outside [0, 1/2).
+        ValueError: a number below 0, or a fraction outside [0, 1/2).
     """
     if isinstance(malicious, int):
         if malicious < 0:
@@ -116,4 +116,4 @@ def num_malicious(malicious: int | float, num_updates: int) -> int:
         return malicious
     if not 0.0 <= malicious < 0.5:
         raise ValueError(f"malicious {malicious} is a share, and not in [0, 0.5)")
-    return math.floor(Fraction(str(malicious)) * num_updates)  # as it is written: 0.29 of 100 is 29
+    return math.floor(Fraction(str(malicious)) * num_updates)  # the decimal as written: 0.29 of 100 is 29

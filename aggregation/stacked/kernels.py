@@ -1,6 +1,6 @@
-"""The loops of the stacked fold in machine code. Only whoever has numba may import it; `stacked_loops` does.
+"""The loops of the stacked fold in machine code. Importing this module needs numba; `passes` imports it.
 
-Rows are given by the addresses of their first values, wherever they lie: whoever calls keeps them there.
+Rows are given by the addresses of their first values, wherever they lie; the caller keeps them alive.
 """
 
 from typing import Any
@@ -10,15 +10,15 @@ from numba import carray, float32, float64, int64, njit, types, uint32, uint64  
 from numba.extending import intrinsic
 
 SUMS_AT_ONCE = 1 << 14
-"""Of all rows, before the next ones: 128 KiB, they stay in the second cache. Of fewer, the memory that rows are read
-from would hardly be ahead of them: it sees what comes next only within a row."""
+"""Number of sums that one pass over all rows computes: 128 KiB, which stay in the second-level cache. With fewer, the
+hardware prefetcher would fall behind: it predicts reads only within a row."""
 
 Addresses = types.Array(uint64, 1, "C", readonly=True)
 Scales = types.Array(float64, 1, "C", readonly=True)
 
 
 def _pointer(typing: Any, address: Any) -> Any:
-    """To the float32 at an address, as numba is told to make it."""
+    """Return the type and the code of a pointer to the float32 at an address, for numba's `intrinsic`."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
@@ -32,7 +32,7 @@ pointer: Any = intrinsic(_pointer)
 
 @njit(types.void(Addresses, int64, int64, uint32[::1]), nogil=True, cache=True)
 def largest(addresses: Any, start: Any, stop: Any, found: Any) -> None:
-    """To `found` (K): the largest bits, without their sign, that a value of each row has from `start` to `stop`."""
+    """Store in `found` (K) the largest bits, without sign, of each row's values from `start` to `stop`."""
     for k in range(addresses.size):
         bits = carray(pointer(addresses[k]), stop)[start:].view(np.uint32)
         most = np.uint32(0)
@@ -43,7 +43,7 @@ def largest(addresses: Any, start: Any, stop: Any, found: Any) -> None:
 
 @njit(types.void(Addresses, int64, Scales, float64[::1]), nogil=True, cache=True)
 def add_up(addresses: Any, start: Any, scales: Any, total: Any) -> None:
-    """To `total` (n): add rint(scale_k u_k) of all rows, of their values from `start` on."""
+    """Add rint(scale_k u_k) of all rows to `total` (n), for their values from `start` on."""
     for first in range(0, total.size, SUMS_AT_ONCE):
         tile = total[first : first + SUMS_AT_ONCE]
         begin, end = start + first, start + first + tile.size

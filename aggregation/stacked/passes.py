@@ -3,7 +3,7 @@
     magnitudes (K)    max_i |u_k,i|, not finite where a value is not
     sum (n)           sum_k rint(scale_k u_k,i)
 
-By numpy, or by loops that numba compiles when it is installed and much is folded. What is summed are integers below
+By numpy, or by loops that numba compiles if it is installed and the fold is large. The summands are integers below
 2^53 (`grid`), so that no order matters, and the bits are the same.
 """
 
@@ -24,46 +24,47 @@ Values = Floats | Sequence[Floats]
 """(K, F): a matrix, or K rows wherever they lie."""
 
 TILE_VALUES = 1 << 17
-"""Values of all rows that numpy works on at once: 1 MiB as doubles stays in the cache."""
+"""Number of values of all rows that numpy processes at once: 1 MiB as doubles stays in the cache."""
 
 STACKED_MAX = 1 << 24
-"""Bytes of rows that are laid beside each other for numpy: of small ones, that costs less than each row by itself."""
+"""Bytes of rows up to which they are copied beside each other for numpy: cheaper for small rows than one call per
+row."""
 
 COLUMNS_AT_ONCE = 1 << 12
-"""A share of a thread is a multiple of so many columns."""
+"""Divisor of the number of columns in a thread's share."""
 
 THREADS_FROM = 1 << 20
-"""Values from which on all cores take part: to wake them takes as long as so many."""
+"""Number of values from which on all cores take part: to wake them takes about as long as this many values."""
 
 SHARES = 4
-"""Of a thread: who is done earlier takes more."""
+"""Number of shares for each thread: a thread that finishes early takes another one."""
 
 
 class Passes(Protocol):
-    """Over the columns from `start` to `stop` of all rows."""
+    """The two passes over the columns from `start` to `stop` of all rows."""
 
     def magnitudes(self, start: int, stop: int) -> Doubles:
-        """(K) largest |value| of each row; 0 of no values."""
+        """Return (K) the largest |value| of each row; 0 without values."""
 
     def sum(self, start: int, stop: int, scales: Doubles) -> Doubles:
-        """(stop - start) sums of all rows, each value scaled by (K) and rounded to an integer."""
+        """Return (stop - start) sums over all rows, each value scaled by its row's scale (K) and rounded to integer."""
 
 
 def passes_over(values: Values, num_columns: int) -> Passes:
-    """Compiled when it pays and can be had."""
+    """Return the compiled passes if numba is installed and they pay, else those of numpy."""
     loops = loops_for(len(values) * num_columns)
     return ByNumpy(values) if loops is None else Compiled(values, loops)
 
 
 class ByNumpy:
-    """See `Passes`."""
+    """The two passes with numpy; see `Passes`."""
 
     def __init__(self, values: Values) -> None:
         is_apart = not isinstance(values, np.ndarray) and sum(row.nbytes for row in values) <= STACKED_MAX
         self._values = np.stack(list(values)) if is_apart else values
 
     def magnitudes(self, start: int, stop: int) -> Doubles:
-        """See `Passes`."""
+        """Return the magnitudes of the rows; see `Passes.magnitudes`."""
         if start == stop:
             return np.zeros(len(self._values))
         found = [np.maximum(block.max(axis=1), -block.min(axis=1)) for block in self._blocks(start, stop)]
@@ -71,7 +72,7 @@ class ByNumpy:
         return magnitudes
 
     def sum(self, start: int, stop: int, scales: Doubles) -> Doubles:
-        """See `Passes`."""
+        """Return the sums over the rows; see `Passes.sum`."""
         total, begin = np.zeros(stop - start), 0
         for block in self._blocks(start, stop):
             scaled = block.astype(np.float64)
@@ -83,7 +84,7 @@ class ByNumpy:
         return total
 
     def _blocks(self, start: int, stop: int) -> list[Floats]:
-        """Matrices of some columns each."""
+        """Return matrices of some columns each."""
         values, width = self._values, max(1, TILE_VALUES // len(self._values))
         edges = [(begin, min(stop, begin + width)) for begin in range(start, stop, width)]
         if isinstance(values, np.ndarray):
@@ -93,23 +94,24 @@ class ByNumpy:
 
 @dataclass(frozen=True, slots=True)
 class Loops:
-    """In machine code; the rows are given by the addresses of their first values."""
+    """The passes in machine code; the rows are given by the addresses of their first values."""
 
     largest: Callable[[NDArray[np.uint64], int, int, NDArray[np.uint32]], None]
-    """(addresses, start, stop, largest): to the largest bits (K) that a value of each row has without its sign."""
+    """(addresses, start, stop, largest): store in `largest` (K) the largest bits, without sign, of a value of each
+    row."""
     add_up: Callable[[NDArray[np.uint64], int, Doubles, Doubles], None]
-    """(addresses, start, scales, total): to the sums (n) of the columns from `start` on."""
+    """(addresses, start, scales, total): add to `total` (n) the sums of the columns from `start` on."""
 
 
 class Compiled:
-    """See `Passes`."""
+    """The two passes in machine code, on all cores; see `Passes`."""
 
     def __init__(self, values: Values, loops: Loops) -> None:
-        self._kept, self._addresses = _with_addresses(values)
+        self._rows, self._addresses = _with_addresses(values)
         self._loops = loops
 
     def magnitudes(self, start: int, stop: int) -> Doubles:
-        """See `Passes`."""
+        """Return the magnitudes of the rows; see `Passes.magnitudes`."""
         found = np.zeros(len(self._addresses), np.uint32)
 
         def look(first: int, last: int) -> None:
@@ -119,7 +121,7 @@ class Compiled:
         return found.view(np.float32).astype(np.float64)
 
     def sum(self, start: int, stop: int, scales: Doubles) -> Doubles:
-        """See `Passes`."""
+        """Return the sums over the rows; see `Passes.sum`."""
         total = np.zeros(stop - start)
 
         def add_up(first: int, last: int) -> None:
@@ -130,7 +132,7 @@ class Compiled:
 
 
 def _with_addresses(values: Values) -> tuple[Values, NDArray[np.uint64]]:
-    """The rows, which must stay, and where each begins."""
+    """Return the rows, which must stay alive, and the address at which each begins."""
     if isinstance(values, np.ndarray):
         matrix = np.ascontiguousarray(values, np.float32)
         begins = np.arange(len(matrix)) * matrix.strides[0] + _address_of(matrix)
@@ -145,7 +147,7 @@ def _address_of(array: Floats) -> int:
 
 
 def _by_threads(work: Callable[[int, int], None], count: int, together: int, values_of_each: int) -> None:
-    """Let all cores work on shares of `count`, in multiples of `together`; what is computed of one needs no other."""
+    """Let all cores work on shares of `count`, in multiples of `together`; their results are independent."""
     cores = len(os.sched_getaffinity(0))
     if cores == 1 or count * values_of_each < THREADS_FROM:
         work(0, count)
@@ -157,11 +159,11 @@ def _by_threads(work: Callable[[int, int], None], count: int, together: int, val
 
 
 def compiled() -> Loops:
-    """The loops; compiled at their first use on a machine, and read from a file afterwards."""
+    """Return the loops; they are compiled at their first use on a machine, and read from a file afterwards."""
     from atoll.aggregation.stacked.kernels import add_up, largest
 
     return Loops(largest, add_up)
 
 
 loops_for = Meter(compiled).loops
-"""The loops for so many values; None while numpy does it."""
+"""(number of values) -> the loops, or None while numpy works (`numba_support.Meter`)."""

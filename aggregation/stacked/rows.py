@@ -1,9 +1,9 @@
-"""The fold of updates that lie in memory side by side: the bits of `fold`, without a file and a reader for each.
+"""The fold of updates that lie side by side in memory: the bits of `streaming`, without a file and a reader for each.
 
     rows (K, F) float32    one update a row, all tensors of the model side by side in canonical order
 
-For thousands of small updates a round, as a simulation has them. What is summed, on which grid, and what the optimizer
-makes of it is said in `fold`; a test holds the two together. It takes whole updates of float tensors, and no rule.
+For thousands of small updates a round, as a simulation has them. `streaming` documents the sum, its grid and the
+optimizer's step; a test holds the two folds together. Rows are whole updates of float tensors; rules are not supported.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,30 +24,30 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """K updates and how each counts; see `means.Weighted`."""
+    """K updates with their weights and factors; see `means.Weighted`."""
 
     values: Values
     weights: Sequence[int]
     factors: Sequence[float]
     trained_factors: Sequence[float]
     magnitudes: NDArray[np.float32] | None = None
-    """(K, T): max |value| of each tensor of each row, not finite where a value is not; None: they are looked for."""
+    """(K, T): max |value| of each tensor of each row, not finite where a value is not; None: they are computed."""
 
 
 def can_stack(layout: Layout, step: Step) -> bool:
-    """Whether updates of this model may be folded here."""
+    """Return whether this fold supports updates of such a model with such a step."""
     return step.rule is None and step.anchor is None and all(tensor.dtype == "F32" for tensor in layout)
 
 
 def fold_rows(base: Mapping[str, NDArray[Any]], layout: Layout, rows: Rows, step: Step, slots: Arrays) -> Arrays:
-    """The next version.
+    """Return the next version.
 
     Args:
         base: the global model, by name.
         layout: its tensors, in canonical order, all F32.
         rows: the updates, in any order.
         step: the server optimizer, without a rule.
-        slots: by "<slot>/<tensor>", what the optimizer keeps; changed in place. One that is not there begins.
+        slots: by "<slot>/<tensor>", the optimizer's state; changed in place. A missing slot has its initial values.
 
     Returns:
         The new tensors by name.
@@ -71,7 +71,7 @@ def fold_rows(base: Mapping[str, NDArray[Any]], layout: Layout, rows: Rows, step
 def _mean(
     tensor: Tensor, passes: Passes, start: int, stop: int, known: Doubles | None, rows: Rows, step: Step
 ) -> Doubles:
-    """As `means.ExactMean` has it; `known`: the magnitudes (K), if they are."""
+    """Return the mean, as `means.ExactMean` computes it; `known`: the magnitudes (K), if they are known."""
     is_trained = step.is_trained(tensor)
     factors = np.array(rows.factors)
     if is_trained:
@@ -92,7 +92,7 @@ def _mean(
 
 
 def _moved(tensor: Tensor, master: NDArray[Any], mean: Doubles, step: Step, slots: Arrays) -> NDArray[np.float32]:
-    """As `tiles.float_rule` has it."""
+    """Return the new values, as `tiles.float_rule` computes them."""
     what = f"tensor {tensor.name!r}: "
     if not step.is_trained(tensor):
         return rounded_to_float32(np.add(master, mean, out=mean), what + "new values")

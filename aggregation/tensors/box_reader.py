@@ -1,7 +1,7 @@
-"""Reads boxes out of a version's file: the inverse of an update that was cut into boxes.
+"""A reader of boxes from a version's file: the inverse of cutting an update into boxes.
 
-The boxes, one after the other and each in C order, make one sequence of bytes; any range of it can be read, so that a
-download can go on at any byte. Whole tensors, and boxes that are contiguous in the file, cost one read.
+The boxes, one after the other and each in C order, form one sequence of bytes. Any range of it can be read, so that a
+download resumes at any byte. Whole tensors, and boxes that are contiguous in the file, cost one read.
 """
 
 import bisect
@@ -17,7 +17,7 @@ from atoll.aggregation.tensors.layout import ITEM_BYTES, Layout, Piece
 
 
 class BoxReader:
-    """The byte sequence of `boxes`, read from a file whose tensors lie behind `data_start`, in the layout's order."""
+    """The byte sequence of `boxes`, read from a file with its tensors after `data_start`, in the layout's order."""
 
     def __init__(self, path: Path, layout: Layout, data_start: int, boxes: Sequence[Piece]) -> None:
         self._path = path
@@ -37,7 +37,7 @@ class BoxReader:
         os.close(self._fd)
 
     def read(self, start: int, stop: int) -> bytes:
-        """The bytes [start, stop) of the sequence.
+        """Return the bytes [start, stop) of the sequence.
 
         Raises:
             OSError: the file is shorter than its manifest says.
@@ -59,7 +59,7 @@ class BoxReader:
         return data
 
     def _runs(self, box: Piece, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """(file position, size) of each contiguous run that holds bytes [start, stop) of the box."""
+        """Yield (file position, size) of each contiguous run that holds bytes [start, stop) of the box."""
         shape, base = self._tensors[box.tensor]
         item = ITEM_BYTES[box.dtype]
         axis = len(shape) - 1  # axes behind it are whole in the box and melt into the run

@@ -1,4 +1,4 @@
-"""Do the pieces of an update cover the model's tensors, each element exactly once?"""
+"""The coverage of a model by an update's pieces: each element of every tensor exactly once."""
 
 from collections.abc import Iterable
 
@@ -7,22 +7,22 @@ import numpy as np
 from atoll.aggregation.tensors.layout import FLOATS, Layout, Piece, Tensor
 
 BOXES_MAX = 1024
-"""Most boxes of one tensor: as many ranks as a client may shard a tensor over."""
+"""Largest number of boxes of one tensor: the number of ranks over which a client may shard it."""
 
 
 def check_cover(layout: Layout, pieces: Iterable[Piece], *, may_omit: bool = False) -> list[str]:
-    """All that is wrong with the pieces of an update; empty when they cover the layout.
+    """List all faults of an update's pieces; none if they cover the layout.
 
     A float tensor travels in its own dtype or as F32, an integer tensor in its own; all boxes of a tensor in one dtype.
     A tensor without elements travels as one box of its full (empty) shape.
 
-    Time is bounded for hostile pieces too: each box of a known tensor is compared with at most `BOXES_MAX` others
-    (more boxes are one fault and are not looked at), so n pieces cost at most 1,024 n comparisons per axis, in numpy.
+    The time is bounded for hostile pieces too: each box of a known tensor is compared with at most `BOXES_MAX` others
+    (more boxes are one fault and are not examined), so n pieces cost at most 1,024 n comparisons per axis, in numpy.
 
     Args:
         layout: the model's tensors.
-        pieces: as the client declares them; nothing about them is trusted.
-        may_omit: whether a tensor may be left out altogether.
+        pieces: as the client declares them, untrusted.
+        may_omit: allow that whole tensors are missing.
 
     Returns:
         Faults, each with the tensor, the value and what is allowed.
@@ -66,7 +66,7 @@ def _dtype_faults(tensor: Tensor, boxes: list[Piece]) -> list[str]:
 
 
 def _misplaced(tensor: Tensor, box: Piece) -> str | None:
-    """Why a box is no box of the tensor. In Python's integers: a hostile number may have any size."""
+    """Return the reason why a box does not fit its tensor. In Python's integers: a hostile number may have any size."""
     where = f"box at {box.offsets} of lengths {box.lengths} of tensor {tensor.name!r}"
     num_axes = len(tensor.shape)
     if len(box.offsets) != num_axes or len(box.lengths) != num_axes:
@@ -82,7 +82,7 @@ def _misplaced(tensor: Tensor, box: Piece) -> str | None:
 
 
 def _tiling_faults(tensor: Tensor, boxes: list[Piece]) -> list[str]:
-    """Overlaps (the first, and how many) and missing elements of boxes that all lie inside the tensor."""
+    """List overlaps (their number and the first) and missing elements of boxes that all lie inside the tensor."""
     shape = (len(boxes), len(tensor.shape))
     low = np.array([box.offsets for box in boxes], np.int64).reshape(shape)
     high = low + np.array([box.lengths for box in boxes], np.int64).reshape(shape)

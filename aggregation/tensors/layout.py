@@ -1,4 +1,4 @@
-"""Where a model's numbers lie: tensors, boxes of tensors, pieces. Values only, no arrays.
+"""The layout of a model's numbers: tensors, boxes of tensors, pieces. Values only, no arrays.
 
 A *layout* is the ordered tuple of a model's tensors. A *piece* is an N-d box of one tensor, stored contiguously in
 C order, little-endian. A plain client has one piece per tensor; a rank of a sharded client has its own boxes.
@@ -15,10 +15,11 @@ ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8":
 """Element size [bytes] of the dtypes that may travel, by their safetensors names."""
 
 FLOATS = frozenset({"F32", "F16", "BF16"})
+"""The float dtypes among them; all others are integers."""
 
 CONTROL = "control/"
-"""Before a parameter's name: SCAFFOLD's control variate of it, a tensor beside the model's. No model's own tensor is
-named so."""
+"""The prefix of a parameter's name that names SCAFFOLD's control variate of it, a tensor beside the model's. No tensor
+of a model may have a name with this prefix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +32,18 @@ class Tensor:
 
     @property
     def num_elements(self) -> int:
-        """Product of the shape; 1 for a scalar."""
+        """The product of the shape; 1 for a scalar."""
         return math.prod(self.shape)
 
     @property
     def num_bytes(self) -> int:
-        """Size of the whole tensor [bytes]."""
+        """The size of the whole tensor [bytes]."""
         return self.num_elements * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A box of one tensor, as it is stored and sent; `sha256` is of its bytes."""
+    """A box of one tensor, as it is stored and sent; `sha256` is the digest of its bytes."""
 
     tensor: str
     dtype: str
@@ -50,23 +51,23 @@ class Piece:
     lengths: tuple[int, ...]
     sha256: str
     codec: str = ""
-    """What its values are encoded with (`codecs`); empty: they lie as they are."""
+    """The codec of its values (`codecs/names`); empty for raw values."""
     encoded_bytes: int = 0
-    """Size of an encoded piece [bytes]: `chunks.encoded_bytes` of the codec and the elements."""
+    """The size of an encoded piece [bytes]: `chunks.encoded_bytes` of the codec and the number of elements."""
 
     @property
     def num_elements(self) -> int:
-        """Product of the lengths; 1 for a scalar."""
+        """The product of the lengths; 1 for a scalar."""
         return math.prod(self.lengths)
 
     @property
     def num_bytes(self) -> int:
-        """Size of the piece as it is stored and sent [bytes]."""
+        """The size of the piece as it is stored and sent [bytes]."""
         return self.encoded_bytes if self.codec else self.plain_bytes
 
     @property
     def plain_bytes(self) -> int:
-        """Size of the piece's values, as `dtype` [bytes]."""
+        """The size of the piece's raw values, as `dtype` [bytes]."""
         return self.num_elements * ITEM_BYTES[self.dtype]
 
 
@@ -74,10 +75,10 @@ Layout = tuple[Tensor, ...]
 
 
 def in_order(tensors: Iterable[Tensor]) -> Layout:
-    """The tensors in canonical order."""
+    """Return the tensors in canonical order."""
     return tuple(sorted(tensors, key=lambda t: (-ITEM_BYTES[t.dtype], t.name)))
 
 
 def pieces_in_order(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-    """The pieces in canonical order."""
+    """Return the pieces in canonical order."""
     return tuple(sorted(pieces, key=lambda p: (-(1 if p.codec else ITEM_BYTES[p.dtype]), p.tensor, p.offsets)))

@@ -1,7 +1,7 @@
-"""Which pieces of a model belong together: 64 runs of pieces, a function of its layout alone.
+"""The ownership of a model's pieces by rank: 64 segments, each a run of pieces, a function of the layout alone.
 
 Aggregation ranks own whole segments, and sums that are not exact are taken segment by segment: so their bits depend
-neither on the number of ranks nor on who adds.
+neither on the number of ranks nor on the rank that adds.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,16 +10,16 @@ from atoll.aggregation.tensors.layout import Layout, Piece
 from atoll.aggregation.tensors.pieces import cut_layout, piece_bytes_of
 
 SEGMENTS = 64
-"""As many as there may be ranks."""
+"""The number of segments, and the largest number of ranks."""
 
 
 def segments_of(layout: Layout) -> tuple[tuple[Piece, ...], ...]:
-    """The pieces of each segment, without digests, in canonical order; a small model leaves most segments empty."""
+    """Return the pieces of each segment, without digests, in canonical order; of a small model most are empty."""
     return _segments(tuple(cut_layout(layout, piece_bytes_of(layout))))
 
 
 def _segments(pieces: Sequence[Piece]) -> tuple[tuple[Piece, ...], ...]:
-    """A piece belongs to segment floor(64 b / B): b is the byte where it begins, B the bytes of all."""
+    """Put each piece into segment floor(64 b / B): b is the byte where it begins, B the number of bytes of all."""
     total, begin = sum(piece.num_bytes for piece in pieces), 0
     segments: list[list[Piece]] = [[] for _ in range(SEGMENTS)]
     for piece in pieces:
@@ -29,10 +29,10 @@ def _segments(pieces: Sequence[Piece]) -> tuple[tuple[Piece, ...], ...]:
 
 
 def owned_segments(rank: int, size: int) -> range:
-    """The segments of one of `size` ranks.
+    """Return the segments of one of `size` ranks.
 
     Raises:
-        ValueError: there are more ranks than segments, or the rank is none of them.
+        ValueError: the number of ranks or the rank is out of its range.
     """
     if not 1 <= size <= SEGMENTS:
         raise ValueError(f"{size} aggregation ranks; allowed: 1 to {SEGMENTS}")
@@ -42,12 +42,15 @@ def owned_segments(rank: int, size: int) -> range:
 
 
 def owned_pieces(pieces: Iterable[Piece], rank: int, size: int) -> tuple[Piece, ...]:
-    """Those of a model's pieces that one of `size` ranks owns: a run of the model's bytes, perhaps an empty one.
+    """Return the pieces of a model that one of `size` ranks owns: a run of the model's bytes, possibly empty.
 
     Args:
-        pieces: of the whole model, in canonical order, with or without digests.
-        rank: which of them.
-        size: how many ranks there are.
+        pieces: the whole model's, in canonical order, with or without digests.
+        rank: in 0..size - 1.
+        size: the number of ranks.
+
+    Raises:
+        ValueError: as `owned_segments`.
     """
     segments = _segments(tuple(pieces))
     return tuple(piece for index in owned_segments(rank, size) for piece in segments[index])

@@ -1,8 +1,8 @@
-"""Safetensors files, written and read as a stream: nobody ever holds a whole model.
+"""Safetensors files, written and read as a stream: no whole model is ever in memory.
 
-A file is a header (`tensorheader`), then the data. The tensors that we write lie in canonical order
-(`layout.in_order`), so every tensor is aligned and the safetensors library loads the file. A file appears under its
-name complete and durable, or not at all.
+A file is a header (`safetensors_header`), then the data. The tensors lie in canonical order (`layout.in_order`), so
+every tensor is aligned and the safetensors library loads the file. A file appears under its name complete and durable,
+or not at all.
 """
 
 import hashlib
@@ -35,15 +35,15 @@ NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "I8": np.dtype("i1"),
     "U8": np.dtype("u1"),
 }
-"""How raw values lie in numpy; bfloat16, which numpy lacks, as its 16 bits."""
+"""The numpy dtype of raw values by safetensors name; bfloat16, which numpy lacks, as its 16 bits."""
 
 
 BUFFERS = "buffers"
-"""The note in a model's header that lists its untrained float tensors, as JSON; every version keeps it."""
+"""The key in a model's header of the list of its untrained float tensors, as JSON; every version keeps it."""
 
 
 class TensorFileCorrupted(OSError):
-    """The bytes of a file are not what its header, its manifest or the format says."""
+    """The bytes of a file contradict its header, its manifest or the format."""
 
 
 def to_float32(raw: NDArray[Any], dtype: str) -> NDArray[np.float32]:
@@ -64,7 +64,7 @@ def to_float32(raw: NDArray[Any], dtype: str) -> NDArray[np.float32]:
 
 
 def parse_header(path: Path) -> tuple[Layout, int]:
-    """The tensors of a file in the order of their bytes, and where the data starts [bytes].
+    """Return the tensors of a file in the order of their bytes, and the position at which the data starts [bytes].
 
     Raises:
         TensorFileCorrupted: the header breaks the format, or does not describe every byte of the file exactly once.
@@ -74,28 +74,36 @@ def parse_header(path: Path) -> tuple[Layout, int]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """What the writer of a file said about it; empty when nothing. Raises as `parse_header`."""
+    """Return the metadata of a file's header, empty if it has none.
+
+    Raises:
+        TensorFileCorrupted: as `parse_header`.
+    """
     return _load_header(path)[1]
 
 
 def read_buffers(path: Path) -> frozenset[str]:
-    """Names of a model's float tensors that no optimizer trains, as its writer noted them under `BUFFERS`.
+    """Return the names of a model's untrained float tensors, as its writer listed them under `BUFFERS`.
 
     Raises:
-        TensorFileCorrupted: the note is no JSON list of names, or as `parse_header`.
+        TensorFileCorrupted: the entry is no JSON list of names, or as `parse_header`.
     """
-    note = read_metadata(path).get(BUFFERS, "[]")
+    entry = read_metadata(path).get(BUFFERS, "[]")
     try:
-        names = json.loads(note)
+        names = json.loads(entry)
     except ValueError as fault:
-        raise TensorFileCorrupted(f"{path}: its note of {BUFFERS} is not JSON") from fault
+        raise TensorFileCorrupted(f"{path}: the header's entry {BUFFERS!r} is not JSON") from fault
     if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-        raise TensorFileCorrupted(f"{path}: its note of {BUFFERS} is no list of names")
+        raise TensorFileCorrupted(f"{path}: the header's entry {BUFFERS!r} is no list of names")
     return frozenset(names)
 
 
 def read(path: Path) -> dict[str, NDArray[Any]]:
-    """All tensors of a file as arrays of `NUMPY_DTYPES`: for models that fit in memory. Raises as `parse_header`."""
+    """Return all tensors of a file as arrays of `NUMPY_DTYPES`, for models that fit in memory.
+
+    Raises:
+        TensorFileCorrupted: as `parse_header`, or the file ends early.
+    """
     layout, position = parse_header(path)
     arrays = {}
     with path.open("rb") as file:
@@ -108,10 +116,13 @@ def read(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def mapped(path: Path) -> dict[str, NDArray[Any]]:
-    """All tensors of a file that nobody changes in place, as arrays over its pages. Raises as `parse_header`.
+    """Return all tensors of a file as arrays over its pages (mmap); the file must not be changed in place.
 
-    Nothing is read before it is looked at, or copied but what is written to, and the file never sees that. It may be
-    deleted meanwhile. Where a tensor does not lie at a multiple of its items' size it is copied.
+    A page is read when it is first accessed, and copied when it is written to; the file never changes, and may be
+    deleted meanwhile. A tensor that is not aligned to the size of its elements is copied.
+
+    Raises:
+        TensorFileCorrupted: as `parse_header`.
     """
     layout, position = parse_header(path)
     with path.open("rb") as file:
@@ -136,17 +147,18 @@ def write(
     """Write arrays that are in memory, atomically and, unless durable=False, durably.
 
     Args:
-        path: where the file appears; an older one is replaced.
+        path: of the file; an older one is replaced.
         arrays: by name.
-        dtypes: safetensors names of the arrays whose numpy dtype does not say it: BF16 for the bits of bfloat16.
+        dtypes: safetensors names of the arrays whose numpy dtype does not tell it: BF16 for the bits of bfloat16.
         metadata: free text for the header.
-        piece_bytes: the size of the pieces (`cuts`); left out: each tensor is one.
+        piece_bytes: the largest size of a piece (`pieces.cut`); left out: each tensor is one piece.
+        durable: sync the file and its folder.
 
     Returns:
         The pieces, in canonical order.
 
     Raises:
-        ValueError: an array's dtype may not travel, or is not the one in `dtypes`.
+        ValueError: an array's dtype may not travel, or differs from the one in `dtypes`.
     """
     names = {dtype: name for name, dtype in NUMPY_DTYPES.items() if name != "BF16"}
     tensors = []
@@ -163,7 +175,7 @@ def write(
 
 
 def pieces_of(layout: Layout, arrays: Mapping[str, NDArray[Any]], piece_bytes: int) -> tuple[Piece, ...]:
-    """The pieces that `write` gives of arrays of such a layout, without a file."""
+    """Return the pieces that `write` returns for arrays of such a layout, without a file."""
     pieces = []
     for tensor in in_order(layout):
         data, position = np.ascontiguousarray(arrays[tensor.name]).reshape(-1).view(np.uint8).data, 0
@@ -175,13 +187,13 @@ def pieces_of(layout: Layout, arrays: Mapping[str, NDArray[Any]], piece_bytes: i
 
 
 def read_into(buffer: NDArray[Any], source: int | bytes, position: int, *, path: Path) -> None:
-    """Fill a contiguous array from `position` [bytes] of a source; any number of threads may share it.
+    """Fill a contiguous array from `position` [bytes] of a source; any number of threads may share the source.
 
     Args:
-        buffer: what is filled.
-        source: a descriptor of an open file, or everything that the file would hold.
+        buffer: the array.
+        source: a descriptor of an open file, or all bytes of such a file.
         position: of the first byte.
-        path: what an error calls the source.
+        path: the name of the source in errors.
 
     Raises:
         TensorFileCorrupted: the source ends before the array is full.
@@ -204,7 +216,7 @@ def _read(view: memoryview, source: int | bytes, position: int) -> int:
 
 
 class TensorFileWriter:
-    """Writes one file block by block; it appears under its name at `finish`, or never.
+    """A writer of one file, block by block; the file appears under its name at `finish`, or never.
 
     Blocks follow each other in canonical order, each within one tensor:
 
@@ -213,11 +225,12 @@ class TensorFileWriter:
                 writer.append(block)
             pieces = writer.finish()
 
-    Pieces are at most `piece_bytes` long (`cuts`); left out: each tensor is one. A shard has some of a model's `pieces`
-    alone, a run in canonical order; a tensor that is not whole there is an entry for each piece, with its offsets.
+    Pieces are at most `piece_bytes` long (`pieces.cut`); left out: each tensor is one piece. A shard holds only the
+    given `pieces` of a model, a run in canonical order; a tensor that is not whole there has an entry for each piece,
+    named with its offsets.
 
-    The bytes grow in `<name>.part` beside the file. Leaving without `finish` removes it; a `.part` that a crash left
-    behind is overwritten by the next attempt.
+    The bytes grow in `<name>.part` beside the file. Leaving without `finish` removes it; the next attempt overwrites a
+    `.part` that a crash left behind.
     """
 
     def __init__(
@@ -233,19 +246,17 @@ class TensorFileWriter:
         self._part = path.with_name(path.name + ".part")
         self._cuts = tuple(cut_layout(tuple(layout), piece_bytes or sys.maxsize) if pieces is None else pieces)
         header = header_bytes(_entries(layout, self._cuts), metadata)
-        in_turn = [list(of_tensor) for _, of_tensor in itertools.groupby(self._cuts, key=lambda piece: piece.tensor)]
-        self._left = [
-            sum(piece.num_bytes for piece in cuts) for cuts in reversed(in_turn)
-        ]  # the last: whose turn it is
+        by_tensor = [list(cuts) for _, cuts in itertools.groupby(self._cuts, key=lambda piece: piece.tensor)]
+        self._left = [sum(piece.num_bytes for piece in cuts) for cuts in reversed(by_tensor)]  # the current one last
         self._pieces: list[Piece] = []
         self._sha256 = hashlib.sha256()
-        self._written = 0  # of the piece whose turn it is
+        self._written = 0  # bytes of the current piece
         self._file = self._part.open("wb")
         self._file.write(header)
         self._close_full()
 
     def append(self, block: NDArray[Any]) -> None:
-        """Write the next elements of the tensor whose turn it is, in C order.
+        """Write the next elements of the current tensor, in C order.
 
         Raises:
             ValueError: the block has another dtype than the tensor, or more elements than it lacks.
@@ -269,9 +280,9 @@ class TensorFileWriter:
             data = data[part.nbytes :]
 
     def finish(self, *, durable: bool = True) -> tuple[Piece, ...]:
-        """Make the file durable, then let it appear; returns its pieces, in canonical order.
+        """Make the file durable, then give it its name; return its pieces, in canonical order.
 
-        durable=False leaves both to whoever takes the file over.
+        With durable=False neither the file nor its folder is synced: that is left to the caller.
 
         Raises:
             ValueError: a tensor is not complete.
@@ -298,7 +309,7 @@ class TensorFileWriter:
             self._part.unlink()
 
     def _close_full(self) -> None:
-        """Go on behind full pieces, and full tensors; what has no elements is full."""
+        """Step past full pieces and full tensors; those without elements are full."""
         while len(self._pieces) < len(self._cuts):
             piece = self._cuts[len(self._pieces)]
             if self._written < piece.num_bytes:
@@ -311,7 +322,7 @@ class TensorFileWriter:
 
 
 def _entries(layout: Iterable[Tensor], pieces: Iterable[Piece]) -> Iterator[Tensor]:
-    """What the header lists, in the order of the bytes."""
+    """Yield the entries of the header, in the order of the bytes."""
     whole = {tensor.name: tensor for tensor in layout}
     for name, of_tensor in itertools.groupby(pieces, key=lambda piece: piece.tensor):
         cuts = list(of_tensor)

@@ -1,4 +1,4 @@
-"""The header of a safetensors file: `length (8 bytes, little-endian) | JSON`, between bytes and values.
+"""The header of a safetensors file: `length (8 bytes, little-endian) | JSON`.
 
     {"__metadata__": {text: text}, NAME: {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ...}
 
@@ -17,18 +17,18 @@ HEADER_BYTES_MAX = 1 << 22
 """Largest header that is read or written [bytes]: 1 KiB for each of 4,096 tensors."""
 
 AXES_MAX = 64
-"""Most axes of a tensor: numpy's own limit."""
+"""Largest number of a tensor's axes: numpy's own limit."""
 
 
 def header_bytes(layout: Iterable[Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Everything before the data: length and header, padded with spaces so that the data starts 8-byte aligned.
+    """Return all bytes before the data: length and header, padded with spaces so that the data starts 8-byte aligned.
 
     Args:
-        layout: the entries in the order of their bytes; of a model in canonical order.
+        layout: the entries in the order of their bytes; for a model the canonical order.
         metadata: free text.
 
     Raises:
-        ValueError: a name twice or reserved, an unknown dtype, a negative length, or a header that is too long.
+        ValueError: a duplicate or reserved name, an unknown dtype, a negative length, or a header that is too long.
     """
     tensors = tuple(layout)
     for tensor in tensors:
@@ -52,11 +52,11 @@ def header_bytes(layout: Iterable[Tensor], metadata: Mapping[str, str] | None = 
 
 
 def decode_header(raw: bytes, data_bytes: int) -> tuple[Layout, dict[str, str]]:
-    """The tensors, in the order of their bytes, and the metadata that a header describes.
+    """Return the tensors, in the order of their bytes, and the metadata that a header describes.
 
     Args:
-        raw: the JSON, without the length before it; nothing about it is trusted.
-        data_bytes: how many bytes follow it.
+        raw: the JSON, without the length before it; untrusted.
+        data_bytes: the number of bytes that follow it.
 
     Raises:
         ValueError: the header breaks the format, or does not describe every byte exactly once.

@@ -1,12 +1,12 @@
-"""Writes an update as a file whose float tensors are encoded, chunk by chunk: no second copy of it is ever in memory.
+"""A writer of an update's file whose float tensors are encoded, chunk by chunk: no second copy is ever in memory.
 
-The file is a safetensors file: an encoded tensor lies in it as bytes (U8), the others as they are. These stay plain:
+The result is a safetensors file: an encoded tensor lies in it as bytes (U8), the others as they are. These stay plain:
 
     integers                         exact, and small
-    the tensors that are named       such as a running variance, which no rounding may make negative
-    what the codec makes no smaller  a bias of one element is 4 bytes, with topk 6
+    the named tensors                such as a running variance, which no rounding may make negative
+    tensors that would not shrink    a bias of one element is 4 bytes, with topk 6
 
-Of a codec that is biased, what it leaves out is written to a second file, the next residual (`error_feedback`).
+The remainder of a biased codec is written to a second file, the next residual (`error_feedback`).
 """
 
 import json
@@ -32,19 +32,19 @@ logger = logging.getLogger(__name__)
 Arrays = Mapping[str, NDArray[Any]]
 
 REPLACES = "replaces"
-"""The note in a residual's header that lists the files which it takes the place of, as JSON."""
+"""The key in a residual's header of the list of the files that it replaces, as JSON."""
 
 _DTYPES = {dtype: name for name, dtype in NUMPY_DTYPES.items() if name != "BF16"}
 
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What is owed from before, and where to write what is owed afterwards."""
+    """The residual files of one update: those before it, and the one after it."""
 
-    owed: Sequence[Path]
-    """Residuals that are added, mostly one: the new one takes the place of all of them."""
+    residuals: Sequence[Path]
+    """The residuals to add, usually one: the new one replaces all of them."""
     out: Path
-    """The new one; it counts when the update is accepted."""
+    """The file of the new residual; it becomes valid when the update is accepted."""
 
 
 def write_encoded(
@@ -59,12 +59,12 @@ def write_encoded(
     """Write an update that is in memory; its file and that of the residual appear whole, and are not synced.
 
     Args:
-        path: where the file appears.
+        path: of the file.
         update: float32 and integer arrays by name.
         codec: of the float tensors.
         rng: the only source of randomness: the same update, residual and seed give the same bytes.
         plain: names of float tensors that are not encoded.
-        feedback: of a biased codec; None: nothing is added and what is left out is forgotten.
+        feedback: the residuals of a biased codec; None: none is added and the remainder is dropped.
 
     Returns:
         One piece per tensor, in canonical order.
@@ -113,7 +113,7 @@ def _encoded_piece(codec: Codec, tensor: Tensor, stored: Piece) -> Piece:
 def _chunks(
     codec: Codec, tensor: Tensor, array: NDArray[Any], residual: "_Residual | None", rng: np.random.Generator
 ) -> Iterator[bytes]:
-    """The encoded chunks of one tensor, each when its part of the residual is written."""
+    """Yield the encoded chunks of one tensor, each when its part of the residual is written."""
     flat = np.ascontiguousarray(array).reshape(-1)
     if residual is None:
         try:
@@ -121,18 +121,18 @@ def _chunks(
         except ValueError as fault:
             raise ValueError(f"tensor {tensor.name!r}, {fault}") from fault
         return
-    for chunk in feed(codec, [tensor], lambda _, start, stop: flat[start:stop], residual.owed, rng):
+    for chunk in feed(codec, [tensor], lambda _, start, stop: flat[start:stop], residual.read, rng):
         residual.append(chunk.residual)
         yield chunk.data
 
 
 class _Residual:
-    """The old residuals, open, and the new one, which grows."""
+    """The old residuals, open for reading, and the new one, which grows."""
 
     def __init__(self, feedback: Feedback, tensors: Collection[Tensor]) -> None:
-        self._paths, self._tensors = feedback.owed, tensors
+        self._paths, self._tensors = feedback.residuals, tensors
         self._old: list[tuple[UpdateReader, dict[str, tuple[int, ...]]]] = []
-        note = {REPLACES: json.dumps([path.name for path in feedback.owed])}
+        note = {REPLACES: json.dumps([path.name for path in feedback.residuals])}
         self._stack = ExitStack()
         self._writer = TensorFileWriter(feedback.out, tensors, metadata=note)
 
@@ -142,7 +142,7 @@ class _Residual:
             try:
                 model = stored_model(path)
             except TensorFileCorrupted as error:
-                logger.warning("what was owed is damaged, and is forgotten: %s", error)
+                logger.warning("a residual of error feedback is damaged and is dropped: %s", error)
                 continue
             shapes = {piece.tensor: piece.lengths for piece in model.pieces if piece.dtype == "F32"}
             self._old.append((self._stack.enter_context(UpdateReader(model)), shapes))
@@ -151,8 +151,8 @@ class _Residual:
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
 
-    def owed(self, tensor: Tensor, start: int, stop: int) -> Values:
-        """The sum of the old residuals, in the order of their files; of a tensor of another shape nothing is owed."""
+    def read(self, tensor: Tensor, start: int, stop: int) -> Values:
+        """Return the sum of the old residuals, in the order of their files; one with another shape of the tensor is 0."""
         total = np.zeros(stop - start, np.float32)
         for reader, shapes in self._old:
             if shapes.get(tensor.name) == tensor.shape:
@@ -160,9 +160,9 @@ class _Residual:
         return total
 
     def append(self, values: Values) -> None:
-        """The next values of the new one."""
+        """Write the next values of the new residual."""
         self._writer.append(values)
 
     def finish(self) -> None:
-        """Let the new one appear."""
+        """Let the new residual appear."""
         self._writer.finish(durable=False)

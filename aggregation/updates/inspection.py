@@ -1,6 +1,6 @@
-"""Looks at every byte of a stored update once, before it is accepted; of encoded pieces at what they decode to.
+"""The inspection of every byte of a stored update before it is accepted; encoded pieces are inspected decoded.
 
-It can keep step with the bytes that come in: then little is left to do when the last one is there.
+It can keep pace with the upload: then little is left to do when the last byte is there.
 """
 
 import hashlib
@@ -22,43 +22,44 @@ from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, read_into
 from atoll.aggregation.updates.tensor_stats import Tally
 
 TILE_ELEMENTS = 1 << 16
-"""Looked at together. Squares are summed within tiles of a piece, then tile after tile; an encoded chunk is a tile."""
+"""Number of elements of a tile. Squares are summed within tiles of a piece, then over the tiles; an encoded chunk is a
+tile."""
 
 Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What the bytes of an update say."""
+    """The result of an inspection."""
 
     wrong_digests: tuple[Piece, ...]
-    """Pieces whose bytes do not have the SHA-256 of the manifest."""
+    """The pieces whose bytes do not have the SHA-256 of the manifest."""
     non_finite: Mapping[str, int]
-    """Number of NaN and infinite elements of each tensor that has any; such elements count nowhere else."""
+    """The number of NaN and infinite elements of each tensor that has any; such elements count nowhere else."""
     magnitudes: Mapping[str, float | int]
-    """Largest |element| of each tensor: float of float tensors, int of integer tensors; 0 of an empty one."""
+    """The largest |element| of each tensor: float of float tensors, int of integer tensors; 0 of an empty one."""
     squared_norms: Mapping[str, float]
-    """Sum of the squared elements of each tensor, in float64."""
+    """The sum of the squared elements of each tensor, in float64."""
     malformed: Mapping[str, str] = field(default_factory=dict)
-    """The first chunk of each tensor that its codec does not take, and why; what follows it counts nowhere."""
+    """The first malformed chunk of each tensor, and why its codec refuses it; later chunks count nowhere."""
 
     @property
     def is_sound(self) -> bool:
-        """Whether every digest is right, every chunk what its codec writes, and every element finite."""
+        """The verdict: every digest is right, every chunk as its codec writes it, and every element finite."""
         return not (self.wrong_digests or self.malformed or self.non_finite)
 
 
 def inspect(path: Path, pieces: Iterable[Piece], *, data: bytes | None = None, data_start: int = 0) -> Inspection:
     """Verify digests and finiteness, and record magnitudes and norms, in one pass.
 
-    Memory is a few tiles. Pieces must be of known dtypes (`cover.check_cover`). The magnitudes and norms of an encoded
-    piece are those of the values that the fold will read.
+    Memory is a few tiles. Pieces must be of known dtypes (`coverage.check_cover`). The magnitudes and norms of an
+    encoded piece are those of the values that the fold will read.
 
     Args:
         path: the file with the bytes of the pieces, one after the other.
         pieces: in the order of their bytes.
-        data: the same bytes, when they are in memory; then `path` is only what errors call them.
-        data_start: where the first piece begins [bytes].
+        data: the same bytes, if they are in memory; then `path` is only their name in errors.
+        data_start: the position of the first piece [bytes].
 
     Raises:
         TensorFileCorrupted: the bytes end before the last piece.
@@ -67,9 +68,9 @@ def inspect(path: Path, pieces: Iterable[Piece], *, data: bytes | None = None, d
 
 
 class Inspector:
-    """`inspect` while the bytes still come; the arguments are the same, and so is what is found, to the bit.
+    """The same as `inspect`, while the bytes still arrive; arguments and results are equal, to the bit.
 
-    Between two calls it holds a file open, and no bytes.
+    Between two calls it holds an open file, and no bytes.
     """
 
     def __init__(self, path: Path, pieces: Iterable[Piece], *, data: bytes | None = None, data_start: int = 0) -> None:
@@ -79,28 +80,28 @@ class Inspector:
         self._tallies: dict[str, Tally] = {}
         self._last: Buffer = b""
         self._last_begin = 0
-        self._looks = self._look()
+        self._steps = self._inspect()
         self.next_end: float = 0.0
-        """So many bytes must be there for the next look; infinite, when all has been looked at."""
+        """The number of bytes that the next tile needs; infinite after the last one."""
 
     def advance(self, end: int, last: Buffer = b"") -> None:
-        """Look at what has come, when the bytes before `end` are there.
+        """Inspect all tiles that have arrived, once the bytes before `end` are there.
 
         Args:
             end: see above.
-            last: the last of them, when they are in memory: a tile within them is not read from the file again.
+            last: the last of these bytes, if they are in memory: a tile within them is not read from the file again.
 
         Raises:
-            TensorFileCorrupted: they are not there.
+            TensorFileCorrupted: the bytes are not there.
         """
         self._last, self._last_begin = last, end - len(last)
         while self.next_end <= end:
-            self.next_end = next(self._looks, math.inf)
+            self.next_end = next(self._steps, math.inf)
         self._last = b""
 
     def finish(self) -> Inspection:
-        """Look at the rest."""
-        for _ in self._looks:
+        """Inspect the rest and return the result."""
+        for _ in self._steps:
             pass
         self.next_end, tallies = math.inf, self._tallies
         return Inspection(
@@ -111,20 +112,20 @@ class Inspector:
             malformed={name: tally.malformed for name, tally in tallies.items() if tally.malformed},
         )
 
-    def _look(self) -> Iterator[int]:
-        """One look after the other; before each, where the bytes end that it needs."""
+    def _inspect(self) -> Iterator[int]:
+        """Inspect one tile at a time; before each, yield the number of bytes that it needs."""
         with _opened(self._path, self._data) as source:
             for piece in self._pieces:
                 tally = self._tallies.setdefault(piece.tensor, Tally(0.0 if piece.dtype in FLOATS else 0))
                 sha256 = hashlib.sha256()
                 for num_elements, num_bytes in _tiles(piece):
                     yield self._position + num_bytes
-                    self._look_at_tile(piece, tally, sha256, self._read(source, num_bytes), num_elements)
+                    self._inspect_tile(piece, tally, sha256, self._read(source, num_bytes), num_elements)
                     self._position += num_bytes
                 if sha256.hexdigest() != piece.sha256:
                     self._wrong_digests.append(piece)
 
-    def _look_at_tile(self, piece: Piece, tally: Tally, sha256: Any, raw: NDArray[np.uint8], num_elements: int) -> None:
+    def _inspect_tile(self, piece: Piece, tally: Tally, sha256: Any, raw: NDArray[np.uint8], num_elements: int) -> None:
         sha256.update(raw.data)
         if piece.codec:
             tally.add_chunk(piece.codec, raw.data, num_elements)
@@ -154,7 +155,7 @@ def _opened(path: Path, data: bytes | None) -> Iterator[int | bytes]:
 
 
 def _tiles(piece: Piece) -> Iterator[tuple[int, int]]:
-    """What is looked at together: elements, and the bytes that hold them. Of an encoded piece: each chunk."""
+    """Yield each tile's number of elements and of bytes. The tiles of an encoded piece are its chunks."""
     if piece.codec:
         codec = parse_codec(piece.codec)
         for start, stop in chunk_bounds(piece.num_elements):

@@ -1,8 +1,8 @@
-"""Reads a stored update block by block, in the flat C order of its tensors, whatever boxes it was cut into.
+"""A reader of stored updates, block by block, in the flat C order of their tensors, for all boxes.
 
 An update lies on disk as it was received: the bytes of its pieces, one after the other, raw or encoded. The reader
-trusts that the boxes cover each tensor exactly once (`cover.check_cover`, when the update is accepted). Of an encoded
-piece it decodes the chunks that a block meets: a block of the fold is whole chunks, so that each is decoded once.
+trusts that the boxes cover each tensor exactly once (`coverage.check_cover`, when the update is accepted). It decodes
+the chunks of an encoded piece that a block meets: a block of the fold is whole chunks, so that each is decoded once.
 """
 
 import os
@@ -21,34 +21,42 @@ from atoll.aggregation.tensors.layout import FLOATS, ITEM_BYTES, Piece, Tensor
 from atoll.aggregation.tensors.safetensors_file import NUMPY_DTYPES, parse_header, read_into, to_float32
 
 SHORT_RUN = 64
-"""Runs of fewer elements are scattered by an index array, longer ones slice by slice."""
+"""Length of a run [elements] below which an index array scatters it; longer runs are copied as slices."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredUpdate:
-    """An accepted update, where it lies."""
+    """The files and pieces of an accepted update."""
 
     path: Path
-    """Its file; what errors call it."""
+    """The file, and the update's name in errors."""
     pieces: tuple[Piece, ...]
-    """In the order of their bytes; canonical for what was received."""
+    """The pieces in the order of their bytes; the canonical order for received updates."""
     magnitudes: Mapping[str, float | int] = field(default_factory=dict)
-    """Largest |element| of each tensor, as `inspection.inspect` recorded it."""
+    """The largest |element| of each tensor, as `inspection.inspect` recorded it."""
     data_start: int = 0
-    """Where the first piece begins [bytes]."""
+    """The position of the first piece [bytes]."""
     data: bytes | None = None
-    """All bytes of a small one that has no file of its own."""
+    """All bytes of a small update that has no file of its own."""
 
 
 def stored_model(path: Path) -> StoredUpdate:
-    """A whole safetensors file, such as a version, to be read like an update. Raises as `tensorfile.parse_header`."""
+    """Return a whole safetensors file, such as a version, as an update to read.
+
+    Raises:
+        TensorFileCorrupted: as `safetensors_file.parse_header`.
+    """
     layout, data_start = parse_header(path)
     whole = tuple(Piece(t.name, t.dtype, (0,) * len(t.shape), t.shape, "") for t in layout)
     return StoredUpdate(path, whole, data_start=data_start)
 
 
 def stored_shard(path: Path, pieces: Iterable[Piece]) -> StoredUpdate:
-    """Some pieces of a model in a file of their own, to be read like an update. Raises as `tensorfile.parse_header`."""
+    """Return some pieces of a model in a file of their own, as an update to read.
+
+    Raises:
+        TensorFileCorrupted: as `safetensors_file.parse_header`.
+    """
     _, data_start = parse_header(path)
     return StoredUpdate(path, tuple(pieces), data_start=data_start)
 
@@ -56,13 +64,13 @@ def stored_shard(path: Path, pieces: Iterable[Piece]) -> StoredUpdate:
 class UpdateReader:
     """An open stored update. Threads may share one: it has no position of its own.
 
-    A file that is no longer in memory when it is opened does not fit there beside the others: what is read of it is
-    dropped behind the reader, and pushes nothing out. One that is in memory stays.
+    A file whose first page is no longer in memory when it is opened does not fit there beside the others: its pages are
+    dropped after each read, and evict no others. The pages of a file that is in memory stay.
 
     Args:
-        update: what to read.
-        keep_open: hold one file descriptor from entry to exit; otherwise open the file at each read.
-            An update whose bytes are in memory needs none.
+        update: the update to read.
+        keep_open: hold one file descriptor from entry to exit; otherwise open the file at each read. An update whose
+            bytes are in memory needs none.
     """
 
     def __init__(self, update: StoredUpdate, *, keep_open: bool = True) -> None:
@@ -91,30 +99,31 @@ class UpdateReader:
             self._fd = None
 
     def carries(self, tensor: str) -> bool:
-        """Whether the update has this tensor."""
+        """Return whether the update has this tensor."""
         return tensor in self._pieces
 
     def stored_dtype(self, tensor: str) -> str:
-        """What a float tensor's elements are stored as: F32, F16 or BF16; F32 when its boxes differ or are encoded."""
+        """Return the stored dtype of a float tensor: F32, F16 or BF16; F32 if its boxes differ or are encoded."""
         dtypes = {"F32" if piece.codec else piece.dtype for piece, _ in self._pieces[tensor]}
         return dtypes.pop() if len(dtypes) == 1 else "F32"
 
     def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """The elements [start, stop) of a tensor in flat C order: float32 for floats (exact), int64 for integers.
+        """Return the elements [start, stop) of a tensor in flat C order: float32 for floats (exact), int64 for
+        integers.
 
-        Memory is a small multiple of the block. A box is read with one call for each block that it meets.
+        Memory is a small multiple of the block. Each box that the block meets costs one read.
 
         Args:
-            tensor: where the elements are.
-            start: the first of them.
-            stop: behind the last of them.
-            out: (stop - start) contiguous, of the dtype that is given, or of `stored_dtype`: the block goes there, and
-                is returned. Into memory that was used before, a read takes a third less than into new.
+            tensor: of the elements.
+            start: the first element.
+            stop: the element after the last one.
+            out: (stop - start) contiguous, of the dtype of the result, or of `stored_dtype`: receives the block, and is
+                returned. A read into used memory takes a third less time than into new.
 
         Raises:
             KeyError: the update does not carry the tensor.
             IndexError: the range is not inside the tensor.
-            TensorFileCorrupted: the file ends too early.
+            TensorFileCorrupted: the file ends early.
             ValueError: the bytes are not what their codec writes.
         """
         if not 0 <= start <= stop <= tensor.num_elements:
@@ -133,7 +142,7 @@ class UpdateReader:
         return block
 
     def _gather(self, box: "_Box", start: int, stop: int, block: NDArray[Any]) -> None:
-        """Copy what `box` has of the elements [start, stop) to `block`."""
+        """Copy the part of `box` within the elements [start, stop) to `block`."""
         first, last = box.runs_below(start - box.run + 1), box.runs_below(stop)
         if first >= last:
             return
@@ -153,7 +162,7 @@ class UpdateReader:
             done += high - low
 
     def _read_piece(self, piece: Piece, position: int, start: int, values: NDArray[Any]) -> None:
-        """Elements from `start` on of the piece that begins at `position`, in the order of its bytes, to `values`."""
+        """Read elements from `start` on of the piece at `position`, in the order of its bytes, into `values`."""
         if piece.codec:
             values[:] = self._decoded(piece, position, start, start + values.size)
             return
@@ -191,20 +200,20 @@ class UpdateReader:
 
 
 def _begins_in_memory(fd: int) -> bool:
-    """Whether a file's first byte is in the page cache: those that came first go first."""
+    """Return whether a file's first byte is in the page cache: the oldest pages are evicted first."""
     if not hasattr(os, "RWF_NOWAIT"):
-        return True  # a system that is not Linux
+        return True  # no Linux
     try:
         os.preadv(fd, [bytearray(1)], 0, os.RWF_NOWAIT)
     except BlockingIOError:
         return False
-    except OSError:  # a file system that cannot tell
+    except OSError:  # a file system without this flag
         return True
     return True
 
 
 def read_block(update: StoredUpdate, tensor: Tensor, start: int, stop: int) -> NDArray[Any]:
-    """One block of one update; see `UpdateReader.read`, which is for many."""
+    """Return one block of one update; for more blocks use an `UpdateReader`."""
     with UpdateReader(update) as reader:
         return reader.read(tensor, start, stop)
 
@@ -213,7 +222,7 @@ def read_block(update: StoredUpdate, tensor: Tensor, start: int, stop: int) -> N
 class _Box:
     """A box as runs: `run` elements that lie side by side both in the tensor and in the file.
 
-    Axes behind which the box has the tensor's full lengths melt into the run; the `lengths` of the axes before it
+    Axes after which the box has the tensor's full lengths are part of the run; the `lengths` of the axes before it
     count the runs, which both the file and the flat tensor hold in C order.
     """
 
@@ -226,7 +235,7 @@ class _Box:
     stop: int  # behind the flat index of the last element
 
     def begins(self, first: int, last: int) -> NDArray[np.int64]:
-        """Flat index of the first element of each of the runs [first, last)."""
+        """Return the flat index of the first element of each of the runs [first, last)."""
         begins = np.full(last - first, self.start, np.int64)
         rest = np.arange(first, last)
         for length, stride in zip(self.lengths[::-1], self.strides[::-1], strict=True):
@@ -235,7 +244,7 @@ class _Box:
         return begins
 
     def runs_below(self, element: int) -> int:
-        """How many runs begin below a flat index: one division per axis, no search."""
+        """Return the number of runs that begin below a flat index: one division per axis, no search."""
         rest = element - self.start
         if rest <= 0:
             return 0

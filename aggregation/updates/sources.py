@@ -1,4 +1,4 @@
-"""Where the values of one update come from, block by block: a file, or what is made of files while they are read."""
+"""Sources of an update's values, block by block: a file, or a function of files that is computed on reading."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,15 +10,16 @@ from atoll.aggregation.tensors.layout import Tensor
 
 
 class Source(Protocol):
-    """The values of one update; `blocks.UpdateReader` is one. Threads may share it."""
+    """The values of one update; `reader.UpdateReader` is a source. Threads may share it."""
 
     def carries(self, tensor: str) -> bool:
-        """Whether the update has this tensor."""
+        """Return whether the update has this tensor."""
 
     def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """The elements [start, stop) of a tensor in flat C order, float32 for floats; the caller may overwrite them.
+        """Return the elements [start, stop) of a tensor in flat C order, float32 for floats; the caller may overwrite
+        them.
 
-        They go to `out` (stop - start), contiguous and of their dtype, when it is given.
+        If `out` is given, (stop - start) contiguous and of their dtype, they are written to it.
         """
 
 
@@ -30,11 +31,11 @@ class Scaled:
     factor: float
 
     def carries(self, tensor: str) -> bool:
-        """Whether the update has this tensor."""
+        """Return whether the update has this tensor."""
         return self.source.carries(tensor)
 
     def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """See `Source.read`."""
+        """Return the scaled elements; see `Source.read`."""
         block = self.source.read(tensor, start, stop, out)
         if block.dtype == np.float32 and self.factor != 1.0:
             np.multiply(block, np.float32(self.factor), out=block)
@@ -42,14 +43,14 @@ class Scaled:
 
 
 class Zeros:
-    """An update that changes nothing: the centre of a first round."""
+    """An update of zeros: the centre of a first round."""
 
     def carries(self, tensor: str) -> bool:
-        """Every tensor."""
+        """Return True: it has every tensor."""
         return True
 
     def read(self, tensor: Tensor, start: int, stop: int, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """See `Source.read`."""
+        """Return zeros; see `Source.read`."""
         block = np.empty(stop - start, np.float32) if out is None else out
         block[:] = 0.0
         return block

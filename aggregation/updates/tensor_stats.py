@@ -1,6 +1,6 @@
-"""What is known of a tensor's values when all of them have been looked at once: the largest, the squares, the faults.
+"""Statistics of a tensor's values, gathered in one pass: the largest magnitude, the sum of squares, the faults.
 
-Of float values numba makes one pass when it is installed and much is looked at; numpy makes four, with the same bits:
+For float values numba makes one pass if it is installed and the data are large; numpy makes four, with the same bits:
 squares are doubles, summed in `LANES` lanes, each in the order of the values, and the lanes as numpy sums them.
 """
 
@@ -18,7 +18,7 @@ from atoll.aggregation.tensors.layout import FLOATS
 from atoll.aggregation.tensors.safetensors_file import to_float32
 
 LANES = 512
-"""Value i is in lane i mod LANES: so many that a processor adds as many at once as it can."""
+"""Number of lanes, enough for a processor's full rate of additions: value i is in lane i mod LANES."""
 
 Look = Callable[[NDArray[np.float32], NDArray[np.float64]], np.uint32]
 """(values, lanes) -> the largest bits of a value without its sign; the squares are added to the lanes."""
@@ -26,16 +26,16 @@ Look = Callable[[NDArray[np.float32], NDArray[np.float64]], np.uint32]
 
 @dataclass(slots=True)
 class Tally:
-    """What is known so far of one tensor."""
+    """The statistics of one tensor so far."""
 
     magnitude: float | int
     non_finite: int = 0
     squared_norm: float = 0.0
     malformed: str = ""
-    """The first chunk that its codec does not take, and why."""
+    """The first chunk that its codec refuses, and why."""
 
     def add_chunk(self, codec: str, chunk: memoryview, num_elements: int) -> None:
-        """Count what a chunk decodes to; nothing of a tensor that has had a malformed one."""
+        """Count the decoded values of a chunk; after a malformed chunk of the tensor, none."""
         if self.malformed:
             return
         try:
@@ -44,7 +44,7 @@ class Tally:
             self.malformed = str(fault)
 
     def add(self, raw: NDArray[Any], dtype: str) -> None:
-        """Count some values; NaN and infinite ones as such, and nowhere else."""
+        """Count some values; NaN and infinite ones are counted as such, and nowhere else."""
         if dtype not in FLOATS:
             self._count(max(-raw.min().item(), raw.max().item()), _lanes_of(raw))
             return
@@ -62,7 +62,7 @@ class Tally:
 
 
 def look(values: NDArray[np.float32]) -> tuple[float, NDArray[np.float64]]:
-    """The largest magnitude, which is not finite where a value is not, and the lanes' squares.
+    """Return the largest magnitude, which is not finite where a value is not, and the squares by lane.
 
     Args:
         values: (n), n >= 1.
@@ -75,7 +75,7 @@ def look(values: NDArray[np.float32]) -> tuple[float, NDArray[np.float64]]:
 
 
 def look_by_numpy(values: NDArray[np.float32]) -> tuple[float, NDArray[np.float64]]:
-    """The same by numpy."""
+    """Compute `look` with numpy."""
     return max(-values.min().item(), values.max().item()), _lanes_of(values)
 
 
@@ -89,7 +89,7 @@ def _lanes_of(values: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def compiled() -> Look:
-    """The loop in machine code; compiled at its first use on a machine, and read from a file afterwards."""
+    """Return the loop in machine code; it is compiled at its first use on a machine, and read from a file later."""
     from numba import float32, float64, njit, types, uint32
 
     @njit(uint32(types.Array(float32, 1, "C", readonly=True), float64[::1]), nogil=True, cache=True)
@@ -111,4 +111,4 @@ def compiled() -> Look:
 
 
 loop_for = Meter(compiled).loops
-"""The loop for so many values; None while numpy does it."""
+"""(number of values) -> the loop, or None while numpy works (`numba_support.Meter`)."""

@@ -1,37 +1,54 @@
-"""The generated parts of `docs/`: `python -m atoll.cli.docs` writes them anew from the code; tests hold them equal.
+"""The generated parts of `docs/`: `python -m atoll.cli.docs` writes them from the code; tests hold them equal.
 
 A part stands between two comments, and everything outside of them is written by hand:
 
     <!-- begin generated: settings run -->
     <!-- end generated -->
+
+`python -m atoll.cli.docs commands.md` writes the named pages only.
 """
 
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any, get_args
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SECTIONS = ("run", "coordinator", "aggregator", "agent", "policy", "local", "train", "plan", "simulation")
-PAGES = ("authorisation.md", "configuration.md", "operations.md", "protocol.md")
+PAGES = ("authorisation.md", "commands.md", "configuration.md", "faults.md", "protocol.md")
 
 _PART = re.compile(r"(<!-- begin generated: ([^>]+?) -->\n).*?(<!-- end generated -->)", re.DOTALL)
 
 
 def render(page: str) -> str:
-    """The page with its generated parts as the code has them now.
+    """Return a page with its generated parts as the code has them now.
 
     Raises:
-        KeyError: a part of a name that nobody generates.
+        KeyError: a part has a name without a generator.
     """
-    return _PART.sub(lambda part: f"{part[1]}\n{_GENERATORS[part[2]]()}\n{part[3]}", page)
+    return _PART.sub(lambda part: f"{part[1]}\n{_generate(part[2])}\n{part[3]}", page)
 
 
 def parts(page: str) -> list[str]:
-    """The names of the generated parts of a page."""
+    """Return the names of the generated parts of a page."""
     return [part[2] for part in _PART.finditer(page)]
+
+
+def commands() -> list[tuple[str, Any]]:
+    """Return every command with its full name, such as `atoll run start`, in the order of `--help`."""
+    from typer.main import get_command
+
+    from atoll.cli.main import app
+
+    return list(_leaves("atoll", get_command(app)))
+
+
+def _generate(part: str) -> str:
+    kind, _, name = part.partition(" ")
+    return _commands(name) if kind == "command" else _GENERATORS[part]()
 
 
 def _settings(section: str) -> Callable[[], str]:
@@ -48,7 +65,7 @@ def _settings(section: str) -> Callable[[], str]:
 
 
 def _words(module: str, union: str) -> Callable[[], str]:
-    """Names and first sentences of the events or effects in a module."""
+    """Return a generator of the names and docstrings of a module's events or effects."""
 
     def generate() -> str:
         from importlib import import_module
@@ -72,23 +89,22 @@ def _rules() -> str:
     rows = []
     for method, rule in RULES.items():
         service, _, name = method.rpartition("/")
-        whose = [f"{role}{'' if own is Touches.NOTHING else f' (for {own})'}" for role, own in rule.roles.items()]
-        who = "everybody" if rule.is_open else ", ".join(whose)
-        rows.append((f"`{service[1:].rpartition('.')[2]}.{name}`", who))
-    return _table(("method", "who may call it"), rows)
+        roles = [f"{role}{'' if own is Touches.NOTHING else f' (for {own})'}" for role, own in rule.roles.items()]
+        callers = "any caller" if rule.is_open else ", ".join(roles)
+        rows.append((f"`{service[1:].rpartition('.')[2]}.{name}`", callers))
+    return _table(("method", "allowed callers"), rows)
 
 
-def _commands() -> str:
-    return "\n\n".join(_command(path, command) for path, command in commands())
+def _commands(name: str) -> str:
+    """Return the reference of one command, or of each command of a group, such as `run`.
 
-
-def commands() -> list[tuple[str, Any]]:
-    """Every command with its full name, such as `atoll run start`, in the order of `--help`."""
-    from typer.main import get_command
-
-    from atoll.cli.main import app
-
-    return list(_leaves("atoll", get_command(app)))
+    Raises:
+        KeyError: there is no such command or group.
+    """
+    found = [(path, command) for path, command in commands() if path.split()[1] == name]
+    if not found:
+        raise KeyError(name)
+    return "\n\n".join(_command(path, command) for path, command in found)
 
 
 def _leaves(path: str, command: Any) -> Iterator[tuple[str, Any]]:
@@ -101,18 +117,33 @@ def _leaves(path: str, command: Any) -> Iterator[tuple[str, Any]]:
 
 def _command(path: str, command: Any) -> str:
     rows = [
-        (f"`{_spelled(parameter)}`", " ".join((getattr(parameter, "help", None) or "").split()))
+        (f"`{_spelled(parameter)}`", _default(parameter), " ".join((getattr(parameter, "help", None) or "").split()))
         for parameter in command.params
         if parameter.name != "help"
     ]
     text = "\n\n".join(" ".join(part.split()) for part in inspect.cleandoc(command.help).split("\n\n"))
-    return f"#### `{path}`\n\n{text}\n\n{_table(('argument', 'meaning'), rows)}"
+    return f"### `{path}`\n\n{text}\n\n{_table(('argument', 'default', 'meaning'), rows)}"
 
 
 def _spelled(parameter: Any) -> str:
+    """Return an argument as the command line takes it: `RUN`, `--state DIR`, `--plot/--no-plot`."""
     if parameter.param_type_name == "argument":
         return str(parameter.metavar or parameter.name)
-    return ", ".join(parameter.opts) + ("" if parameter.is_flag else f" {parameter.metavar or ''}".rstrip())
+    if parameter.is_flag:
+        return "/".join((*parameter.opts, *parameter.secondary_opts))
+    return f"{', '.join(parameter.opts)} {parameter.metavar or parameter.name.upper()}"
+
+
+def _default(parameter: Any) -> str:
+    """Return the default as the command line takes it; `-`: none, or one that a setting or the meaning names."""
+    default = parameter.default.value if isinstance(parameter.default, Enum) else parameter.default
+    if parameter.required:
+        return "required"
+    if default is True:
+        return f"`{parameter.opts[0]}`"
+    if default is False or default in (None, "", []):
+        return "-"
+    return f"`{default}`"
 
 
 def _code(text: str) -> str:
@@ -127,7 +158,6 @@ def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 _GENERATORS: dict[str, Callable[[], str]] = {
     **{f"settings {section}": _settings(section) for section in SECTIONS},
-    "commands": _commands,
     "steps": _steps,
     "rules": _rules,
     "server events": _words("atoll.server.rounds.events", "Event"),
@@ -137,9 +167,9 @@ _GENERATORS: dict[str, Callable[[], str]] = {
 }
 
 
-def main() -> None:
-    """Write the pages anew."""
-    for name in PAGES:
+def main(names: Sequence[str] = PAGES) -> None:
+    """Write the generated parts of the named pages."""
+    for name in names:
         path = DOCS / name
         old = path.read_text("utf-8")
         new = render(old)
@@ -149,4 +179,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:] or PAGES)

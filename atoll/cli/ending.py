@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 END_S = 20
-"""Seconds that a process has for its end; a supervisor's patience is longer (30 s in docs/operations)."""
+"""Seconds that a process has for its end; a supervisor's patience is longer (30 s in docs/systemd)."""
 
 EXIT_LATE = 128 + signal.SIGALRM
 """As a shell tells it."""

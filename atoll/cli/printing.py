@@ -58,13 +58,3 @@ def seconds(duration: float | None) -> str:
     if duration is None:
         return "-"
     return f"{duration:.1f} s" if duration < 600 else f"{duration / 60:.0f} min"
-
-
-def size(num_bytes: int) -> str:
-    """A number of bytes."""
-    amount, unit = float(num_bytes), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if amount < 1000:
-            break
-        amount, unit = amount / 1000, larger
-    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"

@@ -1,16 +1,16 @@
-"""What an agent keeps from one update for the next: it becomes current with the acceptance of the update, or never.
+"""The residuals of error feedback, which an update leaves for the next one: current once the update is accepted.
 
-    NAME.RUN.TASK.DIGEST.staged        made with an update whose answer is open; DIGEST is the update's
-    NAME.RUN.TASK.DIGEST.safetensors   current: that update was accepted
+    NAME.RUN.TASK.DIGEST.staged        made with the update DIGEST, which has no answer yet
+    NAME.RUN.TASK.DIGEST.safetensors   current: the update DIGEST was accepted
 
-A staged file is durable before its update can be sent, and names in its header the current files that it was made
-from (`encoded.REPLACES`). Accepted: it gets its current name, which is one atomic rename, then those go. Anything else:
-it goes, and they stay. Whoever is killed in between finds what to do by looking: while the update is in the spool it is
-sent again and answered as before; a staged file whose update is not there was never to count; and a current file that
-another one replaces is deleted.
+A staged file is durable before its update can be sent. Its header names the current files that it was made from
+(`REPLACES`). When the update is accepted, one atomic rename makes the staged file current, and the files that it
+replaces are deleted; otherwise the staged file is deleted and they stay. After a crash in between, the files alone tell
+what to do: an update in the spool is sent again and gets the same answer; a staged file whose update is not in the
+spool is deleted; so is a current file that another one replaces.
 
-While an answer is open, what the update was made from is not current for another one, and so counts in one of them
-alone. Hence there may be several current files: of two updates that were open at once, both accepted.
+While an update has no answer, the files that it was made from are not current for another update: each residual counts
+in one update only. So there may be several current files, of updates that were open at the same time.
 """
 
 import hashlib
@@ -32,12 +32,12 @@ logger = logging.getLogger(__name__)
 STAGED, CURRENT = ".staged", ".safetensors"
 
 AGE_MAX_S = 90 * 86400.0
-"""What no update has changed for so long is of a run that nobody goes on with."""
+"""Age at which a current file is deleted when the agent starts: its run was left unfinished."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose it is: a kind of thing, of one run and its task."""
+    """The owner of some files: a kind of residual, a run and its task."""
 
     name: str
     run_id: RunId
@@ -45,16 +45,16 @@ class Owner:
 
     @property
     def stem(self) -> str:
-        """The beginning of its files' names, which no text from the wire can lead out of the folder."""
+        """Beginning of its files' names; hashes, so that no text from the wire leads out of the folder."""
         return f"{self.name}.{_hashed(self.run_id)}.{_hashed(self.task)}"
 
 
-class Kept:
-    """The files in one folder. `stage` may run on a thread; everything else is quick.
+class ResidualStore:
+    """The residuals in one folder. `stage` may run on a thread; all other methods are quick.
 
     Args:
-        folder: of the files.
-        unanswered: the updates in the spool.
+        folder: holds the files; those without use are deleted.
+        unanswered: digests of the updates in the spool.
     """
 
     def __init__(self, folder: Path, unanswered: Collection[Digest] = ()) -> None:
@@ -69,19 +69,19 @@ class Kept:
             self._drop_replaced(path)
 
     def current(self, owner: Owner) -> tuple[Path, ...]:
-        """What the next update is made from; mostly one file, none at first, or while an answer is open."""
+        """Return the files that the next update adds: mostly one; none at first, or while an update has no answer."""
         claimed = {name for path in self._files(f"{owner.stem}.*{STAGED}") for name in _replaced_by(path)}
         return tuple(path for path in self._files(f"{owner.stem}.*{CURRENT}") if path.name not in claimed)
 
     def stage(self, owner: Owner, digest: Digest, file: Path) -> None:
-        """Take over a safetensors file that becomes current when that update is accepted; on return it is durable."""
+        """Stage a safetensors file with an update by renaming it; durable on return."""
         with file.open("rb") as data:
             os.fsync(data.fileno())
         os.replace(file, self._folder / f"{owner.stem}.{digest}{STAGED}")
         self._sync()
 
     def settle(self, digest: Digest, *, accepted: bool) -> None:
-        """The answer to an update is here: whatever was staged with it is current, or gone. Again: nothing happens."""
+        """Make the files that were staged with an answered update current, or delete them. Idempotent."""
         for path in self._files(f"*.{digest}{STAGED}"):
             if not accepted:
                 path.unlink()
@@ -92,7 +92,7 @@ class Kept:
             self._drop_replaced(current)
 
     def forget(self, run_id: RunId) -> None:
-        """The run is finished, and nothing of it is ever needed again."""
+        """Delete all files of a finished run."""
         for path in self._files(f"*.{_hashed(run_id)}.*"):
             path.unlink()
 
@@ -116,7 +116,7 @@ def _digest_of(path: Path) -> Digest:
 
 
 def _replaced_by(path: Path) -> Iterator[str]:
-    """The names of the current files that one was made from."""
+    """Yield the names of the current files that a file was made from."""
     try:
         names = json.loads(read_metadata(path).get(REPLACES, "[]"))
     except (TensorFileCorrupted, ValueError) as error:

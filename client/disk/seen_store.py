@@ -1,9 +1,9 @@
-"""What a client has seen of each run, for `verification`: in memory, and in a file that only grows.
+"""The newest round and version of each run that a client has seen (`rollback_rules`), in memory and in a log.
 
-    STATE/seen    one line of JSON for each run and change; the last one of a run counts
+    STATE/seen    one line of JSON for each change of a run; the last one of a run counts
 
-It is made durable before what came of an invitation leaves this client. What is lost in a crash before that was of a
-round for which nothing has left.
+`save` makes it durable before any outcome of an invitation leaves this client. A crash before that loses only what
+belongs to a round for which nothing has left.
 """
 
 import json
@@ -21,16 +21,16 @@ from atoll.protocol.strict_json import INT64_MAX, fields_of, integer, refuse, te
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, Version
 
 LINES_MIN, LINES_PER_RUN = 1000, 10
-"""A file of more lines is written anew when an agent starts."""
+"""Lines of the file, in all and for each run, beyond which it is compacted when an agent starts."""
 
 _KEYS = frozenset({"run", *asdict(Seen())})
 
 
 class Memory:
-    """The file at a path. `note` is quick; `save` may run on a thread.
+    """The file at a path and its content. `note` is quick; `save` may run on a thread.
 
     Raises:
-        ConfigError: the file is damaged; a torn last line, of a crash, is not.
+        ConfigError: the file is damaged. A torn last line, which a crash leaves, is no damage.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,20 +41,20 @@ class Memory:
             self._write_anew()
 
     def seen(self, run_id: RunId) -> Seen:
-        """The newest of a run."""
+        """Return the newest that was seen of a run."""
         return self._seen.get(run_id, Seen())
 
     def note(self, run_id: RunId, seen: Seen) -> None:
-        """There is something newer."""
+        """Remember something newer of a run, in memory."""
         with self._lock:
             self._seen[run_id] = seen
             self._unsaved.add(run_id)
 
     def save(self) -> None:
-        """Everything that was noted is on disk when this returns.
+        """Make everything durable that was noted.
 
         Raises:
-            OSError: the disk does not allow it.
+            OSError: the file cannot be written.
         """
         with self._lock:
             if not self._unsaved:
@@ -62,7 +62,7 @@ class Memory:
             lines = b"".join(_line(run_id, self._seen[run_id]) for run_id in sorted(self._unsaved))
             file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                os.ftruncate(file, self._end)  # a torn line, of this process or of an earlier one, goes
+                os.ftruncate(file, self._end)  # cuts off a torn line, of this process or of an earlier one
                 os.pwrite(file, lines, self._end)
                 os.fsync(file)
             finally:
@@ -71,7 +71,7 @@ class Memory:
             self._unsaved.clear()
 
     def forget(self, run_id: RunId) -> bool:
-        """This site's operator allows that the run begins again from anywhere; whether anything was known of it."""
+        """Let a run begin again from any round, as this site's operator allows; return whether it was known."""
         if self._seen.pop(run_id, None) is None:
             return False
         self._unsaved.discard(run_id)
@@ -79,7 +79,7 @@ class Memory:
         return True
 
     def runs(self) -> dict[RunId, Seen]:
-        """Everything."""
+        """Return the newest that was seen of every run."""
         return dict(self._seen)
 
     def _write_anew(self) -> None:
@@ -94,7 +94,7 @@ def _line(run_id: RunId, seen: Seen) -> bytes:
 
 
 def _read(path: Path) -> tuple[dict[RunId, Seen], int, int]:
-    """What the file says, its lines, and where the last whole one ends."""
+    """Return the file's content by run, its number of lines, and the byte at which its last whole line ends."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:

@@ -1,11 +1,11 @@
-"""The spool: finished updates, durable before their first byte is sent, until the coordinator has answered for them.
+"""The spool of finished updates: durable before their first byte is sent, deleted when the coordinator has answered.
 
-An entry is one file, which appears under its name complete and durable or not at all:
+An entry is one file, which appears under its name complete and durable, or not at all:
 
-    safetensors file of the update | JSON: manifest and what was measured | its length (8 bytes, little-endian) | MAGIC
+    safetensors file of the update | JSON: manifest and measurements | its length (8 bytes, little-endian) | MAGIC
 
-The pieces' bytes follow each other from `data_start` on, in canonical order: they are sent as they lie there. What an
-entry is (its run, its round) is in its manifest; its name is for people.
+The bytes of the pieces follow each other from `data_start` on, in canonical order, and are sent as they lie there. The
+manifest alone identifies an entry (its run, its round); the file's name is for people.
 """
 
 import errno
@@ -34,43 +34,45 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
 class SpoolFull(OSError):
-    """There is no room for one more update: on the disk, or in what the operator allows."""
+    """No room for one more update, on the disk or within `spool_max_bytes`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A finished update on disk, and what is said when it is sent."""
+    """A finished update on disk, with what its upload opens with."""
 
     path: Path
     manifest: bytes
     digest: Digest
     data_start: int
-    num_bytes: int  # of the pieces
+    num_bytes: int
+    """Size of all pieces [bytes]."""
     statistics: Sums
     download_seconds: float
     train_seconds: float
-    rank: int = 0  # of the aggregation, that it is for
+    rank: int = 0
+    """The aggregation rank that it is for."""
 
 
 class Spool:
-    """What lies in one folder. `add` may run on a thread; everything else is quick."""
+    """The entries in one folder. `add` may run on a thread; all other methods are quick."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self._folder, self._max_bytes = folder, max_bytes
         self._entries: dict[Key, Entry] = dict(_read_all(folder))
 
     def entries(self) -> dict[Key, Digest]:
-        """Everything that waits for an answer."""
+        """Return the digests of all entries, by key."""
         return {key: entry.digest for key, entry in self._entries.items()}
 
     def __getitem__(self, key: Key) -> Entry:
         return self._entries[key]
 
     def check_room(self, num_bytes: int) -> None:
-        """Refuse an update of that size before anybody works for it.
+        """Check that an update of `num_bytes` fits, before any work is spent on it.
 
         Raises:
-            SpoolFull: the message has the numbers.
+            SpoolFull: it does not; the message has the numbers.
         """
         used = sum(entry.num_bytes for entry in list(self._entries.values()))
         if used + num_bytes > self._max_bytes:
@@ -90,10 +92,18 @@ class Spool:
         train_seconds: float = 0.0,
         rank: int = 0,
     ) -> Entry:
-        """Take over a safetensors file of the manifest's pieces; on return the entry is durable, and `data` is gone.
+        """Turn a safetensors file of the manifest's pieces into an entry, by renaming it; durable on return.
+
+        Args:
+            data: the file; it is gone afterwards, also when there is no room.
+            manifest: of the update.
+            statistics: sums of the training, merged by addition at the coordinator.
+            download_seconds: duration of the download of the base version [s].
+            train_seconds: duration of the training [s].
+            rank: the aggregation rank that the update is for.
 
         Raises:
-            SpoolFull: no room; `data` is gone, too.
+            SpoolFull: there is no room.
         """
         try:
             self.check_room(manifest.num_bytes)
@@ -139,7 +149,7 @@ class Spool:
         return entry
 
     def discard(self, key: Key) -> None:
-        """Delete an entry. One that a crash brings back is sent again, and answered as before."""
+        """Delete an entry. If a crash undoes the deletion, the update is sent again and gets the same answer."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             entry.path.unlink(missing_ok=True)
@@ -150,7 +160,7 @@ def _key(manifest: UpdateManifest) -> Key:
 
 
 def plain_name(run_id: RunId) -> str:
-    """The beginning of a file name that no run id, which comes over the wire, can lead out of its folder."""
+    """Return the beginning of a file name for a run: its id, or a hash where the id might lead out of the folder."""
     if _PLAIN.fullmatch(run_id) is None:
         return "run." + hashlib.sha256(run_id.encode()).hexdigest()[:32]
     return run_id
@@ -178,25 +188,25 @@ def _read_all(folder: Path) -> Iterator[tuple[Key, Entry]]:
         try:
             yield _read(path)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            logger.warning("%s is no whole update, and is removed: %s", path, error)
+            logger.warning("%s is not a whole update and is removed: %s", path, error)
             path.unlink()
 
 
 def _read(path: Path) -> tuple[Key, Entry]:
-    """Read an entry back; ValueError and its like when it is not exactly what `add` writes."""
+    """Read an entry back; raises ValueError, KeyError, TypeError or AttributeError when `add` has not written it."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         foot = os.pread(file.fileno(), _FOOT_BYTES, max(0, size - _FOOT_BYTES))
         length = int.from_bytes(foot[:8], "little")
         begin = size - _FOOT_BYTES - length
         if path.suffix != SUFFIX or foot[8:] != MAGIC or begin < 0:
-            raise ValueError("it has no end")
+            raise ValueError("its end is missing")
         document: Mapping[str, Any] = json.loads(os.pread(file.fileno(), length, begin))
     encoded = document["manifest"].encode("ascii")
     manifest = parse_update(encoded)
     data_start = int(document["data_start"])
     if path.name != _name(manifest) or data_start + manifest.num_bytes != begin:
-        raise ValueError("its name or its length is not that of its manifest")
+        raise ValueError("its name or length does not match its manifest")
     return _key(manifest), Entry(
         path=path,
         manifest=encoded,

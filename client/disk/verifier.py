@@ -1,4 +1,4 @@
-"""Checks every message of the coordinator before this agent acts on it: the shell around `verification`."""
+"""The check of every message of the coordinator before the agent acts on it: the shell around `rollback_rules`."""
 
 import logging
 import time
@@ -17,13 +17,13 @@ logger = logging.getLogger(__name__)
 
 
 class Verifier:
-    """Knows the coordinator's publisher key of the connection that stands, and what was seen of each run.
+    """Checks signatures by the publisher key of the open connection, and novelty by what was seen of each run.
 
     Args:
         site: this client's name.
-        authorities: whom it trusts, PEM; asked again for each connection.
-        memory: of what was seen.
-        clock: seconds since the epoch.
+        authorities: returns the certificates of the trusted authorities, PEM, for each new connection.
+        memory: the newest of each run that was seen.
+        clock: returns seconds since the epoch.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class Verifier:
         self.memory = memory
 
     def welcome(self, message: pb.ServerMessage) -> None:
-        """The first message of a connection: it says with which key the others are signed.
+        """Check a connection's first message, and take its publisher key for all further ones.
 
         Raises:
-            NotTrusted: that key is not this coordinator's, or the message is not signed with it, for us and now.
+            NotTrusted: the key is not this coordinator's, or the message is not signed with it for this client, now.
         """
         now = self._clock()
         publisher = message.welcome.publisher
@@ -50,12 +50,12 @@ class Verifier:
         self._key, self._key_bytes = key, publisher.key
 
     def _note(self, message: pb.ServerMessage, event: Event | None, now: float) -> None:
-        """Raise NotTrusted, or remember."""
+        """Remember a message, or raise NotTrusted."""
         if isinstance(refused := self._judged(message, event, now), Refused):
             raise NotTrusted(f"{refused.reason}: {refused.detail}")
 
     def check(self, message: pb.ServerMessage, event: Event | None) -> Refused | None:
-        """Why a message does not count; None when it does. `event` is what it says."""
+        """Return the reason to refuse a message whose content is `event`; None: it counts."""
         assert self._key is not None, "a Welcome comes first"
         try:
             check_signature(message, self._site, self._key)
@@ -63,11 +63,11 @@ class Verifier:
             return Refused(FailureReason.BAD_SIGNATURE, str(error))
         judged = self._judged(message, event, self._clock())
         if judged is None and isinstance(event, Asked):
-            _tell(event)
+            _log(event)
         return judged
 
     def timed(self, message: pb.ServerMessage, event: Event | None) -> Event | None:
-        """What a message says, with the time that is left of it by now."""
+        """Return the event of a message with the time that is left of it now."""
         return timed(event, message.signature.issued_us, self._clock())
 
     def _judged(self, message: pb.ServerMessage, event: Event | None, now: float) -> Refused | None:
@@ -79,7 +79,7 @@ class Verifier:
         return None
 
 
-def _tell(asked: Asked) -> None:
+def _log(asked: Asked) -> None:
     request = asked.request
     what = f"round {request.round_id}" if isinstance(request, Invitation) else f"the evaluation of {request.version}"
     logger.info("verified: %s of %s, version %s", what, request.run_id, request.model_digest[:12])

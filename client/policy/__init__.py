@@ -1,1 +1,4 @@
-"""What the owner of some data allows: rules that no coordinator can weaken, and the record of every decision."""
+"""The policy of a site's data owner: rules that no coordinator can weaken, and the log of every decision.
+
+Imports: `session`, `disk`.
+"""

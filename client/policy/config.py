@@ -1,6 +1,6 @@
-"""The settings of a site's own policy, `policy.toml`: what this site takes part in, when, and how much may leave it.
+"""The settings of a site's own policy, `policy.toml`: tasks, runs, hours, and the amount of data that may leave.
 
-The string under a field is its documentation; `docs/configuration.md` is held against these strings by a test.
+The string under a field is its documentation; `docs/policy.md` is generated from these strings.
 """
 
 import re
@@ -16,7 +16,7 @@ from atoll.protocol.settings import STRICT
 
 Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 DAYS: tuple[Day, ...] = get_args(Day)
-"""In the order of `date.weekday`."""
+"""All days, in the order of `date.weekday`."""
 
 Pattern = Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -24,18 +24,18 @@ _CLOCK = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])|24:00")
 
 
 class Hours(BaseModel):
-    """When this site takes part; by default always."""
+    """The hours in which this site takes part; by default always."""
 
     model_config = STRICT
 
     days: list[Day] = list(DAYS)
-    """The days on which the hours begin."""
+    """Days on which the hours begin."""
 
     begin: str = "00:00"
-    """HH:MM, in `time_zone`."""
+    """Begin of the hours, HH:MM in `time_zone`."""
 
     end: str = "24:00"
-    """HH:MM, in `time_zone`; earlier than `begin`: on the day after."""
+    """End of the hours, HH:MM in `time_zone`; on the next day when it is earlier than `begin`."""
 
     @field_validator("begin", "end")
     @classmethod
@@ -48,63 +48,63 @@ class Hours(BaseModel):
     def _is_a_time_span(self) -> "Hours":
         if self.begin == self.end or self.begin == "24:00":
             raise ValueError(
-                f"begin {self.begin} and end {self.end} are no hours; allowed, for all day: 00:00 and 24:00"
+                f"begin {self.begin} and end {self.end} leave no hours; allowed, for all day: 00:00 and 24:00"
             )
         return self
 
 
 class SitePolicy(BaseModel):
-    """A site's own policy. All of its rules must agree before anything is done or sent."""
+    """A site's own policy: all of its rules must agree before the agent trains, evaluates or sends."""
 
     model_config = STRICT
 
     tasks: list[Pattern]
-    """Names of the tasks that are allowed, of those that the agent was started with: digits:task, or a pattern with *,
-    ? and [...]. Required, so that an empty file allows nothing."""
+    """Names of the allowed tasks, such as digits:task, or patterns with *, ? and [...]; the agent must have been
+    started with the task, too. Required, so that an empty file allows nothing."""
 
     runs: list[Pattern]
-    """Ids of the runs that are allowed, such as digits-1, or patterns. Required."""
+    """Ids of the allowed runs, such as digits-1, or patterns. Required."""
 
     approval: Literal["none", "each_run"] = "none"
-    """"each_run": a run that asks for the first time, or with another task, algorithm, codec or other settings of the
-    training than were approved, waits for `atoll site approve`. A run that `atoll site reject` was said about is
-    refused in any case."""
+    """Approval by the site's operator. With "each_run", a run waits for `atoll site approve` when it asks for the first
+    time, or with another task, algorithm, codec or training settings than those that were approved. A run that was
+    rejected with `atoll site reject` is always refused."""
 
     metrics_only: bool = False
-    """Whether this site answers evaluations and nothing else: it never trains, and no weights leave it."""
+    """Answer evaluations only: this site never trains, and no weights leave it."""
 
     upload_max_bytes: int = Field(default=2**50, ge=0, le=2**50)
-    """Most bytes of one update, its manifest included. A model that is larger is not even downloaded for training."""
+    """Largest size of an update with its manifest [bytes]. A larger model is not downloaded for training."""
 
     rounds_per_day: int = Field(default=1_000_000, ge=0, le=1_000_000)
-    """Most rounds that are begun in one day of `time_zone`. A round that is begun again counts again, unless it is the
-    same work on the same day and no update of it has left; an evaluation is no round."""
+    """Largest number of rounds that begin in one day of `time_zone`. A round that begins again counts again, unless it
+    is the same work on the same day and no update of it has left. Evaluations do not count."""
 
     time_zone: str = "UTC"
-    """Of `hours` and of the days of `rounds_per_day`: an IANA name such as Europe/Berlin."""
+    """Time zone of `hours` and of the days in `rounds_per_day`, an IANA name such as Europe/Berlin."""
 
     hours: Hours = Hours()
 
     error_details: bool = False
-    """Whether the text of an error leaves this site, with what the task's code raised and lines of its traceback.
-    Otherwise the coordinator is told the reason alone, and the text stays in the agent's own log."""
+    """Send the text of errors to the coordinator: the exceptions of the task's code and lines of their tracebacks.
+    Otherwise the coordinator gets only the reason, and the text stays in the agent's own log."""
 
     @field_validator("time_zone")
     @classmethod
     def _is_a_zone(cls, name: str) -> str:
         try:
             zone_of(name)
-        except (ValueError, OSError):  # ZoneInfoNotFoundError is a KeyError, which zone_of has turned into ValueError
-            raise ValueError("allowed: UTC, or an IANA name that this machine's time zone database has") from None
+        except (ValueError, OSError):  # ZoneInfoNotFoundError is a KeyError, which zone_of turns into ValueError
+            raise ValueError("allowed: UTC, or an IANA name in this machine's time zone database") from None
         return name
 
 
 @lru_cache(maxsize=16)
 def zone_of(name: str) -> tzinfo:
-    """The time zone of this name; UTC needs no database.
+    """Return the time zone of a name; UTC needs no database.
 
     Raises:
-        ValueError, OSError: there is none.
+        ValueError, OSError: the database has no such zone.
     """
     if name == "UTC":
         return UTC
@@ -118,5 +118,5 @@ EVERYTHING: Sequence[str] = ("*",)
 
 
 def default_policy() -> SitePolicy:
-    """Without a policy file: the tasks that the agent was started with, in any run, at any time, of any size."""
+    """Return the policy without a file: the tasks that the agent was started with, in any run, at any time and size."""
     return SitePolicy(tasks=list(EVERYTHING), runs=list(EVERYTHING), error_details=True)

@@ -1,7 +1,7 @@
-"""What makes two trainings of one round the same work. Pure.
+"""The identity of a training: two trainings of one round with equal content are the same work. Pure.
 
-An agent that comes back, and a coordinator that replays its journal, say the same again; whoever changes a word of it
-asks for another training.
+An agent that reconnects and a coordinator that replays its journal repeat the same content; any change of it asks for
+another training.
 """
 
 import hashlib
@@ -11,12 +11,12 @@ from atoll.client.session.events import Invitation
 
 
 def content_of(invitation: Invitation) -> str:
-    """SHA-256 of everything in an invitation that the update depends on.
+    """Return the SHA-256 of all fields of an invitation that the update depends on.
 
-    Left out are the names that stand beside it (run, round), the time that is left, and the rank to which the update
-    goes, which is another one when a rank is away.
+    Left out are the run and the round, which are compared beside it; the time that is left; and the aggregation rank,
+    which changes when a rank is away.
     """
-    said = {
+    content = {
         "task": invitation.task,
         "base_version": invitation.base_version,
         "model_digest": invitation.model_digest,
@@ -27,4 +27,4 @@ def content_of(invitation: Invitation) -> str:
         "counted_round": invitation.counted_round,
         "model_seed": invitation.model_seed,
     }
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

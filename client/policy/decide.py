@@ -1,11 +1,11 @@
-"""One question to a site's policy, and its answer. Pure: policy, request, history and the instant are arguments.
+"""The decision of a site's policy about one request. Pure: policy, request, history and the instant are arguments.
 
-The rules are asked in a fixed order, the first that objects gives its name to the decision:
+The rules are asked in a fixed order; the first that objects names the decision:
 
     tasks -> runs -> rejected -> approval -> metrics_only -> upload_max_bytes -> hours -> rounds_per_day
 
-What no rule objects to is allowed. A request is *refused* when only a change of the policy, or of the operator's mind,
-could allow it, and *waiting* when time or the operator's approval will.
+A request without an objection is *allowed*. It is *refused* when only another policy or another decision of the
+operator could allow it, and *waiting* when time or the operator's approval will.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from atoll.client.policy.config import DAYS, Hours, SitePolicy, zone_of
 
 
 class Kind(StrEnum):
-    """What is asked for."""
+    """The kind of a request."""
 
     TRAIN = "train"
     EVALUATE = "evaluate"
@@ -25,7 +25,7 @@ class Kind(StrEnum):
 
 
 class Outcome(StrEnum):
-    """The answer."""
+    """The outcome of a decision."""
 
     ALLOWED = "allowed"
     REFUSED = "refused"
@@ -33,7 +33,7 @@ class Outcome(StrEnum):
 
 
 class Rule(StrEnum):
-    """Why the answer is what it is."""
+    """The rule that a decision names; `NONE_OBJECTS` of an allowed request."""
 
     NONE_OBJECTS = "none_objects"
     TASKS = "tasks"
@@ -49,7 +49,7 @@ class Rule(StrEnum):
 
 
 class Standing(StrEnum):
-    """What the operator has said about a run."""
+    """The operator's decision about a run."""
 
     UNDECIDED = "undecided"
     APPROVED = "approved"
@@ -58,32 +58,41 @@ class Standing(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRequest:
-    """What a coordinator, or an update in the spool, wants of this site."""
+    """A request of a coordinator, or of an update in the spool that is ready to leave."""
 
     kind: Kind
     run_id: str
     task: str
-    number: int  # the round; the version, of an evaluation
-    local: str | None = None  # JSON: settings of the training; None: of an update, whose training was asked about
-    algorithm: str | None = None  # of a training
-    codec: str | None = None  # of a training; empty: plain
-    content: str = ""  # SHA-256: what is to be trained (`content_of`), or the update
-    num_bytes: int | None = None  # of the update; of the model, before there is one; None: not known yet
+    number: int
+    """The round; for an evaluation, the version."""
+    local: str | None = None
+    """Settings of the training, JSON; None: the request is an upload, whose training was asked about before."""
+    algorithm: str | None = None
+    """Algorithm of a training."""
+    codec: str | None = None
+    """Codec of a training's update; empty: plain."""
+    content: str = ""
+    """SHA-256 of the training (`content_of`), or of the update's manifest."""
+    num_bytes: int | None = None
+    """Size of the update [bytes]; before there is one, of the model; None: not known yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What has been before, as far as it matters for the request."""
+    """The part of the site's history that a decision about one request needs."""
 
     standing: Standing = Standing.UNDECIDED
-    rounds_today: int = 0  # counted on `day_of` the instant of the decision
-    is_counted: bool = False  # what is asked for goes on with a round that was counted
-    turn: int = 0  # how many times the round has been begun, with this one; an evaluation has none
+    rounds_today: int = 0
+    """Rounds that were counted on `day_of` the instant of the decision."""
+    is_counted: bool = False
+    """The request continues a round that was counted."""
+    turn: int = 0
+    """Times that the round has begun, this one included; 0 for an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The answer, the rule that gave it, and a sentence for people on both sides."""
+    """The answer to a request: its outcome, the rule that gave it, and a sentence for people on both sides."""
 
     outcome: Outcome
     rule: Rule
@@ -91,7 +100,7 @@ class Decision:
 
     @property
     def is_allowed(self) -> bool:
-        """Whether it may be done."""
+        """Return whether the request is allowed."""
         return self.outcome is Outcome.ALLOWED
 
 
@@ -99,19 +108,19 @@ ALLOWED = Decision(Outcome.ALLOWED, Rule.NONE_OBJECTS)
 
 
 def decide(policy: SitePolicy, request: PolicyRequest, history: History, now: float) -> Decision:
-    """What the policy says to a request.
+    """Decide about a request: the first objection in the order of the rules, or `ALLOWED`.
 
     Args:
-        policy: the site's.
-        request: what is wanted.
-        history: what was counted and approved before.
+        policy: the site's policy.
+        request: of the coordinator, or of an update.
+        history: the rounds that were counted and the runs that were approved before.
         now: seconds since the epoch.
     """
-    objection = _to_the_run(policy, request, history) or _to_the_size(policy, request)
-    return objection or _to_the_time(policy, request, history, now) or ALLOWED
+    objection = _object_to_run(policy, request, history) or _object_to_size(policy, request)
+    return objection or _object_to_time(policy, request, history, now) or ALLOWED
 
 
-def _to_the_run(policy: SitePolicy, request: PolicyRequest, history: History) -> Decision | None:
+def _object_to_run(policy: SitePolicy, request: PolicyRequest, history: History) -> Decision | None:
     if not _matches(request.task, policy.tasks):
         return _refused(Rule.TASKS, f"task {request.task!r} is not allowed here")
     if not _matches(request.run_id, policy.runs):
@@ -123,7 +132,7 @@ def _to_the_run(policy: SitePolicy, request: PolicyRequest, history: History) ->
     return None
 
 
-def _to_the_size(policy: SitePolicy, request: PolicyRequest) -> Decision | None:
+def _object_to_size(policy: SitePolicy, request: PolicyRequest) -> Decision | None:
     if request.kind is Kind.EVALUATE:
         return None
     if policy.metrics_only:
@@ -134,7 +143,7 @@ def _to_the_size(policy: SitePolicy, request: PolicyRequest) -> Decision | None:
     return None
 
 
-def _to_the_time(policy: SitePolicy, request: PolicyRequest, history: History, now: float) -> Decision | None:
+def _object_to_time(policy: SitePolicy, request: PolicyRequest, history: History, now: float) -> Decision | None:
     if not is_open(policy, now):
         hours = policy.hours
         when = f"{', '.join(hours.days)} {hours.begin}-{hours.end} {policy.time_zone}"
@@ -158,12 +167,12 @@ def _matches(name: str, patterns: list[str]) -> bool:
 
 
 def day_of(policy: SitePolicy, now: float) -> str:
-    """The day that an instant is in, as YYYY-MM-DD in the policy's time zone."""
+    """Return the day of an instant, as YYYY-MM-DD in the policy's time zone."""
     return _local(policy, now).date().isoformat()
 
 
 def is_open(policy: SitePolicy, now: float) -> bool:
-    """Whether an instant is within the hours: `begin` is, `end` is not. Clocks that are put back repeat their hour."""
+    """Return whether an instant is within the hours: begin <= instant < end; a clock that is set back repeats them."""
     local, hours = _local(policy, now), policy.hours
     begin, end, minute = _minutes(hours.begin), _minutes(hours.end), 60 * local.hour + local.minute
     if begin < end:

@@ -1,68 +1,69 @@
-"""The agent's own log of what its site's policy decided, written before anything else happens.
+"""The agent's own log of its site's policy decisions, written ahead of their effects.
 
-A hash chain as the coordinator's audit log (`protocol/chain`), which `atoll audit verify` reads:
+A hash chain like the coordinator's audit log (`protocol/audit/chain`), which `atoll audit verify` reads:
 
     actor, role    the run that asked, "run"
-    action         what was asked for and the answer: train.allowed, evaluate.waiting, upload.refused
+    action         the kind of the request and the outcome: train.allowed, evaluate.waiting, upload.refused
     object         the round, or the version of an evaluation
     outcome        the rule's name, and a sentence
-    digests        the task, the bytes of the update as far as they are known, and which work or update it is (SHA-256)
+    digests        the task, the size of the update if it is known, and the SHA-256 of the work or the update
 
-Between them stand the checkpoints of the coordinator's own audit log, as it has told them in signed messages.
+Among the decisions are the checkpoints of the coordinator's own audit log, from its signed messages.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
 from atoll.client.policy.decide import Decision, Kind, PolicyRequest
 from atoll.protocol.audit.chain import Checkpoint, Event, instant
 from atoll.protocol.audit.files import AuditFiles
+from atoll.protocol.bounded_mapping import BoundedMapping
 
 NAME = "decisions"
-"""The folder of the log in the agent's directory."""
+"""Folder of the log in the agent's state directory."""
 
 SIGN_S = 5.0
-"""Seconds for which a decision may be signed by no checkpoint."""
+"""Longest time that a decision waits for a checkpoint that signs it [s]."""
 
 REMEMBERED_MAX = 1000
-"""Requests of which the last answer is remembered, so that the same one is not written again and again."""
+"""Requests whose last decision is remembered, so that a repetition is not written again."""
 
 
 class DecisionLog:
-    """Appends to the log in an agent's directory; a line outlives the process before `write` returns.
+    """Appends to the log in an agent's state directory; a line outlives the process when `write` returns.
+
+    Args:
+        folder: the state directory.
+        now: returns seconds since the epoch.
 
     Raises:
-        OSError: from every method: the log cannot be written.
+        OSError: from every method, when the log cannot be written.
     """
 
     def __init__(self, folder: Path, now: Callable[[], float]) -> None:
         self._files = AuditFiles(folder / NAME, now, writer="agent")
         self._now, self._sign_by = now, 0.0
         self._told = ""
-        self._answers: OrderedDict[tuple[PolicyRequest, int], Decision] = OrderedDict()
+        self._answers: BoundedMapping[tuple[PolicyRequest, int], Decision] = BoundedMapping(REMEMBERED_MAX)
 
     def write(self, request: PolicyRequest, decision: Decision, turn: int = 0) -> None:
-        """One decision; a repetition of the last one about the same request is no news.
+        """Write a decision, unless it repeats the last one about the same request and turn.
 
         Args:
-            request: what was wanted.
+            request: that was decided about.
             decision: the answer.
-            turn: how many times the round has been begun: what is begun once more is news.
+            turn: times that the round has begun.
         """
         if self._answers.get((request, turn)) == decision:
             return
         self._append(_event(self._now(), request, decision))
         self._answers[request, turn] = decision
-        self._answers.move_to_end((request, turn))
-        if len(self._answers) > REMEMBERED_MAX:
-            self._answers.popitem(last=False)
 
-    def told(self, checkpoint: str) -> None:
-        """A checkpoint of the coordinator's audit log, `SEQ:DIGEST`; the same one again is no news, nor is none.
+    def note_checkpoint(self, checkpoint: str) -> None:
+        """Write a new checkpoint of the coordinator's audit log, `SEQ:DIGEST`; an empty or repeated one is skipped.
 
         Raises:
-            ValueError: of another form.
+            ValueError: the checkpoint has another form.
         """
         if not checkpoint or checkpoint == self._told:
             return
@@ -77,12 +78,12 @@ class DecisionLog:
         self._files.append([event])
 
     def sign(self, *, at_once: bool = False) -> None:
-        """Let a checkpoint follow what none signs, if that is for long enough; then it outlives the machine, too."""
+        """Sign the newest decisions after `SIGN_S`, or at once; then they outlive a power failure, too."""
         if self._files.unsigned and (at_once or self._now() >= self._sign_by):
             self._files.append([], sign=True)
 
     def close(self) -> None:
-        """Sign the rest, and let go of the files."""
+        """Sign the newest decisions and close the files."""
         try:
             self.sign(at_once=True)
         finally:

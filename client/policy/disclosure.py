@@ -1,7 +1,7 @@
-"""What of the reason for a failure may leave the site. Pure.
+"""The part of a failure's reason that may leave the site. Pure.
 
-The text of an error can hold whatever the task's code or its data put into it: a record that cannot be parsed, a line
-of the source, a path. Where the site keeps such texts to itself, the coordinator is told the reason alone.
+The text of an error can contain whatever the task's code or its data put into it: a record that cannot be parsed, a
+line of source code, a path. Unless the site allows such texts to leave, the coordinator gets only the reason.
 """
 
 from dataclasses import replace
@@ -20,16 +20,16 @@ OWN_WORDS = frozenset(
         FailureReason.ROLLBACK,
     }
 )
-"""Reasons whose sentence is this agent's own, about what it was asked; it never saw the task's code or the data."""
+"""Reasons whose text the agent itself writes, about the request alone: neither the task's code nor data is in it."""
 
 
 def disclosed_failure(report: ReportFailure, *, error_details: bool) -> ReportFailure:
-    """What the coordinator is told instead of a whole report."""
+    """Return the report that the coordinator gets: without its detail, unless that may leave."""
     return report if error_details or report.reason in OWN_WORDS else replace(report, detail="")
 
 
 def disclosed_evaluation(report: ReportEvaluation, *, error_details: bool) -> ReportEvaluation:
-    """The same of an evaluation that came to nothing; sums go as they are."""
+    """Return the report of an evaluation that the coordinator gets: sums as they are, a failure without its detail."""
     if error_details or report.reason is None or report.reason in OWN_WORDS:
         return report
     return replace(report, detail=str(report.reason))

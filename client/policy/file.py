@@ -1,7 +1,7 @@
-"""The policy file: read at the start, and again whenever it changes; what is not valid allows nothing.
+"""The policy file, read at the start and again after each change; a file that is not valid allows nothing.
 
-A change counts when it was seen twice in a row, so that a file that is just being written is not taken for whole; until
-then the policy that was valid before holds. What is missing, unreadable or not allowed is never replaced by a default.
+A change counts when two looks in a row see the same content, so that a half-written file is never used; until then the
+policy from before holds. A file that is missing, unreadable or not valid is never replaced by a default.
 """
 
 import logging
@@ -16,23 +16,23 @@ BYTES_MAX = 2**20
 
 
 class PolicyFile:
-    """One policy file, or none.
+    """The policy of one file, or the default policy.
 
     Args:
-        path: None: the default, which never changes.
+        path: of the file; None: the default policy, which never changes.
 
     Raises:
-        ConfigError: it cannot be read, or anything in it is not allowed.
+        ConfigError: the file cannot be read, or anything in it is not allowed.
     """
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self._seen = self._used = _content(path)
         self.policy: SitePolicy | None = _parsed(path, self._used)
-        """None: the file is not valid any more."""
+        """The policy now; None while the file is not valid."""
 
     def poll(self) -> bool:
-        """Look whether the file has changed, and take it up; True when the policy is another one now."""
+        """Read the file again, and return whether the policy has changed."""
         seen, self._seen = self._seen, _content(self.path)
         if self._seen != seen or self._seen == self._used:
             return False
@@ -40,16 +40,16 @@ class PolicyFile:
         before = self.policy
         try:
             self.policy = _parsed(self.path, self._used)
-            logger.info("the policy %s has changed, and holds from now on", self.path)
+            logger.info("the policy %s has changed and is in force from now on", self.path)
         except ConfigError as error:
             self.policy = None
             for fault in error.faults:
-                logger.error("the policy is not valid, and nothing is allowed until it is: %s", fault)
+                logger.error("the policy is not valid; nothing is allowed until it is: %s", fault)
         return self.policy != before
 
 
 def _content(path: Path | None) -> bytes | str:
-    """The bytes of the file; a text says why there are none."""
+    """Return the bytes of the file, or the reason why it cannot be read."""
     if path is None:
         return b""
     try:

@@ -1,6 +1,6 @@
-"""The gate between a site and its coordinator: asks the policy, counts, and writes down what was decided.
+"""The gate between a site and its coordinator: it asks the policy, counts rounds and logs every decision.
 
-Whatever goes wrong here (a policy that is no longer valid, a history or a log that cannot be written) allows nothing.
+It fails closed: a policy that is no longer valid, or a history or log that cannot be written, allows nothing.
 """
 
 import logging
@@ -34,15 +34,15 @@ logger = logging.getLogger(__name__)
 
 
 class Gate:
-    """Decides for one agent. Everything is quick; a round that is begun costs one durable write.
+    """Decides for one agent. Every method is quick; the begin of a round costs one durable write.
 
     Args:
-        policy: the file; None: the default.
+        policy: the policy file; None: the default policy.
         folder: the agent's state directory.
-        now: seconds since the epoch.
+        now: returns seconds since the epoch.
 
     Raises:
-        ConfigError: the policy, or what was remembered for it, cannot be used.
+        ConfigError: the policy, its history or its log cannot be used.
     """
 
     def __init__(self, policy: Path | None, folder: Path, now: Callable[[], float] = time.time) -> None:
@@ -54,27 +54,27 @@ class Gate:
         self._seen = self._state()
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._history.close()
         try:
             self._log.close()
         except OSError as error:
             logger.error("the log of the decisions cannot be signed: %s", error)
 
-    def told(self, checkpoint: str) -> None:
-        """The coordinator has said how far its audit log goes: whoever keeps this notices when that log is cut off."""
+    def note_checkpoint(self, checkpoint: str) -> None:
+        """Log a checkpoint of the coordinator's audit log: evidence at the site, if that log is cut off later."""
         try:
-            self._log.told(checkpoint)
+            self._log.note_checkpoint(checkpoint)
         except (OSError, ValueError) as error:
-            logger.error("a checkpoint of the coordinator's audit log is not written down: %s", error)
+            logger.error("a checkpoint of the coordinator's audit log cannot be recorded: %s", error)
 
     @property
     def error_details(self) -> bool:
-        """Whether the text of an error may leave; not while the policy is not valid."""
+        """Return whether the text of errors may leave the site; never while the policy is not valid."""
         return self._file.policy is not None and self._file.policy.error_details
 
     def poll(self) -> bool:
-        """Whether anything may be decided otherwise than before: another policy, an approval, an hour, a day."""
+        """Return whether decisions may have changed: by another policy, an approval, the hours, or a new day."""
         try:
             self._log.sign()
         except OSError as error:
@@ -94,18 +94,18 @@ class Gate:
     # ------------------------------------------------------------ questions
 
     def ask(self, request: Request) -> Decision:
-        """Whether to take on what the coordinator asks for, before anything is known of its size."""
+        """Decide about a request of the coordinator, before the size of its model is known."""
         asked = _asked(request, None)
         decision, turn = self._decide(asked)
         return decision if decision.is_allowed else self._written(asked, decision, turn)
 
     def admit(self, request: Request, model: VersionManifest) -> Decision:
-        """Whether to begin, now that the model is known; a round that is begun has been counted when this returns."""
+        """Decide about a request whose model is known; an allowed round is counted, durably, on return."""
         num_bytes = None if isinstance(request, EvaluationRequest) else _update_bytes(model, request.codec)
         return self._begun(_asked(request, num_bytes))
 
     def ask_upload(self, entry: Entry) -> Decision:
-        """Whether an update may leave, before its first byte does; that it does has been noted when this returns."""
+        """Decide about the upload of an update, before its first byte; an allowed one is recorded on return."""
         manifest = parse_update(entry.manifest)
         try:
             task = self._history.task_of(manifest.run_id)
@@ -134,10 +134,10 @@ class Gate:
         return decision
 
     def _decide(self, request: PolicyRequest) -> tuple[Decision, int]:
-        """The answer, and the turn that it is about."""
+        """Return the decision and the turn of the round that it is about."""
         policy, now = self._file.policy, self._now()
         if policy is None:
-            detail = "this site's policy is not valid at present: nothing is allowed until it is"
+            detail = "this site's policy is not valid now: nothing is allowed until it is"
             return Decision(Outcome.WAITING, Rule.POLICY_FILE, detail), 0
         try:
             self._note(request, now)
@@ -151,8 +151,8 @@ class Gate:
         if local is None:
             return
         if self._history.asked(request.run_id, request.task, local, now, algorithm=algorithm, codec=codec):
-            what = "" if algorithm is None else f"{algorithm}, codec {codec or 'plain'}, "
-            logger.info("run %s asks here for task %s, with %slocal = %s", request.run_id, request.task, what, local)
+            terms = "" if algorithm is None else f"{algorithm}, codec {codec or 'plain'}, "
+            logger.info("run %s asks here for task %s, with %slocal = %s", request.run_id, request.task, terms, local)
 
     def _written(self, request: PolicyRequest, decision: Decision, turn: int) -> Decision:
         try:
@@ -163,13 +163,13 @@ class Gate:
 
 
 def failure_of(decision: Decision) -> FailureReason:
-    """What the coordinator is told."""
+    """Return the failure reason that reports a decision to the coordinator."""
     return FailureReason.AWAITS_APPROVAL if decision.rule is Rule.APPROVAL else FailureReason.POLICY_REFUSED
 
 
 def _unusable(error: OSError) -> Decision:
     logger.error("nothing is allowed: %s", error)
-    return Decision(Outcome.WAITING, Rule.STATE, "this site cannot write down what it decides")
+    return Decision(Outcome.WAITING, Rule.STATE, "this site cannot record its decisions")
 
 
 def _asked(request: Request, num_bytes: int | None) -> PolicyRequest:
@@ -191,7 +191,7 @@ def _asked(request: Request, num_bytes: int | None) -> PolicyRequest:
 
 
 def _update_bytes(model: VersionManifest, codec: str) -> int:
-    """What an update of the whole model would be [bytes], without its manifest."""
+    """Return the size of an update of the whole model under a codec [bytes], without its manifest."""
     if not codec:
         return model.num_bytes
     encoding = parse_codec(codec)

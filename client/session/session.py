@@ -48,6 +48,7 @@ from atoll.client.session.events import (
     UploadCut,
     Work,
 )
+from atoll.protocol.backoff import delay
 from atoll.protocol.value_type import value
 from atoll.protocol.vocabulary import Digest, FailureReason, RejectReason, RoundId, RunId
 
@@ -188,9 +189,8 @@ class Session:
 
     def _back_off(self) -> float:
         """Exponential with full jitter between half and the whole of the step, so that a herd spreads out [s]."""
-        step = min(self.rules.reconnect_max, self.rules.reconnect_min * 2.0 ** min(self._num_dials, 30))
         self._num_dials += 1
-        return step * self._rng.uniform(0.5, 1.0)
+        return delay(self._num_dials - 1, self.rules.reconnect_min, self.rules.reconnect_max, self._rng)
 
     # ------------------------------------------------------------ jobs
 
@@ -349,8 +349,8 @@ class Session:
         if outgoing is None:
             return ()
         if isinstance(event, UploadCut):
-            step = min(self.rules.reconnect_max, self.rules.reconnect_min * 2.0 ** min(outgoing.num_cuts, 30))
-            outgoing.is_active, outgoing.retry_at = False, now + step * self._rng.uniform(0.5, 1.0)
+            wait = delay(outgoing.num_cuts, self.rules.reconnect_min, self.rules.reconnect_max, self._rng)
+            outgoing.is_active, outgoing.retry_at = False, now + wait
             outgoing.num_cuts += 1
             return ()
         if event.resend and outgoing.num_resends < self.rules.resends_max:

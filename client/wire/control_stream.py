@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 
 import grpc
 
-from atoll.client.wire.rotating_channel import Connection
+from atoll.client.wire.rotating_channel import RotatingChannel
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.dialer import Dialer
@@ -37,7 +37,7 @@ class Link:
     """
 
     def __init__(self, dialer: Dialer, address: str) -> None:
-        self.connection = Connection(dialer, address, COORDINATOR, coordinator_stub)
+        self.connection = RotatingChannel(dialer, address, COORDINATOR, coordinator_stub)
         self._of_stream = AsyncExitStack()
         self._outbox: asyncio.Queue[pb.ClientMessage | None] = asyncio.Queue(OUTBOX_MAX)
         self._stream: Stream[pb.ClientMessage, pb.ServerMessage] | None = None
@@ -67,7 +67,7 @@ class Link:
         return message
 
     def calls(self) -> AbstractAsyncContextManager[rpc.CoordinatorStub]:
-        """The stub for calls that begin now (`Connection.calls`)."""
+        """The stub for calls that begin now (`RotatingChannel.calls`)."""
         return self.connection.calls()
 
     async def receive(self) -> pb.ServerMessage | None:

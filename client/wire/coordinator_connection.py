@@ -1,9 +1,10 @@
-"""The line to the coordinator: one connection after the other, and what is to be said over whichever stands."""
+"""The connection to the coordinator: one session after the other, and the messages that wait for the next one."""
 
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -20,46 +21,55 @@ from atoll.protocol.wire.stream import StreamBroken
 logger = logging.getLogger(__name__)
 
 UNSENT_MAX = 100
-"""Reports that wait for a connection; the oldest give way."""
+"""Reports that wait for a connection; a newer one replaces the oldest."""
 
-OF_TLS = "Tls handshake failed", "verification check failed"
-"""In gRPC's words, with the code UNAVAILABLE, as a coordinator that is down has it: an end is not who it should be."""
+TLS_FAILURES = "Tls handshake failed", "verification check failed"
+"""gRPC's texts for an end that failed to prove its identity; their code, UNAVAILABLE, is that of a coordinator that is
+down, too."""
 
 
-class Line:
-    """Dials when it is told to, and tells what happens.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionHandlers:
+    """The agent's side of the connection; all four are called on the event loop."""
+
+    hello: Callable[[], pb.Hello]
+    """Makes the first message of the next session."""
+    on_connected: Callable[[pb.Welcome], None]
+    """Receives the coordinator's Welcome, verified."""
+    on_message: Callable[[pb.ServerMessage], None]
+    """Receives each further message, as it came."""
+    on_lost: Callable[[], None]
+    """Learns that a session has ended, or that none came about."""
+
+
+class CoordinatorConnection:
+    """Dials when asked to, and reports what happens to its handlers.
 
     Args:
         address: of the coordinator.
         dialer: opens the channels, to the coordinator and its ranks.
+        handlers: the agent's side.
         replaced_wait: seconds before dialling again after another agent has taken this client's name.
-        hello: the first message of the next connection.
-        on_connected, on_message, on_lost: called on the event loop.
-        verifier: of what the coordinator says; None: the line is `--insecure`, and nothing is signed.
         spawn: runs a coroutine whose failure ends the agent.
+        verifier: checks the coordinator's signatures; None: the connection is `--insecure`, and nothing is signed.
     """
 
     def __init__(
         self,
         address: str,
         dialer: Dialer,
+        handlers: ConnectionHandlers,
         *,
         replaced_wait: float,
-        hello: Callable[[], pb.Hello],
-        on_connected: Callable[[pb.Welcome], None],
-        on_message: Callable[[pb.ServerMessage], None],
-        on_lost: Callable[[], None],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         verifier: Verifier | None,
     ) -> None:
-        self._verifier = verifier
-        self._address, self._dialer, self._replaced_wait = address, dialer, replaced_wait
+        self._address, self._dialer, self._handlers = address, dialer, handlers
+        self._replaced_wait, self._spawn, self._verifier = replaced_wait, spawn, verifier
         self.ranks = Ranks(dialer, spawn)
-        self._hello, self._on_connected, self._on_message, self._on_lost = hello, on_connected, on_message, on_lost
-        self._spawn = spawn
         self._link: Link | None = None
         self._is_up = asyncio.Event()
-        self._talk: asyncio.Task[None] | None = None
+        self._session: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._unsent: deque[pb.ClientMessage] = deque(maxlen=UNSENT_MAX)
         self._is_replaced = self._is_hanging_up = False
@@ -67,56 +77,56 @@ class Line:
 
     @property
     def current(self) -> Link | None:
-        """The connection that stands; None when none does."""
+        """The session that is open; None when none is."""
         return self._link
 
     async def link(self) -> Link:
-        """Wait until a connection stands."""
+        """Wait until a session is open, and return it."""
         while self._link is None:
             await self._is_up.wait()
         return self._link
 
     def dial(self, delay: float) -> None:
-        """Open a connection after so many seconds."""
+        """Open a session after `delay` seconds."""
         if self._is_replaced:
             delay, self._is_replaced = max(delay, self._replaced_wait), False
         self._timer = asyncio.get_running_loop().call_later(delay, self._begin)
 
     def send(self, message: pb.ClientMessage) -> None:
-        """Say it now, or as soon as a connection stands."""
+        """Send a message now, or as soon as a session is open."""
         if self._link is None:
             self._unsent.append(message)
         else:
             self._link.send(message)
 
     def renew(self) -> None:
-        """Prove anew who one is, in whatever is begun from now on: the certificate has been renewed."""
+        """Move new calls to connections with the renewed certificate."""
         self.ranks.renew()
         if self._link is not None:
             self._link.connection.renew()
 
     async def hang_up(self) -> None:
-        """Say goodbye if a connection stands, and dial no more."""
+        """Say goodbye in the open session, if there is one, and never dial again."""
         self._is_hanging_up = True
         if self._timer is not None:
             self._timer.cancel()
         if self._link is not None:
             await self._link.close(goodbye=True)
-        if self._talk is not None:
-            self._talk.cancel()
-            await asyncio.wait({self._talk})
+        if self._session is not None:
+            self._session.cancel()
+            await asyncio.wait({self._session})
         await self.ranks.close()
 
     def _begin(self) -> None:
-        self._talk = self._spawn(self._connection())
+        self._session = self._spawn(self._run_session())
 
-    async def _connection(self) -> None:
-        """One connection, from Hello to its end."""
+    async def _run_session(self) -> None:
+        """Run one session, from Hello to its end."""
         link = Link(self._dialer, self._address)
         staying_fresh = None
         end = StreamBroken(grpc.StatusCode.OK, "the coordinator has ended the stream")
         try:
-            first = await link.open(self._hello())
+            first = await link.open(self._handlers.hello())
             if self._verifier is not None:
                 self._verifier.welcome(first)
             welcome = first.welcome
@@ -124,14 +134,14 @@ class Line:
             staying_fresh = self._spawn(link.connection.keep_fresh())
             self.ranks.update(welcome.ranks.addresses)
             self._is_up.set()
-            self._on_connected(welcome)
+            self._handlers.on_connected(welcome)
             while self._unsent:
                 link.send(self._unsent.popleft())
             while (message := await link.receive()) is not None:
                 if message.WhichOneof("message") == "ranks":
                     self._on_ranks(message)
                 else:
-                    self._on_message(message)
+                    self._handlers.on_message(message)
         except StreamBroken as error:
             end = error
         except NotTrusted as error:
@@ -146,16 +156,16 @@ class Line:
             if end.is_revoked:
                 raise MembershipEnded([f"{end.detail}: this agent ends; it takes a new join code"])
             self._explain(end)
-            self._on_lost()
+            self._handlers.on_lost()
 
     def _on_ranks(self, message: pb.ServerMessage) -> None:
         if self._verifier is not None and (refused := self._verifier.check(message, None)) is not None:
-            logger.warning("refused: where the aggregation ranks are: %s: %s", refused.reason, refused.detail)
+            logger.warning("refused: addresses of the aggregation ranks: %s: %s", refused.reason, refused.detail)
             return
         self.ranks.update(message.ranks.addresses)
 
     def _explain(self, end: StreamBroken) -> None:
-        """Tell the operator why, once for each reason in a row."""
+        """Log why the session ended, as a warning once for each cause in a row."""
         self._is_replaced = end.is_replaced
         if end.is_replaced:
             logger.warning(
@@ -169,6 +179,6 @@ class Line:
 
 
 def cause_of(end: StreamBroken) -> str:
-    """What is to be done about it, coarsely: the same for all attempts that fail alike, whatever their detail names."""
-    is_of_tls = end.code is grpc.StatusCode.UNAVAILABLE and any(words in end.detail for words in OF_TLS)
-    return "TLS" if is_of_tls else end.code.name
+    """Return the cause of a failed attempt, "TLS" or a status code: the same for all details that have one remedy."""
+    is_tls = end.code is grpc.StatusCode.UNAVAILABLE and any(text in end.detail for text in TLS_FAILURES)
+    return "TLS" if is_tls else end.code.name

@@ -12,10 +12,10 @@ from typing import Any
 import grpc
 
 from atoll.client.disk.model_cache import PartialVersion
-from atoll.client.threads import on_own_thread
-from atoll.client.wire.rotating_channel import Connection
+from atoll.client.wire.rotating_channel import RotatingChannel
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.threads import on_own_thread
 from atoll.protocol.vocabulary import Digest, RunId
 from atoll.protocol.wire.background_writer import Behind
 from atoll.protocol.wire.bulk_messages import Data, DownloadMessage
@@ -38,7 +38,7 @@ NOT_REACHED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED
 
 
 async def download(
-    connection: Connection[rpc.CoordinatorStub] | Connection[rpc.AggregatorStub],
+    connection: RotatingChannel[rpc.CoordinatorStub] | RotatingChannel[rpc.AggregatorStub],
     run_id: RunId,
     digest: Digest,
     partial: PartialVersion,

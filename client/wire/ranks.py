@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from atoll.client.wire.rotating_channel import Connection
+from atoll.client.wire.rotating_channel import RotatingChannel
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import aggregator
@@ -32,7 +32,7 @@ class _Rank:
     """One that is connected."""
 
     address: str
-    connection: Connection[rpc.AggregatorStub]
+    connection: RotatingChannel[rpc.AggregatorStub]
     staying_fresh: asyncio.Task[None] | None
     """None: it is away."""
 
@@ -68,7 +68,7 @@ class Ranks:
             else:
                 self._stay_fresh(connected, is_here=self._addresses[rank] != "")
 
-    def connection(self, rank: int) -> Connection[rpc.AggregatorStub]:
+    def connection(self, rank: int) -> RotatingChannel[rpc.AggregatorStub]:
         """To a rank.
 
         Raises:
@@ -78,7 +78,7 @@ class Ranks:
         if not address:
             raise StreamBroken(grpc.StatusCode.UNAVAILABLE, f"aggregation rank {rank} is away")
         if rank not in self._connected:
-            connection = Connection(self._dialer, address, aggregator(rank), aggregator_stub)
+            connection = RotatingChannel(self._dialer, address, aggregator(rank), aggregator_stub)
             self._connected[rank] = _Rank(address, connection, self._spawn(connection.keep_fresh()))
         return self._connected[rank].connection
 

@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 
 import grpc
 
+from atoll.protocol.backoff import delay
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import Identity
 from atoll.protocol.wire import channel as limits
@@ -51,7 +52,7 @@ class _Channel(Generic[Stub]):
             await closing
 
 
-class Connection(Generic[Stub]):
+class RotatingChannel(Generic[Stub]):
     """See the module docstring. `keep_fresh` must run beside the calls; `close` it always.
 
     Args:
@@ -106,14 +107,15 @@ class Connection(Generic[Stub]):
 
     async def keep_fresh(self) -> None:
         """Change over in time, again and again; what fails is tried again after longer and longer pauses."""
+        rng = random.Random()
         while True:
-            is_due = await self._renewed_within(limits.CONNECTION_AGE_S * random.uniform(*FRESH))
+            is_due = await self._renewed_within(limits.CONNECTION_AGE_S * rng.uniform(*FRESH))
             while not is_due and self._older and self._newest.num_users:
                 is_due = await self._renewed_within(TRANSFER_S)  # there is no place for one more
-            pause = PAUSE_S
+            num_failures = 0
             while not await self._change_over():
-                await self._renewed_within(pause * random.uniform(0.5, 1.0))
-                pause = min(2 * pause, limits.CONNECTION_AGE_S)
+                await self._renewed_within(delay(num_failures, PAUSE_S, limits.CONNECTION_AGE_S, rng))
+                num_failures += 1
 
     async def close(self) -> None:
         """End all connections, with all calls."""

@@ -1,4 +1,4 @@
-"""Pushes a spooled update: from wherever the coordinator's copy ends, never more than one window ahead of it."""
+"""The upload of one spooled update: it resumes where the receiver's copy ends, at most one window ahead of it."""
 
 import asyncio
 import logging
@@ -27,10 +27,10 @@ UploadStream = Stream[UploadMessage, pb.UploadReply]
 
 
 class Pace:
-    """How fast all uploads of an agent together may go: each waits for its turn on one timeline.
+    """The rate limit that all uploads of an agent share: each waits for its turn on one timeline.
 
     Args:
-        bytes_per_s: 0: no limit.
+        bytes_per_s: rate of all of them together; 0: no limit.
     """
 
     def __init__(self, bytes_per_s: int) -> None:
@@ -39,13 +39,13 @@ class Pace:
 
     @property
     def chunk_bytes(self) -> int:
-        """As much as goes in `SMOOTH_S`, so that progress is smooth."""
+        """Size of a chunk [bytes]: at most what the rate lets through in `SMOOTH_S`, so that progress is smooth."""
         if not self._rate:
             return CHUNK_BYTES
         return min(CHUNK_BYTES, max(CHUNK_BYTES_MIN, int(self._rate * SMOOTH_S)))
 
     async def take(self, num_bytes: int) -> None:
-        """Wait until so many bytes may go."""
+        """Wait until the rate lets `num_bytes` through."""
         if not self._rate:
             return
         now = asyncio.get_running_loop().time()
@@ -61,26 +61,26 @@ async def upload(
     pace: Pace,
     *,
     is_first_attempt: bool,
-    goes_on: Callable[[], None] = lambda: None,
+    on_progress: Callable[[], None] = lambda: None,
 ) -> pb.Verdict:
-    """Send an update until the coordinator has answered for it.
+    """Send an update and return the receiver's verdict on it.
 
     Args:
-        stub: of the connection to it, or to its rank of the aggregation.
-        entry: from the spool.
-        pace: shared by all uploads.
-        is_first_attempt: no byte of it was ever sent; then an update of one chunk follows its manifest at once, without
-            waiting for the position, which can only be 0.
-        goes_on: called whenever the other side says that it has more of it.
+        stub: of the coordinator, or of an aggregation rank.
+        entry: the update, in the spool.
+        pace: rate limit, shared by all uploads.
+        is_first_attempt: no byte of the update was ever sent; then one of a single chunk follows its manifest at once,
+            without waiting for the position, which can only be 0.
+        on_progress: called whenever the receiver confirms further bytes.
 
     Raises:
-        StreamBroken: cut or refused before the verdict.
+        StreamBroken: the upload was cut or refused before the verdict.
         OSError: the spool cannot be read.
     """
     stream: UploadStream = Stream(stub.Upload)
     fd = os.open(entry.path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        sending = _Sending(stream, fd, entry, pace, goes_on)
+        sending = _Sending(stream, fd, entry, pace, on_progress)
         await sending.open()
         return await sending.run(at_once=is_first_attempt)
     finally:
@@ -100,15 +100,17 @@ def _opened(entry: Entry) -> pb.UploadOpen:
 
 
 class _Sending:
-    """The state of one upload: what is sent, and what the coordinator has confirmed."""
+    """The state of one upload: bytes sent, bytes confirmed, the receiver's window."""
 
-    def __init__(self, stream: UploadStream, fd: int, entry: Entry, pace: Pace, goes_on: Callable[[], None]) -> None:
-        self._stream, self._fd, self._entry, self._pace, self._goes_on = stream, fd, entry, pace, goes_on
+    def __init__(
+        self, stream: UploadStream, fd: int, entry: Entry, pace: Pace, on_progress: Callable[[], None]
+    ) -> None:
+        self._stream, self._fd, self._entry, self._pace, self._on_progress = stream, fd, entry, pace, on_progress
         self._sent = self._confirmed = 0
         self._window = UPLOAD_WINDOW_BYTES
 
     async def open(self) -> None:
-        """Say what comes; a small update comes with it."""
+        """Send the manifest, with all bytes of an update of at most INLINE_BYTES_MAX."""
         opened, total = _opened(self._entry), self._entry.num_bytes
         if total <= INLINE_BYTES_MAX:
             await self._pace.take(total)
@@ -118,7 +120,7 @@ class _Sending:
             self._note_sent(total)
 
     async def run(self, *, at_once: bool) -> pb.Verdict:
-        """Send the rest, and wait for the verdict."""
+        """Send the rest of the update and return the verdict."""
         total = self._entry.num_bytes
         is_begun = at_once and INLINE_BYTES_MAX < total <= self._chunk_bytes
         while True:
@@ -145,7 +147,7 @@ class _Sending:
 
     async def _send(self, num_bytes: int) -> None:
         await self._pace.take(num_bytes)
-        data = self._read(num_bytes)  # of what has just been written: a thread would cost more than the copy
+        data = self._read(num_bytes)  # from the page cache, mostly: a thread would cost more than the copy
         await self._stream.write(Chunk(self._sent, data))
         self._note_sent(num_bytes)
 
@@ -166,7 +168,7 @@ class _Sending:
             detail = f"the coordinator claims {position} of {self._entry.num_bytes} bytes, {self._sent} were sent"
             raise StreamBroken(grpc.StatusCode.FAILED_PRECONDITION, detail)
         if position > self._confirmed:
-            self._goes_on()
+            self._on_progress()
         self._confirmed = position
         if is_first:
             self._sent = position

@@ -1,4 +1,4 @@
-"""The uploads that are under way: each ends in the event that the session waits for."""
+"""The uploads of finished updates: each ends in an event that the session waits for."""
 
 import asyncio
 import logging
@@ -12,62 +12,63 @@ from atoll.client.disk.spool import Entry, Spool
 from atoll.client.policy.decide import Decision, Outcome
 from atoll.client.session.events import Answered, Event, Key, ReportFailure, UploadCut
 from atoll.client.wire.control_stream import Link
-from atoll.client.wire.coordinator_connection import Line
+from atoll.client.wire.coordinator_connection import CoordinatorConnection
 from atoll.client.wire.upload import Pace, upload
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import crash_points
-from atoll.protocol.printable import in_mb
+from atoll.protocol.printable import printable_size
 from atoll.protocol.vocabulary import Digest, FailureReason, RoundId
 from atoll.protocol.wire.stream import StreamBroken
 
 logger = logging.getLogger(__name__)
 
 UPLOADS_MAX = 4
-"""Uploads at the same time; the others wait."""
+"""Concurrent uploads; further ones wait."""
 
 REFUSED = frozenset({grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION})
-"""An upload that ends so is of no use to repeat: the two sides do not understand each other."""
+"""Status codes that no repetition of the upload changes: the two sides do not understand each other."""
 
 
 class Uploads:
-    """Sends entries of the spool over whichever connection stands.
+    """Sends entries of the spool over the session that is open, to the coordinator or to the entry's rank.
 
     Args:
-        spool: where the updates lie.
-        line: to the coordinator.
-        bytes_per_s: that all of them together may use; 0: no limit.
+        spool: holds the updates.
+        connection: to the coordinator and its aggregation ranks.
+        bytes_per_s: rate of all uploads together; 0: no limit.
         spawn: runs a coroutine whose failure ends the agent.
-        on_event: Answered or UploadCut, called on the event loop.
-        ask: the site's own policy, before each attempt.
-        tell: says to the coordinator that an update is given up.
+        on_event: receives Answered or UploadCut, on the event loop.
+        ask: decides by the site's own policy, before each attempt.
+        report: sends the coordinator the failure of an update that is given up.
     """
 
     def __init__(
         self,
         spool: Spool,
-        line: Line,
+        connection: CoordinatorConnection,
         *,
         bytes_per_s: int,
         spawn: Callable[[Coroutine[Any, Any, Event]], asyncio.Task[Event]],
         on_event: Callable[[Event], None],
         ask: Callable[[Entry], Decision],
-        tell: Callable[[ReportFailure], None],
+        report: Callable[[ReportFailure], None],
     ) -> None:
-        self._spool, self._line, self._spawn, self._on_event = spool, line, spawn, on_event
-        self._ask, self._tell = ask, tell
+        self._spool, self._connection, self._spawn, self._on_event = spool, connection, spawn, on_event
+        self._ask, self._report = ask, report
         self._slots, self._pace = asyncio.Semaphore(UPLOADS_MAX), Pace(bytes_per_s)
         self._tried = set(spool.entries().values())  # updates of which the coordinator may have a part
         self._running: dict[Key, asyncio.Task[Event]] = {}
-        self._waiting: dict[Key, tuple[Link, float]] = {}  # updates that go to a rank: since when no byte arrives
+        self._stalled: dict[Key, tuple[Link, float]] = {}
+        """The uploads to a rank: the session they go over, and the loop's time since which no byte has arrived."""
 
     def begin(self, key: Key, digest: Digest) -> None:
-        """Send an update from wherever the coordinator's copy of it ends."""
+        """Send an update, from the byte at which the receiver's copy of it ends."""
         task = self._running[key] = self._spawn(self._send(key, digest))
         task.add_done_callback(lambda task: self._finished(key, task))
 
     def ask_again(self) -> None:
-        """The policy has changed: an upload that it no longer allows ends where it is."""
+        """Ask the changed policy about every running upload, and end those that it does not allow."""
         for key, task in list(self._running.items()):
             if not (decision := self._ask(self._spool[key])).is_allowed:
                 del self._running[key]
@@ -75,11 +76,11 @@ class Uploads:
                 self._on_event(self._held_back(key, decision))
 
     def discard(self, key: Key, digest: Digest) -> None:
-        """Delete an update from the spool, and end its upload."""
+        """End an update's upload, and delete it from the spool."""
         if (task := self._running.pop(key, None)) is not None:
             task.cancel()
         self._tried.discard(digest)
-        self._waiting.pop(key, None)
+        self._stalled.pop(key, None)
         self._spool.discard(key)
 
     def _finished(self, key: Key, task: asyncio.Task[Event]) -> None:
@@ -100,7 +101,7 @@ class Uploads:
                 verdict = await self._verdict(entry, key, is_first_attempt)
             except StreamBroken as error:
                 if error.code not in REFUSED:
-                    logger.info("the upload was cut (%s), and will go on where it stopped", error)
+                    logger.info("the upload was cut (%s) and will resume where it stopped", error)
                     return UploadCut(key)
                 return self._give_up(key, str(error))
             except OSError as error:
@@ -114,31 +115,30 @@ class Uploads:
         return Answered(key, verdict.accepted, verdict.reason, verdict.detail, verdict.resend)
 
     async def _verdict(self, entry: Entry, key: Key, is_first_attempt: bool) -> pb.Verdict:
-        link = self._line.current
+        link = self._connection.current
         if link is None:
             raise StreamBroken(grpc.StatusCode.UNAVAILABLE, "there is no connection")
-        calls = self._calls_of_rank(key, entry.rank, link) if self._line.ranks.num_ranks else link.calls()
-        logger.info("uploading the update of round %d of %s, %s", key[2], key[1], in_mb(entry.num_bytes))
+        calls = self._calls_of_rank(key, entry.rank, link) if self._connection.ranks.num_ranks else link.calls()
+        logger.info("uploading the update of round %d of %s, %s", key[2], key[1], printable_size(entry.num_bytes))
 
-        def goes_on() -> None:
-            self._waiting[key] = link, asyncio.get_running_loop().time()
+        def on_progress() -> None:
+            self._stalled[key] = link, asyncio.get_running_loop().time()
 
         async with calls as stub:
-            verdict = await upload(stub, entry, self._pace, is_first_attempt=is_first_attempt, goes_on=goes_on)
-        self._waiting.pop(key, None)
+            verdict = await upload(stub, entry, self._pace, is_first_attempt=is_first_attempt, on_progress=on_progress)
+        self._stalled.pop(key, None)
         return verdict
 
     def _calls_of_rank(self, key: Key, rank: int, link: Link) -> AbstractAsyncContextManager[rpc.AggregatorStub]:
+        """Choose the rank by the time without progress; a new session restarts it, for the coordinator was away."""
         now = asyncio.get_running_loop().time()
-        if (
-            key not in self._waiting or self._waiting[key][0] is not link
-        ):  # what the coordinator's absence cost: nothing
-            self._waiting[key] = link, now
-        ranks = self._line.ranks
-        return ranks.connection(ranks.rank_for_update(rank, now - self._waiting[key][1])).calls()
+        if key not in self._stalled or self._stalled[key][0] is not link:
+            self._stalled[key] = link, now
+        ranks = self._connection.ranks
+        return ranks.connection(ranks.rank_for_update(rank, now - self._stalled[key][1])).calls()
 
     def _held_back(self, key: Key, decision: Decision) -> Event:
-        """The policy has its say about every attempt. What it refuses is not kept; what has to wait is asked again."""
+        """Give up an update that the policy refuses; leave one that has to wait to the next attempt."""
         why = f"{decision.rule}: {decision.detail}"
         if decision.outcome is Outcome.REFUSED:
             return self._give_up(key, why, FailureReason.POLICY_REFUSED)
@@ -146,8 +146,8 @@ class Uploads:
         return UploadCut(key)
 
     def _give_up(self, key: Key, detail: str, reason: FailureReason = FailureReason.UPLOAD_FAILED) -> Event:
-        """Neither cut nor answered: something is wrong, here or there, that time does not heal."""
+        """Report an update that no further attempt can deliver, and end its upload as not accepted."""
         _, run_id, round_id = key
         logger.error("the update of round %d of %s cannot be sent: %s", round_id, run_id, detail)
-        self._tell(ReportFailure(run_id, RoundId(round_id), reason, detail))
+        self._report(ReportFailure(run_id, RoundId(round_id), reason, detail))
         return Answered(key, accepted=False, detail=detail)

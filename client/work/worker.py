@@ -13,10 +13,10 @@ from typing import Any
 from atoll.aggregation.tensors.layout import Piece
 from atoll.client.disk.state_directory import StateDirectory
 from atoll.client.session.events import Sums
-from atoll.client.threads import on_thread
 from atoll.client.work.runner import EvaluateOrder, RunnerFailed, Training, TrainOrder
 from atoll.parallel.worker.process import Worker, WorkerCrashed, WorkerError, WorkerHung
 from atoll.protocol.settings import ConfigError
+from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import FailureReason
 
 DESCRIBE_TIMEOUT_S = 600.0
@@ -132,7 +132,7 @@ class WorkerRunner:
     async def close(self) -> None:
         """See `Runner`."""
         self._is_closed = True
-        await asyncio.gather(*(on_thread(worker.close) for worker in self._workers.values()))
+        await asyncio.gather(*(on_thread(None, worker.close) for worker in self._workers.values()))
 
     async def _run(self, task: str, op: str, budget: float, request: dict[str, Any]) -> dict[str, Any]:
         """One request to the task's worker, which must answer within the budget and the lease."""
@@ -141,7 +141,7 @@ class WorkerRunner:
             self._killing = None
         self._current, self._until, self._is_stopping = self._workers[task], time.monotonic() + budget, False
         try:
-            return await on_thread(self._call, self._workers[task], op, request)
+            return await on_thread(None, self._call, self._workers[task], op, request)
         finally:
             self._current = None
             if self._say_stop is not None:

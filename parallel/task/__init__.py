@@ -1,4 +1,4 @@
-"""The task that a user writes: model, data, loss, metrics, local settings; and how it is found.
+"""The task that a user writes (model, data, loss, metrics, local settings) and the way to load it.
 
-Imports nothing of ours but the ground's layout.
+Imports: `aggregation/tensors`. No torch.
 """

@@ -1,4 +1,4 @@
-"""The level below PyTorch: a client is an object that turns (global parameters, instructions) into an update."""
+"""The level below PyTorch: a task as an object that turns (global parameters, instructions) into an update."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,66 +15,89 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Instructions:
-    """What a client is asked to do in one round."""
+    """The request for one local training: the site, the round, and the time that it may take."""
 
     site: str
     """The owner of the data."""
 
     seed: int
-    """For everything random in this training; a function of (run, round, client)."""
+    """The seed of all randomness in this training; a function of (run, round, client)."""
 
     round_id: int
-    """The round, 1, 2, 3, ..."""
+    """The number of the round: 1, 2, 3, ..."""
 
     deadline: Deadline
-    """Ask `passed()` before each piece of work and hand in what there is when it has."""
+    """The end of the training: check `deadline.passed()` before each piece of work, and return what is done when it
+    has."""
 
     local: Mapping[str, Any] = field(default_factory=dict)
-    """The run's overrides of the local training, as they were set; the task decides what they mean."""
+    """The run's table of local settings (TOML `[local]`), unchecked: the task decides what its keys mean."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The outcome of one local training."""
+    """The result of one local training.
+
+    Invalid values are refused by the worker, all at once, each with what is allowed.
+    """
 
     update: "Arrays"
-    """local - global, by name (Reddi et al. 2021, Algorithm 2): float32 or integers, the global model's shapes. All
-    tensors of the model, or some, when the run takes updates in part (`aggregation.partial`)."""
+    """The difference local - global by name (Reddi et al. 2021, Algorithm 2): float32 or integer arrays in the global
+    model's shapes. All tensors of the model; or some of them, if the run accepts partial updates
+    (`aggregation.partial`)."""
 
     num_examples: int
-    """Size of the site's data (n_k >= 1), the weight in FedAvg."""
+    """The size of the site's data, n_k >= 1: the update's weight in FedAvg."""
 
     statistics: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Sufficient statistics of metrics, by name."""
+    """Sufficient statistics of the metrics by name, for example `{"loss": (sum of losses, examples)}`."""
 
     work: float = 1.0
-    """Fraction of the requested work that was done, in (0, 1]."""
+    """The fraction of the requested work that was done, in (0, 1]."""
 
 
 @runtime_checkable
 class ArrayTask(Protocol):
-    """A task in numpy arrays alone, for scikit-learn and everything else that is not PyTorch.
+    """A task in numpy arrays, for scikit-learn and all other libraries that are not PyTorch.
 
-    Optional: `sites`, the owners, as in `Task`; a method
-    `evaluate(parameters, *, split, site) -> statistics or None` for split "train" and "test" of a site and for
-    "server" (site is None), None when there is no such data; a method `num_examples(site) -> int`; `metrics` with a
-    `Metric` for each one whose value is not total / count.
+    A class that has these methods is one; it inherits nothing:
+
+        class Mean:
+            sites = ("north", "south")
+
+            def initial(self, seed):
+                return {"mean": np.zeros(3, np.float32)}
+
+            def train(self, parameters, instructions):
+                rows = load(instructions.site)
+                update = rows.mean(axis=0) - parameters["mean"]
+                return Trained({"mean": update.astype(np.float32)}, num_examples=len(rows))
+
+        task = Mean()
+
+    Optional members:
+
+    - `sites`: the owners of the data, as in `Task`.
+    - `evaluate(parameters, *, split, site)`: return the statistics of the metrics by name, or None if there is no such
+      data. The split is "train" or "test" of a site, or "server", where the site is None.
+    - `num_examples(site)`: return the size of a site's training data.
+    - `metrics`: a `Metric` by name, for each value that is not total / count.
     """
 
     def initial(self, seed: int) -> "Arrays":
-        """The parameters that the first round starts from: float32 or integer arrays by name."""
+        """Return the parameters before the first round: float32 or integer arrays by name."""
         ...
 
     def train(self, parameters: "Arrays", instructions: Instructions) -> Trained:
-        """Train on the site's own data, starting from the global parameters."""
+        """Train on the site's data, starting from the global parameters, and return the update."""
         ...
 
 
 def checked(trained: Trained) -> Trained:
-    """The same with plain numbers.
+    """Return a training's result with plain Python numbers.
 
     Raises:
-        ValueError: something is not what it must be; all faults at once.
+        ValueError: a field is out of its range or of a wrong type; the message lists all faults.
     """
     if not isinstance(trained, Trained):
         raise ValueError(f"train must return a Trained, got {type(trained).__name__}")
@@ -94,10 +117,10 @@ def checked(trained: Trained) -> Trained:
 
 
 def is_count(value: Any) -> bool:
-    """Whether it is a whole number, of Python or numpy, and not a bool."""
+    """Return whether a value is a whole number of Python or numpy, and no bool."""
     return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
 def is_work(value: Any) -> bool:
-    """Whether it is a number in (0, 1]."""
+    """Return whether a value is a number in (0, 1]."""
     return hasattr(value, "__float__") and not isinstance(value, bool) and 0 < float(value) <= 1

@@ -1,4 +1,4 @@
-"""Named numpy arrays as they leave a training: their layout, and what is checked of them. Without torch."""
+"""Checks of named numpy arrays that leave a training: layout, agreement with the model, finiteness. No torch."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,14 +18,14 @@ ALLOWED = {
     np.dtype(np.int8): "I8",
     np.dtype(np.uint8): "U8",
 }
-"""The dtypes that parameters and updates have outside of a model, with their safetensors names."""
+"""The dtypes of parameters and updates outside of a model, with their safetensors names."""
 
 
 def layout_of(arrays: Mapping[str, np.ndarray[Any, Any]]) -> Layout:
-    """Names, dtypes and shapes in canonical order.
+    """Return names, dtypes and shapes of the arrays, in canonical order.
 
     Raises:
-        TaskBroken: an array has a dtype that may not travel; all of them are listed.
+        TaskBroken: arrays have a dtype that is not in `ALLOWED`; the message lists all of them.
     """
     allowed = ", ".join(str(dtype) for dtype in ALLOWED)
     faults = [
@@ -39,7 +39,12 @@ def layout_of(arrays: Mapping[str, np.ndarray[Any, Any]]) -> Layout:
 
 
 def check_like(arrays: Mapping[str, np.ndarray[Any, Any]], expected: Layout, *, may_omit: bool = False) -> None:
-    """Insist on the expected names, shapes and dtypes; `may_omit`: on some of them at least.
+    """Check that the arrays have the expected names, shapes and dtypes.
+
+    Args:
+        arrays: by name.
+        expected: the model's layout.
+        may_omit: allow that some, but not all, of the expected arrays are missing.
 
     Raises:
         TaskMismatch: with every difference.
@@ -59,10 +64,10 @@ def check_like(arrays: Mapping[str, np.ndarray[Any, Any]], expected: Layout, *, 
 
 
 def check_finite(arrays: Mapping[str, np.ndarray[Any, Any]], what: str) -> None:
-    """Insist on finite numbers.
+    """Check that all numbers are finite.
 
     Raises:
-        NotFinite: naming the tensors.
+        NotFinite: naming the tensors that hold NaN or infinity.
     """
     names = [name for name, array in arrays.items() if not np.isfinite(array).all()]
     if names:

@@ -1,15 +1,20 @@
-"""Until when a training may go on. The clock is an argument."""
+"""The end of a training's time. The clock is an argument."""
 
 import math
 from collections.abc import Callable
 
 
 class Deadline:
-    """An instant on a clock, which may be moved, and a request to stop, which may come at any time from any thread.
+    """An instant at which a training ends; it may be moved, and a stop may be requested at any time, from any thread.
+
+    A training loop of your own checks it before each step:
+
+        while not deadline.passed():
+            step()
 
     Args:
-        clock: the present instant [s], monotonic.
-        at: the instant [s] on that clock; infinite when there is no deadline.
+        clock: returns the present instant [s], monotonic.
+        at: the instant of the end [s] on that clock; infinite if there is none.
     """
 
     def __init__(self, clock: Callable[[], float], at: float = math.inf) -> None:
@@ -19,24 +24,24 @@ class Deadline:
 
     @classmethod
     def never(cls) -> "Deadline":
-        """A deadline that never comes, for a training that nobody waits for."""
+        """Return a deadline that never comes, for a training without a time limit."""
         return cls(lambda: 0.0)
 
     def now(self) -> float:
-        """The present instant of the clock [s]."""
+        """Return the present instant of the clock [s]."""
         return self._clock()
 
     def remaining(self) -> float:
-        """Time that is left [s]: 0 when it is over or a stop was requested, infinite without a deadline."""
+        """Return the time that is left [s]: 0 after the end or after a request to stop, infinite without a deadline."""
         return 0.0 if self._is_stopped else max(0.0, self._at - self._clock())
 
     def passed(self) -> bool:
-        """Whether to stop now: the instant has come, or a stop was requested."""
+        """Return whether to stop now: the instant has come, or a stop was requested."""
         return self.remaining() == 0.0
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a stop was requested."""
+        """The flag of a requested stop."""
         return self._is_stopped
 
     def stop(self) -> None:
@@ -44,5 +49,5 @@ class Deadline:
         self._is_stopped = True
 
     def move(self, at: float) -> None:
-        """Set another instant [s]."""
+        """Set the instant of the end [s]."""
         self._at = at

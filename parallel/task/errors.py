@@ -1,4 +1,4 @@
-"""What can go wrong with a task, one name for each. Every message says what was found and what is allowed.
+"""The errors of a task, one class for each kind. Every message names the value that was found and what is allowed.
 
 TaskNotFound  (ValueError)     no task under this reference
 TaskBroken    (ValueError)     the task's own code or data cannot be used
@@ -9,11 +9,11 @@ OutOfTime     (RuntimeError)   the deadline came before the first step
 
 
 class TaskNotFound(ValueError):
-    """There is no task under the reference that was given."""
+    """No task exists under the given reference."""
 
 
 class TaskBroken(ValueError):
-    """The task's own code or data cannot be used; its author has to mend it."""
+    """The task's code or data cannot be used; its author has to fix it."""
 
 
 class TaskMismatch(ValueError):
@@ -25,4 +25,4 @@ class NotFinite(ValueError):
 
 
 class OutOfTime(RuntimeError):
-    """Not one step was possible before the deadline, so there is no update."""
+    """The deadline came before the first step, so there is no update."""

@@ -1,8 +1,8 @@
-"""Metrics as sufficient statistics: what is added up over batches, sites and machines before one value is taken.
+"""Metrics as sufficient statistics: sums that are added over batches, sites and machines before a value is computed.
 
-An accuracy averaged over sites is wrong when sites differ in size; the sums (correct, seen) of all sites give the
+The mean of the sites' accuracies is wrong if the sites differ in size; the sums (correct, seen) of all sites give the
 accuracy of the pooled data exactly. Statistics are plain tuples of floats by metric name, so that they travel as
-values. Sums are correctly rounded (math.fsum), hence independent of the order; of whole numbers they are exact.
+values. Sums are correctly rounded (math.fsum), hence independent of the order; sums of whole numbers are exact.
 """
 
 import math
@@ -17,21 +17,26 @@ Statistics = dict[str, tuple[float, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric whose value is more than total / count, such as a correlation or an F1."""
+    """A metric whose value is more than total / count, such as an F1 score, a correlation or an AUC.
+
+    The F1 score from (true positives, predicted positives, positives) of each batch:
+
+        Metric(statistics=count_positives, value=lambda sums: 2 * sums[0] / (sums[1] + sums[2]))
+    """
 
     statistics: Callable[[Any, Any], Sequence[Any]]
     """(outputs, targets) of one batch -> its sufficient statistics, always of the same length."""
 
     value: Callable[[tuple[float, ...]], float | None]
-    """Their sums -> the value. None, or ZeroDivisionError, when it is undefined."""
+    """The sums of the statistics -> the value. Undefined if it returns None or raises ZeroDivisionError."""
 
 
 Metrics = Mapping[str, Metric | Callable[[Any, Any], Sequence[Any]]]
-"""By name: a Metric, or a plain function (outputs, targets) -> (total, count)."""
+"""Metrics by name: a `Metric`, or a plain function (outputs, targets) -> (total, count)."""
 
 
 def of_batch(metrics: Metrics, outputs: Any, targets: Any) -> Statistics:
-    """The statistics of one batch."""
+    """Return the statistics of one batch."""
     return as_statistics(
         {
             name: (metric.statistics if isinstance(metric, Metric) else metric)(outputs, targets)
@@ -41,10 +46,10 @@ def of_batch(metrics: Metrics, outputs: Any, targets: Any) -> Statistics:
 
 
 def as_statistics(raw: Mapping[str, Sequence[Any]]) -> Statistics:
-    """Plain tuples of floats, from numbers or one-element arrays of any library.
+    """Convert numbers, or one-element arrays of any library, to plain tuples of floats.
 
     Raises:
-        ValueError: something is not a sequence of numbers; the message names the metric.
+        ValueError: the value of a metric is no sequence of numbers; the message names the metric.
     """
     plain: Statistics = {}
     for name, numbers in raw.items():
@@ -56,19 +61,19 @@ def as_statistics(raw: Mapping[str, Sequence[Any]]) -> Statistics:
 
 
 def add(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> Statistics:
-    """The sums of two."""
+    """Return the sums of two statistics."""
     return merge((a, b))
 
 
-def merge(many: Iterable[Mapping[str, Sequence[float]]]) -> Statistics:
-    """The sums of many, whatever their order. A metric that some leave out is summed over the others.
+def merge(statistics: Iterable[Mapping[str, Sequence[float]]]) -> Statistics:
+    """Return the sums of any number of statistics, in any order. A metric may be missing in some of them.
 
     Raises:
         ValueError: a metric has different lengths; the message names it.
     """
     columns: dict[str, list[Sequence[float]]] = {}
-    for statistics in many:
-        for name, numbers in statistics.items():
+    for summand in statistics:
+        for name, numbers in summand.items():
             columns.setdefault(name, []).append(numbers)
     sums: Statistics = {}
     for name in sorted(columns):
@@ -80,10 +85,10 @@ def merge(many: Iterable[Mapping[str, Sequence[float]]]) -> Statistics:
 
 
 def values(metrics: Metrics, sums: Mapping[str, Sequence[float]]) -> dict[str, float | None]:
-    """The value of every metric in `sums`; None where it is undefined.
+    """Return the value of every metric in `sums`; None where it is undefined.
 
-    Without a `Metric` that says otherwise, two statistics are (total, count) and the value is total / count, None
-    when the count is 0; any other number of statistics has no value.
+    Without a `Metric`, two statistics are (total, count) with the value total / count, undefined if the count is 0; any
+    other number of statistics has no value.
     """
     return {name: _value(metrics.get(name), tuple(numbers)) for name, numbers in sums.items()}
 
@@ -98,7 +103,7 @@ def _value(metric: Metric | Callable[[Any, Any], Sequence[Any]] | None, sums: tu
 
 
 def total(numbers: Sequence[float]) -> float:
-    """The correctly rounded sum, also where math.fsum gives up: infinities and overflow."""
+    """Return the correctly rounded sum, also where math.fsum fails: with infinities and overflow."""
     try:
         return math.fsum(numbers)
     except ValueError:  # infinities of both signs

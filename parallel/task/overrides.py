@@ -1,4 +1,4 @@
-"""Other values for the fields of a settings dataclass, from TOML or from a command line's text; all faults at once."""
+"""Overrides of a settings dataclass, from TOML or from the text of a command line; all faults at once."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
@@ -9,7 +9,7 @@ Settings = TypeVar("Settings")
 
 
 class OverridesRefused(ValueError):
-    """What was given does not fit the settings; `faults` has every one."""
+    """The given values do not fit the settings; `faults` lists every one."""
 
     def __init__(self, faults: Sequence[str]) -> None:
         super().__init__("; ".join(faults))
@@ -19,11 +19,11 @@ class OverridesRefused(ValueError):
 def overridden(
     settings: Settings, section: str, overrides: Mapping[str, Any], hidden: Collection[str] = ()
 ) -> Settings:
-    """A copy with other values, as from `--set local.lr=0.05`.
+    """Return a copy with other values, as from `--set local.lr=0.05`.
 
     Args:
-        settings: a dataclass of plain values, which checks their ranges when it is made.
-        section: what stands before the dot, for the messages.
+        settings: a dataclass of plain values, which checks their ranges when it is constructed.
+        section: the name before the dot, for the messages.
         overrides: by field name. Values of the field's type, or their text from a command line ("0.05", "none").
         hidden: fields that are set in another way.
 
@@ -53,7 +53,7 @@ def overridden(
 
 
 def type_faults(settings: object, section: str, hidden: Collection[str] = ()) -> list[str]:
-    """The fields that are of a wrong type."""
+    """List the fields with a value of a wrong type."""
     return [
         f"{section}.{name}: expected {words(hint)}, got {getattr(settings, name)!r}"
         for name, hint in types_of(type(settings), hidden).items()
@@ -62,24 +62,24 @@ def type_faults(settings: object, section: str, hidden: Collection[str] = ()) ->
 
 
 def types_of(kind: type, hidden: Collection[str] = ()) -> dict[str, tuple[type, ...]]:
-    """Of each field, the types that it may have."""
+    """Return the allowed types of each field."""
     hints = get_type_hints(kind)
     names = [field.name for field in fields(kind) if field.name not in hidden]
     return {name: get_args(hints[name]) or (hints[name],) for name in names}
 
 
 def fits(hint: tuple[type, ...], value: object) -> bool:
-    """Whether the value has one of the types; an int is a float, but a bool is not an int."""
+    """Return whether the value has one of the types; an int counts as a float, but a bool not as an int."""
     return type(value) in hint or (type(value) is int and float in hint)
 
 
 def words(hint: tuple[type, ...]) -> str:
-    """The types as a person would say them."""
+    """Return the types in words."""
     return " or ".join("none" if kind is NoneType else kind.__name__ for kind in hint)
 
 
 def _read(hint: tuple[type, ...], text: str) -> object:
-    """The value that a command line's text stands for; the text itself when it stands for none."""
+    """Return the value that the text of a command line denotes; the text itself if it denotes none."""
     if NoneType in hint and text.lower() == "none":
         return None
     if bool in hint:

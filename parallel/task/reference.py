@@ -1,6 +1,6 @@
 """References to Python objects, as operators write them: `module:attribute` or `path/to/file.py:attribute`.
 
-What a reference names is code that this machine's own operator installed; nothing that came over the wire is resolved.
+A reference names code that this machine's operator installed; no name that came over the wire is resolved.
 """
 
 import hashlib
@@ -14,26 +14,32 @@ from types import ModuleType
 
 
 class ReferenceNotFound(ValueError):
-    """It is no reference, or there is no such file or module; the message says what was looked for, and where."""
+    """The text is no reference, or its file or module does not exist; the message says which one was looked for, and
+    where.
+    """
 
 
 def load_module(reference: str) -> ModuleType:
     """Import the module or the file that a reference names.
 
-    While it is imported, the file's folder (for a module: the current folder) stands first on `sys.path`, and last
-    from then on, so that a file may import its neighbours, also later, and none of them can stand in for ours. A file
-    is loaded under a private name: a user's own `server.py` or `client.py` collides with nothing.
+    During the import the file's folder (for a module: the current folder) is first on `sys.path`, and last from then
+    on: a file may import its neighbours, also later, and none of them shadows a module of ours. A file is loaded under
+    a private name, so that a user's `server.py` or `client.py` collides with nothing.
 
     Raises:
         ReferenceNotFound: no reference, no such file or module.
-        Exception: whatever the user's own module raises.
+        Exception: any error that the user's module raises.
     """
     place, _ = split(reference)
     return _file_module(place, reference) if is_file(place) else _named_module(place, reference)
 
 
 def split(reference: str) -> tuple[str, str]:
-    """Module or file, and attribute. Raises ReferenceNotFound when it has not the form of a reference."""
+    """Split a reference into module or file, and attribute.
+
+    Raises:
+        ReferenceNotFound: the text has not the form of a reference.
+    """
     place, colon, attribute = reference.rpartition(":")
     if not (colon and place and attribute.isidentifier()):
         raise ReferenceNotFound(f"{reference!r} is neither module:attribute nor path/to/file.py:attribute")
@@ -41,7 +47,7 @@ def split(reference: str) -> tuple[str, str]:
 
 
 def is_file(place: str) -> bool:
-    """Whether the part before the colon names a file rather than a module."""
+    """Return whether the part before the colon names a file rather than a module."""
     return place.endswith(".py") or "/" in place
 
 
@@ -70,7 +76,7 @@ def _named_module(place: str, reference: str) -> ModuleType:
             return importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{place}.".startswith(f"{error.name}."):
-            raise  # the module is there, and misses another
+            raise  # the module exists, and misses another one
         message = f"{reference}: there is no module {error.name} in {Path.cwd()} or on sys.path"
         raise ReferenceNotFound(message) from error
 

@@ -1,4 +1,4 @@
-"""The one Task that a user writes, and how it is found. Importing this file does not import torch."""
+"""The `Task` of a user, and the way to load it. Importing this file does not import torch."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,33 +31,49 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is learned, from which data, and how: the same object for every way to run it."""
+    """A model, its data and its loss: the same object for a federation, a simulation and a centralized training.
+
+        task = Task(
+            model=make_model,
+            data=load_site,
+            loss=nn.functional.cross_entropy,
+            sites=["north", "south", "east"],
+            metrics={"accuracy": accuracy},
+            local=Local(epochs=1, batch_size=16, lr=0.1),
+            test_data=load_test,
+        )
+
+    Raises:
+        ValueError: a field is of a wrong type; the message lists all faults.
+    """
 
     model: "Callable[[], torch.nn.Module]"
     """() -> the model with its initial weights; `outputs = model(inputs)`."""
 
     data: Callable[[str, str], Any]
-    """(site, split) -> map-style dataset of (inputs, targets); split is "train" or "test". None when the site has no
+    """(site, split) -> map-style data set of (inputs, targets), split being "train" or "test"; None if the site has no
     such split."""
 
     loss: "Callable[[Any, Any], torch.Tensor]"
-    """(outputs, targets) -> mean loss over the batch's examples (tokens, for language models)."""
+    """(outputs, targets) -> mean loss over the examples of the batch (for language models: over its tokens)."""
 
     sites: Sequence[str] = ()
-    """The owners, for simulate and train; an agent has exactly one: its own."""
+    """The owners of the data, for a simulation and a centralized training; an agent has exactly one, named in its
+    settings."""
 
     metrics: Mapping[str, Metric | Callable[[Any, Any], Sequence[Any]]] = field(default_factory=dict)
-    """By name: (outputs, targets) -> (total, count) of the batch, or a `Metric`. The loss is always measured, as
-    (sum of mean loss x examples, examples); a metric named "loss" replaces that."""
+    """Metrics by name: (outputs, targets) -> (total, count) of the batch, or a `Metric`. The loss is always measured,
+    as (sum of mean loss x examples, examples); a metric named "loss" replaces it."""
 
     local: Local = field(default_factory=Local)
-    """The local training of one round."""
+    """The settings of the local training; a run's TOML may override them."""
 
     test_data: Callable[[], Any] | None = None
-    """() -> dataset, held by the server."""
+    """() -> the server's data set, on which the coordinator measures every version; None: it measures none."""
 
     fit: Callable[[Any, Any, Local, Deadline], float] | None = None
-    """(model, data, local, deadline) -> work done in (0, 1], instead of the built-in loop: a Lightning or HF loop."""
+    """(model, data, local, deadline) -> fraction of the work done, in (0, 1]: a training loop of your own (Lightning,
+    Hugging Face) in place of the built-in one."""
 
     def __post_init__(self) -> None:
         faults = list(_faults(self))
@@ -98,15 +114,15 @@ def _metric_faults(metrics: object) -> Iterator[str]:
 
 
 def load_task(reference: str) -> Task | ArrayTask:
-    """The task that `module:attribute` or `path/to/file.py:attribute` names.
+    """Return the task that `module:attribute` or `path/to/file.py:attribute` names.
 
-    While it is imported, the file's folder (for a module: the current folder) stands first on `sys.path`, and last
-    from then on, so that a task may import its neighbours, also later, and none of them can stand in for ours. A file
-    is loaded under a private name: a user's own `server.py` or `client.py` collides with nothing.
+    During the import the file's folder (for a module: the current folder) is first on `sys.path`, and last from then
+    on: a task may import its neighbours, also later, and none of them shadows a module of ours. A file is loaded under
+    a private name, so that a user's `server.py` or `client.py` collides with nothing.
 
     Raises:
-        TaskNotFound: no such file, module or attribute, or it is no task; the message says which tasks there are.
-        Exception: whatever the task's own module raises.
+        TaskNotFound: no such file, module or attribute, or the attribute is no task; the message lists the tasks there.
+        Exception: any error that the task's module raises.
     """
     try:
         place, attribute = split(reference)
@@ -122,9 +138,12 @@ def load_task(reference: str) -> Task | ArrayTask:
 
 
 def task_name(reference: str) -> str:
-    """The name that a coordinator and its agents agree on, wherever the file lies on each of their machines.
+    """Return the name on which a coordinator and its agents agree, wherever the file lies on each of their machines.
 
-    `path/to/digits.py:task` is `digits:task`; `package.module:task` is itself.
+    `path/to/digits.py:task` becomes `digits:task`; `package.module:task` stays.
+
+    Raises:
+        TaskNotFound: the text has not the form of a reference.
     """
     try:
         place, attribute = split(reference)
@@ -134,5 +153,5 @@ def task_name(reference: str) -> str:
 
 
 def is_task(value: object) -> TypeGuard[Task | ArrayTask]:
-    """Whether it is a `Task` or an object that serves as an `ArrayTask`."""
+    """Return whether a value is a `Task`, or an object that serves as an `ArrayTask`."""
     return isinstance(value, Task) or (isinstance(value, ArrayTask) and not isinstance(value, type))

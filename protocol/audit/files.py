@@ -12,7 +12,6 @@ such as no crash leaves, stays as it is for `atoll audit verify` to name; the lo
 line says so (`audit.fault`).
 """
 
-import fcntl
 import logging
 import mmap
 import os
@@ -42,6 +41,7 @@ from atoll.protocol.audit.chain import (
 )
 from atoll.protocol.audit.recovery import Data, End, find_end, first_line, last_line
 from atoll.protocol.durable import naming_full_disk, write_atomically
+from atoll.protocol.file_lock import exclusively, shared
 
 logger = logging.getLogger(__name__)
 
@@ -95,14 +95,10 @@ def read_lines(path: Path, *, num_bytes: int | None = None) -> Iterator[bytes]:
 def sizes(folder: Path) -> list[tuple[Path, int]]:
     """The files of a log with their sizes at one moment, between two appends of a living writer."""
     try:
-        lock = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        with shared(folder / "lock"):
+            return [(path, path.stat().st_size) for path in log_files(folder)]
     except OSError:  # a copy of a log, or one that others may only read
         return [(path, path.stat().st_size) for path in log_files(folder)]
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        return [(path, path.stat().st_size) for path in log_files(folder)]
-    finally:
-        os.close(lock)
 
 
 def public_key(path: Path) -> str:
@@ -163,7 +159,7 @@ class AuditFiles:
         self.checkpoint: Checkpoint | None = None
         """The newest one that this process has written."""
         try:
-            with self._alone():
+            with exclusively(self._lock):
                 self._key = self._load_or_make_key()
         except BaseException:
             os.close(self._lock)
@@ -183,7 +179,7 @@ class AuditFiles:
             DiskFull: nothing was written.
         """
         assert len(events) <= APPEND_MAX
-        with self._alone():
+        with exclusively(self._lock):
             place = self._find_end()
             parts, head, signed = self._compose(events, place.head, sign=sign)
             if events or signed:
@@ -196,14 +192,6 @@ class AuditFiles:
         os.close(self._lock)
 
     # ------------------------------------------------------------ writing
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def _compose(self, events: Sequence[Event], head: Head, *, sign: bool) -> tuple[_Parts, Head, Checkpoint | None]:
         """The lines of events with the checkpoints among them, where the log ends then, and the last checkpoint."""

@@ -9,7 +9,6 @@ Replacing one is atomic although these are three files: what is new is written b
 rename decides. Whoever reads takes the certificate that fits the key.
 """
 
-import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,6 +18,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from atoll.aggregation.folders import sync_folder
+from atoll.protocol.file_lock import Locked, lock_file
 from atoll.protocol.identity.certificates import (
     CertificateError,
     Leaf,
@@ -182,14 +182,13 @@ def alone_with(folder: Path) -> Iterator[bool]:
 
     False: another process is; whoever asks goes on with the one that is there, which still holds.
     """
-    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        lock = lock_file(folder / LOCK)
+    except Locked:
+        yield False
+        return
+    try:
+        yield True
     finally:
         os.close(lock)
 

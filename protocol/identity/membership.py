@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atoll.protocol.backoff import delay
 from atoll.protocol.identity.credential import CredentialError
 from atoll.protocol.identity.dialer import Dialer, InsecureDialer, MutualDialer
 from atoll.protocol.identity.enrolling import Place, Unreachable, enrol, is_enrolled
@@ -96,7 +97,7 @@ async def unless_stopped(
 
 async def _enrol(code: JoinCode, folder: Path, wanted: Wanted) -> None:
     """Wait for the coordinator when it is away: who supervises both may start them in any order."""
-    wait, complaint = AGAIN_S[0], ""
+    attempt, complaint, rng = 0, "", random.Random()
     while not is_enrolled(folder, code, time.time()):
         try:
             credential = await enrol(code, folder, wanted)
@@ -104,8 +105,8 @@ async def _enrol(code: JoinCode, folder: Path, wanted: Wanted) -> None:
             if str(error) != complaint:
                 logger.warning("%s; trying again", error)
             complaint = str(error)
-            await asyncio.sleep(wait)
-            wait = min(2 * wait, AGAIN_S[1])
+            await asyncio.sleep(delay(attempt, *AGAIN_S, rng))
+            attempt += 1
         else:
             logger.info("enrolled as %s", credential.identity)
 

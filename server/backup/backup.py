@@ -12,7 +12,6 @@ are bytes copied. Nothing is asked of the coordinator, which may also be dead.
 """
 
 import errno
-import fcntl
 import hashlib
 import os
 import shutil
@@ -27,6 +26,7 @@ from typing import Any
 
 from atoll import __version__
 from atoll.aggregation.folders import sync_folder
+from atoll.protocol.file_lock import Locked, lock_file
 from atoll.protocol.printable import printable
 from atoll.server.backup.contents import BackupFailed, Contents, Part, belongs, is_immutable, is_key
 from atoll.server.backup.required_files import Need, RunFiles, lacking, needs_of
@@ -100,12 +100,11 @@ def _insist_new(out: Path) -> None:
 @contextmanager
 def _alone(state: Path) -> Iterator[None]:
     """Only one backup of a directory at a time."""
-    lock = os.open(state / "backup.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BackupFailed(f"another backup of {state} is under way") from error
+        lock = lock_file(state / "backup.lock")
+    except Locked as error:
+        raise BackupFailed(f"another backup of {state} is under way") from error
+    try:
         yield
     finally:
         os.close(lock)

@@ -4,16 +4,17 @@ An accepted update whose bytes are not in the journal itself has a file; the glo
 decision may still name, has one too.
 """
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import Connection, select
 
+from atoll.aggregation.file_digest import sha256_of_next
 from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted, parse_header
 from atoll.aggregation.updates.inspection import inspect
-from atoll.protocol.manifest import ManifestError, digest_of, parse_update, parse_version
+from atoll.protocol.manifest import digest_of, parse_update, parse_version
+from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, RunState, Version
 from atoll.server.hosting.retention import Keep
 from atoll.server.journal.codec import StoredUpdateMeta, decode_meta
@@ -22,8 +23,6 @@ from atoll.server.journal.placement import num_ranks_of, state_of_rank
 from atoll.server.journal.schema import UPDATES, VERSIONS
 from atoll.server.journal.sqlite import SqliteDatabase
 from atoll.server.journal.state_directory import run_folder
-
-BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +132,9 @@ def _damage_of_version(files: RunFiles, version: Version, digest: Digest) -> Ite
         with whole.open("rb") as file:
             file.seek(position)
             for piece in parse_version(encoded).pieces:
-                sha256, left = hashlib.sha256(), piece.num_bytes
-                while left and (block := file.read(min(BLOCK_BYTES, left))):
-                    sha256.update(block)
-                    left -= len(block)
-                if sha256.hexdigest() != piece.sha256:
+                if sha256_of_next(file, piece.num_bytes) != piece.sha256:
                     yield f"{whole}: tensor {piece.tensor} has not the SHA-256 of its manifest"
-    except (TensorFileCorrupted, ManifestError) as error:
+    except (TensorFileCorrupted, ManifestError, EOFError) as error:
         yield f"{whole}: {error}"
 
 

@@ -23,7 +23,8 @@ from atoll.aggregation.folders import sync_folder
 from atoll.aggregation.updates.inspection import Inspection, inspect
 from atoll.aggregation.updates.reader import StoredUpdate
 from atoll.protocol.durable import DiskFull, naming_full_disk, write_atomically
-from atoll.protocol.manifest import ManifestError, UpdateManifest, digest_of, parse_update
+from atoll.protocol.manifest import UpdateManifest, digest_of, parse_update
+from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.errors import StoreCorrupted
 from atoll.server.files.disk_limits import DiskLimits

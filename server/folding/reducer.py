@@ -13,6 +13,7 @@ from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 
+from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.means import Weighted
 from atoll.aggregation.fold.step import Anchor, Step
 from atoll.aggregation.fold.streaming import fold
@@ -22,6 +23,7 @@ from atoll.aggregation.updates.inspection import inspect
 from atoll.protocol import crash_points
 from atoll.protocol.durable import naming_full_disk
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
+from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import Digest, Version
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
 from atoll.server.errors import StoreCorrupted
@@ -34,7 +36,6 @@ from atoll.server.folding.plan import FoldPlan, plan_of
 from atoll.server.journal.codec import StoredUpdateMeta, decode_meta
 from atoll.server.journal.journal import UpdateRow
 from atoll.server.rounds.events import Aggregate
-from atoll.server.threads import on_thread
 
 
 class Reducer(Versions):
@@ -191,9 +192,7 @@ def fold_version(
             updates,
             out,
             step=step,
-            threads=threads,
-            between=between,
-            device=method.device,
+            execution=Execution(threads=threads, between=between, device=method.device),
             durable=store.is_durable,
         )
     crash_points.reached("aggregate.after_fold")

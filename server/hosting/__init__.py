@@ -1,4 +1,4 @@
-"""The coordinator's process: runs and their drivers, connected clients, verdicts on updates, retention.
+"""The hosting of runs in the coordinator's process: run drivers, connected clients, the judging of updates, retention.
 
-Imports everything below.
+Imports: all folders of `server` below it, that is all but `services` and `backup`.
 """

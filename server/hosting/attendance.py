@@ -1,7 +1,7 @@
-"""Who is on the line: control streams that begin and end, leases that run out, and which runs hear of it.
+"""The clients of a coordinator: their control streams, their leases, and the notices to the runs that they concern.
 
-A client has one control stream and one lease, whatever runs it takes part in; each run that hosts one of its tasks is
-told when it comes and goes.
+A client has one control stream and one lease, however many runs it takes part in. Each run of one of its tasks receives
+an event when the client joins, disconnects or is lost.
 """
 
 import asyncio
@@ -26,15 +26,15 @@ logger = logging.getLogger(__name__)
 
 
 class Attendance:
-    """The clients of one coordinator, all its runs together. Everything happens on its event loop.
+    """The connected clients, for all runs of a coordinator together. All of it runs on one event loop.
 
     Args:
-        config: of the coordinator.
-        runs: all that it hosts, by their ids; it may grow.
-        clock: of the coordinator.
-        ranks: of the aggregation, when it has any.
-        spawn: run something beside everything else.
-        audit: where it is written down who came and went.
+        config: the coordinator's settings.
+        runs: all hosted runs by their ids; the mapping may grow.
+        clock: the coordinator's clock.
+        ranks: the aggregation ranks; None: there are none.
+        spawn: starts a background task.
+        audit: the audit log of joins and departures.
     """
 
     def __init__(
@@ -51,21 +51,21 @@ class Attendance:
         self._leases = Leases(config.lease)
         self._audit = audit
 
-    # ------------------------------------------------------------ coming
+    # ------------------------------------------------------------ joining
 
     def has_room_for(self, client_id: ClientId) -> bool:
-        """Whether one more client may connect; one that takes its own place may always."""
+        """Return True while one more client may connect; a connected client may always replace its own stream."""
         return client_id in self.hub or len(self.hub) < self._config.max_connections
 
     def join(self, connection: Connection, hello: pb.Hello) -> None:
-        """A control stream stands."""
+        """Register a new control stream, send Welcome, and tell the runs that the client is here."""
         client_id = connection.client_id
         self.hub.add(connection)
         self.heard(client_id)
         tasks = sorted({run.task for run in self._runs.values() if run.machine.ledger.state not in TERMINAL})
         self._welcome(connection, tasks)
         logger.info("%s joined (%d connected)", client_id, len(self.hub))
-        self._say(Action.CLIENT_JOIN, client_id)
+        self._record(Action.CLIENT_JOIN, client_id)
         working_on: dict[RunId, list[RoundId]] = {}
         for work in hello.working_on:
             working_on.setdefault(RunId(work.run_id), []).append(RoundId(work.round_id))
@@ -74,9 +74,9 @@ class Attendance:
                 rounds = tuple(working_on.get(run_id, ()))
                 run.post(ClientJoined(client_id, connection.session, connection.profile, rounds))
         for run_id in self._ended_for(connection, working_on):
-            self._spawn(self._tell_end(connection, self._runs[run_id]))
+            self._spawn(self._send_past_end(connection, self._runs[run_id]))
         if tasks and not connection.tasks & set(tasks):
-            logger.warning("%s allows none of the tasks that are run here (%s)", client_id, ", ".join(tasks))
+            logger.warning("%s allows none of the tasks of the runs here (%s)", client_id, ", ".join(tasks))
 
     def _welcome(self, connection: Connection, tasks: list[str]) -> None:
         heartbeat, lease = self._config.heartbeat_interval, self._config.lease
@@ -84,81 +84,81 @@ class Attendance:
         welcome = pb.Welcome(heartbeat_s=heartbeat, lease_s=lease, tasks=tasks, ranks=ranks)
         connection.send(pb.ServerMessage(welcome=welcome))
 
-    async def _tell_end(self, connection: Connection, run: RunDriver) -> None:
+    async def _send_past_end(self, connection: Connection, run: RunDriver) -> None:
         await run.on_disk()
         ledger = run.machine.ledger
         if ledger.state in TERMINAL:
-            self._send_end(connection, run, ledger.state, ledger.cause)
+            self._send_end(connection, run.run_id, ledger.state, ledger.cause)
 
-    def _send_end(self, connection: Connection, run: RunDriver, state: RunState, cause: str) -> None:
+    def _send_end(self, connection: Connection, run_id: RunId, state: RunState, cause: str) -> None:
         num_open = sum(
             other.task in connection.tasks and other.machine.ledger.state not in TERMINAL
             for other in self._runs.values()
         )
-        connection.send(messages.run_ended(run.run_id, state, cause, num_open))
+        connection.send(messages.run_ended(run_id, state, cause, num_open))
 
-    def tell_everyone(self, run: RunDriver, state: RunState, cause: str) -> None:
-        """A run has ended: whoever took part in it hears of it."""
+    def announce_end(self, run_id: RunId, members: Collection[ClientId], state: RunState, cause: str) -> None:
+        """Send the end of a run to those of its members that are connected."""
         for connection in self.hub:
-            if connection.client_id in run.machine.ledger.membership.members:
-                self._send_end(connection, run, state, cause)
+            if connection.client_id in members:
+                self._send_end(connection, run_id, state, cause)
 
     def _ended_for(self, connection: Connection, working_on: Collection[RunId]) -> list[RunId]:
-        """The ended runs that a client must hear of: those it works for; the last one when none of its own is open."""
+        """List the ended runs to report to a client: those it works for; the last one if none of its own is open."""
         mine = {run_id: run for run_id, run in self._runs.items() if run.task in connection.tasks}
         ended = [run_id for run_id, run in mine.items() if run.machine.ledger.state in TERMINAL]
         last = ended[-1:] if len(ended) == len(mine) else []
         return [run_id for run_id in ended if run_id in working_on or run_id in last]
 
     def introduce_everyone(self, run: RunDriver) -> None:
-        """Tell a run that begins, or goes on, who is here."""
+        """Tell a run that starts, or resumes, which clients are connected."""
         for connection in self.hub:
             if run.task in connection.tasks:
                 run.post(ClientJoined(connection.client_id, connection.session, connection.profile))
 
     def introduce_again(self, connection: Connection) -> None:
-        """A client may be invited again where it had declined; that it says so elsewhere is no news."""
+        """Make a client available again in the runs where it had declined; in all others it is available already."""
         client_id = connection.client_id
         for run in self._open_with(client_id):
             if run.machine.ledger.membership.has_declined(client_id):
                 run.post(ClientJoined(client_id, connection.session, connection.profile))
 
-    def tell_ranks(self) -> None:
-        """An aggregation rank has come or gone."""
+    def send_ranks(self) -> None:
+        """Send the current addresses of the aggregation ranks to all clients."""
         assert self._ranks is not None
         for connection in self.hub:
             connection.send(pb.ServerMessage(ranks=self._ranks.addresses()))
 
-    # ------------------------------------------------------------ going
+    # ------------------------------------------------------------ leaving
 
     def heard(self, client_id: ClientId) -> None:
-        """A sign of life."""
+        """Renew the lease of a client that has sent a message."""
         self._leases.heard(client_id, self._clock.now())
 
     def leave(self, connection: Connection) -> None:
-        """A control stream ended; the client has its lease to come back."""
+        """Handle the end of a control stream; the client may reconnect until its lease expires."""
         if self.hub.remove(connection):
             logger.info("%s disconnected (%d connected)", connection.client_id, len(self.hub))
-            self._say(Action.CLIENT_LEAVE, connection.client_id)
+            self._record(Action.CLIENT_LEAVE, connection.client_id)
             for run in self._open_with(connection.client_id):
                 run.post(ClientDisconnected(connection.client_id, connection.session))
 
     def lost(self, clients: Iterable[ClientId], reason: LossReason) -> None:
-        """Leases ran out, clients said goodbye, or are no longer members."""
+        """Give up clients whose lease has expired, that have said goodbye, or that are no longer members."""
         for client_id in clients:
             self._leases.forget(client_id)
             logger.info("%s is lost: %s", client_id, reason)
-            self._say(Action.CLIENT_LOST, client_id, reason)
+            self._record(Action.CLIENT_LOST, client_id, reason)
             for run in self._open_with(client_id):
                 run.post(ClientLost(client_id, reason))
-            if reason is LossReason.LEASE_EXPIRED:  # it may live, and would wait for an invitation that never comes
+            if reason is LossReason.LEASE_EXPIRED:  # if it lives it must reconnect, or it is never invited again
                 self.hub.dismiss(client_id, f"silent for {self._config.lease:g} s: connect again")
 
-    def _say(self, action: Action, client_id: ClientId, outcome: str = "ok") -> None:
+    def _record(self, action: Action, client_id: ClientId, outcome: str = "ok") -> None:
         self._audit.say_seldom(action, client_id, outcome, caller=Caller(client_id, "client"))
 
     def revoked(self, client_id: ClientId) -> None:
-        """It is no member any more: its stream ends, and its runs go on without it."""
+        """Give up a client whose membership was revoked, and end its stream."""
         self.lost([client_id], LossReason.REVOKED)
         self.hub.dismiss(client_id, f"client {client_id} is revoked")
 
@@ -170,7 +170,7 @@ class Attendance:
         ]
 
     async def watch_leases(self) -> None:
-        """Until cancelled: name those who have been silent for too long."""
+        """Give up clients whose lease expires, until cancelled."""
         while True:
             due = self._leases.next_due
             wait = self._config.lease if due is None else due - self._clock.now()

@@ -1,4 +1,4 @@
-"""The control streams that stand: who is on the line, and what is to be sent to each."""
+"""The open control streams: one connection for each client, with the messages that wait for it."""
 
 import asyncio
 from collections.abc import Iterator
@@ -9,28 +9,29 @@ from atoll.protocol.vocabulary import ClientId
 from atoll.server.rounds.events import Profile
 
 OUTBOX_MAX = 256
-"""Messages that wait for one client; one that does not read loses its connection and starts afresh."""
+"""The number of messages that may wait for one client; a client that does not read loses its connection and
+reconnects."""
 
 DISMISS_S = 5.0
-"""Seconds that a client has to read why its stream is ended."""
+"""The time that a client has to read why its stream ends [s]."""
 
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One control stream. The session is the client's own random name for it."""
+    """One control stream. `session` is the random name that the client gave it."""
 
     client_id: ClientId
     session: str
     tasks: frozenset[str]
     profile: Profile
-    codecs: frozenset[str] = frozenset()  # that the client speaks
+    codecs: frozenset[str] = frozenset()  # those that the client supports
     outbox: "asyncio.Queue[ServerMessage | None]" = field(default_factory=lambda: asyncio.Queue(OUTBOX_MAX + 1))
     is_closing: bool = False
     why: str = ""
-    handler: "asyncio.Task[None] | None" = None  # of the call
+    handler: "asyncio.Task[None] | None" = None  # the task that serves the call
 
     def send(self, message: ServerMessage) -> None:
-        """Hand a message over; never waits for the client."""
+        """Queue a message without waiting for the client."""
         if self.is_closing:
             return
         if self.outbox.qsize() >= OUTBOX_MAX:
@@ -39,13 +40,13 @@ class Connection:
         self.outbox.put_nowait(message)
 
     def close(self, why: str) -> None:
-        """End the stream after what is in the outbox."""
+        """End the stream after the messages that are queued."""
         if not self.is_closing:
             self.is_closing, self.why = True, why
             self.outbox.put_nowait(None)
 
     def break_off(self) -> None:
-        """End the stream at once, whatever the client has not read."""
+        """End the stream at once; what the client has not read is lost."""
         if self.handler is not None:
             self.handler.cancel()
 
@@ -68,7 +69,7 @@ class Hub:
         return iter(list(self._connections.values()))
 
     def add(self, connection: Connection) -> None:
-        """The newest wins: an older one may be half dead and must not own the client's name."""
+        """Register a connection and close the client's older one, which may be half dead and must not keep the name."""
         older = self._connections.get(connection.client_id)
         if older is not None:
             older.close(f"replaced by a newer connection of {connection.client_id}")
@@ -76,11 +77,11 @@ class Hub:
         self._is_empty.clear()
 
     async def empty(self) -> None:
-        """Wait until nobody is on the line."""
+        """Wait until no client is connected."""
         await self._is_empty.wait()
 
     def remove(self, connection: Connection) -> bool:
-        """The stream ended; False when a newer one had taken its place."""
+        """Remove a connection whose stream has ended; return False when a newer one has replaced it."""
         if self._connections.get(connection.client_id) is not connection:
             return False
         del self._connections[connection.client_id]
@@ -89,17 +90,17 @@ class Hub:
         return True
 
     def dismiss(self, client_id: ClientId, why: str) -> None:
-        """End the client's stream, if it stands; at the latest soon."""
+        """Close the client's stream, if there is one, and break it off after DISMISS_S."""
         if (connection := self._connections.get(client_id)) is not None:
             connection.close(why)
             asyncio.get_running_loop().call_later(DISMISS_S, connection.break_off)
 
     def codecs_of(self, client_id: ClientId) -> frozenset[str]:
-        """What a client speaks; nothing when it is not on the line."""
+        """Return the codecs that a client supports; none when it is not connected."""
         connection = self._connections.get(client_id)
         return frozenset() if connection is None else connection.codecs
 
     def send(self, client_id: ClientId, message: ServerMessage) -> None:
-        """To the client, when it is on the line; the machine repeats what matters when it comes back."""
+        """Send a message to a client if it is connected; the machine repeats what matters when it reconnects."""
         if (connection := self._connections.get(client_id)) is not None:
             connection.send(message)

@@ -1,4 +1,4 @@
-"""What must be on disk before the effects of an event leave: a function of the event and of the state that it left."""
+"""The rows that must be on disk before an event's effects leave: a function of the event and the state after it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ from atoll.server.rounds.run_machine import RunMachine
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """An event that the machine has just decided about."""
+    """An event that the machine has just decided."""
 
     run_id: RunId
     seq: int
@@ -50,14 +50,14 @@ class Decided:
 def add_rows(
     batch: Batch, decided: Decided, machine: RunMachine, kept: KeptUpdate | None, *, num_bytes: Callable[[Version], int]
 ) -> None:
-    """Everything that follows from an event, encoded while the state is fresh.
+    """Add all rows that follow from an event, encoded before the state changes again.
 
     Args:
-        batch: what the next group commit writes.
+        batch: the rows of the next group commit.
         decided: the event and its effects.
-        machine: as they left it.
-        kept: the update that was received, if one was.
-        num_bytes: of a version's file.
+        machine: the machine after the event.
+        kept: the durable update that the event received, if any.
+        num_bytes: returns the size of a version's file [bytes].
     """
     rows = _Rows(batch, decided, machine, num_bytes)
     rows.add_event()
@@ -87,7 +87,7 @@ def add_rows(
 
 
 class _Rows:
-    """What one event adds to a batch."""
+    """The rows that one event adds to a batch."""
 
     def __init__(
         self, batch: Batch, decided: Decided, machine: RunMachine, num_bytes: Callable[[Version], int]
@@ -111,7 +111,7 @@ class _Rows:
                 pass
 
     def add_state(self, ended_at: float | None = None) -> None:
-        """Where the run stands now; of one that has ended, since when."""
+        """Add the run's current state and, when it has ended, the time of its end [s since the epoch]."""
         ledger = self._machine.ledger
         self.batch.changes.append(RunChange(self._decided.run_id, ledger.state, ledger.cause, ended_at))
 

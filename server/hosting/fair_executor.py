@@ -1,7 +1,7 @@
-"""Threads that several runs share: of the work that waits, each run's comes in turn.
+"""A thread pool that several runs share, with round-robin scheduling between them.
 
-However much one run has handed in, another one waits for the work that is under way and for one piece of each run
-before it, never for all that is queued.
+However much work one run has queued, another one waits only for the work that is under way and for one item of each run
+before it in the rotation.
 """
 
 import threading
@@ -15,38 +15,38 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Turns:
-    """So many threads, and a queue for each owner; may be used from any thread."""
+class FairExecutor:
+    """A pool of `num_threads` threads with one queue for each owner; usable from any thread."""
 
     def __init__(self, num_threads: int, name: str) -> None:
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
         self._lock = threading.Lock()
         self._is_ending = False
-        self._waiting: dict[Hashable, deque[tuple[Future[Any], Callable[[], Any]]]] = {}  # the next owner first
+        self._waiting: dict[Hashable, deque[tuple[Future[Any], Callable[[], Any]]]] = {}  # in order of rotation
 
     def of(self, owner: Hashable) -> Executor:
-        """The threads, as one owner uses them; its own work begins in the order in which it was handed in."""
-        return _Lane(self, owner)
+        """Return the pool as one owner uses it; the owner's work begins in the order of submission."""
+        return _OwnerExecutor(self, owner)
 
     def hand_in(self, owner: Hashable, work: Callable[[], T]) -> "Future[T]":
-        """Let `work` be done when it is the owner's turn.
+        """Queue work for an owner.
 
         Raises:
             RuntimeError: after `shutdown`.
         """
         future: Future[T] = Future()
         with self._lock:
-            if self._is_ending:  # the pool may still take what it will not do
-                raise RuntimeError("these threads take no work any more: the process ends")
+            if self._is_ending:  # the pool itself may still accept work and never do it
+                raise RuntimeError("this pool accepts no work any more: the process ends")
             self._pool.submit(self._do_next)
             self._waiting.setdefault(owner, deque()).append((future, work))
         return future
 
     def _do_next(self) -> None:
-        """One piece of work of the owner whose turn it is, who then is the last."""
+        """Run one item of the owner at the head of the rotation, which moves to its end."""
         with self._lock:
             if not self._waiting:
-                return  # cancelled meanwhile
+                return  # `shutdown` has cancelled it
             owner, queue = next(iter(self._waiting.items()))
             future, work = queue.popleft()
             del self._waiting[owner]
@@ -60,7 +60,7 @@ class Turns:
             future.set_exception(error)
 
     def shutdown(self) -> None:
-        """Cancel what has not begun, and wait for what has."""
+        """Cancel all work that has not begun, and wait for the rest."""
         with self._lock:
             self._is_ending = True
             waiting, self._waiting = self._waiting, {}
@@ -70,12 +70,12 @@ class Turns:
         self._pool.shutdown(cancel_futures=True)
 
 
-class _Lane(Executor):
-    """One owner's share of the threads, which end with `Turns.shutdown`."""
+class _OwnerExecutor(Executor):
+    """The pool as one owner uses it; its threads end with `FairExecutor.shutdown`."""
 
-    def __init__(self, turns: Turns, owner: Hashable) -> None:
-        self._turns, self._owner = turns, owner
+    def __init__(self, pool: FairExecutor, owner: Hashable) -> None:
+        self._pool, self._owner = pool, owner
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
-        """See `Turns.hand_in`."""
-        return self._turns.hand_in(self._owner, partial(fn, *args, **kwargs))
+        """Queue a call; see `FairExecutor.hand_in`."""
+        return self._pool.hand_in(self._owner, partial(fn, *args, **kwargs))

@@ -1,110 +1,151 @@
-"""Effects of the run's machine -> messages of the control stream: each conversion once."""
+"""The messages of the control stream, made from the effects of a run's machine."""
 
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as quoted
-from typing import Any
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, RunState
 from atoll.protocol.wire.channel import METRICS_MAX, STATISTICS_MAX
+from atoll.server.config.run import RunConfig
 from atoll.server.rounds.events import AskEvaluation, Invite, Release, Sums
 
 NAME_MAX = 200
-"""Characters of a name that a client gives itself, its session, its stratum, a task or a metric."""
+"""The maximum length of a name that a client gives: itself, its session, its stratum, a task, a metric [characters]."""
 
 INLINE_MANIFEST_BYTES_MAX = 64 * 1024
-"""A manifest up to this size rides in the invitation and saves the client a round trip."""
+"""The largest manifest that is inlined in an invitation, which saves the client a round trip."""
 
 
 def training_seed(seed: int, run_name: str, round_id: RoundId, client_id: ClientId) -> int:
-    """63 bits that depend on (run, round, client) alone, so that a client that trains again gets the same bits."""
-    text = f"[{seed}, {quoted(run_name)}, {round_id}, {quoted(client_id)}]"  # JSON, a third of the time of `dumps`
+    """Return the 63-bit seed of one client's training in one round.
+
+    It depends on (run, round, client) alone, so that a client that trains again gets the same bits.
+
+        (first 8 bytes of SHA-256(JSON of [seed, run_name, round_id, client_id]), little-endian) >> 1
+    """
+    text = f"[{seed}, {quoted(run_name)}, {round_id}, {quoted(client_id)}]"  # takes a third of the time of `json.dumps`
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
+@dataclass(frozen=True, slots=True)
+class RunTerms:
+    """The part of the messages that is the same for all rounds and clients of a run."""
+
+    run_id: RunId
+    task: str
+    """The task's name, as the sites' policies list it."""
+    local: str
+    """The settings of local training [JSON object]."""
+    algorithm: str
+    model_seed: int
+    """The seed of the initial model."""
+    grace: float
+    """Time after a deadline in which an upload that began before it may end [s]."""
+
+    @classmethod
+    def of(cls, run_id: RunId, task: str, config: RunConfig) -> "RunTerms":
+        """Collect the terms of a run from its settings."""
+        local = json.dumps(config.local, sort_keys=True)
+        return cls(run_id, task, local, config.aggregation.algorithm, config.seed, config.round.grace)
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedModel:
+    """The version of the global model that a message is about."""
+
+    digest: Digest
+    manifest: bytes
+    data: bytes = b""
+    """The bytes of a small model, which saves the client a download; empty for others."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTerms:
+    """The part of an invitation that belongs to one client in one round."""
+
+    seed: int
+    """The seed of its training (`training_seed`)."""
+    codec: str
+    """The codec of its update; empty: plain values."""
+    rank: int = 0
+    """The aggregation rank that receives its update."""
+
+
 def invitation(
-    effect: Invite,
-    *,
-    run_id: RunId,
-    task: str,
-    digest: Digest,
-    manifest: bytes,
-    data: bytes = b"",
-    seed: int,
-    local: Mapping[str, Any],
-    algorithm: str,
-    codec: str,
-    rank: int = 0,
-    model_seed: int,
-    grace: float,
-    now: float,
+    effect: Invite, terms: RunTerms, model: OfferedModel, client: ClientTerms, *, now: float
 ) -> pb.ServerMessage:
-    """Train from this version; the deadline travels as time left, because clocks differ."""
+    """Make the order to train from a version. The deadline is sent as time left, because clocks differ.
+
+    Args:
+        effect: the machine's decision to invite.
+        terms: those of the run.
+        model: the version to train from.
+        client: the terms of the invited client.
+        now: the time on the clock of `effect.deadline` [s].
+    """
     return pb.ServerMessage(
         invite=pb.Invite(
-            run_id=run_id,
+            run_id=terms.run_id,
             round_id=effect.round_id,
-            task=task,
+            task=terms.task,
             base_version=effect.base_version,
-            model_digest=digest,
+            model_digest=model.digest,
             time_left_s=max(0.0, effect.deadline - now),
-            seed=seed,
-            local=json.dumps(local, sort_keys=True),
-            grace_s=grace,
-            manifest=_inline(manifest),
-            data=data,
-            algorithm=algorithm,
-            codec=codec,
-            rank=rank,
+            seed=client.seed,
+            local=terms.local,
+            grace_s=terms.grace,
+            manifest=_inline(model.manifest),
+            data=model.data,
+            algorithm=terms.algorithm,
+            codec=client.codec,
+            rank=client.rank,
             counted_round=effect.counted_round,
-            model_seed=model_seed,
+            model_seed=terms.model_seed,
         )
     )
 
 
-def evaluation_request(
-    effect: AskEvaluation,
-    *,
-    run_id: RunId,
-    task: str,
-    digest: Digest,
-    manifest: bytes,
-    local: Mapping[str, Any],
-    model_seed: int,
-    now: float,
-) -> pb.ServerMessage:
-    """Run this version on your own data."""
+def evaluation_request(effect: AskEvaluation, terms: RunTerms, model: OfferedModel, *, now: float) -> pb.ServerMessage:
+    """Make the order to evaluate a version on the client's own data; see `invitation` for the arguments."""
     return pb.ServerMessage(
         evaluate=pb.Evaluate(
-            run_id=run_id,
-            task=task,
+            run_id=terms.run_id,
+            task=terms.task,
             version=effect.version,
-            model_digest=digest,
+            model_digest=model.digest,
             time_left_s=max(0.0, effect.deadline - now),
-            manifest=_inline(manifest),
-            local=json.dumps(local, sort_keys=True),
+            manifest=_inline(model.manifest),
+            local=terms.local,
             counted_round=effect.counted_round,
-            model_seed=model_seed,
+            model_seed=terms.model_seed,
         )
     )
 
 
 def release(effect: Release, *, run_id: RunId) -> pb.ServerMessage:
-    """Stop training for this round."""
+    """Make the order to stop training for a round."""
     return pb.ServerMessage(
         release=pb.Release(run_id=run_id, round_id=effect.round_id, reason=effect.reason, submit=effect.submit)
     )
 
 
 def run_ended(run_id: RunId, state: RunState, cause: str, num_open: int) -> pb.ServerMessage:
-    """Nothing more comes of this run."""
+    """Make the notice that a run has ended.
+
+    Args:
+        run_id: the run.
+        state: the state in which it ended.
+        cause: the reason, in words.
+        num_open: the number of other runs that the client may still work for.
+    """
     return pb.ServerMessage(run_ended=pb.RunEnded(run_id=run_id, state=state, cause=cause, num_open=num_open))
 
 
 def sums_of(statistics: Mapping[str, pb.Statistics]) -> Sums | None:
-    """Sufficient statistics as they came over the wire; None when they are more than anybody would look at."""
+    """Read sufficient statistics from the wire; return None when they exceed the limits of number or of name length."""
     num_values = sum(len(value.values) for value in statistics.values())
     if len(statistics) > METRICS_MAX or num_values > STATISTICS_MAX or any(len(n) > NAME_MAX for n in statistics):
         return None

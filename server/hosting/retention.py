@@ -1,5 +1,7 @@
-"""What stays on disk when a round has ended, and the deletion of the rest. Memory runs ahead of the disk: what the
-machine no longer needs, a replay may still need, so everything here starts from a round's end that has been written.
+"""The retention of a run's files and rows, and the garbage collection of all others.
+
+The machine's memory runs ahead of the disk: a replay may still need what the machine no longer refers to. So a
+collection starts only from the end of a round that is written.
 """
 
 import asyncio
@@ -11,33 +13,33 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import TERMINAL, Digest, RunId, Version
 from atoll.server.folding.reducer import Reducer
 from atoll.server.journal.journal import Journal
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.threads import on_thread
 
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 1.0
-"""Garbage is collected when a round ends, but not more often than this: empty rounds take milliseconds."""
+"""The least time between two collections [s]; a round's end starts one, and an empty round takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """What must stay, taken from the state that the event of a round's end left."""
+    """The files that must stay, taken from the state after the event that ended a round."""
 
-    seq: int  # of that event
+    seq: int  # the sequence number of that event
     version: Version
     updates: frozenset[Digest]
     versions: frozenset[Version]
-    oldest_base: Version  # of an update that may still count
-    is_over: bool  # the run has ended: nothing that is half here is waited for
+    oldest_base: Version  # the oldest base version of an update that may still count
+    is_over: bool  # the run has ended: partial uploads will not be completed
 
     @classmethod
     def after(cls, seq: int, machine: RunMachine, policy: StragglerPolicy) -> "Keep":
-        """What the machine still refers to, and what a late update may name as its base.
+        """Collect what the machine still refers to, and the versions that a late update may name as its base.
 
         The same event may have ended one round and opened the next.
         """
@@ -56,7 +58,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class _Live:
-    """The updates that stay. Asked at the moment of each deletion, from the thread that deletes: no look is too old."""
+    """The updates that stay, evaluated at each deletion on the thread that deletes, so the answer is current."""
 
     is_live: Callable[[Digest], bool]
 
@@ -68,13 +70,13 @@ class Retention:
     """Deletes what one run no longer needs: updates, old versions, the journal before the last snapshots.
 
     Args:
-        run_id: of the run.
-        reducer: its files.
-        journal: its rows, written on `journal_thread` alone.
-        journal_thread: see there.
-        keep_rounds: records that stay.
-        is_in_flight: whether an update is being received and judged.
-        spawn: runs a coroutine whose failure ends the process.
+        run_id: the run.
+        reducer: the run's files.
+        journal: the run's rows.
+        journal_thread: the only thread that writes to `journal`.
+        keep_rounds: the number of round records that stay.
+        is_in_flight: returns True while an update is being received or judged.
+        spawn: starts a task whose failure ends the process.
     """
 
     def __init__(
@@ -92,28 +94,28 @@ class Retention:
         self._run_id, self._reducer, self._keep_rounds = run_id, reducer, keep_rounds
         self._journal, self._journal_thread = journal, journal_thread
         self._spawn = spawn
-        self._received: dict[Digest, int] = {}  # updates that came in since the last collection, by their event
-        self._keep: Keep | None = None  # of the newest round that has ended and was not cleaned up after
-        self._live: _Live | None = None  # of the last collection
+        self._received: dict[Digest, int] = {}  # updates received since the last collection -> sequence number
+        self._keep: Keep | None = None  # that of the newest ended round without a collection
+        self._live: _Live | None = None  # that of the last collection
         self._task: asyncio.Task[None] | None = None
         self._is_last = asyncio.Event()
 
     def received(self, digest: Digest, seq: int) -> None:
-        """An update was received by this event, and may count in a round that has not ended."""
+        """Note an update that an event has received: it may count in a round that has not ended."""
         self._received[digest] = seq
 
     def round_ended(self, keep: Keep) -> None:
-        """The end of a round, or of the run, is on disk: collect what is left over, now or soon."""
+        """Collect garbage, at once or after INTERVAL_S: the end of a round or of the run is on disk."""
         self._keep = keep
         if self._task is None or self._task.done():
             self._task = self._spawn(self._collect_while_rounds_end())
 
     def is_unused(self, digest: Digest) -> bool:
-        """Whether the last collection found no decision that could need an update; it may lie elsewhere."""
+        """Return True if no decision needed the update at the last collection; its file may lie at a rank."""
         return self._live is not None and digest not in self._live
 
     async def finish(self) -> None:
-        """The run has ended: collect what is left over at once, and wait until that is done."""
+        """Collect the rest at once and wait until that is done; called when the run has ended."""
         self._is_last.set()
         if self._task is not None:
             await asyncio.wait({self._task})
@@ -142,5 +144,5 @@ class Retention:
                 oldest_base=None if keep.is_over else keep.oldest_base,
             )
             await on_thread(self._journal_thread, prune)
-        except OSError as error:  # a full disk, too: pruning writes before it frees
-            logger.error("run %s: garbage stays for now: %s", self._run_id, error)
+        except OSError as error:  # also a full disk: pruning writes before it frees
+            logger.error("run %s: garbage could not be collected and stays for now: %s", self._run_id, error)

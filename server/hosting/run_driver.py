@@ -1,32 +1,31 @@
-"""The asyncio shell around one run's machine: it waits, it writes down, it acts.
+"""The asyncio shell around one run's machine: timers, write-ahead journal, effects.
 
-Every event goes through `post`: the machine decides at once, in memory; the event and all rows that follow from it are
-written by the next group commit; only then are its effects carried out and its poster told. So nothing leaves the
-building before it is on disk, and a crash at any instant is recovered from by replay.
+Every event enters through `post`. The machine decides at once, in memory; the next group commit writes the event and
+all rows that follow from it; only then are its effects carried out and its future is done. So no effect leaves the
+process before its cause is on disk, and replay recovers from a crash at any instant.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
 
 from atoll.aggregation.codecs.names import family_of
 from atoll.protocol import crash_points
 from atoll.protocol.atoll_pb2 import ServerMessage
-from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RunId, RunState, Version
+from atoll.protocol.durable import DiskFull
+from atoll.protocol.threads import on_daemon_thread, on_thread
+from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, RunState, Version
 from atoll.protocol.wire.allocator import MUCH_BYTES, give_back
-from atoll.server.clock import Clock
-from atoll.server.config.run import RunConfig
 from atoll.server.files.run_store import KeptUpdate
-from atoll.server.folding.evaluator import EvaluationFailed, Evaluator
-from atoll.server.folding.reducer import Reducer
+from atoll.server.folding.evaluator import EvaluationFailed
 from atoll.server.hosting import messages
-from atoll.server.hosting.control_streams import Hub
 from atoll.server.hosting.event_rows import Decided, add_rows
 from atoll.server.hosting.retention import Keep, Retention
-from atoll.server.journal.journal import Batch, DiskFull, EvaluationRow, Journal
+from atoll.server.hosting.run_parts import RunParts, SharedParts
+from atoll.server.journal.journal import Batch, EvaluationRow
 from atoll.server.rounds.events import (
     Abandon,
     Aggregate,
@@ -51,110 +50,96 @@ from atoll.server.rounds.events import (
     UploadBegun,
 )
 from atoll.server.rounds.open_round import Effects
-from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.selection.oort import Oort
-from atoll.server.selection.sampling import Sampler, draw
-from atoll.server.threads import on_thread, on_thread_of_its_own
+from atoll.server.selection.sampling import draw
 from atoll.server.views.narration import narrate
 
 logger = logging.getLogger(__name__)
 
 DISK_RETRY_S = 1.0
 UNHURRIED_S = 0.05
-"""So long an event that nobody waits for may wait for others that are written with it."""
+"""The time that an event without a waiting caller may wait for others of the same group commit [s]."""
 
 SAMPLER_TIMEOUT_S = 60.0
 EVALUATIONS_WAITING_MAX = 16
-"""Versions that may wait for the server's own data; each stays on disk meanwhile."""
+"""The number of versions that may wait for the evaluation on the server's data; each stays on disk until then."""
 
 
 @dataclass(slots=True)
 class _Posted:
-    """An event that was decided and is not yet on disk."""
+    """An event that the machine has decided and that is not yet on disk."""
 
     effects: Effects
     lines: tuple[str, ...]
-    keep: Keep | None  # the event ended a round, or the run
+    keep: Keep | None  # None unless the event ended a round or the run
     done: "asyncio.Future[Effects]"
 
 
 class RunDriver:
-    """One run: its machine, and the hands that carry out what it decides."""
+    """The driver of one run: it feeds the machine with events, journals them and carries out the effects.
 
-    def __init__(
-        self,
-        run_id: RunId,
-        config: RunConfig,
-        task: str,
-        machine: RunMachine,
-        seq: int,
-        *,
-        journal: Journal,
-        journal_thread: Executor,
-        reducer: Reducer,
-        evaluator: Evaluator,
-        sampler: Sampler | Oort,
-        hub: Hub,
-        clock: Clock,
-        crash: Callable[[BaseException], None],
-        keep_rounds: int,
-        is_in_flight: Callable[[Digest], bool],
-        assign: Callable[[], int],
-        tell_end: "Callable[[RunDriver, RunState, str], None]",
-    ) -> None:
-        self.run_id, self.config, self.task, self.machine = run_id, config, task, machine
-        self.reducer = reducer
+    Args:
+        parts: those of the run alone.
+        shared: those that all runs of the coordinator share.
+    """
+
+    def __init__(self, parts: RunParts, shared: SharedParts) -> None:
+        self.run_id, self.config, self.task, self.machine = parts.run_id, parts.config, parts.task, parts.machine
+        self.reducer = parts.reducer
         self.ended = asyncio.Event()
         self.retention = Retention(
-            run_id,
-            reducer,
-            journal,
-            journal_thread,
-            keep_rounds=keep_rounds,
-            is_in_flight=is_in_flight,
+            parts.run_id,
+            parts.reducer,
+            shared.journal,
+            shared.journal_thread,
+            keep_rounds=shared.keep_rounds,
+            is_in_flight=partial(shared.is_in_flight, parts.run_id),
             spawn=self._spawn,
         )
         self.listeners: list[Callable[[Effects], None]] = []  # called after effects were carried out
-        self._seq = seq
-        self._journal, self._journal_thread = journal, journal_thread
-        self._evaluator, self._sampler, self._hub, self._clock = evaluator, sampler, hub, clock
-        self._crash, self._assign, self._tell_end = crash, assign, tell_end
+        self._seq, self._evaluator, self._sampler = parts.seq, parts.evaluator, parts.sampler
+        self._journal, self._journal_thread = shared.journal, shared.journal_thread
+        self._hub, self._clock, self._crash = shared.hub, shared.clock, shared.crash
+        self._assign_rank, self._announce_end = shared.assign_rank, shared.announce_end
+        self._terms = messages.RunTerms.of(parts.run_id, parts.task, parts.config)
         self._posted: list[_Posted] = []
-        self._rows = Batch()  # of all that was posted
+        self._rows = Batch()  # those of the events in `_posted`
         self._wake = asyncio.Event()
         self._is_broken = False
-        self._last: asyncio.Future[Effects] | None = None  # of the newest event
+        self._last: asyncio.Future[Effects] | None = None  # that of the newest event
         self._timer: asyncio.TimerHandle | None = None
         self._next_round: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._valuing: set[asyncio.Task[None]] = set()  # metrics that are being computed from their sums
+        self._measuring: set[asyncio.Task[None]] = set()  # tasks that compute metrics from their sums
         self._evaluations: asyncio.Queue[Version] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
 
     # ------------------------------------------------------------ events in
 
     def post(self, event: Event, kept: KeptUpdate | None = None) -> "asyncio.Future[Effects]":
-        """Let the machine decide about an event; the future is done when the decision is on disk and carried out.
+        """Let the machine decide about an event.
 
         Args:
-            event: what happened.
-            kept: the update that was received; what is known of it is written with the event that accepts it.
+            event: the event.
+            kept: the durable update that the event received; its row is written with the event that accepts it.
+
+        Returns:
+            The event's effects, as soon as they are on disk and carried out.
         """
         try:
             return self._post(event, kept)
-        except BaseException as error:  # memory may have moved on without the journal: nothing more is written
+        except BaseException as error:  # the machine may be ahead of the journal: nothing more is written
             self._is_broken = True
             self._crash(error)
             raise
 
     def _post(self, event: Event, kept: KeptUpdate | None) -> "asyncio.Future[Effects]":
         if self._is_broken:
-            raise RuntimeError(f"run {self.run_id} cannot go on; the journal brings it back")
+            raise RuntimeError(f"run {self.run_id} is broken until a restart replays its journal")
         now = self._clock.now()
         effects = self.machine.receive(event, now)
         self._seq += 1
         done = self._last = self._loop.create_future()
-        lines = tuple(narrate(self.machine, event, effects))  # read now, told when it is on disk
+        lines = tuple(narrate(self.machine, event, effects))  # composed from the state of now, logged once on disk
         if isinstance(event, UpdateReceived):
             self.retention.received(event.update.digest, self._seq)
         decided = Decided(self.run_id, self._seq, now, event, effects)
@@ -162,26 +147,29 @@ class RunDriver:
         has_end = any(isinstance(effect, Commit | Abandon | EndRun) for effect in effects)
         keep = Keep.after(self._seq, self.machine, self.config.round) if has_end else None
         self._posted.append(_Posted(effects, lines, keep, done))
-        if isinstance(event, UploadBegun):  # nobody waits for it: it may go onto the disk with the next one
+        if isinstance(event, UploadBegun):  # no caller waits for it: it may be written with the next event
             self._loop.call_later(UNHURRIED_S, self._wake.set)
         else:
             self._wake.set()
         self._arm_timer()
-        return asyncio.shield(done)  # whoever waits may go away
+        return asyncio.shield(done)  # the caller may be cancelled
 
     async def on_disk(self) -> None:
-        """Wait until all that was decided so far is on disk: an answer that rests on it may leave only then."""
+        """Wait until all past decisions are on disk; an answer that rests on them may leave only then."""
         if self._last is not None and not self._last.done():
             self._wake.set()
             await asyncio.shield(self._last)
 
     def start(self) -> None:
-        """Begin to write, act and wait."""
+        """Start the tasks that write, act and evaluate."""
         self._spawn(self._write_and_act())
         self._spawn(self._evaluate())
 
     async def stop(self) -> None:
-        """End the hands; what was posted and not yet written is lost, as in a crash, and nobody was told."""
+        """Cancel all tasks.
+
+        Posted events that are not yet written are lost, as in a crash: no effect of them has left.
+        """
         if self._timer is not None:
             self._timer.cancel()
         self.reducer.stop()
@@ -200,14 +188,14 @@ class RunDriver:
     def _time_passed(self) -> None:
         deadline = self.machine.deadline
         if deadline is None or self._clock.now() < deadline:
-            self._arm_timer()  # it moved, or the loop's clock woke us a hair early
+            self._arm_timer()  # the deadline moved, or the loop's timer fired a little early
             return
         self.post(TimePassed())
 
     # ------------------------------------------------------------ onto the disk
 
     async def _write_and_act(self) -> None:
-        """One group commit after the other: whatever was posted while the last one was being written."""
+        """Run group commits without end: each writes all events that were posted during the one before, then acts."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -219,7 +207,7 @@ class RunDriver:
             await self._commit(rows)
             crash_points.reached("journal.after_write")
             for row in rows.evaluations:
-                self._valuing.add(self._spawn(self._add_values(row)))
+                self._measuring.add(self._spawn(self._add_values(row)))
             for p in posted:
                 for line in p.lines:
                     logger.info("%s: %s", self.run_id, line)
@@ -232,7 +220,7 @@ class RunDriver:
                     listener(p.effects)
 
     async def _commit(self, rows: Batch) -> None:
-        """Write, and while the disk is full keep everybody waiting: nothing is acknowledged, nothing is lost."""
+        """Write a batch. While the disk is full, retry: nothing is acknowledged, and nothing is lost."""
         if rows.snapshots:
             crash_points.reached("snapshot.before")
         while True:
@@ -248,7 +236,7 @@ class RunDriver:
     # ------------------------------------------------------------ effects out
 
     def _act(self, effect: Effect) -> None:
-        """Carry out one effect; never waits. Accept and Reject go to whoever posted; the records are on disk."""
+        """Carry out one effect without waiting. Accept and Reject answer the poster; records are on disk already."""
         match effect:
             case Invite(client_id):
                 self._hub.send(client_id, self._invitation(effect))
@@ -263,7 +251,7 @@ class RunDriver:
             case EvaluateModel(version):
                 self._evaluations.put_nowait(version)
             case OpenNextRound():
-                self._wait_for_the_next_round()
+                self._schedule_next_round()
             case Commit(version=version):
                 crash_points.reached("publish.before")
                 self.reducer.publish(version)
@@ -271,11 +259,11 @@ class RunDriver:
             case EndRun(state, cause):
                 self._end(state, cause)
 
-    def _wait_for_the_next_round(self) -> None:
-        """Open the next round in a while; a pause of before a stop and a resume no longer counts."""
+    def _schedule_next_round(self) -> None:
+        """Schedule the next round after `pause` [s]; a schedule from before a stop and a resume is cancelled."""
         if self._next_round is not None:
             self._next_round.cancel()
-        seconds = self.config.pause if self.machine.ledger.next_round > 1 else 0.0  # before the first there is none
+        seconds = self.config.pause if self.machine.ledger.next_round > 1 else 0.0  # no pause before the first round
         self._next_round = self._loop.call_later(seconds, self._open_next_round)
 
     def _open_next_round(self) -> None:
@@ -284,55 +272,35 @@ class RunDriver:
 
     def _invitation(self, effect: Invite) -> ServerMessage:
         version = self.reducer.version(effect.base_version)
-        return messages.invitation(
-            effect,
-            run_id=self.run_id,
-            task=self.task,
-            digest=version.digest,
-            manifest=version.manifest_bytes,
-            data=version.small_data,
-            seed=messages.training_seed(self.config.seed, self.config.name, effect.round_id, effect.client_id),
-            local=self.config.local,
-            algorithm=self.config.aggregation.algorithm,
-            codec=self._codec_for(effect.client_id),
-            rank=self._assign(),
-            model_seed=self.config.seed,
-            grace=self.config.round.grace,
-            now=self._clock.now(),
-        )
+        model = messages.OfferedModel(version.digest, version.manifest_bytes, version.small_data)
+        seed = messages.training_seed(self.config.seed, self.config.name, effect.round_id, effect.client_id)
+        client = messages.ClientTerms(seed, self._codec_for(effect.client_id), self._assign_rank())
+        return messages.invitation(effect, self._terms, model, client, now=self._clock.now())
 
     def _codec_for(self, client_id: ClientId) -> str:
-        """The run's codec, when the client speaks it; otherwise its update comes plain."""
+        """Return the run's codec when the client supports it, otherwise "": its update comes as plain values."""
         name = self.config.aggregation.codec_name
         return name if family_of(name) in self._hub.codecs_of(client_id) else ""
 
     def _evaluation_request(self, effect: AskEvaluation) -> ServerMessage:
         version = self.reducer.version(effect.version)
-        return messages.evaluation_request(
-            effect,
-            run_id=self.run_id,
-            task=self.task,
-            digest=version.digest,
-            manifest=version.manifest_bytes,
-            local=self.config.local,
-            model_seed=self.config.seed,
-            now=self._clock.now(),
-        )
+        model = messages.OfferedModel(version.digest, version.manifest_bytes)
+        return messages.evaluation_request(effect, self._terms, model, now=self._clock.now())
 
     def _end(self, state: RunState, cause: str) -> None:
-        self._tell_end(self, state, cause)
-        self._spawn(self._say_ended())
+        self._announce_end(self.run_id, self.machine.ledger.membership.members, state, cause)
+        self._spawn(self._finish())
 
-    async def _say_ended(self) -> None:
-        """When the last measures are written down, and what nobody needs is gone."""
-        if self._valuing:
-            await asyncio.wait(self._valuing)
+    async def _finish(self) -> None:
+        """Set `ended` once the last metrics are written and the last garbage is collected."""
+        if self._measuring:
+            await asyncio.wait(self._measuring)
         await self.retention.finish()
-        if self.machine.ledger.state in TERMINAL:  # it may have been resumed meanwhile
+        if self.machine.ledger.state in TERMINAL:  # it may have been resumed in the meantime
             self.ended.set()
             await self._evaluator.rest()
 
-    # ------------------------------------------------------------ what takes time
+    # ------------------------------------------------------------ long work
 
     def _spawn(self, work: "asyncio._CoroutineLike[None]") -> "asyncio.Task[None]":
         task = self._loop.create_task(work)
@@ -341,15 +309,15 @@ class RunDriver:
         return task
 
     def _finished(self, task: "asyncio.Task[None]") -> None:
-        """Our own mistake ends the process: the journal brings it back (DESIGN: ours -> crash, recover by replay)."""
+        """End the process after a mistake of ours: the next process recovers by replay."""
         self._tasks.discard(task)
-        self._valuing.discard(task)
+        self._measuring.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.critical("run %s cannot go on", self.run_id, exc_info=error)
             self._crash(error)
 
     async def _draw(self, effect: DrawCohort) -> None:
-        """The sampler may be the user's own code: it runs on a thread, and what it raises costs the round."""
+        """Draw a cohort. A sampler of the user's own runs on a thread, and an exception of it costs the round."""
 
         def drawn() -> tuple[ClientId, ...]:
             return draw(
@@ -366,7 +334,7 @@ class RunDriver:
             if self.config.cohort.is_ours:
                 clients = drawn()
             else:
-                clients = await asyncio.wait_for(on_thread_of_its_own(drawn), SAMPLER_TIMEOUT_S)
+                clients = await asyncio.wait_for(on_daemon_thread(drawn), SAMPLER_TIMEOUT_S)
         except Exception as error:
             logger.error("the sampler failed in round %d", effect.round_id, exc_info=error)
             self.post(SamplerFailed(effect.round_id, _detail(error)))
@@ -374,7 +342,7 @@ class RunDriver:
         self.post(CohortDrawn(effect.round_id, clients))
 
     async def _aggregate(self, effect: Aggregate) -> None:
-        """Fold on a thread; while the disk is full the round waits, and keeps every update."""
+        """Fold a round on a thread. While the disk is full the round waits, and keeps every update."""
         begun, open_round = time.perf_counter(), self.machine.round
         if open_round is not None and sum(update.num_bytes for update in open_round.held) >= MUCH_BYTES:
             await on_thread(None, give_back)
@@ -393,7 +361,7 @@ class RunDriver:
         self.post(Aggregated(effect.round_id, Digest(digest)))
 
     async def _evaluate(self) -> None:
-        """Run versions on the server's own data, one after the other; rounds do not wait for it."""
+        """Evaluate versions on the server's data, one after the other; rounds do not wait for it."""
         while True:
             version = await self._evaluations.get()
             if self._evaluations.qsize() >= EVALUATIONS_WAITING_MAX:
@@ -409,7 +377,7 @@ class RunDriver:
             self.post(ModelEvaluated(version, statistics, detail))
 
     async def _add_values(self, row: EvaluationRow) -> None:
-        """Only the task's own code knows what its metrics make of their sums."""
+        """Add the metrics' values to an evaluation. Only the task's own code can compute them from their sums."""
         if row.statistics is None:
             return
         try:
@@ -421,6 +389,6 @@ class RunDriver:
 
 
 def _detail(error: Exception) -> str:
-    """What went wrong, as text that can be written down: a file's name may hold what is no text."""
+    """Return an error's text for the journal; undecodable bytes of a file's name are replaced."""
     kind = "" if isinstance(error, EvaluationFailed) else f"{type(error).__name__}: "
     return f"{kind}{error}"[:2000].encode(errors="replace").decode()

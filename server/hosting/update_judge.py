@@ -1,7 +1,7 @@
-"""Who decides about an update that is on its way in: the machine of its run, in this process.
+"""The judge of an update: it asks the machine of the update's run, in this process.
 
-The order of checks is that of the cost: what the manifest alone gives away is said before a byte is sent. Whoever
-receives the bytes asks here before and after; it may be this process or an aggregation rank (`ranks`).
+Checks come in the order of their cost; those on the manifest alone come before a byte is sent. The receiver of the
+bytes asks the judge before and after the upload; it is this process or an aggregation rank (`ranks`).
 """
 
 import math
@@ -11,13 +11,13 @@ from functools import partial
 from atoll.aggregation.tensors.layout import CONTROL
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.manifest import UpdateManifest, check_against, digest_of
+from atoll.protocol.threads import off_loop
 from atoll.protocol.vocabulary import Digest, Fate, RejectReason
 from atoll.server.files.run_store import KeptUpdate
 from atoll.server.hosting.messages import sums_of
 from atoll.server.hosting.run_driver import RunDriver
 from atoll.server.rounds.events import Accept, Reject, Sums, Update, UpdateReceived, UpdateRefused, UploadBegun
 from atoll.server.rounds.relevance import is_failure_news, is_first_upload
-from atoll.server.threads import off_loop
 from atoll.server.transfers.verdicts import refused
 
 DAY_S = 86400.0
@@ -25,7 +25,7 @@ DAY_S = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Decides about one update."""
+    """The judge of one update."""
 
     run: RunDriver
     manifest: UpdateManifest
@@ -33,14 +33,14 @@ class Judge:
 
     @classmethod
     def of(cls, run: RunDriver, manifest: UpdateManifest, opened: pb.UploadOpen) -> "Judge":
-        """For what a client announces."""
+        """Make the judge of an update that a client announces."""
         return cls(run, manifest, _update(manifest, digest_of(opened.manifest), opened))
 
     async def before_bytes(self) -> pb.Verdict | None:
-        """What can be said before the bytes come; None when they are wanted."""
+        """Return the verdict that is possible before the bytes come; None: the bytes are wanted."""
         run, update = self.run, self.update
         if (refusal := run.machine.refusal(update)) is not None:
-            await run.on_disk()  # nothing changes by it, so it is not written down; but what it rests on must be
+            await run.on_disk()  # the refusal changes nothing and is not journaled, but its grounds must be on disk
             return refused(*refusal)
         if (verdict := await self.old_verdict()) is not None:
             return verdict
@@ -63,7 +63,7 @@ class Judge:
         return None
 
     async def old_verdict(self) -> pb.Verdict | None:
-        """It was accepted before: nothing changes, and the answer is repeated when what it rests on is on disk."""
+        """Repeat the verdict on an update that was accepted before, once its grounds are on disk; None: it was not."""
         if not self.run.machine.is_accepted(self.update):
             return None
         record = self.run.machine.record_of(self.update.round_id)
@@ -73,7 +73,7 @@ class Judge:
         return _accepted(is_carried=is_carried)
 
     async def decide(self, kept: KeptUpdate | None) -> pb.Verdict:
-        """Let the machine decide about a sound update; what it says is on disk."""
+        """Let the machine decide about a sound update; the decision is on disk when this returns."""
         for effect in await self.run.post(UpdateReceived(self.update), kept):
             if isinstance(effect, Accept) and effect.digest == self.update.digest:
                 return _accepted(is_carried=effect.carried)
@@ -82,7 +82,7 @@ class Judge:
         raise AssertionError("the machine did not answer an update")
 
     async def refuse(self, reason: RejectReason, detail: str) -> pb.Verdict:
-        """Refuse it for what its manifest or its bytes are."""
+        """Refuse the update because of its manifest or its bytes."""
         if is_failure_news(self.run.machine, self.update.client_id, self.update.round_id):
             await self.run.post(UpdateRefused(self.update.client_id, self.update.round_id, reason, detail))
         return refused(reason, detail)
@@ -93,11 +93,11 @@ def _accepted(*, is_carried: bool) -> pb.Verdict:
 
 
 def codec_fault(manifest: UpdateManifest, allowed: str) -> str:
-    """Why a run with this codec does not take an update; empty when it does: plain pieces are always taken."""
+    """Return why a run with this codec does not take an update; "" when it does: plain values are always taken."""
     if wrong := sorted(manifest.codecs - {allowed}):
         also = f"{allowed}, or " if allowed else ""
         return f"the update is encoded with {', '.join(wrong)}; allowed: {also}plain values"
-    for piece in manifest.pieces:  # what the server adds to c must be what the client adds to its own
+    for piece in manifest.pieces:  # server and client must add the same values to their control variates
         if piece.codec and piece.tensor.startswith(CONTROL):
             return f"{piece.tensor!r} is encoded with {piece.codec}; allowed of control variates: plain values"
     return ""
@@ -120,7 +120,7 @@ def _update(manifest: UpdateManifest, digest: Digest, opened: pb.UploadOpen) -> 
 
 
 def _statistics(opened: pb.UploadOpen) -> Sums:
-    """Bounded and finite, or none at all: statistics are for looking at, and cost no update."""
+    """Return the statistics of an update; {} when they are too large or not finite, which is no reason to refuse it."""
     sums = sums_of(opened.statistics)
     if sums is None or not all(math.isfinite(value) for numbers in sums.values() for value in numbers):
         return {}

@@ -9,6 +9,7 @@ import asyncio
 import json
 import logging
 import os
+import random
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import grpc
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
+from atoll.protocol.backoff import delay
 from atoll.protocol.identity.certificates import (
     CertificateError,
     check_consent,
@@ -112,19 +114,19 @@ class Steward:
 
     async def serve(self, coordinator: str) -> None:
         """Dial a coordinator and answer its orders, again and again, until cancelled."""
-        wait, complaint = RECONNECT_S[0], ""
+        attempt, complaint, rng = 0, "", random.Random()
         while True:
             try:
                 await self._connection(coordinator)
-                wait, complaint = RECONNECT_S[0], ""
+                attempt, complaint = 0, ""
             except StreamBroken as error:
                 if self._was_heard:
-                    wait, complaint = RECONNECT_S[0], ""
+                    attempt, complaint = 0, ""
                 if error.code.name != complaint:
                     logger.warning("no connection to %s: %s; trying again", coordinator, error)
                 complaint = error.code.name
-            await asyncio.sleep(wait)
-            wait = min(2 * wait, RECONNECT_S[1])
+            await asyncio.sleep(delay(attempt, *RECONNECT_S, rng))
+            attempt += 1
 
     async def _connection(self, coordinator: str) -> None:
         self._was_heard = False

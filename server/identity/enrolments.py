@@ -17,12 +17,12 @@ from atoll.protocol.identity.certificates import (
 )
 from atoll.protocol.identity.join_code import JoinCode
 from atoll.protocol.identity.names import ANYBODY, Identity, Wanted
+from atoll.protocol.threads import on_thread
 from atoll.server.audit.actions import Action
 from atoll.server.audit.log import AuditLog, Caller
 from atoll.server.identity.authority import Renewal, Signer
 from atoll.server.identity.rate_limits import Buckets
 from atoll.server.identity.register import WRONG_TRIES_MAX, Member, Refused, Register, Voided
-from atoll.server.threads import on_thread
 
 logger = logging.getLogger(__name__)
 

@@ -6,10 +6,9 @@ revoked loses them.
 """
 
 import asyncio
-import inspect
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Protocol
@@ -20,15 +19,13 @@ from atoll.protocol.identity.names import Role
 from atoll.protocol.vocabulary import RunId
 from atoll.server.identity.claims import Claim, claim_of
 from atoll.server.identity.rules import RULES, Rule, Touches, needed
-from atoll.server.transport.interceptor import Context
+from atoll.server.transport.interceptor import Context, Handler, WrappingInterceptor
 from atoll.server.transport.peer import Peer, peer_of
 
 logger = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
 """Seconds between two looks at the callers of all open calls."""
-
-Continuation = Callable[[grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any] | None"]]
 
 
 class Denied(NamedTuple):
@@ -66,7 +63,7 @@ class _Call:
     denied: Denied | None = None  # since it began
 
 
-class Guard(grpc.aio.ServerInterceptor):
+class Guard(WrappingInterceptor):
     """Wraps every handler of a server.
 
     Args:
@@ -76,40 +73,18 @@ class Guard(grpc.aio.ServerInterceptor):
     """
 
     def __init__(self, register: Register | None) -> None:
+        super().__init__()
         self._register = register
-        self._handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
         self._open: set[_Call] = set()
         self._sweeping: asyncio.Task[None] | None = None
 
-    async def intercept_service(
-        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
-    ) -> "grpc.RpcMethodHandler[Any, Any] | None":
-        """The guarded handler of a method; None when there is none, which gRPC answers with UNIMPLEMENTED."""
-        method: str = handler_call_details.method
-        if (known := self._handlers.get(method)) is not None:
-            return known
-        handler = await continuation(handler_call_details)
-        if handler is None or self._register is None:
-            return handler
-        guarded = self._handlers[method] = self._guarded(handler, method)
-        return guarded
-
     # ------------------------------------------------------------ handlers
 
-    def _guarded(self, handler: Any, method: str) -> "grpc.RpcMethodHandler[Any, Any]":
-        kind = f"{_arity(handler.request_streaming)}_{_arity(handler.response_streaming)}"
-        behaviour = getattr(handler, kind)
-        make = getattr(grpc, f"{kind}_rpc_method_handler")
-        guarded: grpc.RpcMethodHandler[Any, Any] = make(
-            self._generating(behaviour, method, handler.request_streaming)
-            if inspect.isasyncgenfunction(behaviour)
-            else self._answering(behaviour, method, handler.request_streaming),
-            handler.request_deserializer,
-            handler.response_serializer,
-        )
-        return guarded
+    def _wrap(self, method: str, handler: Any) -> Handler:
+        """The guarded handler of a method; the handler itself when the server is `--insecure`."""
+        return handler if self._register is None else super()._wrap(method, handler)
 
-    def _generating(self, behaviour: Any, method: str, is_streaming: bool) -> Any:
+    def _stream(self, method: str, behaviour: Any, is_streaming: bool) -> Any:
         async def call(request: Any, context: Context) -> None:
             has_begun = False
             async with self._admitted(method, context) as admitted:
@@ -121,7 +96,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
         return call
 
-    def _answering(self, behaviour: Any, method: str, is_streaming: bool) -> Any:
+    def _unary(self, method: str, behaviour: Any, is_streaming: bool) -> Any:
         async def call(request: Any, context: Context) -> Any:
             async with self._admitted(method, context) as admitted:
                 request = await self._looked_at(request, admitted, context, is_streaming)
@@ -228,10 +203,6 @@ class Guard(grpc.aio.ServerInterceptor):
             if denied is not None and call in self._open:
                 call.denied = denied
                 call.task.cancel()
-
-
-def _arity(is_streaming: bool) -> str:
-    return "stream" if is_streaming else "unary"
 
 
 async def _to_its_end(writing: Awaitable[None]) -> None:

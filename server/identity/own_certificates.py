@@ -27,9 +27,9 @@ from atoll.protocol.identity.credential import Credential, CredentialError
 from atoll.protocol.identity.keeper import Keeper
 from atoll.protocol.identity.names import Identity, Role
 from atoll.protocol.identity.renewal import MembershipEnded, NotRenewed, Renew, keep_renewed
+from atoll.protocol.threads import on_thread
 from atoll.server.identity.authority import AuthorityAway, NotSigned, Renewal, Signer
 from atoll.server.identity.register import Register
-from atoll.server.threads import on_thread
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,6 @@
 """How often somebody may try: one bucket of tokens for each name. Pure."""
 
-from collections import OrderedDict
-
+from atoll.protocol.bounded_mapping import BoundedMapping
 from atoll.server.transport.token_bucket import Bucket
 
 NAMES_MAX = 10_000
@@ -18,14 +17,11 @@ class Buckets:
 
     def __init__(self, burst: float, per_second: float) -> None:
         self._burst, self._per_second = burst, per_second
-        self._buckets: OrderedDict[str, Bucket] = OrderedDict()  # those that tried longest ago first
+        self._buckets: BoundedMapping[str, Bucket] = BoundedMapping(NAMES_MAX)
 
     def take(self, name: str, now: float) -> bool:
         """Whether one more try is allowed; one that is not costs nothing. `now` in s, of any clock that only grows."""
-        bucket = self._buckets.pop(name, None) or Bucket(self._per_second, self._burst)
-        self._buckets[name] = bucket
-        while len(self._buckets) > NAMES_MAX:
-            self._buckets.popitem(last=False)
+        bucket = self._buckets.setdefault(name, Bucket(self._per_second, self._burst))
         return bucket.take(now)
 
     def put_back(self, name: str) -> None:

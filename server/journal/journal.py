@@ -15,7 +15,6 @@ from typing import Any, Self
 
 from sqlalchemy import Connection, Row, Table, delete, func, select, update
 
-from atoll.protocol.durable import DiskFull as DiskFull
 from atoll.protocol.vocabulary import ClientId, Digest, Phase, RoundId, RunId, RunState, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.errors import StoreCorrupted
@@ -27,7 +26,8 @@ from atoll.server.rounds.events import Event, Sums
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.member import Member
 from atoll.server.rounds.record import RoundRecord
-from atoll.server.rounds.run_machine import RunMachine, RunRules
+from atoll.server.rounds.run_machine import RunMachine
+from atoll.server.rounds.update_intake import RunRules
 
 UPDATES_AT_ONCE = 500
 

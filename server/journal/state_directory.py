@@ -8,7 +8,6 @@ alive                                 when it last lived
 runs/<run_id>/versions|updates|incoming   see `store`
 """
 
-import fcntl
 import json
 import os
 import re
@@ -21,6 +20,7 @@ from sqlalchemy import Connection, inspect
 
 from atoll.aggregation.folders import sync_folder
 from atoll.protocol.durable import write_atomically
+from atoll.protocol.file_lock import Locked, lock_file
 from atoll.protocol.vocabulary import RunId
 from atoll.server.errors import StateInUse, StateUnusable, StoreCorrupted
 from atoll.server.journal import binding, schema
@@ -170,18 +170,13 @@ def lock_directory(path: Path) -> int:
         OSError: it cannot be written.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        pid = os.pread(lock, 64, 0).decode().partition(" ")[0] or "unknown"
-        os.close(lock)
+        return lock_file(path / "lock", f"{os.getpid()} {_start_time(os.getpid())}", mode=0o644)
+    except Locked as error:
+        pid = error.owner.partition(" ")[0] or "unknown"
         raise StateInUse(
             f"{path} is in use by another process ({pid}): stop that one, or choose another state directory"
         ) from error
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{os.getpid()} {_start_time(os.getpid())}".encode(), 0)
-    return lock
 
 
 def _start_time(pid: int) -> str:

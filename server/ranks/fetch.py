@@ -20,9 +20,9 @@ from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import aggregator
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
+from atoll.protocol.threads import off_loop
 from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.protocol.wire.stream import Stream, StreamBroken
-from atoll.server.threads import off_loop
 
 BOXES_AT_ONCE = 1000
 """Pieces that one call asks for, so that the request stays small."""

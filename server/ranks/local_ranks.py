@@ -7,6 +7,7 @@ import asyncio
 import json
 import logging
 import os
+import random
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from atoll.protocol import crash_points
+from atoll.protocol.backoff import delay
 from atoll.server.journal.placement import state_of_rank
 
 logger = logging.getLogger(__name__)
@@ -52,14 +54,15 @@ class SpawnedRanks:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _keep(self, rank: int) -> None:
-        wait, environment = AGAIN_S[0], dict(os.environ)
+        num_early, environment, rng = 0, dict(os.environ), random.Random()
         while True:
             begun = time.monotonic()
             try:
                 how = await self._life(rank, environment)
             except OSError as error:
                 how = f"cannot be started ({error})"
-            wait = AGAIN_S[0] if time.monotonic() - begun > EARLY_S else min(2 * wait, AGAIN_S[1])
+            num_early = 0 if time.monotonic() - begun > EARLY_S else num_early + 1
+            wait = delay(num_early, *AGAIN_S, rng)
             logger.error("aggregation rank %d %s, and is started again in %.1f s", rank, how, wait)
             await asyncio.sleep(wait)
             environment.pop(crash_points.VARIABLE, None)  # a drill kills it once

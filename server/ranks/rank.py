@@ -16,6 +16,7 @@ from pathlib import Path
 import grpc
 
 from atoll.aggregation.fold.exchange import ExchangeBroken
+from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.means import Weighted
 from atoll.aggregation.fold.sharded import Cohort, fold_shard
 from atoll.aggregation.fold.step import kept_pieces
@@ -26,6 +27,7 @@ from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol import crash_points
 from atoll.protocol.durable import DiskFull, naming_full_disk
 from atoll.protocol.manifest import UpdateManifest
+from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import Digest, RejectReason, RunId, Version
 from atoll.protocol.wire.channel import CHUNK_BYTES
 from atoll.server.files.run_store import INCOMING_AGE_MAX_S, KeptUpdate
@@ -39,7 +41,6 @@ from atoll.server.journal.state_directory import run_folder
 from atoll.server.ranks.fetch import NotFetched, fetch_manifest
 from atoll.server.ranks.gloo import Gloo, MeetingPoint
 from atoll.server.ranks.rank_store import RankRun
-from atoll.server.threads import off_loop, on_thread
 from atoll.server.transfers.uploads import Uploads
 
 logger = logging.getLogger(__name__)
@@ -245,7 +246,7 @@ class Rank:
     async def collect(self, order: pb.Collect) -> None:
         """Delete what no decision can need any more."""
         run_id, run, asked_at = RunId(order.run_id), self.run(RunId(order.run_id)), time.time()
-        with self.uploads.noting(run_id) as in_flight:  # one may be accepted between the answer and the deletion
+        with self.uploads.in_flight_during(run_id) as in_flight:  # one may be accepted after the answer
             here = await on_thread(None, run.store.digests)
             request = self._about(run_id, here)
             try:
@@ -327,9 +328,7 @@ class _Fold:
                 cohort=self._cohort(),
                 exchange=exchange,
                 step=step,
-                threads=os.cpu_count() or 1,
-                between=self._between_tiles,
-                device=method.device,
+                execution=Execution(os.cpu_count() or 1, between=self._between_tiles, device=method.device),
             )
             self._run.made(version, folded.pieces, dict(folded.slots))
             return folded, exchange.sent_bytes

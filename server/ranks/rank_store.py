@@ -13,12 +13,12 @@ from atoll.aggregation.tensors.safetensors_file import TensorFileCorrupted, Tens
 from atoll.aggregation.updates.inspection import inspect
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.manifest import VersionManifest
+from atoll.protocol.threads import on_thread
 from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.server.errors import StoreCorrupted
 from atoll.server.files.run_store import RunStore
 from atoll.server.files.versions import VersionFile, version_file
 from atoll.server.ranks.fetch import fetch_into, fetch_manifest
-from atoll.server.threads import on_thread
 
 VERSIONS_KNOWN_MAX = 16
 

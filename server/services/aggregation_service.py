@@ -9,8 +9,10 @@ import grpc
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
-from atoll.protocol.manifest import ManifestError, parse_update
+from atoll.protocol.manifest import parse_update
 from atoll.protocol.settings import ConfigError
+from atoll.protocol.strict_json import ManifestError
+from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.vocabulary import Digest, RejectReason, RunId
 from atoll.protocol.wire.channel import CHUNK_BYTES, PROTOCOL
 from atoll.server.errors import StoreCorrupted
@@ -19,7 +21,6 @@ from atoll.server.hosting.coordinator import Coordinator
 from atoll.server.hosting.update_judge import Judge
 from atoll.server.journal.codec import decode_meta, encode_meta, lies_at
 from atoll.server.ranks.registry import RankConnection, Ranks
-from atoll.server.threads import off_loop, on_thread
 from atoll.server.transfers.timeouts import Silent, first_of
 from atoll.server.transfers.verdicts import refused
 from atoll.server.transport.interceptor import Context

@@ -9,8 +9,8 @@ import grpc
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.audit.files import PUBLIC_KEY, audit_folder, sizes
+from atoll.protocol.threads import on_thread
 from atoll.server.hosting.messages import NAME_MAX
-from atoll.server.threads import on_thread
 from atoll.server.transport.call_limits import name_of
 from atoll.server.transport.interceptor import Context
 from atoll.server.views.view_process import Unseen, Viewer

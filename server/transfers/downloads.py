@@ -1,9 +1,10 @@
-"""Sends pieces of a version: any boxes, from any byte, never more than the client has granted."""
+"""The sender of versions: any boxes of the tensors, from any byte on, never more than the client has granted."""
 
 import asyncio
 import hashlib
 import itertools
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from atoll.aggregation.tensors.box_reader import BoxReader
@@ -11,18 +12,18 @@ from atoll.aggregation.tensors.layout import ITEM_BYTES, Piece
 from atoll.aggregation.tensors.pieces import first_element
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import crash_points
+from atoll.protocol.threads import off_loop, on_thread
 from atoll.protocol.wire.bulk_messages import Data, DownloadMessage
 from atoll.protocol.wire.channel import CHUNK_BYTES
 from atoll.server.files.versions import VersionFile
-from atoll.server.threads import off_loop, on_thread
 from atoll.server.transfers.timeouts import SILENCE_S, in_time
 
-INLINE_BYTES = CHUNK_BYTES
 BOXES_MAX = 65_536
+"""The number of boxes that one download may ask for."""
 
 
 class NotHeld(LookupError):
-    """The pieces are kept by another rank, or by none any more."""
+    """The file here does not hold the pieces: they are at another rank, or were deleted."""
 
 
 class BadRequest(ValueError):
@@ -34,12 +35,12 @@ async def send_version(
     opened: pb.DownloadOpen,
     requests: AsyncIterator[pb.DownloadRequest],
 ) -> AsyncIterator[DownloadMessage]:
-    """The replies to one download: its size, its bytes from `position` on, and a digest when boxes were asked for.
+    """Yield the replies to one download: its size, its bytes from `position` on, and a digest if boxes were asked for.
 
     Raises:
         BadRequest: a box that the version does not have, more than all of it, or a position beyond the end.
-        NotHeld: not all of the boxes are kept here.
-        FileNotFoundError: the version is no longer kept.
+        NotHeld: the file here does not hold all of the boxes.
+        FileNotFoundError: the version was deleted.
         Silent: the client grants no credit.
     """
     boxes = _boxes(version, opened)
@@ -48,61 +49,99 @@ async def send_version(
     if opened.position > total:
         raise BadRequest(f"position {opened.position} is not in 0..{total}")
     yield pb.DownloadReply(total_bytes=total)
-    credit = _Credit(opened.credit)
-    granting = asyncio.ensure_future(credit.follow(requests)) if opened.credit < total else None
-    digest = hashlib.sha256()
-    loop, handler = asyncio.get_running_loop(), asyncio.current_task()
-    assert handler is not None
-    stalled: asyncio.TimerHandle | None = None
-    try:
-        with BoxReader(version.path, version.manifest.layout, version.data_start, boxes) as reader:
-            position = opened.position
-            if opened.boxes:
-                for start, stop in _chunks(position):
-                    digest.update(await on_thread(None, reader.read, start, stop))
-            while position < total:
-                size = min(CHUNK_BYTES, total - position, await credit.beyond(position))
-                if size <= 0:
-                    return  # the client went away
-                if opened.boxes:  # they may lie in many small runs
-                    data = await off_loop(total, reader.read, position, position + size)
-                    digest.update(data)
-                else:
-                    data = reader.read(position, position + size)  # one read, mostly of what the fold has just written
-                stalled = loop.call_later(SILENCE_S, handler.cancel)  # nobody takes it: the call ends where it waits
+    with (
+        _Credit(opened.credit).followed(requests, total) as credit,
+        BoxReader(version.path, version.manifest.layout, version.data_start, boxes) as reader,
+    ):
+        content = _Content(reader, total, is_hashed=bool(opened.boxes))
+        await content.skip(opened.position)
+        position = opened.position
+        while position < total:
+            size = min(CHUNK_BYTES, total - position, await credit.beyond(position))
+            if size <= 0:
+                return  # the client has ended its side
+            data = await content.read(position, position + size)
+            with _cancelled_when_stalled():
                 yield Data(data)
-                stalled.cancel()
-                position += size
-                crash_points.reached("download.mid")
+            position += size
+            crash_points.reached("download.mid")
         if opened.boxes:
-            yield pb.DownloadReply(sha256=digest.digest())
+            yield pb.DownloadReply(sha256=content.digest())
+
+
+class _Content:
+    """The bytes of one download in their order and, if `is_hashed`, the digest over all of them."""
+
+    def __init__(self, reader: BoxReader, total: int, *, is_hashed: bool) -> None:
+        self._reader, self._total = reader, total
+        self._sha256 = hashlib.sha256() if is_hashed else None
+
+    async def skip(self, stop: int) -> None:
+        """Hash the bytes before `stop`, which the client has already."""
+        if self._sha256 is None:
+            return
+        for start in range(0, stop, CHUNK_BYTES):
+            self._sha256.update(await on_thread(None, self._reader.read, start, min(start + CHUNK_BYTES, stop)))
+
+    async def read(self, start: int, stop: int) -> bytes:
+        """Read the next bytes."""
+        if self._sha256 is None:
+            return self._reader.read(start, stop)  # one read, mostly of what the fold has just written
+        data = await off_loop(self._total, self._reader.read, start, stop)  # boxes may lie in many small runs
+        self._sha256.update(data)
+        return data
+
+    def digest(self) -> bytes:
+        """Return the SHA-256 over all bytes up to the last read."""
+        assert self._sha256 is not None
+        return self._sha256.digest()
+
+
+@contextmanager
+def _cancelled_when_stalled() -> Iterator[None]:
+    """Cancel this task when the client does not take, within SILENCE_S, the message that is sent in the block."""
+    task = asyncio.current_task()
+    assert task is not None
+    stalled = asyncio.get_running_loop().call_later(SILENCE_S, task.cancel)
+    try:
+        yield
     finally:
-        if granting is not None:
-            granting.cancel()
-        if stalled is not None:
-            stalled.cancel()
+        stalled.cancel()
 
 
 class _Credit:
-    """How many bytes in all the client allows to be sent."""
+    """The number of bytes in all that the client allows to be sent."""
 
     def __init__(self, granted: int) -> None:
         self._granted = granted
         self._changed = asyncio.Event()
         self._is_over = False
 
-    async def follow(self, requests: AsyncIterator[pb.DownloadRequest]) -> None:
-        """Read the grants until the client ends its side."""
+    @contextmanager
+    def followed(self, requests: AsyncIterator[pb.DownloadRequest], total: int) -> "Iterator[_Credit]":
+        """Read further grants within the block, unless all `total` bytes are granted already."""
+        following = asyncio.ensure_future(self._follow(requests)) if self._granted < total else None
+        try:
+            yield self
+        finally:
+            if following is not None:
+                following.cancel()
+
+    async def _follow(self, requests: AsyncIterator[pb.DownloadRequest]) -> None:
         try:
             async for request in requests:
                 self._granted = max(self._granted, request.credit)
                 self._changed.set()
         finally:
-            self._is_over = True
+            self._is_over = True  # the client has ended its side
             self._changed.set()
 
     async def beyond(self, position: int) -> int:
-        """Wait for credit beyond `position`; 0 when none will come."""
+        """Wait for credit beyond `position` and return it [bytes]; 0: the client has ended its side.
+
+        Raises:
+            Silent: no credit came for SILENCE_S.
+        """
         while self._granted <= position and not self._is_over:
             self._changed.clear()
             await in_time(self._changed.wait())
@@ -113,7 +152,7 @@ def _boxes(version: VersionFile, opened: pb.DownloadOpen) -> list[Piece]:
     if not opened.boxes:
         return list(version.manifest.pieces)
     if len(opened.boxes) > BOXES_MAX:
-        raise BadRequest(f"{len(opened.boxes)} boxes are more than {BOXES_MAX}")
+        raise BadRequest(f"{len(opened.boxes)} boxes; allowed: at most {BOXES_MAX}")
     tensors = {tensor.name: tensor for tensor in version.manifest.layout}
     boxes = []
     for box in opened.boxes:
@@ -122,18 +161,23 @@ def _boxes(version: VersionFile, opened: pb.DownloadOpen) -> list[Piece]:
             raise BadRequest(f"the version has no tensor {box.tensor!r}")
         offsets, lengths = tuple(box.offsets), tuple(box.lengths)
         if len(offsets) != len(whole.shape) or len(lengths) != len(whole.shape):
-            raise BadRequest(f"tensor {box.tensor!r} has {len(whole.shape)} dimensions")
+            what = f"box {offsets} + {lengths}: tensor {box.tensor!r} has {len(whole.shape)} dimensions"
+            raise BadRequest(f"{what}; allowed: as many offsets and lengths")
         if any(n < 1 or o + n > size for o, n, size in zip(offsets, lengths, whole.shape, strict=True)):
             raise BadRequest(f"box {offsets} + {lengths} is not inside tensor {box.tensor!r} of shape {whole.shape}")
         boxes.append(Piece(box.tensor, whole.dtype, offsets, lengths, ""))
     wanted, whole_bytes = sum(box.num_bytes for box in boxes), version.manifest.num_bytes
     if wanted > whole_bytes:
-        raise BadRequest(f"boxes of {wanted} bytes together are more than the {whole_bytes} of the version")
+        raise BadRequest(f"boxes of {wanted} bytes in all; allowed: at most the {whole_bytes} of the version")
     return boxes
 
 
 def _check_held(version: VersionFile, boxes: list[Piece]) -> None:
-    """The file may hold a run of the version's bytes alone: whoever asks for others asks the wrong rank."""
+    """Check that the file holds the boxes: at a rank it holds only one run of the version's bytes.
+
+    Raises:
+        NotHeld: it does not hold all of them.
+    """
     if len(version.held) == version.manifest.num_bytes:
         return
     starts = itertools.accumulate((tensor.num_bytes for tensor in version.manifest.layout), initial=0)
@@ -144,8 +188,5 @@ def _check_held(version: VersionFile, boxes: list[Piece]) -> None:
         last = replace(box, offsets=tuple(o + n - 1 for o, n in zip(box.offsets, box.lengths, strict=True)))
         begin, end = start + item * first_element(box, tensor), start + item * (first_element(last, tensor) + 1)
         if box.num_bytes and not (version.held.start <= begin and end <= version.held.stop):
-            raise NotHeld(f"box {box.offsets} + {box.lengths} of tensor {box.tensor!r} is not kept here")
-
-
-def _chunks(stop: int) -> Iterator[tuple[int, int]]:
-    return ((start, min(start + INLINE_BYTES, stop)) for start in range(0, stop, INLINE_BYTES))
+            what = f"box {box.offsets} + {box.lengths} of tensor {box.tensor!r}"
+            raise NotHeld(f"{what} is not here: ask the aggregation rank that holds it")

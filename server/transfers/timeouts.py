@@ -1,4 +1,4 @@
-"""A stream on which nothing comes is not kept for ever: it holds a file, and room that others need."""
+"""The timeouts of streams: a silent stream is ended, because it holds a file and a place that others need."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
@@ -12,35 +12,36 @@ from atoll.server.transport.interceptor import Context
 T = TypeVar("T")
 
 SILENCE_S = 600.0
-"""Seconds that a stream of the data plane may be silent."""
+"""The time that a stream of the data plane may be silent [s]."""
 
 OPENING_S = 30.0
-"""Seconds that a stream may take until its first message."""
+"""The time that a stream may take until its first message [s]."""
 
 PARTIALS_MAX = 2
-"""Unfinished uploads of one client in a run; its oldest is forgotten when it begins one more."""
+"""The number of partial uploads of one client in a run; one more discards the oldest."""
 
 FLOOR_BYTES_PER_S = 16 * 1024
+"""The default speed below which an upload is ended [bytes/s]."""
 
 FLOOR_S = 30.0
-"""An upload may be slower than the floor for so long; see `Patience`."""
+"""The time that an upload may be slower than the floor [s]; see `Patience`."""
 
 
 class Silent(TimeoutError):
-    """Nothing has come for too long."""
+    """The timeout of a stream on which nothing came."""
 
 
 class Patience:
-    """How long to wait for the next bytes of an upload.
+    """The time to wait for the next bytes of an upload, kept as in a token bucket.
 
-    Every second of waiting is spent from `FLOOR_S` and a chunk's time at the floor, and every byte that comes earns
-    1 / floor seconds back, never beyond that: so whoever sends at the floor or faster may go on for ever, also in
-    single chunks of 1 MiB, and whoever is slower by any share is ended. Only waiting for the sender is spent: while
-    this side writes to its disk, and the sender has no credit, nothing is.
+    The bucket holds at most FLOOR_S + CHUNK_BYTES / floor seconds. Waiting spends them, each byte that comes earns 1 /
+    floor seconds back. So an upload at the floor or faster may continue without end, also in single chunks of 1 MiB,
+    and one that is slower by any share is ended. Only waiting for the sender is spent: while this side writes to its
+    disk, and the sender has no credit, nothing is.
 
     Args:
-        floor: bytes a second; 0: whoever sends at all within `silence` [s] may go on.
-        silence: the longest single wait.
+        floor: the speed below which an upload is ended [bytes/s]; 0: only `silence` limits it.
+        silence: the longest single wait [s].
     """
 
     def __init__(self, floor: float, silence: float) -> None:
@@ -50,34 +51,38 @@ class Patience:
 
     @property
     def left(self) -> float:
-        """Seconds that may be waited now."""
+        """The time that the next wait may take [s]."""
         return min(max(0.0, self._left), self._silence)
 
     def received(self, num_bytes: int, waited: float) -> None:
-        """Bytes came after a wait [s]."""
+        """Account for `num_bytes` that came after a wait of `waited` [s]."""
         if self.floor:
             self._left = min(self.most, self._left - waited + num_bytes / self.floor)
 
 
 async def in_time(what: Awaitable[T]) -> T:
-    """Wait for something that the client has to do.
+    """Wait at most SILENCE_S for an action of the client.
 
     Raises:
-        Silent: it did not do it.
+        Silent: it did not come.
     """
     return await _within(SILENCE_S, what)
 
 
 async def first_of(messages: AsyncIterator[T]) -> T | None:
-    """The first message; None when the client has ended its side. Raises Silent."""
+    """Return the first message of a stream; None when the client has ended its side.
+
+    Raises:
+        Silent: no message came within OPENING_S.
+    """
     return await _within(min(OPENING_S, SILENCE_S), anext(messages, None))
 
 
 async def next_bytes(messages: AsyncIterator[T], patience: Patience) -> tuple[T | None, float]:
-    """The next message, and how long it was waited for [s]; None when the client has ended its side.
+    """Return the next message, None when the client has ended its side, and the time waited for it [s].
 
     Raises:
-        Silent: it did not come while there was patience.
+        Silent: it did not come before the patience was spent.
     """
     loop = asyncio.get_running_loop()
     begun = loop.time()
@@ -93,7 +98,7 @@ async def next_bytes(messages: AsyncIterator[T], patience: Patience) -> tuple[T 
 
 
 def patience_of(floor: float) -> Patience:
-    """With an upload that begins now [bytes/s]."""
+    """Return the patience with an upload that begins now, for a floor in bytes/s."""
     return Patience(floor, SILENCE_S)
 
 
@@ -106,7 +111,7 @@ async def _within(seconds: float, what: Awaitable[T]) -> T:
 
 
 async def opening(requests: AsyncIterator[Any], context: Context, kind: str) -> Any:
-    """The first message of the data plane's streams, or the end of the call."""
+    """Return the first message of a stream of the data plane; abort the call when it is late or of another kind."""
     try:
         first = await first_of(requests)
     except Silent as error:

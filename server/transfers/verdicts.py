@@ -1,9 +1,9 @@
-"""The verdict on an update that is refused."""
+"""The verdict that refuses an update."""
 
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol.vocabulary import RejectReason
 
 
 def refused(reason: RejectReason, detail: str, *, resend: bool = False) -> pb.Verdict:
-    """The verdict on an update that does not count."""
+    """Make the verdict that refuses an update; `resend` asks the client to send the same update again."""
     return pb.Verdict(accepted=False, reason=reason, detail=detail[:2000], resend=resend)

@@ -1,6 +1,7 @@
 """Something that is done around every call of a server: before its handler begins, and after it has ended."""
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, TypeAlias
@@ -14,15 +15,14 @@ Around = Callable[[str, Any, Context], AbstractAsyncContextManager[None]]
 """(method, request, context) -> what the call runs within; the request is None when it is a stream."""
 
 
-class Interceptor(grpc.aio.ServerInterceptor):
-    """Lets all calls of a server run within `around`.
+class WrappingInterceptor(grpc.aio.ServerInterceptor, ABC):
+    """An interceptor that wraps the handler of each method once; a subclass says what runs around a call.
 
-    An interceptor of gRPC sees no caller, so it wraps the handler of each method. Methods that nobody handles are left
-    to gRPC: any name may come, and none is remembered.
+    An interceptor of gRPC sees no caller, so the handler itself is wrapped. Methods without a handler are left to gRPC:
+    any name may come, and none is remembered.
     """
 
-    def __init__(self, around: Around) -> None:
-        self._around = around
+    def __init__(self) -> None:
         self._wrapped: dict[str, Handler] = {}
 
     async def intercept_service(
@@ -30,7 +30,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable["Handler | None"]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "Handler | None":
-        """The method's handler, wrapped."""
+        """Return the wrapped handler of a method; None for an unknown one, which gRPC answers with UNIMPLEMENTED."""
         method = handler_call_details.method
         if (known := self._wrapped.get(method)) is not None:
             return known
@@ -52,6 +52,22 @@ class Interceptor(grpc.aio.ServerInterceptor):
             handler.response_serializer,
         )
         return wrapped
+
+    @abstractmethod
+    def _unary(self, method: str, behaviour: Any, is_streaming: bool) -> Callable[[Any, Context], Awaitable[Any]]:
+        """Wrap a handler that is awaited; `is_streaming`: its request is a stream."""
+
+    @abstractmethod
+    def _stream(self, method: str, behaviour: Any, is_streaming: bool) -> Callable[[Any, Context], Any]:
+        """Wrap a handler that yields its replies."""
+
+
+class Interceptor(WrappingInterceptor):
+    """An interceptor that runs all calls of a server within `around`."""
+
+    def __init__(self, around: Around) -> None:
+        super().__init__()
+        self._around = around
 
     def _unary(self, method: str, behaviour: Any, is_streaming: bool) -> Callable[[Any, Context], Awaitable[Any]]:
         async def unary(request: Any, context: Context) -> Any:

@@ -3,11 +3,11 @@
 import json
 from typing import Any
 
+from atoll.protocol.printable import printable_size
 from atoll.protocol.vocabulary import CloseReason, Fate, Phase, RejectReason
 from atoll.server.journal.codec import encode_record
 from atoll.server.rounds.record import CarriedRecord, ClientRecord, Outage, RoundRecord
-from atoll.server.views.reasons import explain as explain
-from atoll.server.views.reasons import explain_named
+from atoll.server.views.reasons import explain, explain_named
 
 NAMES_MAX = 20
 """More clients than this are counted, not named."""
@@ -146,7 +146,7 @@ def _superseded(number: int) -> str:
 def _saved(record: RoundRecord) -> str:
     accepted = [client for client in record.clients.values() if client.plain_bytes]
     plain, saved = sum(client.plain_bytes for client in accepted), sum(map(bytes_saved, accepted))
-    return f"The codec saved {_bytes(saved)} of {_bytes(plain)} ({_percent(saved / plain)})."
+    return f"The codec saved {printable_size(saved)} of {printable_size(plain)} ({_percent(saved / plain)})."
 
 
 def _outage(outage: Outage) -> str:
@@ -229,7 +229,7 @@ def _use(record: RoundRecord, client: ClientRecord) -> str:
 
 def _what_it_sent(client: ClientRecord) -> str:
     work = "all of the requested work" if client.work == 1 else f"{_percent(client.work)} of the requested work"
-    sent = f": {_count(client.num_examples, 'example')}, {work}, {_bytes(client.num_bytes)}"
+    sent = f": {_count(client.num_examples, 'example')}, {work}, {printable_size(client.num_bytes)}"
     if client.train_seconds:
         sent += f", {_seconds(client.train_seconds)} of training"
     return sent
@@ -280,10 +280,3 @@ def _seconds(seconds: float) -> str:
 
 def _percent(fraction: float) -> str:
     return f"{100 * fraction:.3g} %"
-
-
-def _bytes(number: int) -> str:
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if number >= size:
-            return f"{number / size:.1f} {unit}"
-    return _count(number, "byte")

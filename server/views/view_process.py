@@ -18,7 +18,7 @@ from tempfile import TemporaryFile
 from typing import IO
 
 from atoll.protocol import crash_points
-from atoll.server.threads import on_thread
+from atoll.protocol.threads import on_thread
 from atoll.server.views.history import History
 from atoll.server.views.views import View, look
 

@@ -5,11 +5,8 @@ so that a run that goes on after an interruption is attacked as it would have be
 """
 
 import hashlib
-import heapq
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -18,7 +15,9 @@ import numpy as np
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError, or_faults
+from atoll.simulations.attacks.backdoor import stamp
 from atoll.simulations.attacks.config import AttackConfig
+from atoll.simulations.attacks.poison import Flip, check_labels, everything, first, poisoned
 from atoll.simulations.attacks.updates import (
     Moments,
     free_ride,
@@ -75,9 +74,6 @@ class Adversary:
 
     def _check_trigger(self, task: Task) -> None:
         """Raises ConfigError when the first example of somebody takes no trigger; all faults at once."""
-        from atoll.simulations.attacks.backdoor import stamp
-        from atoll.simulations.attacks.poison import first
-
         trigger, faults = stamp(self.config), list[str]()
         held = [task.data(site, "train") for site in sorted(self.malicious)]
         for data in [*held, task.test_data() if task.test_data else None]:
@@ -125,23 +121,6 @@ class Adversary:
         """Randomness of its own for each purpose."""
         name = " ".join(map(str, ("atoll attack", self.seed, *purpose)))
         return np.random.default_rng(int.from_bytes(hashlib.sha256(name.encode()).digest()[:16]))
-
-
-def adversary(config: AttackConfig, names: Iterable[str], seed: int) -> Adversary:
-    """Draw the malicious clients.
-
-    Raises:
-        ConfigError: there are fewer clients than malicious ones.
-    """
-    known = sorted(set(names))
-    if config.kind == "none":
-        return Adversary(config, frozenset(), seed)
-    wanted = config.malicious
-    count = wanted if isinstance(wanted, int) else math.floor(Fraction(str(wanted)) * len(known))
-    if count > len(known):
-        raise ConfigError([f"attack.malicious: got {wanted}; there are {len(known)} clients"])
-    keys = {name: hashlib.sha256(f"atoll malicious {seed} {name}".encode()).digest() for name in known}
-    return Adversary(config, frozenset(heapq.nsmallest(count, known, key=lambda name: (keys[name], name))), seed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +189,6 @@ class _Data:
         data = self.task.data(site, split)
         if data is None or split != "train" or site not in self.adversary.malicious:
             return data
-        from atoll.simulations.attacks.backdoor import stamp
-        from atoll.simulations.attacks.poison import Flip, poisoned
-
         config = self.adversary.config
         if config.kind == "label_flip":
             return poisoned(data, Flip(self.num_labels))
@@ -234,8 +210,6 @@ def num_labels(task: Task, sites: Iterable[str], *, attack: str = "label_flip") 
     Raises:
         ConfigError: the targets are no labels.
     """
-    from atoll.simulations.attacks.poison import check_labels, everything
-
     held = [task.data(site, "train") for site in sorted(sites)]
     largest = 0
     for data in [*held, task.test_data() if task.test_data else None]:

@@ -1,14 +1,11 @@
 """The settings of an attack: who is malicious, what they do, and how strongly. The table [attack] of a run's TOML."""
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from atoll.protocol.settings import STRICT
-
-if TYPE_CHECKING:
-    from atoll.simulations.attacks.adversary import Adversary
 
 Kind = Literal["none", "label_flip", "sign_flip", "scaled_flip", "gaussian", "alie", "ipm", "backdoor", "free_rider"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -88,13 +85,3 @@ class AttackConfig(BaseModel):
             allowed = ", ".join(sorted(OPTIONS[self.kind])) or "none"
             raise ValueError(f"{', '.join(wrong)} is no option of {self.kind} (allowed: {allowed})")
         return self
-
-    def of(self, names: Iterable[str], seed: int) -> "Adversary":
-        """Who of these clients is malicious under this seed, and what becomes of their data and updates.
-
-        Raises:
-            ConfigError: there are fewer clients than malicious ones.
-        """
-        from atoll.simulations.attacks.adversary import adversary
-
-        return adversary(self, names, seed)

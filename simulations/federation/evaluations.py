@@ -9,6 +9,7 @@ from atoll.parallel.task.task import Task
 from atoll.parallel.worker.array_bench import ArrayBench
 from atoll.parallel.worker.bench import Bench, Received
 from atoll.parallel.worker.model_bench import ModelBench
+from atoll.protocol.bounded_mapping import BoundedMapping
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.files.versions import VersionFile
@@ -25,7 +26,7 @@ class Evaluations:
     def __init__(self, task: Task | ArrayTask, request: dict[str, Any], versions: Models, own: OwnStates) -> None:
         self._task, self._request, self._versions, self._own = task, request, versions, own
         self._server = bench_of(task, request)
-        self._benches: dict[ClientId, Bench] = {}
+        self._benches: BoundedMapping[ClientId, Bench] = BoundedMapping(BENCHES_MAX)
         self._sizes: dict[ClientId, int] = {}
 
     def check(self, server_every: int) -> None:
@@ -60,8 +61,6 @@ class Evaluations:
 
     def _bench(self, client_id: ClientId) -> Bench:
         if client_id not in self._benches:
-            if len(self._benches) >= BENCHES_MAX:
-                self._benches.pop(next(iter(self._benches)))
             self._benches[client_id] = bench_of(self._task, self._request | {"site": client_id})
         return self._benches[client_id]
 

@@ -14,15 +14,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from atoll.client.session.events import Invitation, JobFailed
+from atoll.client.session.events import Invitation
 from atoll.client.session.session import SessionRules
 from atoll.parallel.task.array_task import ArrayTask
 from atoll.parallel.task.arrays import Arrays
 from atoll.parallel.task.metrics import Metrics, Statistics
 from atoll.parallel.task.task import Task, task_name
-from atoll.parallel.worker.model_files import write_update
 from atoll.protocol.settings import ConfigError
-from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RunState, Version
+from atoll.protocol.vocabulary import ClientId, Digest, RunState, Version
 from atoll.server.config.run import RunConfig
 from atoll.server.hosting.retention import Keep
 from atoll.server.rounds.events import (
@@ -32,14 +31,12 @@ from atoll.server.rounds.events import (
     Commit,
     CoordinatorStarted,
     RunStarted,
-    Update,
 )
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler
 from atoll.simulations.attacks.adversary import Adversary
 from atoll.simulations.devices.fleet import Fleet
-from atoll.simulations.engines.engine import Failed, Trained
 from atoll.simulations.engines.engine import Training as TrainingOfAll
 from atoll.simulations.federation.config import SimulationConfig
 from atoll.simulations.federation.efforts import Efforts
@@ -51,11 +48,12 @@ from atoll.simulations.federation.models import Models
 from atoll.simulations.federation.own import OwnStates
 from atoll.simulations.federation.report import Json, Measured, RunFolder, line_of
 from atoll.simulations.federation.service import Service
-from atoll.simulations.federation.site import Site
+from atoll.simulations.federation.site import Environment, Site
 from atoll.simulations.federation.timeline import Timeline
 from atoll.simulations.federation.training_engine import engine_of, kind_of
-from atoll.simulations.federation.trainings import Training, Trainings
+from atoll.simulations.federation.trainings import Trainings
 from atoll.simulations.federation.updates import Updates
+from atoll.simulations.federation.work import ClientWork
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,6 @@ class Federation:
         request = {"local": dict(config.local), "algorithm": config.aggregation.algorithm, "threads": threads}
         keep = Keep.after(0, self.machine, config.round) if found else None
         self.versions = Models(folder / "models", config, bench_of(setting.task, request), threads, keep)
-        self.session_rules = SessionRules(tasks=frozenset({task_name(config.task)}), lease=setting.lease)
         numbers = {name: number for number, name in enumerate(setting.num_examples)}
         self.own = OwnStates(folder / "clients", numbers, found.own if found else ())
         self.updates = Updates(folder / "updates", self.versions.row_layout, found.updates if found else ())
@@ -132,20 +129,48 @@ class Federation:
             before=found.engine if found else "",
             tell=tell,
         )
-        self.efforts = Efforts(setting.task, config.local, setting.num_examples)
         self.trainings = Trainings(self.engine, self.versions.arrays, self._own_of, self._num_wanted)
         due = found.round_due if found else None
-        self.service = Service(self, config, self.machine, setting.sampler, setting.lease, due)
-        self.sites = {name: Site(self, name, setting.fleet[name]) for name in setting.num_examples}
+        self.service = Service(
+            self, self.timeline, self.versions, config, self.machine, setting.sampler, setting.lease, due
+        )
+        self.work = self._client_work(found.train if found else {})
+        self.sites = self._sites()
         self._report = RunFolder(folder, next_round - 1)
         self._measured: dict[Version, Measured] = {}
-        self._train = {Digest(digest): sums for digest, sums in found.train.items()} if found else {}
         self._pending: tuple[Commit | Abandon, Json] | None = None
         self._is_over = self._is_interrupted = self._has_stopped = False
         self._is_saved = True  # the last round that has ended
         self._began, self._before = clock(), found.totals if found else {}
         if found:
             self._take_up(found)
+
+    def _client_work(self, statistics: Mapping[str, Statistics]) -> ClientWork:
+        """Return the clients' work, with what the trainings of an interrupted run have measured."""
+        setting = self.setting
+        return ClientWork(
+            efforts=Efforts(setting.task, setting.config.local, setting.num_examples),
+            trainings=self.trainings,
+            evaluations=self.evaluations,
+            versions=self.versions,
+            updates=self.updates,
+            own=self.own,
+            has_codec=bool(setting.config.aggregation.codec_name),
+            statistics={Digest(digest): sums for digest, sums in statistics.items()},
+        )
+
+    def _sites(self) -> dict[ClientId, Site]:
+        """Return the sites, in the order of the clients."""
+        setting = self.setting
+        env = Environment(
+            timeline=self.timeline,
+            service=self.service,
+            work=self.work,
+            session_rules=SessionRules(tasks=frozenset({task_name(setting.config.task)}), lease=setting.lease),
+            num_examples=setting.num_examples,
+            may_sleep=not setting.fleet.is_always_awake,
+        )
+        return {name: Site(env, name, setting.fleet[name]) for name in setting.num_examples}
 
     # ------------------------------------------------------------ life
 
@@ -201,11 +226,6 @@ class Federation:
 
     # ------------------------------------------------------------ training
 
-    @property
-    def num_examples(self) -> Mapping[ClientId, int]:
-        """Of each client."""
-        return self.setting.num_examples
-
     def _own_of(self, client_id: ClientId, invitation: Invitation) -> Arrays | None:
         return self.own.find(client_id, invitation.counted_round)
 
@@ -215,56 +235,6 @@ class Federation:
         if round_ is None:
             return 1
         return max(1, policy.num_wanted - round_.record.num_in)
-
-    def update_of(self, training: Training, download_seconds: float) -> Update | JobFailed:
-        """What a client sends when its training is over; what is to stay with it is kept."""
-        outcome, invitation, name = self.trainings.outcome(training), training.invitation, training.client_id
-        if isinstance(outcome, Failed):
-            return JobFailed(invitation.key, FailureReason(outcome.kind), outcome.detail)
-        if outcome.own:
-            self.own.keep(name, invitation.round_id, invitation.counted_round, outcome.own)
-        digest = self.updates.digest_of(name, invitation.round_id, training.steps)
-        if invitation.codec:
-            plain_bytes = sum(array.nbytes for array in outcome.update.values())
-            num_bytes = self._encoded(digest, training, outcome)
-        else:
-            num_bytes = plain_bytes = self.updates.add(
-                digest, outcome.update, outcome.report, outcome.row, outcome.magnitudes
-            )
-        self._train[digest] = outcome.statistics
-        return Update(
-            name,
-            invitation.round_id,
-            invitation.base_version,
-            digest,
-            outcome.num_examples,
-            outcome.work,
-            num_bytes,
-            outcome.statistics,
-            download_seconds,
-            training.ends - training.began,
-            plain_bytes,
-        )
-
-    def _encoded(self, digest: Digest, training: Training, outcome: Trained) -> int:
-        """Keep an update as its codec leaves it; its size [bytes]."""
-        invitation, name = training.invitation, training.client_id
-        file, residual = self.updates.folder / f"{digest}.encoded", self.own.residual(name)
-        pieces = write_update(
-            file,
-            outcome.update,
-            codec=invitation.codec,
-            seed=invitation.seed,
-            buffers=self.versions.buffers,
-            owed=[residual] if residual else [],
-            residual=self.own.staged_residual(name, invitation.round_id),
-        )
-        return self.updates.add_encoded(digest, file, pieces, outcome.report)
-
-    def settled(self, update: Update, *, accepted: bool) -> None:
-        """An update is accepted, or its client knows that it is not."""
-        if self.setting.config.aggregation.codec_name:
-            self.own.settle_residual(update.client_id, update.round_id, accepted=accepted)
 
     # ------------------------------------------------------------ folds
 
@@ -278,6 +248,13 @@ class Federation:
         if self.setting.adversary is not None and self.setting.adversary.forges:
             self._forge(effect)
         return self.versions.fold(effect, self.updates)
+
+    def evaluate(self, version: Version) -> Statistics | str:
+        """Measure a version on the server's own data; a text: why that is not possible."""
+        found = self.evaluations.of_server(self.versions.version(version))
+        if not isinstance(found, str):
+            self._measured.setdefault(version, Measured()).server = found
+        return found
 
     def _forge(self, effect: Aggregate) -> None:
         """The malicious clients see what the others have learned, and send something else."""
@@ -303,10 +280,11 @@ class Federation:
         assert record is not None
         counted = record.buffer or record.clients.values()
         digests = [client.digest for client in counted if client.digest is not None]
+        statistics = self.work.statistics
         line = line_of(
             record,
             self.metrics,
-            train=[self._train[digest] for digest in digests if digest in self._train],
+            train=[statistics[digest] for digest in digests if digest in statistics],
             totals=self._totals(),
         )
         self._pending, self._is_saved = (effect, line), False
@@ -317,10 +295,6 @@ class Federation:
         self._measured.setdefault(effect.version, Measured()).clients = {
             str(name): dict(sums) for name, sums in effect.answers.items()
         }
-
-    def server_evaluated(self, version: Version, sums: Statistics) -> None:
-        """The server has measured a version."""
-        self._measured.setdefault(version, Measured()).server = sums
 
     def run_ended(self) -> None:
         """The machine has come to its end."""
@@ -353,8 +327,7 @@ class Federation:
         """Forget updates and versions that no decision can need any more."""
         keep = Keep.after(0, self.machine, self.setting.config.round)
         live = keep.updates | {update.digest for site in self.sites.values() for update in site.spool.values()}
-        self.updates.keep_only(live)
-        self._train = {digest: sums for digest, sums in self._train.items() if digest in live}
+        self.work.keep_only(live)
         self.versions.collect(keep, live, at_once=at_once)
 
     # ------------------------------------------------------------ totals
@@ -389,7 +362,7 @@ class Federation:
         """Where the run stands; what it refers to is on disk."""
         ledger, keep = self.machine.ledger, Keep.after(0, self.machine, self.setting.config.round)
         self.versions.write(keep)
-        train = {str(digest): sums for digest, sums in self._train.items() if digest in keep.updates}
+        train = {str(digest): sums for digest, sums in self.work.statistics.items() if digest in keep.updates}
         due = self.timeline.now if ledger.is_round_due else None
         sites = {
             str(name): (site.seconds_of_uploads, site.held, site.num_sessions)

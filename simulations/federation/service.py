@@ -6,7 +6,6 @@ is what the clients need.
 """
 
 import json
-from typing import TYPE_CHECKING
 
 from atoll.client.session import events as client
 from atoll.parallel.task.task import task_name
@@ -51,29 +50,43 @@ from atoll.server.rounds.relevance import is_asked, is_failure_news, is_first_up
 from atoll.server.rounds.run_machine import RunMachine
 from atoll.server.selection.oort import Oort
 from atoll.server.selection.sampling import Sampler, SamplerError, draw
-
-if TYPE_CHECKING:
-    from atoll.simulations.federation.federation import Federation
-    from atoll.simulations.federation.site import Site
+from atoll.simulations.federation.host import Client, Host
+from atoll.simulations.federation.models import Models
+from atoll.simulations.federation.timeline import Timeline
 
 
 class Service:
-    """See the module docstring. `round_due`: when the first round begins, if that is known [virtual s]."""
+    """See the module docstring.
+
+    Args:
+        host: folds, measures and records what the machine decides.
+        timeline: virtual time.
+        versions: of the model.
+        config: of the run.
+        machine: of the run.
+        sampler: draws the cohorts.
+        lease: a client that is away is lost after it [virtual s].
+        round_due: when the first round begins, if that is known [virtual s].
+    """
 
     def __init__(
         self,
-        world: "Federation",
+        host: Host,
+        timeline: Timeline,
+        versions: Models,
         config: RunConfig,
         machine: RunMachine,
         sampler: Sampler | Oort,
         lease: float,
         round_due: float | None = None,
     ) -> None:
-        self.world, self.config, self.machine = world, config, machine
+        self._host, self._timeline, self._versions = host, timeline, versions
+        self.config, self.machine = config, machine
         self.run_id = RunId(f"{config.name}-1")
         self.bytes_down = self.bytes_up = self.bytes_up_plain = 0
         self._sampler, self._lease, self._round_due = sampler, lease, round_due
         self._task, self._local = task_name(config.task), json.dumps(dict(config.local), sort_keys=True)
+        self._connected: dict[ClientId, Client] = {}
         self._timer: float | None = None
         self._fetched = Digest(""), 0
 
@@ -81,7 +94,7 @@ class Service:
 
     def post(self, event: Event) -> tuple[Effect, ...]:
         """Let the machine decide, and carry it out."""
-        effects = self.machine.receive(event, self.world.timeline.now)
+        effects = self.machine.receive(event, self._timeline.now)
         for effect in effects:
             self._act(effect)
         self._arm_timer()
@@ -92,13 +105,13 @@ class Service:
         deadline = self.machine.deadline
         if deadline is not None and (self._timer is None or deadline < self._timer):
             self._timer = deadline
-            self.world.timeline.at(deadline, self._woken, deadline)
+            self._timeline.at(deadline, self._woken, deadline)
 
     def _woken(self, timer: float) -> None:
         if timer != self._timer:
             return
         self._timer = None
-        if self.machine.deadline is not None and self.machine.deadline <= self.world.timeline.now:
+        if self.machine.deadline is not None and self.machine.deadline <= self._timeline.now:
             self.post(TimePassed())
         else:
             self._arm_timer()
@@ -121,11 +134,11 @@ class Service:
             case AskEvaluation(client_id):
                 self._send(client_id, client.Asked(self._evaluation_request(effect)))
             case Commit() | Abandon():
-                self.world.round_ended(effect)
+                self._host.round_ended(effect)
             case CloseEvaluation():
-                self.world.clients_evaluated(effect)
+                self._host.clients_evaluated(effect)
             case EndRun():
-                self.world.run_ended()
+                self._host.run_ended()
             case _:
                 self._begin_duty(effect)
 
@@ -133,21 +146,20 @@ class Service:
         """What this process itself answers, as soon as it has carried out the rest."""
         match effect:
             case DrawCohort():
-                self.world.timeline.after(0.0, self._draw, effect)
+                self._timeline.after(0.0, self._draw, effect)
             case Aggregate():
-                self.world.timeline.after(0.0, self._aggregate, effect)
+                self._timeline.after(0.0, self._aggregate, effect)
             case EvaluateModel(version):
-                self.world.timeline.after(0.0, self._evaluate, version)
+                self._timeline.after(0.0, self._evaluate, version)
             case OpenNextRound():
                 pause = self.config.pause if self.machine.ledger.next_round > 1 else 0.0
                 due, self._round_due = self._round_due, None  # of a run that is gone on with a part has passed
-                self.world.timeline.at(self.world.timeline.now + pause if due is None else due, self._open_next_round)
+                self._timeline.at(self._timeline.now + pause if due is None else due, self._open_next_round)
             case _:
                 pass
 
     def _send(self, client_id: ClientId, event: client.Event) -> None:
-        site = self.world.sites[client_id]
-        if site.is_awake:
+        if (site := self._connected.get(client_id)) is not None:
             site.hear(event)
 
     def _invitation(self, effect: Invite) -> client.Invitation:
@@ -157,8 +169,8 @@ class Service:
             effect.round_id,
             self._task,
             effect.base_version,
-            self.world.versions.version(effect.base_version).digest,
-            max(0.0, effect.deadline - self.world.timeline.now),
+            self._versions.version(effect.base_version).digest,
+            max(0.0, effect.deadline - self._timeline.now),
             seed=seed,
             local=self._local,
             codec=self.config.aggregation.codec_name,
@@ -172,8 +184,8 @@ class Service:
             self.run_id,
             effect.version,
             self._task,
-            self.world.versions.version(effect.version).digest,
-            max(0.0, effect.deadline - self.world.timeline.now),
+            self._versions.version(effect.version).digest,
+            max(0.0, effect.deadline - self._timeline.now),
             local=self._local,
             counted_round=effect.counted_round,
             model_seed=self.config.seed,
@@ -197,48 +209,49 @@ class Service:
 
     def _aggregate(self, effect: Aggregate) -> None:
         try:
-            digest = self.world.fold(effect)
+            digest = self._host.fold(effect)
         except (ValueError, OSError) as error:
             self.post(AggregationFailed(effect.round_id, f"{type(error).__name__}: {error}"[:2000]))
             return
         self.post(Aggregated(effect.round_id, digest))
 
     def _evaluate(self, version: Version) -> None:
-        found = self.world.evaluations.of_server(self.world.versions.version(version))
+        found = self._host.evaluate(version)
         if isinstance(found, str):
             self.post(ModelEvaluated(version, None, found))
             return
-        self.world.server_evaluated(version, found)
         self.post(ModelEvaluated(version, found))
 
     def _open_next_round(self) -> None:
         if self.machine.ledger.state is RunState.RUNNING:
-            self.world.next_round()
+            self._host.next_round()
             self.post(RoundDue())
 
     # ------------------------------------------------------------ clients
 
-    def joined(self, site: "Site", working_on: tuple[RoundId, ...]) -> None:
+    def joined(self, site: Client, working_on: tuple[RoundId, ...]) -> None:
         """A client's stream stands."""
-        profile = Profile(self.world.num_examples[site.client_id], "")
+        self._connected[site.client_id] = site
+        profile = Profile(site.num_examples, "")
         if self.machine.ledger.state is RunState.RUNNING:
             self.post(ClientJoined(site.client_id, site.name_of_session, profile, working_on))
 
-    def left(self, site: "Site") -> None:
+    def left(self, site: Client) -> None:
         """A client's stream has ended; it has its lease to come back."""
+        del self._connected[site.client_id]
         if self.machine.ledger.state is RunState.RUNNING:
             self.post(ClientDisconnected(site.client_id, site.name_of_session))
             self.awaited(site)
 
-    def awaited(self, site: "Site") -> None:
+    def awaited(self, site: Client) -> None:
         """A client that is away has its lease to come back."""
-        self.world.timeline.after(self._lease, self._lease_over, site, site.life)
+        self._timeline.after(self._lease, self._lease_over, site, site.life)
 
-    def _lease_over(self, site: "Site", life: int) -> None:
+    def _lease_over(self, site: Client, life: int) -> None:
         if not site.is_awake and site.life == life and self.machine.ledger.state is RunState.RUNNING:
             self.post(ClientLost(site.client_id, LossReason.LEASE_EXPIRED))
 
-    def heard(self, site: "Site", message: client.Effect) -> None:
+    def heard(self, site: Client, message: client.Effect) -> None:
         """A client reports."""
         match message:
             case client.ReportFailure(_, round_id, reason, detail):
@@ -253,7 +266,7 @@ class Service:
     def bytes_of(self, digest: Digest) -> int:
         """Of a version, on its way down; nearly always a whole cohort asks for the same."""
         if digest != self._fetched[0]:
-            version = self.world.versions.by_digest(digest)
+            version = self._versions.by_digest(digest)
             assert version is not None
             self._fetched = digest, version.manifest.num_bytes
         return self._fetched[1]
@@ -279,7 +292,6 @@ class Service:
         key = _key(self.run_id, update)
         for effect in self.post(UpdateReceived(update)):
             if isinstance(effect, Accept) and effect.digest == update.digest:
-                self.world.settled(update, accepted=True)  # now: the answer may be lost when the run is interrupted
                 return client.Answered(key, True)
             if isinstance(effect, Reject) and effect.digest == update.digest:
                 return client.Answered(key, False, effect.reason, effect.detail)

@@ -8,10 +8,12 @@ from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError, or_faults
 from atoll.protocol.vocabulary import ClientId
 from atoll.simulations.attacks.adversary import Adversary
+from atoll.simulations.attacks.build import adversary_of
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Setting
 from atoll.simulations.federation.training_engine import training_of
-from atoll.simulations.populations.population import Population
+from atoll.simulations.populations.population import Population, populate
+from atoll.simulations.populations.report import report
 
 
 def setting_of(file: SimulationFile, task: Task | ArrayTask) -> Setting:
@@ -45,7 +47,7 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask) -> Setting:
         sampler=sampler,
         adversary=adversary,
         lease=file.coordinator.lease,
-        who_holds_what=None if population is None else lambda: population.report().plain(),
+        who_holds_what=None if population is None else lambda: report(population).plain(),
     )
 
 
@@ -54,7 +56,7 @@ def _populated(
 ) -> tuple[Task | ArrayTask, Mapping[ClientId, int], Population | None]:
     """The task with the clients as its sites, how many examples each has, and who dealt them."""
     if isinstance(task, Task):
-        population = file.population.of(task, seed=file.seed)
+        population = populate(file.population, task, file.seed)
         sizes = population.train.sizes.tolist()
         return population.task, dict(zip(map(ClientId, population.task.sites), sizes, strict=True)), population
     if file.population.kind != "natural":
@@ -68,7 +70,7 @@ def _populated(
 
 def _attacked(file: SimulationFile, task: Task | ArrayTask, names: Sequence[str]) -> tuple[Adversary, Task | ArrayTask]:
     """The adversary, and the task as its clients train it."""
-    adversary = file.attack.of(names, file.seed)
+    adversary = adversary_of(file.attack, names, file.seed)
     return adversary, adversary.task(task) if isinstance(task, Task) else task
 
 

@@ -6,8 +6,9 @@ stays, what is under way is lost, as in a crash.
 """
 
 import random
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from atoll.client.session.events import (
     Answered,
@@ -34,15 +35,30 @@ from atoll.client.session.events import (
     Upload,
     Work,
 )
-from atoll.client.session.session import Session
+from atoll.client.session.session import Session, SessionRules
 from atoll.protocol.vocabulary import ClientId, Digest, FailureReason
 from atoll.protocol.wire.channel import INLINE_BYTES_MAX
 from atoll.server.rounds.events import Update
 from atoll.simulations.devices.fleet import Device
+from atoll.simulations.federation.service import Service
+from atoll.simulations.federation.timeline import Timeline
 from atoll.simulations.federation.trainings import Training
+from atoll.simulations.federation.work import ClientWork
 
-if TYPE_CHECKING:
-    from atoll.simulations.federation.federation import Federation
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """The parts of a federation that all its sites share."""
+
+    timeline: Timeline
+    service: Service
+    """The coordinator that they are connected to."""
+    work: ClientWork
+    session_rules: SessionRules
+    num_examples: Mapping[ClientId, int]
+    """The number of each client's training examples."""
+    may_sleep: bool
+    """The devices of this fleet may be asleep at times."""
 
 
 class Site:
@@ -58,6 +74,7 @@ class Site:
         "_uploading",
         "client_id",
         "device",
+        "env",
         "held",
         "is_awake",
         "life",
@@ -65,12 +82,11 @@ class Site:
         "session",
         "spool",
         "upload_seconds",
-        "world",
     )
 
-    def __init__(self, world: "Federation", client_id: ClientId, device: Device) -> None:
-        self.world, self.client_id, self.device = world, client_id, device
-        self._may_sleep = not world.setting.fleet.is_always_awake
+    def __init__(self, env: Environment, client_id: ClientId, device: Device) -> None:
+        self.env, self.client_id, self.device = env, client_id, device
+        self._may_sleep = env.may_sleep
         self.life = self.num_sessions = 0
         self.is_awake = False
         self.session: Session | None = None
@@ -102,7 +118,7 @@ class Site:
         if self.session is not None or self.spool:
             self.session = self._new_session()
         rounds = tuple(round_id for _, round_id in self.session.working_on) if self.session is not None else ()
-        self.world.service.joined(self, rounds)
+        self.env.service.joined(self, rounds)
         if self.session is not None:
             self._receive(Connected())
 
@@ -113,9 +129,9 @@ class Site:
         self.is_awake = False
         self.life += 1
         if self._training is not None:
-            self.world.trainings.forget(self._training)
+            self.env.work.trainings.forget(self._training)
         self._forget()
-        self.world.service.left(self)
+        self.env.service.left(self)
 
     @property
     def seconds_of_uploads(self) -> float:
@@ -129,6 +145,11 @@ class Site:
         return seconds
 
     @property
+    def num_examples(self) -> int:
+        """The number of its training examples."""
+        return self.env.num_examples[self.client_id]
+
+    @property
     def name_of_session(self) -> str:
         """Of the control stream that stands."""
         return f"{self.client_id}/{self.num_sessions}"
@@ -136,7 +157,7 @@ class Site:
     def _new_session(self) -> Session:
         """It knows the spool, and how long uploads took."""
         outgoing = {key: update.digest for key, update in self.spool.items()}
-        session = Session(self.world.session_rules, random.Random(self.client_id), outgoing)
+        session = Session(self.env.session_rules, random.Random(self.client_id), outgoing)
         session.upload_seconds = self.seconds_of_uploads
         return session
 
@@ -149,17 +170,17 @@ class Site:
     def _receive(self, event: Event) -> None:
         if self.session is None:
             self.session = self._new_session()
-            self.session.receive(Connected(), self.world.timeline.now)
-        for effect in self.session.receive(event, self.world.timeline.now):
+            self.session.receive(Connected(), self.env.timeline.now)
+        for effect in self.session.receive(event, self.env.timeline.now):
             self._act(effect)
         self._arm_timer()
 
     def _after(self, seconds: float, action: Callable[..., None], *arguments: Any) -> None:
         """Plan what happens only if the device stays awake."""
         if self._may_sleep:
-            self.world.timeline.after(seconds, self._happens, self.life, action, arguments)
+            self.env.timeline.after(seconds, self._happens, self.life, action, arguments)
         else:
-            self.world.timeline.after(seconds, action, *arguments)
+            self.env.timeline.after(seconds, action, *arguments)
 
     def _happens(self, life: int, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         if life == self.life and self.is_awake:
@@ -171,13 +192,13 @@ class Site:
         deadline = self.session.deadline
         if deadline is not None and (self._timer is None or deadline < self._timer):
             self._timer = deadline
-            self.world.timeline.at(deadline, self._happens, self.life, self._woken, (deadline,))
+            self.env.timeline.at(deadline, self._happens, self.life, self._woken, (deadline,))
 
     def _woken(self, timer: float) -> None:
         if timer != self._timer or self.session is None:
             return
         self._timer = None
-        if self.session.deadline is not None and self.session.deadline <= self.world.timeline.now:
+        if self.session.deadline is not None and self.session.deadline <= self.env.timeline.now:
             self._receive(TimePassed())
         else:
             self._arm_timer()
@@ -199,15 +220,15 @@ class Site:
             case StopWork(key) | KillWorker(key):
                 self._stop(key, at_once=isinstance(effect, KillWorker))
             case ReportFailure() | ReportEvaluation():
-                self._after(self.device.latency_s, self.world.service.heard, self, effect)
+                self._after(self.device.latency_s, self.env.service.heard, self, effect)
             case Connect():
                 pass  # a device that is awake has its stream
 
     # ------------------------------------------------------------ the model
 
     def _fetch(self, request: Request) -> None:
-        num_bytes = 0 if self.held == request.model_digest else self.world.service.bytes_of(request.model_digest)
-        self.world.service.bytes_down += num_bytes
+        num_bytes = 0 if self.held == request.model_digest else self.env.service.bytes_of(request.model_digest)
+        self.env.service.bytes_down += num_bytes
         self._fetching = request.key
         self._download_s = self.device.download_seconds(num_bytes) if num_bytes else 0.0
         self._after(self._download_s, self._fetched, request)
@@ -220,31 +241,31 @@ class Site:
     # ------------------------------------------------------------ the worker
 
     def _evaluate(self, request: EvaluationRequest, budget: float) -> None:
-        seconds = self.world.evaluations.num_examples(self.client_id) / self.device.examples_per_s  # a pass, once
+        seconds = self.env.work.evaluations.num_examples(self.client_id) / self.device.examples_per_s  # a pass, once
         if seconds > budget:
             self._after(budget, self._evaluated, request, "out_of_time: not done by the deadline")
         else:
             self._after(seconds, self._evaluated, request, "")
 
     def _evaluated(self, request: EvaluationRequest, fault: str) -> None:
-        found = fault or self.world.evaluations.of_client(self.client_id, request)
+        found = fault or self.env.work.evaluations.of_client(self.client_id, request)
         sums, detail = (None, found) if isinstance(found, str) else (found, "")
         self._receive(Evaluated(request.key, sums, detail))
 
     def _train(self, invitation: Invitation, budget: float) -> None:
-        effort = self.world.efforts.of(self.client_id, self.device)
-        now = self.world.timeline.now
-        self._training = self.world.trainings.begin(self.client_id, invitation, effort, now, budget)
+        effort = self.env.work.efforts.of(self.client_id, self.device)
+        now = self.env.timeline.now
+        self._training = self.env.work.trainings.begin(self.client_id, invitation, effort, now, budget)
         self._plan_end()
 
     def _plan_end(self) -> None:
         training = self._training
         assert training is not None
-        self.world.timeline.at(training.ends, self._happens, self.life, self._ended, (training, training.ends))
+        self.env.timeline.at(training.ends, self._happens, self.life, self._ended, (training, training.ends))
 
     def _extend(self, budget: float) -> None:
         if self._training is not None:
-            self._training.plan(self.world.timeline.now + budget)
+            self._training.plan(self.env.timeline.now + budget)
             self._plan_end()
 
     def _stop(self, key: Key, *, at_once: bool) -> None:
@@ -254,10 +275,10 @@ class Site:
         if training is None or training.invitation.key != key:
             return
         if at_once:
-            self.world.trainings.forget(training)
+            self.env.work.trainings.forget(training)
             self._training = None
             return
-        training.stop(self.world.timeline.now)
+        training.stop(self.env.timeline.now)
         self._plan_end()
 
     def _ended(self, training: Training, ends: float) -> None:
@@ -266,15 +287,15 @@ class Site:
             return
         self._training, invitation = None, training.invitation
         if training.steps == 0:
-            self.world.trainings.forget(training)
+            self.env.work.trainings.forget(training)
             detail = f"no time for the first of {training.effort.steps} steps"
             self._receive(JobFailed(invitation.key, FailureReason.OUT_OF_TIME, detail))
             return
         if not self._is_wanted(training):
-            self.world.trainings.forget(training)  # nobody will look at it: it is not even computed
+            self.env.work.trainings.forget(training)  # nobody will look at it: it is not even computed
             self._receive(Trained(invitation.key, Digest("")))
             return
-        made = self.world.update_of(training, self._download_s)
+        made = self.env.work.update_of(training, self._download_s)
         if isinstance(made, JobFailed):
             self._receive(made)
             return
@@ -298,7 +319,7 @@ class Site:
         if key not in self._uploading:
             return
         update = self.spool[key]
-        if (verdict := self.world.service.upload_begun(update)) is not None:
+        if (verdict := self.env.service.upload_begun(update)) is not None:
             self._answer(key, verdict)
         elif _is_inline(update):
             self._arrive(key)
@@ -307,11 +328,12 @@ class Site:
 
     def _arrive(self, key: Key) -> None:
         if key in self._uploading:
-            self._answer(key, self.world.service.update_arrived(self.spool[key]))
+            self._answer(key, self.env.service.update_arrived(self.spool[key]))
 
     def _answer(self, key: Key, verdict: Answered) -> None:
         if verdict.accepted:
-            self._accepted_at[key] = self.world.timeline.now + self.device.latency_s
+            self.env.work.settle(self.spool[key], accepted=True)  # now: an interruption may lose the answer
+            self._accepted_at[key] = self.env.timeline.now + self.device.latency_s
         self._after(self.device.latency_s, self._answered, key, verdict)
 
     def _answered(self, key: Key, verdict: Answered) -> None:
@@ -324,7 +346,7 @@ class Site:
         self._uploading.discard(key)
         update = self.spool.pop(key, None)
         if update is not None and not accepted:
-            self.world.settled(update, accepted=False)
+            self.env.work.settle(update, accepted=False)
 
 
 def _is_inline(update: Update) -> bool:

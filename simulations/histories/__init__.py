@@ -1,6 +1,7 @@
 """Worlds in which everything goes wrong, from one seed each, and what judges them.
 
 world, scenario, faults                    one world: its time, its rules and clients, what goes wrong
+scheduling                                 what its processes see of it
 coordinator, disk, lines                   the server's machine, and the hands around it
 agent, worker, network                     the clients' sessions, and theirs
 history                                    what happened

@@ -1,7 +1,6 @@
 """A simulated agent process around the real session: its spool, its worker, its connections, its crashes."""
 
 import random
-from typing import TYPE_CHECKING
 
 from atoll.client.session.events import (
     Asked,
@@ -31,10 +30,8 @@ from atoll.server.rounds.events import ClientJoined, Profile, Update
 from atoll.simulations.histories import network
 from atoll.simulations.histories.history import AgentStep, WorkerEnd
 from atoll.simulations.histories.scenario import TASK
+from atoll.simulations.histories.scheduling import World
 from atoll.simulations.histories.worker import Worker
-
-if TYPE_CHECKING:
-    from atoll.simulations.histories.world import World
 
 
 class SimulatedAgent:
@@ -43,8 +40,8 @@ class SimulatedAgent:
     Its time is that of its monotonic clock, which stands while the machine sleeps: `slept` is how long it has in all.
     """
 
-    def __init__(self, world: "World", client_id: ClientId, rng: random.Random) -> None:
-        self.world, self.client_id, self.rng = world, client_id, rng
+    def __init__(self, world: World, coordinator: network.Server, client_id: ClientId, rng: random.Random) -> None:
+        self.world, self.coordinator, self.client_id, self.rng = world, coordinator, client_id, rng
         self.life = 0
         self.slept = self.wakes_at = 0.0
         self.pace = world.scenario.train * rng.lognormvariate(0, world.scenario.spread)
@@ -145,7 +142,7 @@ class SimulatedAgent:
 
     def _answered(self) -> None:
         assert self.session is not None
-        coordinator = self.world.coordinator
+        coordinator = self.coordinator
         if not coordinator.is_up or not self.is_online:
             self._receive(Disconnected())
             return
@@ -220,7 +217,7 @@ class SimulatedAgent:
                 self._fetch(request)
             case Work(request, budget):
                 assert self.worker is None, f"{self.client_id} has two workers at once"
-                self.worker = Worker(self.world, self, request, budget)
+                self.worker = Worker(self.world, self, request, budget, self.deadlines[request.key])
             case Extend(budget):
                 assert self.worker is not None, "extended a worker that is not there"
                 self.worker.extend(budget)
@@ -240,7 +237,7 @@ class SimulatedAgent:
                 update = self.spool[key]
                 fault = self.faults.get(update.digest)
                 assert key not in self.uploads, "two uploads of one update at once"
-                self.uploads[key] = network.Upload(self.world, self, self.world.coordinator, key, update, fault)
+                self.uploads[key] = network.Upload(self.world, self, self.coordinator, key, update, fault)
             case Discard(key, digest):
                 self._discard(key, digest)
             case ReportFailure() | ReportEvaluation():
@@ -261,7 +258,7 @@ class SimulatedAgent:
     def _fetched(self, request: Request) -> None:
         if self._download != request.key:
             return
-        if not self.world.coordinator.is_up or not self.is_online or self.world.happens("download_damaged"):
+        if not self.coordinator.is_up or not self.is_online or self.world.happens("download_damaged"):
             self._fetch(request)  # what is not there, or not what its digest says
         elif self.world.happens("download_fails"):
             self._download = None

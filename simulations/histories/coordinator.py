@@ -2,10 +2,10 @@
 
 import hashlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from atoll.client.session import events as client
-from atoll.protocol.vocabulary import Digest, RejectReason, RunState
+from atoll.protocol.vocabulary import ClientId, Digest, RejectReason, RunState
 from atoll.server.clock import Clock
 from atoll.server.rounds.events import (
     Abandon,
@@ -44,13 +44,27 @@ from atoll.simulations.histories.disk import Disk, Posted, Reply, Snapshot, reco
 from atoll.simulations.histories.history import Acknowledged, Restart, Step
 from atoll.simulations.histories.lines import RUN, Lines
 from atoll.simulations.histories.scenario import TASK
-
-if TYPE_CHECKING:
-    from atoll.simulations.histories.world import World
+from atoll.simulations.histories.scheduling import World
 
 RESUMABLE = (RunState.STOPPED, RunState.FAILED)
 STEP_CRASHES_MAX = 6
 DISK_RETRY_S = 1.0
+
+
+class CoordinatorWorld(World, Protocol):
+    """The world around the coordinator."""
+
+    def drawn(self, effect: DrawCohort) -> tuple[ClientId, ...]:
+        """Draw a cohort by the deployed sampler."""
+
+    def cut_uploads(self) -> None:
+        """Break every upload: the coordinator has crashed."""
+
+    def run_ended(self) -> None:
+        """Take notice that the coordinator has carried out the end of the run."""
+
+    def fail(self, why: str) -> None:
+        """Fail the history: something has happened that must never happen."""
 
 
 class SimulatedCoordinator:
@@ -61,7 +75,7 @@ class SimulatedCoordinator:
 
     slept = wakes_at = 0.0
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: CoordinatorWorld) -> None:
         self.world = world
         self.life = 0
         self.is_up = False

@@ -17,7 +17,8 @@ from atoll.server.journal.codec import (
 from atoll.server.rounds.events import Abandon, AmendRecord, Commit, Effect, Event
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.record import RoundRecord
-from atoll.server.rounds.run_machine import RunMachine, RunRules
+from atoll.server.rounds.run_machine import RunMachine
+from atoll.server.rounds.update_intake import RunRules
 from atoll.simulations.histories.history import Step
 
 Reply = Callable[[tuple[Effect, ...]], None]

@@ -2,28 +2,48 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from atoll.client.session import events as client
 from atoll.protocol.vocabulary import ClientId, Fate, LossReason, RunId
-from atoll.server.rounds.events import ClientDisconnected, ClientEvaluated, ClientFailed, ClientJoined, ClientLost
+from atoll.server.rounds.events import (
+    ClientDisconnected,
+    ClientEvaluated,
+    ClientFailed,
+    ClientJoined,
+    ClientLost,
+    Event,
+)
 from atoll.server.rounds.leases import Leases
 from atoll.server.rounds.record import RoundRecord
+from atoll.server.rounds.run_machine import RunMachine
 from atoll.simulations.histories.network import Connection
-
-if TYPE_CHECKING:
-    from atoll.simulations.histories.coordinator import SimulatedCoordinator
-    from atoll.simulations.histories.world import World
+from atoll.simulations.histories.scheduling import Endpoint, World
 
 RUN = RunId("run")
 LOOKS_A_LEASE = 4
 """How often it is looked for leases that are over, at the most."""
 
 
+class Coordinator(Endpoint, Protocol):
+    """The process that the streams lead to."""
+
+    @property
+    def now(self) -> float:
+        """The instant on its own clock."""
+
+    @property
+    def running(self) -> RunMachine:
+        """The run's machine, while the process is up."""
+
+    def post(self, event: Event) -> None:
+        """Let the machine decide about an event."""
+
+
 class Lines:
     """The newest control stream of each client. It lives as long as one process of the coordinator."""
 
-    def __init__(self, world: "World", coordinator: "SimulatedCoordinator") -> None:
+    def __init__(self, world: World, coordinator: Coordinator) -> None:
         self._world, self._coordinator = world, coordinator
         self._hub: dict[ClientId, Connection] = {}
         self._watched: set[ClientId] = set()

@@ -1,16 +1,14 @@
 """The simulated network: ordered control streams that may break at any instant, uploads that may need many tries."""
 
 import math
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from atoll.client.session import events as client
-from atoll.protocol.vocabulary import RejectReason
-from atoll.server.rounds.events import Accept, Effect, Reject, Update
-
-if TYPE_CHECKING:
-    from atoll.simulations.histories.agent import SimulatedAgent
-    from atoll.simulations.histories.coordinator import SimulatedCoordinator
-    from atoll.simulations.histories.world import World
+from atoll.protocol.vocabulary import ClientId, RejectReason
+from atoll.server.rounds.events import Accept, ClientJoined, Effect, Profile, Reject, Update
+from atoll.server.rounds.run_machine import RunMachine
+from atoll.simulations.histories.disk import Reply
+from atoll.simulations.histories.scheduling import Endpoint, World
 
 BAD_BYTES = (
     RejectReason.BAD_MANIFEST,
@@ -22,12 +20,86 @@ BAD_BYTES = (
 IN_THE_MANIFEST = BAD_BYTES[:3]
 
 
+class StreamAgent(Endpoint, Protocol):
+    """The agent's end of a control stream."""
+
+    client_id: ClientId
+    profile: Profile
+    connection: "Connection | None"
+    """The stream that the agent uses now."""
+
+    def heard(self, connection: "Connection", event: client.Event) -> None:
+        """Take a message that has arrived."""
+
+    def disconnected(self, connection: "Connection") -> None:
+        """Take notice that the stream has ended."""
+
+
+class Streams(Protocol):
+    """The control streams of the coordinator."""
+
+    def hello(self, connection: "Connection", joined: ClientJoined) -> None:
+        """Take a stream that was opened."""
+
+    def heard(self, connection: "Connection", message: client.Effect | None) -> None:
+        """Take a message that has arrived; None says goodbye."""
+
+    def ended(self, connection: "Connection") -> None:
+        """Take notice that the stream has ended."""
+
+
+class StreamServer(Endpoint, Protocol):
+    """The coordinator's end of a control stream."""
+
+    @property
+    def lines(self) -> Streams:
+        """The streams that stand at this coordinator."""
+
+
+class UploadAgent(Endpoint, Protocol):
+    """The agent that sends an upload."""
+
+    @property
+    def is_online(self) -> bool:
+        """The client has a network now."""
+
+    def upload_ended(self, upload: "Upload", event: client.Event) -> None:
+        """Take the answer to an upload, or its end without one."""
+
+
+class UploadServer(Endpoint, Protocol):
+    """The coordinator that takes an upload."""
+
+    is_up: bool
+
+    @property
+    def running(self) -> RunMachine:
+        """The run's machine, while the process is up."""
+
+    def has_room(self) -> bool:
+        """Return True when the disk has room for an update."""
+
+    def upload_begun(self, update: Update) -> None:
+        """Take notice of an upload's first bytes."""
+
+    def update_arrived(self, update: Update, reply: Reply | None) -> None:
+        """Take an update whose bytes are whole."""
+
+    def update_refused(self, update: Update, reason: RejectReason, reply: Reply) -> None:
+        """Refuse an update whose bytes or manifest are bad."""
+
+    def acknowledged(self, effect: Accept) -> None:
+        """Take notice that an acceptance is on its way to the client."""
+
+
+class Server(StreamServer, UploadServer, Protocol):
+    """The coordinator as an agent reaches it."""
+
+
 class Connection:
     """One control stream. Messages arrive in order, late, or (once it is cut) not at all; unless a fault has it so."""
 
-    def __init__(
-        self, world: "World", agent: "SimulatedAgent", coordinator: "SimulatedCoordinator", session: str
-    ) -> None:
+    def __init__(self, world: World, agent: StreamAgent, coordinator: StreamServer, session: str) -> None:
         self.world, self.agent, self.coordinator, self.session = world, agent, coordinator, session
         self.is_open = True
         self.is_stalled = False  # half open: nothing gets through, and nobody was told
@@ -151,9 +223,9 @@ class Upload:
 
     def __init__(
         self,
-        world: "World",
-        agent: "SimulatedAgent",
-        coordinator: "SimulatedCoordinator",
+        world: World,
+        agent: UploadAgent,
+        coordinator: UploadServer,
         key: client.Key,
         update: Update,
         fault: RejectReason | None,

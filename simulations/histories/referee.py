@@ -9,7 +9,7 @@ import math
 from atoll.protocol.vocabulary import AbandonReason, ClientId, Fate, RoundId, RunState, Version
 from atoll.server.rounds import events as e
 from atoll.server.rounds.client_evaluation import clients_to_ask
-from atoll.server.rounds.run_machine import RunRules
+from atoll.server.rounds.update_intake import RunRules
 from atoll.simulations.histories.buffer_referee import BufferReferee
 from atoll.simulations.histories.decisions import Decision, decision_of
 from atoll.simulations.histories.facts import Books, BufferFacts

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from atoll.protocol.vocabulary import AbandonReason, ClientId, CloseReason, Fate, RejectReason, RoundId
 from atoll.server.rounds import events as e
-from atoll.server.rounds.run_machine import RunRules
+from atoll.server.rounds.update_intake import RunRules
 from atoll.simulations.histories.facts import Books, RoundFacts
 from atoll.simulations.histories.verdicts import Verdict, discount_of
 

@@ -3,26 +3,56 @@
 import math
 import random
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 from zlib import crc32
 
-from atoll.client.session.events import Evaluated, EvaluationRequest, Event, Invitation, JobFailed, Request, Trained
-from atoll.protocol.vocabulary import Digest, FailureReason, Version
-from atoll.server.rounds.events import Sums, Update
+from atoll.client.session.events import (
+    Evaluated,
+    EvaluationRequest,
+    Event,
+    Invitation,
+    JobFailed,
+    Key,
+    Request,
+    Trained,
+)
+from atoll.protocol.vocabulary import ClientId, Digest, FailureReason, RejectReason, Version
+from atoll.server.rounds.events import Profile, Sums, Update
 from atoll.simulations.histories.network import BAD_BYTES
-
-if TYPE_CHECKING:
-    from atoll.simulations.histories.agent import SimulatedAgent
-    from atoll.simulations.histories.world import World
+from atoll.simulations.histories.scheduling import Endpoint, World
 
 STEPS = 8
 """Of local training: a partial update has done 1 to 7 of them."""
 
 
-class Worker:
-    """It lives as long as its agent, or until it is done or killed. It stops by itself within `budget` seconds."""
+class Trainer(Endpoint, Protocol):
+    """The agent that has started a worker, and takes its result."""
 
-    def __init__(self, world: "World", agent: "SimulatedAgent", request: Request, budget: float) -> None:
+    client_id: ClientId
+    rng: random.Random
+    pace: float
+    """The seconds that a training takes on this client, on average."""
+    profile: Profile
+    spool: dict[Key, Update]
+    """The agent's finished updates; the worker leaves its own here."""
+    faults: dict[Digest, RejectReason | None]
+    """The fault in the bytes of each update that was made; None: there is none."""
+
+    @property
+    def now(self) -> float:
+        """The instant on the agent's clock."""
+
+    def worker_ended(self, event: Event) -> None:
+        """Take the result, or the crash."""
+
+
+class Worker:
+    """It lives as long as its agent, or until it is done or killed. It stops by itself within `budget` seconds.
+
+    Its `deadline` is the last that its agent was told; it moves until the worker is stopped.
+    """
+
+    def __init__(self, world: World, agent: Trainer, request: Request, budget: float, deadline: float) -> None:
         self._world, self._agent, self.request = world, agent, request
         rng = agent.rng
         is_training = isinstance(request, Invitation)
@@ -30,7 +60,7 @@ class Worker:
         self._began_at, self._stop_by = agent.now, agent.now + budget
         self._hangs = world.happens("worker_hangs")
         self._plan = 0  # the newest planned end is the one that counts
-        self.deadline = agent.deadlines[request.key]  # as its agent was told; it moves until the worker is stopped
+        self.deadline = deadline
         self.stopped_at: float | None = None
         self.is_gone = False
         if world.happens("worker_crashes"):

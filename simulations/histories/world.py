@@ -12,7 +12,6 @@ import random
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import partial
-from typing import Protocol
 
 from atoll.protocol.vocabulary import TERMINAL, ClientId, Digest, FailureReason, RoundId, Version
 from atoll.server.rounds.events import ClientEvaluated, ClientFailed, DrawCohort, Update, UpdateReceived, UploadBegun
@@ -22,6 +21,7 @@ from atoll.simulations.histories.coordinator import RESUMABLE, SimulatedCoordina
 from atoll.simulations.histories.faults import Seconds
 from atoll.simulations.histories.history import History, Remark
 from atoll.simulations.histories.scenario import Scenario
+from atoll.simulations.histories.scheduling import Endpoint
 
 BEGIN = 1000.0
 ACTIONS_MAX = 100_000
@@ -35,14 +35,6 @@ class Violation(AssertionError):
     """Something happened in a world that must never happen."""
 
 
-class Mortal(Protocol):
-    """Whoever dies and comes back, or sleeps: what an earlier life had planned does not happen, a sleep delays it."""
-
-    life: int
-    slept: float
-    wakes_at: float
-
-
 class World:
     """See the module docstring."""
 
@@ -52,7 +44,7 @@ class World:
         self._sampler = scenario.cohort.build()
         self.now = BEGIN
         self.history = History(seed, scenario)
-        self._heap: list[tuple[float, int, Mortal | None, int, float, Callable[[], None]]] = []
+        self._heap: list[tuple[float, int, Endpoint | None, int, float, Callable[[], None]]] = []
         self._sequence = 0
         self._ended_at: float | None = None
         self._is_resume_planned = False
@@ -61,11 +53,13 @@ class World:
         self._chances: dict[str, float] = {name: chance for name, chance in chances.items() if chance}
         self.coordinator = SimulatedCoordinator(self)
         names = [ClientId(f"c{number:02}") for number in range(scenario.num_clients)]
-        self.agents = {name: SimulatedAgent(self, name, random.Random(f"{seed} {name}")) for name in names}
+        self.agents = {
+            name: SimulatedAgent(self, self.coordinator, name, random.Random(f"{seed} {name}")) for name in names
+        }
 
     # ------------------------------------------------------------ time
 
-    def at(self, when: float, action: Callable[[], None], owner: Mortal | None = None) -> None:
+    def at(self, when: float, action: Callable[[], None], owner: Endpoint | None = None) -> None:
         """Plan an action; it is dropped when its owner has died meanwhile, and late when its owner has slept."""
         self._sequence += 1
         life, slept = 0, 0.0
@@ -74,7 +68,7 @@ class World:
         # the sequence is unique, so nothing behind it is ever compared
         heapq.heappush(self._heap, (when, self._sequence, owner, life, slept, action))
 
-    def after(self, seconds: float, action: Callable[[], None], owner: Mortal | None = None) -> None:
+    def after(self, seconds: float, action: Callable[[], None], owner: Endpoint | None = None) -> None:
         """Plan an action in `seconds`."""
         self.at(self.now + seconds, action, owner)
 

@@ -1,15 +1,11 @@
 """The settings of a population: the table `[population]` of a run's TOML."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from atoll.protocol.settings import STRICT
-
-if TYPE_CHECKING:
-    from atoll.parallel.task.task import Task
-    from atoll.simulations.populations.population import Population
 
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 
@@ -89,17 +85,3 @@ class PopulationConfig(BaseModel):
         if faults:
             raise ValueError("; ".join(faults))
         return self
-
-    def of(self, task: "Task", seed: int) -> "Population":
-        """The task with its data dealt to this population.
-
-        Args:
-            task: whose sites' data is pooled; it is loaded here, once.
-            seed: the run's, which counts when the population has none of its own.
-
-        Raises:
-            ConfigError: there is no such split of these data; with the numbers at fault.
-        """
-        from atoll.simulations.populations.population import populate
-
-        return populate(self, task, seed if self.seed is None else self.seed)

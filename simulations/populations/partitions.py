@@ -46,6 +46,12 @@ def deal(labels: Ints, counts: Ints, rng: np.random.Generator) -> Ints:
     return owner
 
 
+def count(labels: Ints, owner: Ints, num_labels: int, num_clients: int) -> Ints:
+    """Counts (L, K) of a deal: how many examples of each label 0..L-1 each client has."""
+    cells = labels * num_clients + owner
+    return np.bincount(cells, minlength=num_labels * num_clients).reshape(num_labels, num_clients)
+
+
 def even(num_examples: int, num_clients: int) -> Ints:
     """Counts (K,) that differ by at most one, the larger ones first."""
     clients = np.arange(num_clients)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +17,6 @@ from atoll.simulations.populations.config import KIND_OPTIONS, NEED_LABELS, Popu
 from atoll.simulations.populations.features import STRENGTH, FeatureSkew, NotChangeable
 from atoll.simulations.populations.partitions import Impossible, Ints, stream
 from atoll.simulations.populations.pool import NoLabels, Pool, reading
-
-if TYPE_CHECKING:
-    from atoll.simulations.populations.report import Report
 
 
 @dataclass(frozen=True)
@@ -81,15 +78,19 @@ class Population:
     """What the clients test on; None: their task has no such data."""
     skew: FeatureSkew | None = None
 
-    def report(self) -> "Report":
-        """Sizes, labels by client, and how far these are from the whole; looks at every target once."""
-        from atoll.simulations.populations.report import report
-
-        return report(self)
-
 
 def populate(config: PopulationConfig, task: Task, seed: int) -> Population:
-    """Deal the task's data; arguments and errors as `PopulationConfig.of`."""
+    """Deal the task's data to the clients of a population.
+
+    Args:
+        config: the kind of the population, and its options.
+        task: the task whose sites' data is pooled; the data is loaded here, once.
+        seed: the run's; `config.seed` takes its place when it is set.
+
+    Raises:
+        ConfigError: there is no such split of these data; with the numbers at fault.
+    """
+    seed = seed if config.seed is None else config.seed
     pools = {split: _pool(task, split) for split in ("train", "test")}
     if faults := list(_faults(config, task, *pools["train"])):
         raise ConfigError([f"population: {fault}" for fault in faults])
@@ -184,7 +185,7 @@ def _deal(config: PopulationConfig, train: Pool, test: Pool, seed: int) -> dict[
     rng = stream(seed, config.kind, "train")
     if counts is None:
         owner = partitions.shards(train_labels, num_clients, _shards_per_client(config), rng)
-        counts = count(train_labels, owner, num_labels, num_clients)
+        counts = partitions.count(train_labels, owner, num_labels, num_clients)
     else:
         owner = partitions.deal(train_labels, counts, rng)
     splits = {"train": Dealt(train, owner, num_clients)}
@@ -233,12 +234,6 @@ def _log_normal(sigma: float, num_clients: int, rng: np.random.Generator) -> NDA
     exponents = sigma * rng.standard_normal(num_clients)
     shares: NDArray[np.float64] = np.exp(exponents - exponents.max())
     return shares
-
-
-def count(labels: Ints, owner: Ints, num_labels: int, num_clients: int) -> Ints:
-    """(L, K) how many examples of each label 0..L-1 each client has."""
-    cells = labels * num_clients + owner
-    return np.bincount(cells, minlength=num_labels * num_clients).reshape(num_labels, num_clients)
 
 
 def _try(holdings: Holdings) -> None:

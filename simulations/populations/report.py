@@ -1,15 +1,13 @@
 """Who holds what, in numbers."""
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from atoll.simulations.populations.partitions import Floats, Ints
+from atoll.simulations.populations.partitions import Floats, Ints, count
 from atoll.simulations.populations.pool import NoLabels
-
-if TYPE_CHECKING:
-    from atoll.simulations.populations.population import Population
+from atoll.simulations.populations.population import Population
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +67,8 @@ class Report:
         return asdict(self)
 
 
-def report(population: "Population") -> Report:
-    """Count what a population holds."""
+def report(population: Population) -> Report:
+    """Return the sizes and labels of all clients, and their distance from the whole; each target is read once."""
     train, test = population.train, population.test
     labels, counts, no_labels = _label_counts(population)
     test_sizes = test.sizes if test is not None else np.zeros(train.num_clients, np.int64)
@@ -100,10 +98,8 @@ def report(population: "Population") -> Report:
     )
 
 
-def _label_counts(population: "Population") -> tuple[list[int], Ints | None, str]:
+def _label_counts(population: Population) -> tuple[list[int], Ints | None, str]:
     """All labels, how many of each (L, K) every client has, and why there are none."""
-    from atoll.simulations.populations.population import count
-
     train = population.train
     try:
         labels, codes = np.unique(train.pool.labels, return_inverse=True)

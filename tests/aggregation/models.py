@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.aggregation.fold.execution import Execution
+from atoll.aggregation.fold.step import Step
 from atoll.aggregation.fold.streaming import Weighted, fold
 from atoll.aggregation.tensors import safetensors_file
 from atoll.aggregation.tensors.layout import Piece, pieces_in_order
@@ -62,11 +64,18 @@ def widened(array: NDArray[Any]) -> NDArray[Any]:
     return np.left_shift(array.astype(np.uint32), 16).view(np.float32) if array.dtype == np.uint16 else array
 
 
-def fold_in(folder: Path, base: Arrays, updates: list[tuple[Arrays, int]], **options: Any) -> dict[str, NDArray[Any]]:
+def fold_in(
+    folder: Path,
+    base: Arrays,
+    updates: list[tuple[Arrays, int]],
+    *,
+    step: Step = Step(),  # noqa: B008 - a value
+    **execution: Any,
+) -> dict[str, NDArray[Any]]:
     """Store, fold and read back."""
     safetensors_file.write(folder / "base", base)
     weighted = [Weighted(store(folder / f"u{k}", arrays), weight) for k, (arrays, weight) in enumerate(updates)]
-    fold(folder / "base", weighted, folder / "out", **options)
+    fold(folder / "base", weighted, folder / "out", step=step, execution=Execution(**execution))
     return safetensors_file.read(folder / "out")
 
 

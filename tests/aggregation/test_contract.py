@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.aggregation.codecs.names import FAMILIES, codec_name, parse_codec
+from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.means import Weighted
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.fold.streaming import fold
@@ -90,7 +91,7 @@ def aggregated(folder, name, updates, weights=None, *, base=None, optimizer=None
     how = method(name, optimizer)
     after = {slot: folder / f"out.{slot}" for slot in how.slots}
     step = Step(how.optimizer, frozenset(SHAPES), how.rule, after=after)
-    fold(folder / "base", files, folder / "out", step=step, threads=threads)
+    fold(folder / "base", files, folder / "out", step=step, execution=Execution(threads))
     return joined(safetensors_file.read(folder / "out"))
 
 

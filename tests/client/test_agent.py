@@ -48,7 +48,7 @@ async def test_round_from_invitation_to_verdict(tmp_path, caplog):
         assert coordinator.calls == {"Session": 1, "Download": 1, "Upload": 1}  # and no round trip more
     for step in ("connected", "invited to round 1", "downloading 16 bytes", "trained 10 examples", "accepted"):
         assert step in caplog.text
-    assert "not wanted" not in caplog.text
+    assert "no longer wanted" not in caplog.text
 
 
 @live
@@ -96,7 +96,7 @@ async def test_refused_update_is_dropped(tmp_path, caplog):
         await coordinator.accepted.wait()
         await until(lambda: spooled(tmp_path) == [])
     assert "refused: too_late: round 1 is over" in caplog.text
-    assert "not wanted" not in caplog.text
+    assert "no longer wanted" not in caplog.text
 
 
 @live
@@ -338,7 +338,7 @@ async def test_release_ends_the_upload_of_what_nobody_wants_and_says_so(tmp_path
         assert spooled(tmp_path)
         await coordinator.push(**message)
         await until(lambda: spooled(tmp_path) == [])
-    assert caplog.text.count("the update of round 1 of run-1 is not wanted any more: it is deleted") == 1
+    assert caplog.text.count("the update of round 1 of run-1 is no longer wanted: it is deleted") == 1
 
 
 @live

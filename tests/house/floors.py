@@ -33,7 +33,7 @@ they are encoded there."""
 
 FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
     "aggregation": (
-        ("folders.py", "numba_support.py", "optimizers.py", "ordered_map.py"),
+        ("file_digest.py", "folders.py", "numba_support.py", "optimizers.py", "ordered_map.py"),
         ("tensors",),
         ("codecs",),
         ("updates",),
@@ -50,14 +50,24 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("planner",),
     ),
     "protocol": (
-        ("crash_points.py", "durable.py", "json_values.py", "printable.py", "secrets.py"),
+        (
+            "backoff.py",
+            "bounded_mapping.py",
+            "crash_points.py",
+            "durable.py",
+            "file_lock.py",
+            "json_values.py",
+            "printable.py",
+            "secrets.py",
+            "threads.py",
+        ),
         ("strict_json.py", "value_type.py", "vocabulary.py"),
         ("audit", "settings.py"),
         ("reference.py", "wire"),
         ("identity", "manifest.py"),
     ),
     "server": (
-        ("clock.py", "errors.py", "process_tuning.py", "threads.py"),
+        ("clock.py", "errors.py", "process_tuning.py"),
         ("rounds",),
         ("selection", "transport"),
         ("audit", "config"),
@@ -71,7 +81,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("process.py",),
     ),
     "client": (
-        ("config.py", "session", "threads.py"),
+        ("config.py", "session"),
         ("disk",),
         ("policy",),
         ("wire",),

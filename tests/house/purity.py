@@ -21,9 +21,11 @@ NOTHING: frozenset[str] = frozenset()
 
 PURE: dict[str, frozenset[str]] = {
     "aggregation/fold/weights.py": NOTHING,
+    "protocol/backoff.py": NOTHING,
     "client/policy/content.py": frozenset({"json"}),
     "client/policy/disclosure.py": NOTHING,
     "client/session": NOTHING,
+    "protocol/backoff.py": NOTHING,
     "protocol/audit/recovery.py": frozenset({"atoll.protocol.audit.chain", "mmap", "re"}),  # handed a file's bytes
     "protocol/identity/names.py": frozenset({"re"}),
     "protocol/value_type.py": NOTHING,

@@ -9,7 +9,7 @@ import pytest
 from atoll.protocol.crash_points import STEPS, VARIABLE, parse_crash_at, reached
 
 PROGRAM = """
-from atoll.protocol.steps import reached
+from atoll.protocol.crash_points import reached
 for index in range(4):
     print(index, flush=True)
     reached("upload.before_check")

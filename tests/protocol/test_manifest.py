@@ -17,7 +17,6 @@ from atoll.protocol.manifest import (
     FAULTS_MAX,
     MANIFEST_BYTES_MAX,
     PIECES_MAX,
-    ManifestError,
     UpdateManifest,
     VersionManifest,
     check_against,
@@ -25,6 +24,7 @@ from atoll.protocol.manifest import (
     parse_update,
     parse_version,
 )
+from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import ClientId, Digest, RoundId, RunId, Version
 
 SHA = "0123456789abcdef" * 4

@@ -274,7 +274,7 @@ def test_a_part_of_an_older_base_goes(kept, tmp_path):
 @pytest.mark.parametrize("is_over_by_then", [True, False])
 def test_an_update_that_is_accepted_after_the_coordinator_was_asked_stays(kept, is_over_by_then):
     async def upload(rank):
-        upload = rank.uploads._held(RunId("r-1"), UPDATE)
+        upload = rank.uploads._marked_in_flight(RunId("r-1"), UPDATE)
         await upload.__aenter__()
         if is_over_by_then:
             await upload.__aexit__(None, None, None)

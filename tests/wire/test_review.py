@@ -9,12 +9,12 @@ import grpc
 import pytest
 
 from atoll.protocol import atoll_pb2 as pb
+from atoll.protocol.durable import DiskFull
 from atoll.protocol.vocabulary import RunState, Version
 from atoll.server.files import incoming
 from atoll.server.files.incoming import SMALL_BYTES
 from atoll.server.hosting import run_driver as driver_module
 from atoll.server.hosting.retention import Keep
-from atoll.server.journal.journal import DiskFull
 from atoll.server.process import host
 from atoll.server.rounds.events import UpdateReceived
 from tests.wire.live_coordinator import TINY, Live, running, settings

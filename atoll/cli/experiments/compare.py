@@ -8,8 +8,9 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import CommandError
-from atoll.cli.printing import as_json, note, say, size
+from atoll.cli.printing import as_json, note, say
 from atoll.cli.printing import table as say_table
+from atoll.protocol.printable import printable_size
 
 if TYPE_CHECKING:
     from atoll.cli.training.request import Request
@@ -190,7 +191,7 @@ def _say(sides: "list[Side]", target: float | None) -> None:
     from atoll.cli.printing import seconds
     from atoll.simulations.experiments.compare import COLUMNS, rows
 
-    shown = {"bytes": size, "virtual_s": seconds, "real_s": seconds}
+    shown = {"bytes": printable_size, "virtual_s": seconds, "real_s": seconds}
     header = {"virtual_s": "virtual time", "real_s": "real time", "passes": "passes over the data"}
     lines = [
         [shown[name](row[name]) if name in shown and row[name] is not None else row[name] for name in COLUMNS]

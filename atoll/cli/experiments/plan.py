@@ -10,7 +10,8 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import CommandError
-from atoll.cli.printing import as_json, note, say, size, table
+from atoll.cli.printing import as_json, note, say, table
+from atoll.protocol.printable import printable_size
 
 if TYPE_CHECKING:
     from atoll.parallel.planner.candidate import Candidate
@@ -198,7 +199,7 @@ def _ranks(text: str, world: int) -> list[int]:
 def _say_asked(name: str, shape: "ModelShape", cluster: "Cluster", wanted: "Wanted") -> None:
     say(
         f"{name}: {shape.parameters / 1e9:.4g} B parameters, {shape.layers} blocks of width {shape.hidden}\n"
-        f"{cluster.world} devices ({cluster.nodes} x {cluster.per_node}) of {size(round(cluster.memory))}, "
+        f"{cluster.world} devices ({cluster.nodes} x {cluster.per_node}) of {printable_size(round(cluster.memory))}, "
         f"{cluster.usable:.0%} of it for the plan\n"
         f"{wanted.batch} sequences of {shape.sequence} tokens in a step, {wanted.precision}, {wanted.optimizer}\n"
     )
@@ -228,7 +229,7 @@ def _row(number: int, found: "Prediction") -> Sequence[object]:
     plan, mesh = found.candidate.plan, found.candidate.mesh
     return (
         *(number, mesh.pp, mesh.dp_replicate, mesh.dp_shard, mesh.tp, plan.zero_stage),
-        *(f"{plan.microbatches} x {found.candidate.microbatch}", plan.recompute, size(round(found.memory.total))),
+        *(f"{plan.microbatches} x {found.candidate.microbatch}", plan.recompute, printable_size(round(found.memory.total))),
         *(f"{found.bubble:.1%}", f"{found.times.step:.4g} s", f"{found.tokens_per_s:.4g}", f"{found.mfu:.1%}"),
     )
 
@@ -254,7 +255,7 @@ def _say_costs(shape: "ModelShape", cluster: "Cluster", best: "Prediction") -> N
     terms = {field.name: getattr(best.memory, field.name) for field in dataclasses.fields(best.memory)}
     table(
         ["term", "bytes"],
-        [(name, size(round(value))) for name, value in {**terms, "total": best.memory.total}.items()],
+        [(name, printable_size(round(value))) for name, value in {**terms, "total": best.memory.total}.items()],
         empty="",
     )
     say("\nWhat the first rank of the first stage sends in a step")
@@ -263,7 +264,7 @@ def _say_costs(shape: "ModelShape", cluster: "Cluster", best: "Prediction") -> N
         [
             (
                 *(item.axis, "across nodes" if crosses(best.candidate.mesh, item.axis, cluster) else "in the node"),
-                *(item.kind, item.what, item.count, size(round(item.sent))),
+                *(item.kind, item.what, item.count, printable_size(round(item.sent))),
                 *(f"{seconds(item, best.candidate, cluster):.3g} s", item.behind or "nothing"),
             )
             for item in sent_by(shape, best.candidate, 0)
@@ -326,7 +327,7 @@ def _say_dry_run(rank: int, run: "DryRun", shape: "ModelShape", candidate: "Cand
             (
                 row["what"],
                 *(
-                    value if row["what"].endswith("calls") else size(value)
+                    value if row["what"].endswith("calls") else printable_size(value)
                     for value in (row["measured"], row["predicted"])
                 ),
                 _verdict(row),

@@ -82,6 +82,8 @@ def reported(task: str, config: Path | None, overrides: list[str]) -> "Report":
     from atoll.cli.files import is_toml, load_run, load_user_task
     from atoll.parallel.task.task import Task
     from atoll.simulations.federation.config import SimulationFile
+    from atoll.simulations.populations.population import populate
+    from atoll.simulations.populations.report import report
 
     if config is not None and is_toml(task):
         raise CommandError(f"--config {config}: {task} is a run's TOML already; name a task, or one of the two")
@@ -93,7 +95,7 @@ def reported(task: str, config: Path | None, overrides: list[str]) -> "Report":
     if not isinstance(found, Task):
         raise CommandError(f"{file.task}: reads its data itself (ArrayTask), so that nobody else can deal them")
     with failing_plainly():
-        return file.population.of(found, file.seed).report()
+        return report(populate(file.population, found, file.seed))
 
 
 def _say(report: "Report", num_rows: int) -> None:

@@ -13,7 +13,8 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import CommandError
-from atoll.cli.printing import as_json, note, say, seconds, size
+from atoll.cli.printing import as_json, note, say, seconds
+from atoll.protocol.printable import printable_size
 
 if TYPE_CHECKING:
     from atoll.simulations.experiments.logs import Log
@@ -248,7 +249,7 @@ def _conclude(result: dict[str, Any], folder: Path, failures: str) -> None:
     )
     say(
         f"{result['trainings']} trainings by the {result['engine']} engine; "
-        f"{size(result['bytes_down'])} down, {size(result['bytes_up'])} up"
+        f"{printable_size(result['bytes_down'])} down, {printable_size(result['bytes_up'])} up"
     )
     if failures:
         say(f"{failures} (all reasons: {folder / 'rounds.jsonl'})")

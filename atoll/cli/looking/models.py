@@ -8,7 +8,8 @@ import typer
 from atoll.cli import options
 from atoll.cli.faults import Commands
 from atoll.cli.looking.viewing import history_of, in_words, look
-from atoll.cli.printing import as_json, clock, say, size, table
+from atoll.cli.printing import as_json, clock, say, table
+from atoll.protocol.printable import printable_size
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, help="The versions of the global model.")
 
@@ -37,7 +38,7 @@ def list_versions(
         ["version", "metrics", "size", "kept", "created", "digest"],
         [
             (
-                *(found["version"], in_words(found["metrics"]), size(found["num_bytes"])),
+                *(found["version"], in_words(found["metrics"]), printable_size(found["num_bytes"])),
                 *(_kept_in_words(found), clock(found["created_at"]), found["digest"][:12]),
             )
             for found in seen["rows"]
@@ -71,7 +72,7 @@ def export(
     if json:
         as_json(done)
     else:
-        say(f"version {done.version} of {done.run} is in {out} ({size(done.num_bytes)}, digest {done.digest[:12]})")
+        say(f"version {done.version} of {done.run} is in {out} ({printable_size(done.num_bytes)}, digest {done.digest[:12]})")
 
 
 def _kept_in_words(version: dict[str, Any]) -> str:

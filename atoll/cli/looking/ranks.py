@@ -6,7 +6,8 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import Commands
-from atoll.cli.printing import as_json, note, size, table
+from atoll.cli.printing import as_json, note, table
+from atoll.protocol.printable import printable_size
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, help="The ranks of the aggregation.")
 
@@ -39,10 +40,10 @@ def list_ranks(state: options.State = options.STATE, json: options.Json = False)
         [
             (
                 *(row["rank"], row["address"] or "away"),
-                *(size(row[f"{what}_bytes"]) if row["here"] else "" for what in ("received", "sent", "exchanged")),
+                *(printable_size(row[f"{what}_bytes"]) if row["here"] else "" for what in ("received", "sent", "exchanged")),
             )
             for row in rows
         ],
         empty="the coordinator aggregates alone: it was started without --aggregators",
     )
-    note(f"the coordinator itself has received {size(reply.received_bytes)} of updates")
+    note(f"the coordinator itself has received {printable_size(reply.received_bytes)} of updates")

@@ -7,7 +7,8 @@ import typer
 from atoll.cli import options
 from atoll.cli.faults import Commands
 from atoll.cli.looking.viewing import look
-from atoll.cli.printing import as_json, say, seconds, size, table
+from atoll.cli.printing import as_json, say, seconds, table
+from atoll.protocol.printable import printable_size
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, help="What happened in each round, and why.")
 
@@ -37,7 +38,7 @@ def list_rounds(
     table(
         [*(name.replace("_", " ") for name in shown), "received", "took"],
         [
-            (*(found[name] for name in shown), size(found["num_bytes"]), seconds(found["seconds"]))
+            (*(found[name] for name in shown), printable_size(found["num_bytes"]), seconds(found["seconds"]))
             for found in seen["rows"]
         ],
         empty=f"run {seen['run']} has had no round yet",

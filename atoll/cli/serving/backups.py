@@ -7,7 +7,8 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import CommandError
-from atoll.cli.printing import as_json, clock, note, say, size
+from atoll.cli.printing import as_json, clock, note, say
+from atoll.protocol.printable import printable_size
 
 if TYPE_CHECKING:
     from atoll.server.backup.backup import Backup
@@ -41,7 +42,7 @@ def backup(state: From, out: Out, without_keys: WithoutKeys = False, json: optio
     if json:
         as_json({"backup": out, **_said(made), "left_out": made.strangers})
         return
-    say(f"{out} holds {state} as of {clock(made.made_at)} ({size(made.num_bytes)})")
+    say(f"{out} holds {state} as of {clock(made.made_at)} ({printable_size(made.num_bytes)})")
     _list_runs(made)
     if made.strangers:
         more = f" and {len(made.strangers) - NAMED} more" if len(made.strangers) > NAMED else ""
@@ -72,7 +73,7 @@ def restore(source: Source, state: To, json: options.Json = False) -> None:
     note("what came later is forgotten, revocations too: say again `atoll client revoke` for whoever was revoked since")
     if not made.has_keys:
         note("the backup holds no keys: put identity/ in place, or every client must enrol again")
-        note(f"put audit/key.pem in place, too, or move {state}/audit away, and a new log begins (docs/operations.md)")
+        note(f"put audit/key.pem in place, too, or move {state}/audit away, and a new log begins (docs/backup.md)")
 
 
 def _said(made: "Backup") -> dict[str, Any]:

@@ -6,8 +6,9 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from atoll.cli.printing import seconds, size
+from atoll.cli.printing import seconds
 from atoll.parallel.trainer.logs import Event, Report
+from atoll.protocol.printable import printable_size
 
 EVERY_S = 1.0
 """Where there is no terminal, steps are told of no oftener."""
@@ -66,7 +67,7 @@ class _Live:
 def speed(event: Event) -> str:
     """What a step has shown."""
     rate = f"{event['tokens_per_s']:,.0f} tokens/s" if "tokens_per_s" in event else f"{event['examples_per_s']:,.0f}/s"
-    parts = [f"loss {event['loss']:.4f}", rate, size(event["memory_bytes"])]
+    parts = [f"loss {event['loss']:.4f}", rate, printable_size(event["memory_bytes"])]
     if "mfu" in event:
         parts.append(f"MFU {event['mfu']:.1%}")
     if "noise_scale" in event:

@@ -5,6 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.fold.streaming import Weighted, fold
 from atoll.aggregation.fold.weights import normalized
@@ -45,7 +46,7 @@ def test_variates_move_by_the_sum_over_n_whatever_the_weights_and_the_optimizer(
     after = {slot: tmp_path / slot for slot in optimizer.slots}
     step = Step(optimizer, TRAINED, num_clients=N, after=after)
     weighted = [Weighted(update, weight) for update, weight in zip(stored, weights, strict=True)]
-    fold(tmp_path / "base", weighted, tmp_path / "new", step=step, tile_elements=16)
+    fold(tmp_path / "base", weighted, tmp_path / "new", step=step, execution=Execution(tile_elements=16))
     new = safetensors_file.read(tmp_path / "new")
     total = sum(update["control/w"].astype(np.float64) for update in updates)
     np.testing.assert_array_equal(new["control/w"], (base["control/w"] + total / N).astype(np.float32))
@@ -72,7 +73,7 @@ def test_fednova_normalizes_what_is_trained_alone(tmp_path):
     nova = normalized(weights, norms, norms)
     weighted = [Weighted(u, w, trained_factor=f) for u, w, f in zip(stored, weights, nova.factors, strict=True)]
     step = Step(FedAvg(), TRAINED, scale=nova.scale)
-    fold(tmp_path / "base", weighted, tmp_path / "new", step=step, tile_elements=16)
+    fold(tmp_path / "base", weighted, tmp_path / "new", step=step, execution=Execution(tile_elements=16))
     new = safetensors_file.read(tmp_path / "new")
     tau = sum(w * Fraction(a) for w, a in zip(weights, norms, strict=True)) / 10
     shares = [float(tau * w / (10 * Fraction(a))) for w, a in zip(weights, norms, strict=True)]

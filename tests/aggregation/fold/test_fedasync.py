@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.step import Anchor, Step
 from atoll.aggregation.fold.streaming import Weighted, fold
 from atoll.aggregation.optimizers import FedAvg
@@ -23,10 +24,10 @@ def files(tmp_path):
     return (base, older, store(tmp_path / "update", arrays[2])), arrays
 
 
-def mixed(files, out, share=SHARE, **options):
+def mixed(files, out, share=SHARE, **execution):
     base, older, update = files
     step = Step(FedAvg(), TRAINED, anchor=Anchor(older, share))
-    fold(base, [Weighted(update, 1, share)], out, step=step, **options)
+    fold(base, [Weighted(update, 1, share)], out, step=step, execution=Execution(**execution))
     return safetensors_file.read(out)
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.step import AGGREGATE, Step
 from atoll.aggregation.fold.streaming import Weighted, fold
 from atoll.aggregation.optimizers import FedAvg, FedAvgM
@@ -40,7 +41,7 @@ def stored(folder, number, seeds=range(7)):
     return [Weighted(store(folder / f"r{number}-u{k}", arrays_of(100 * number + k)), k + 1) for k in seeds]
 
 
-def run(folder, rule, rounds, *, optimizer=FedAvg(), **options):  # noqa: B008 - a value
+def run(folder, rule, rounds, *, optimizer=FedAvg(), **execution):  # noqa: B008 - a value
     """The versions, and the slots of the last one."""
     base, before, versions = folder / "0", {}, []
     safetensors_file.write(base, arrays_of(0))
@@ -48,7 +49,7 @@ def run(folder, rule, rounds, *, optimizer=FedAvg(), **options):  # noqa: B008 -
         step = Step(optimizer, TRAINED, rule)
         after = {slot: folder / f"{number}.{slot}" for slot in step.slots}
         step = dataclasses.replace(step, before=before, after=after)
-        fold(base, weighted, folder / str(number), step=step, **options)
+        fold(base, weighted, folder / str(number), step=step, execution=Execution(**execution))
         base, before = folder / str(number), after
         versions.append(safetensors_file.read(base))
     return versions, {slot: safetensors_file.read(path) for slot, path in before.items()}

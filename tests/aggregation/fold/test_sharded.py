@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.aggregation.fold.exchange import ExchangeBroken
+from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.means import Weighted
 from atoll.aggregation.fold.sharded import fold_shard
 from atoll.aggregation.fold.step import Anchor, Step
@@ -140,9 +141,9 @@ def test_any_ranks_tiles_and_threads_make_the_same_bits(
     tmp_path_factory, seed, size, num_updates, tile_elements, threads, optimizer, omits, num_clients, scale
 ):
     folder = tmp_path_factory.mktemp("round")
-    options = {"tile_elements": tile_elements, "threads": threads}
+    execution = Execution(threads, tile_elements)
     step = Step(optimizer, scale=scale, num_clients=num_clients)
-    compare(folder, np.random.default_rng(seed), step, size, num_updates, tuple(omits), **options)
+    compare(folder, np.random.default_rng(seed), step, size, num_updates, tuple(omits), execution=execution)
 
 
 def test_ranks_divide_the_sum_of_control_variates_by_all_clients(tmp_path):
@@ -229,10 +230,11 @@ def test_a_failure_of_one_rank_ends_the_fold_at_all_and_leaves_nothing(tmp_path)
 
     def work(exchange):
         own = [updates[place] for place in cohort.places[exchange.rank]]
-        out, between = tmp_path / f"o{exchange.rank}", broken if exchange.rank else None
+        out = tmp_path / f"o{exchange.rank}"
+        execution = Execution(between=broken if exchange.rank else None)
         try:
             fold_shard(
-                LAYOUT, tmp_path / f"b{exchange.rank}", own, out, cohort=cohort, exchange=exchange, between=between
+                LAYOUT, tmp_path / f"b{exchange.rank}", own, out, cohort=cohort, exchange=exchange, execution=execution
             )
         except Exception as error:
             endings[exchange.rank] = error

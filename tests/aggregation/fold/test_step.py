@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.fold.streaming import Weighted, fold
 from atoll.aggregation.optimizers import OPTIMIZERS, FedAdam, FedAvg, FedAvgM
@@ -32,14 +33,15 @@ def files_of(folder, number, optimizer):
     return {slot: folder / f"{number}.{slot}" for slot in optimizer.slots}
 
 
-def folded(folder, optimizer, rounds, **options):
+def folded(folder, optimizer, rounds, **execution):
     """The model and the slots after the rounds, each a list of weighted updates."""
     base = folder / "0.model"
     safetensors_file.write(base, model(np.random.default_rng(0)))
     before = {}
     for number, weighted in enumerate(rounds, start=1):
         after, out = files_of(folder, number, optimizer), folder / f"{number}.model"
-        fold(base, weighted, out, step=Step(optimizer, TRAINED, before=before, after=after), **options)
+        step = Step(optimizer, TRAINED, before=before, after=after)
+        fold(base, weighted, out, step=step, execution=Execution(**execution))
         base, before = out, after
     return safetensors_file.read(base), {slot: safetensors_file.read(path) for slot, path in before.items()}
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.aggregation.fold import streaming as fold_module
+from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.kernel import add_within_for
 from atoll.aggregation.fold.streaming import Weighted, fold
 from atoll.aggregation.tensors import safetensors_file
@@ -77,7 +78,7 @@ def test_fold_gives_the_same_bits_for_any_tiles_threads_and_boxes(tmp_path_facto
         weighted.append(Weighted(update, weight))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fold_module, "FILES_OPEN_MAX", files_open)
-        fold(folder / "base", weighted, folder / "cut", tile_elements=tile, threads=threads)
+        fold(folder / "base", weighted, folder / "cut", execution=Execution(threads, tile))
     assert bits(safetensors_file.read(folder / "cut")) == expected
 
 
@@ -238,7 +239,7 @@ def test_fold_memory_grows_neither_with_the_model_nor_with_the_cohort(tmp_path):
     add_within_for(50 * values.size)(np.zeros(1), f32(1), np.float64(1), 1.0)  # the compiler's memory is not the fold's
     tracemalloc.start()
     try:
-        fold(tmp_path / "base", [Weighted(update, 1)] * 50, tmp_path / "out", tile_elements=block)
+        fold(tmp_path / "base", [Weighted(update, 1)] * 50, tmp_path / "out", execution=Execution(1, block))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

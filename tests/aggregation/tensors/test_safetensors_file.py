@@ -332,7 +332,7 @@ def test_a_model_tells_its_buffers(tmp_path):
 @pytest.mark.parametrize("note", ["", "{}", '"var"', "[1]", "nonsense"])
 def test_a_note_of_buffers_that_is_no_list_of_names_is_refused(tmp_path, note):
     safetensors_file.write(tmp_path / "m", {"w": np.ones(2, np.float32)}, metadata={safetensors_file.BUFFERS: note})
-    with pytest.raises(TensorFileCorrupted, match="its note of buffers is no"):
+    with pytest.raises(TensorFileCorrupted, match="the header's entry 'buffers' is no"):
         safetensors_file.read_buffers(tmp_path / "m")
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from atoll.aggregation.codecs.chunks import encoded_bytes
 from atoll.aggregation.codecs.codec import CHUNK_ELEMENTS
 from atoll.aggregation.codecs.names import parse_codec
+from atoll.aggregation.fold.execution import Execution
 from atoll.aggregation.fold.step import Step
 from atoll.aggregation.fold.streaming import Weighted, fold
 from atoll.aggregation.rules.coordinate import Median
@@ -162,11 +163,17 @@ def cohort(tmp_path, names):
     return encoded, plain
 
 
-def folded(tmp_path, updates, **options):
+def folded(tmp_path, updates, step=Step(), **execution):  # noqa: B008 - a value
     safetensors_file.write(
         tmp_path / "base", {name: np.zeros(shape, np.float32) for name, shape in ARRAYS.items()} | BASE
     )
-    fold(tmp_path / "base", [Weighted(u, 10 + k) for k, u in updates], tmp_path / "out", **options)
+    fold(
+        tmp_path / "base",
+        [Weighted(u, 10 + k) for k, u in updates],
+        tmp_path / "out",
+        step=step,
+        execution=Execution(**execution),
+    )
     return (tmp_path / "out").read_bytes()
 
 

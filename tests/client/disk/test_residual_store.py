@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from atoll.aggregation.tensors.safetensors_file import read, write
 from atoll.aggregation.updates.encoded_writer import REPLACES
 from atoll.client.disk import residual_store
-from atoll.client.disk.residual_store import Kept, Owner
+from atoll.client.disk.residual_store import Owner, ResidualStore
 from atoll.protocol.vocabulary import Digest, RunId
 
 OWNER = Owner("residual", RunId("run-1"), "tiny:task")
@@ -51,7 +51,7 @@ def folder(tmp_path):
 
 
 def test_staged_is_current_when_its_update_is_accepted(tmp_path, folder):
-    it = Kept(folder)
+    it = ResidualStore(folder)
     stage(it, tmp_path, 1)
     assert values(it) == []
     it.settle(digest(1), accepted=True)
@@ -61,7 +61,7 @@ def test_staged_is_current_when_its_update_is_accepted(tmp_path, folder):
 
 
 def test_of_a_refused_update_nothing_is_kept_and_the_old_stays(tmp_path, folder):
-    it = Kept(folder)
+    it = ResidualStore(folder)
     stage(it, tmp_path, 1)
     it.settle(digest(1), accepted=True)
     stage(it, tmp_path, 2)
@@ -74,7 +74,7 @@ def test_of_a_refused_update_nothing_is_kept_and_the_old_stays(tmp_path, folder)
 
 
 def test_two_updates_that_are_open_at_once_share_nothing(tmp_path, folder):
-    it = Kept(folder)
+    it = ResidualStore(folder)
     stage(it, tmp_path, 1)
     it.settle(digest(1), accepted=True)
     stage(it, tmp_path, 2)
@@ -90,7 +90,7 @@ def test_two_updates_that_are_open_at_once_share_nothing(tmp_path, folder):
 
 @pytest.mark.parametrize("other", OTHERS, ids=lambda owner: f"{owner.name} {owner.run_id} {owner.task}")
 def test_runs_tasks_and_kinds_are_apart(tmp_path, folder, other):
-    it = Kept(folder)
+    it = ResidualStore(folder)
     stage(it, tmp_path, 1)
     stage(it, tmp_path, 1, owner=other, value=7)
     it.settle(digest(1), accepted=True)
@@ -101,34 +101,34 @@ def test_runs_tasks_and_kinds_are_apart(tmp_path, folder, other):
 
 
 def test_what_was_staged_for_no_update_of_the_spool_is_gone_after_a_restart(tmp_path, folder):
-    it = Kept(folder)
+    it = ResidualStore(folder)
     stage(it, tmp_path, 1)
     it.settle(digest(1), accepted=True)
     stage(it, tmp_path, 2)
     (folder / "junk").write_bytes(b"")
-    again = Kept(folder, [digest(2)])
+    again = ResidualStore(folder, [digest(2)])
     assert values(again) == []
-    assert values(Kept(folder, [])) == [1.0]
+    assert values(ResidualStore(folder, [])) == [1.0]
     assert len(list(folder.iterdir())) == 1
 
 
 def test_killed_between_the_rename_and_the_deletion_it_finishes_after_the_restart(tmp_path, folder, monkeypatch):
-    it = Kept(folder, [])
+    it = ResidualStore(folder, [])
     stage(it, tmp_path, 1)
     it.settle(digest(1), accepted=True)
     stage(it, tmp_path, 2)
-    monkeypatch.setattr(Kept, "_drop_replaced", lambda self, current: None)
+    monkeypatch.setattr(ResidualStore, "_drop_replaced", lambda self, current: None)
     it.settle(digest(2), accepted=True)
     monkeypatch.undo()
     assert values(it) == [1.0, 2.0]
-    again = Kept(folder, [digest(2)])  # the spool still has it
+    again = ResidualStore(folder, [digest(2)])  # the spool still has it
     assert values(again) == [2.0]
     again.settle(digest(2), accepted=True)  # it is sent again, and accepted again
     assert values(again) == [2.0]
 
 
 def test_old_files_and_names_that_lead_elsewhere(tmp_path, folder):
-    it = Kept(folder)
+    it = ResidualStore(folder)
     stage(it, tmp_path, 1)
     it.settle(digest(1), accepted=True)
     victim = made(tmp_path / "victim", 0)
@@ -139,12 +139,12 @@ def test_old_files_and_names_that_lead_elsewhere(tmp_path, folder):
     assert victim.exists()
     for path in folder.iterdir():
         os.utime(path, (0, 0))
-    assert values(Kept(folder)) == []
+    assert values(ResidualStore(folder)) == []
     assert list(folder.iterdir()) == []
 
 
 def test_task_and_run_lead_out_of_no_folder(tmp_path, folder):
-    it, wild = Kept(folder), Owner("residual", RunId("../../x\0*"), "/etc/*?[a]\ud800")
+    it, wild = ResidualStore(folder), Owner("residual", RunId("../../x\0*"), "/etc/*?[a]\ud800")
     stage(it, tmp_path, 1, owner=wild)
     it.settle(digest(1), accepted=True)
     assert values(it, wild) == [1.0]
@@ -160,7 +160,7 @@ class Ledger(RuleBasedStateMachine):
         super().__init__()
         for path in self.folder.rglob("*.*"):
             path.unlink()
-        self.it, self.number = Kept(self.folder / "kept"), 0
+        self.it, self.number = ResidualStore(self.folder / "kept"), 0
         self.open: dict[int, tuple[float, float]] = {}  # number -> (made, sent)
         self.made = self.sent = 0.0
 
@@ -181,7 +181,7 @@ class Ledger(RuleBasedStateMachine):
 
     @rule()
     def restart(self):
-        self.it = Kept(self.folder / "kept", [digest(number) for number in self.open])
+        self.it = ResidualStore(self.folder / "kept", [digest(number) for number in self.open])
 
     @invariant()
     def accepted_updates_and_what_is_owed_add_up(self):

@@ -61,7 +61,7 @@ def test_entry_that_is_cut_anywhere_is_removed_with_a_warning(tmp_path, caplog, 
     os.truncate(entry.path, eval(where, {"size": size}))
     assert Spool(folder(tmp_path), 2**30).entries() == {}
     assert not entry.path.exists()
-    assert "no whole update" in caplog.text
+    assert "is not a whole update" in caplog.text
 
 
 def test_files_that_are_no_entries_are_removed(tmp_path):

@@ -11,7 +11,7 @@ from atoll.server.audit.reading import Source, events_of, verify
 ONE, TWO = f"17:{'ab' * 32}", f"40:{'cd' * 32}"
 
 
-def told(folder: Path) -> list[tuple[str, str]]:
+def checkpoints(folder: Path) -> list[tuple[str, str]]:
     source = Source.of_files(sorted((folder / "decisions").glob("audit-*.jsonl")))
     assert verify(source).faults == []
     events = (line.event for line in events_of(source))
@@ -21,15 +21,15 @@ def told(folder: Path) -> list[tuple[str, str]]:
 def test_each_checkpoint_is_written_down_once(tmp_path: Path) -> None:
     log = DecisionLog(tmp_path, lambda: 1.8e9)
     for checkpoint in ("", ONE, ONE, TWO, ""):
-        log.told(checkpoint)
+        log.note_checkpoint(checkpoint)
     log.close()
-    assert told(tmp_path) == [("line 17", ONE), ("line 40", TWO)]
+    assert checkpoints(tmp_path) == [("line 17", ONE), ("line 40", TWO)]
 
 
 def test_what_is_no_checkpoint_is_said_and_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     gate = Gate(None, tmp_path)
-    gate.told("17")
-    gate.told(ONE)
+    gate.note_checkpoint("17")
+    gate.note_checkpoint(ONE)
     gate.close()
-    assert told(tmp_path) == [("line 17", ONE)]
-    assert "is not written down: checkpoint '17': allowed is SEQ:DIGEST" in caplog.text
+    assert checkpoints(tmp_path) == [("line 17", ONE)]
+    assert "cannot be recorded: checkpoint '17': allowed is SEQ:DIGEST" in caplog.text

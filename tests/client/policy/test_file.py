@@ -21,7 +21,7 @@ BAD = {
     VALID + 'time_zone = "../../etc/passwd"\n': "time_zone: got",
     VALID + '[hours]\ndays = ["monday"]\n': "hours.days",
     VALID + '[hours]\nbegin = "8:00"\n': "hours.begin: got '8:00': allowed: HH:MM",
-    VALID + '[hours]\nend = "00:00"\n': "hours: begin 00:00 and end 00:00 are no hours",
+    VALID + '[hours]\nend = "00:00"\n': "hours: begin 00:00 and end 00:00 leave no hours",
     VALID + "[hours]\nfrom = 3\n": "hours.from: unknown key",
     "tasks = [": "not TOML",
     "\udcff": "cannot be read",

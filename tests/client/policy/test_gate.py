@@ -291,7 +291,7 @@ def test_what_cannot_be_written_down_is_not_allowed(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "pwrite", full)
     assert site.gate.ask_upload(entry).rule is Rule.STATE
     assert site.gate.admit(invitation(), version()) == Decision(
-        Outcome.WAITING, Rule.STATE, "this site cannot write down what it decides"
+        Outcome.WAITING, Rule.STATE, "this site cannot record its decisions"
     )
 
 

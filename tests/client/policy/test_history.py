@@ -157,7 +157,7 @@ def test_what_an_older_atoll_approved_must_be_approved_again(tmp_path: Path, cap
         database.executescript(SCHEMA_1)
     database.close()
     history = PolicyHistory(tmp_path)
-    assert "the approval of run r-1 did not say for which algorithm and codec, and must be given again" in caplog.text
+    assert "the approval of run r-1 names no algorithm and no codec and must be given again" in caplog.text
     assert [terms.standing for terms in history.runs()] == [Standing.UNDECIDED, Standing.REJECTED]
     assert history.of(request(local="{}"), day=DAY).standing is Standing.UNDECIDED
     assert history.of(request(7), day=DAY) == History(rounds_today=1, is_counted=True, turn=1)

@@ -1,4 +1,4 @@
-"""What an agent says while no connection comes about: why, once for each reason in a row."""
+"""The log of an agent that gets no connection: the reason, once for each cause in a row."""
 
 import asyncio
 import socket
@@ -7,7 +7,7 @@ import time
 import grpc
 import pytest
 
-from atoll.client.wire.coordinator_connection import Line, cause_of
+from atoll.client.wire.coordinator_connection import ConnectionHandlers, CoordinatorConnection, cause_of
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.certificates import Issuer
@@ -47,39 +47,34 @@ def test_the_cause_of_a_refusal_is_its_code_also_when_it_quotes_grpc():
 
 
 class Holder:
-    """Has a credential that is never renewed."""
+    """A keeper of a credential that is never renewed."""
 
     def __init__(self, member):
         self.current = member.credential
 
 
 class Dialling:
-    """A line that dials again at once; `count` says how often it has."""
+    """A connection that dials again at once; `count` is the number of times that it did."""
 
     def __init__(self, address, dialer):
         self.count = 0
-        self._line = Line(
-            address,
-            dialer,
-            replaced_wait=1.0,
-            hello=pb.Hello,
-            on_connected=lambda _: None,
-            on_message=lambda _: None,
-            on_lost=self._again,
-            spawn=asyncio.ensure_future,
-            verifier=None,
+        handlers = ConnectionHandlers(
+            hello=pb.Hello, on_connected=lambda _: None, on_message=lambda _: None, on_lost=self._again
+        )
+        self._connection = CoordinatorConnection(
+            address, dialer, handlers, replaced_wait=1.0, spawn=asyncio.ensure_future, verifier=None
         )
 
     def _again(self):
         self.count += 1
-        self._line.dial(0.01)
+        self._connection.dial(0.01)
 
     async def __aenter__(self):
-        self._line.dial(0.0)
+        self._connection.dial(0.0)
         return self
 
     async def __aexit__(self, *_):
-        await self._line.hang_up()
+        await self._connection.hang_up()
 
     async def times(self, count):
         await until(lambda until_count=self.count + count: self.count >= until_count)

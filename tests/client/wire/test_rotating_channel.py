@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from atoll.client.threads import on_thread
 from atoll.client.wire import rotating_channel as connection_module
-from atoll.client.wire.rotating_channel import Connection
+from atoll.client.wire.rotating_channel import RotatingChannel
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.identity.dialer import InsecureDialer
 from atoll.protocol.identity.names import COORDINATOR
+from atoll.protocol.threads import on_thread
 from atoll.protocol.wire import channel as limits
 from atoll.protocol.wire.channel import server_options
 from atoll.protocol.wire.stream import StreamBroken
@@ -43,7 +43,7 @@ async def served():
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with door_before(port) as door:
-        connection = Connection(InsecureDialer(), door.address, COORDINATOR, rpc.CoordinatorStub)
+        connection = RotatingChannel(InsecureDialer(), door.address, COORDINATOR, rpc.CoordinatorStub)
         fresh = asyncio.create_task(connection.keep_fresh())
         try:
             yield connection, service, door
@@ -150,7 +150,7 @@ async def test_a_renewal_changes_over_at_once_and_closes_what_nobody_uses():
 
 
 def block(stub, seconds=10.0):
-    return on_thread(lambda: stub.GetManifest(pb.ManifestRequest(), timeout=seconds))
+    return on_thread(None, lambda: stub.GetManifest(pb.ManifestRequest(), timeout=seconds))
 
 
 @live
@@ -204,8 +204,8 @@ async def test_closing_ends_calls_that_block():
     async with served() as (connection, _service, _door):
         async with connection.blocking_calls() as stub:
             replies = stub.Session(iter([]))
-            await on_thread(next, replies)
-            ending = asyncio.ensure_future(on_thread(lambda: list(replies)))
+            await on_thread(None, next, replies)
+            ending = asyncio.ensure_future(on_thread(None, lambda: list(replies)))
             await connection.close()
             with pytest.raises(grpc.RpcError) as caught:
                 await ending

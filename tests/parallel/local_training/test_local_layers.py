@@ -173,7 +173,7 @@ def test_a_model_without_batch_norm_has_none_to_keep() -> None:
 
 @pytest.mark.parametrize("keep", ["", "head.*, "])
 def test_empty_words_are_no_setting(keep: str) -> None:
-    with pytest.raises(ValueError, match=r"local\.keep: must be words, or none"):
+    with pytest.raises(ValueError, match=r"local\.keep: must be names separated by commas, or none"):
         bench(make_task(), keep=keep)
 
 

@@ -114,7 +114,7 @@ def test_a_metric_named_loss_replaces_the_default() -> None:
 DIGEST = """
 import hashlib, torch
 from atoll import Local
-from atoll.parallel.parameters import initial_parameters
+from atoll.parallel.local_training.parameters import initial_parameters
 from tests.parallel.tasks import make_task
 from tests.parallel.test_training import trained
 from torch import nn

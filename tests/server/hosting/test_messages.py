@@ -4,26 +4,32 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.protocol.vocabulary import ClientId, RoundId
-from atoll.server.hosting.messages import INLINE_MANIFEST_BYTES_MAX, invitation, training_seed
+from atoll.protocol.vocabulary import ClientId, RoundId, RunId
+from atoll.server.config.run import RunConfig
+from atoll.server.hosting.messages import (
+    INLINE_MANIFEST_BYTES_MAX,
+    ClientTerms,
+    OfferedModel,
+    RunTerms,
+    invitation,
+    training_seed,
+)
 from atoll.server.rounds.events import Invite
 
 
 def message(manifest=b"m", deadline=110.0, now=100.0):
-    return invitation(
-        Invite("a", 3, 2, deadline, 1),
-        run_id="r-1",
-        task="t",
-        digest="d",
-        manifest=manifest,
-        seed=5,
+    config = RunConfig(
+        name="r",
+        task="m:t",
+        rounds=1,
+        seed=11,
         local={"lr": 0.1},
-        algorithm="scaffold",
-        codec="",
-        model_seed=11,
-        grace=1.0,
-        now=now,
-    ).invite
+        aggregation={"algorithm": "scaffold", "num_clients": 5},
+        round={"cohort_size": 2, "grace": 1.0},
+    )
+    terms = RunTerms.of(RunId("r-1"), "t", config)
+    model, client = OfferedModel("d", manifest), ClientTerms(seed=5, codec="")
+    return invitation(Invite("a", 3, 2, deadline, 1), terms, model, client, now=now).invite
 
 
 def test_deadline_travels_as_time_left_because_clocks_differ():
@@ -43,6 +49,7 @@ def test_overrides_travel_as_plain_json():
 def test_what_the_algorithm_needs_travels():
     invite = message()
     assert (invite.algorithm, invite.counted_round, invite.model_seed) == ("scaffold", 1, 11)
+    assert (invite.run_id, invite.task, invite.model_digest, invite.grace_s) == ("r-1", "t", "d", 1.0)
 
 
 def test_training_seed_depends_on_run_round_and_client_alone():

@@ -104,7 +104,8 @@ async def test_a_steward_that_was_heard_comes_back_at_once_and_says_each_time_th
     while len(waits) < 15:
         await sleep(0.01)
     serving.cancel()
-    assert waits[:10] == [0.5, 1.0, 2.0, 4.0, 0.5, 1.0, 2.0, 4.0, 5.0, 0.5]
+    steps = [0.5, 1.0, 2.0, 4.0, 0.5, 1.0, 2.0, 4.0, 5.0, 0.5]
+    assert all(step / 2 <= wait <= step for step, wait in zip(steps, waits, strict=False)), waits
     assert caplog.text.count("no connection to 127.0.0.1:1") == 1 + len(waits) // 5
     assert authority_server.RECONNECT_S[1] < remote_signer.PATIENCE_S  # a coordinator starts its ranks meanwhile
 

@@ -25,7 +25,8 @@ from atoll.server.rounds import events as ev
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.record import RoundRecord
-from atoll.server.rounds.run_machine import RunMachine, RunRules
+from atoll.server.rounds.run_machine import RunMachine
+from atoll.server.rounds.update_intake import RunRules
 
 EVENTS = get_args(ev.Event)
 finite = st.floats(allow_nan=False)

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy.exc import IntegrityError
 
+from atoll.protocol.durable import DiskFull
 from atoll.protocol.vocabulary import Phase, RunState
 from atoll.server.config.run import RunConfig
 from atoll.server.errors import StoreCorrupted
 from atoll.server.journal.codec import encode_event, encode_ledger, encode_record
 from atoll.server.journal.journal import (
     Batch,
-    DiskFull,
     Entry,
     EvaluationRow,
     Journal,
@@ -34,7 +34,8 @@ from atoll.server.rounds import events as ev
 from atoll.server.rounds.ledger import Ledger
 from atoll.server.rounds.policy import StragglerPolicy
 from atoll.server.rounds.record import RoundRecord
-from atoll.server.rounds.run_machine import RunMachine, RunRules
+from atoll.server.rounds.run_machine import RunMachine
+from atoll.server.rounds.update_intake import RunRules
 from tests.server.journal.test_codec import RULES, some_history
 
 CONFIG = RunConfig(task="m:t", local={"lr": 1.0, "epochs": 2, "nesterov": True}, round=StragglerPolicy(quorum=1))
@@ -380,11 +381,11 @@ def test_the_file_and_the_wal_stay_bounded_when_the_journal_is_pruned(journal, s
 WRITER = """
 import os, sys
 from pathlib import Path
-from atoll.server.events import SamplerFailed
-from atoll.server.codec import encode_event, encode_ledger
-from atoll.server.journal import Batch, Entry, Journal, Snapshot
-from atoll.server.ledger import Ledger
-from atoll.server.statedir import StateDirectory
+from atoll.server.rounds.events import SamplerFailed
+from atoll.server.journal.codec import encode_event, encode_ledger
+from atoll.server.journal.journal import Batch, Entry, Journal, Snapshot
+from atoll.server.rounds.ledger import Ledger
+from atoll.server.journal.state_directory import StateDirectory
 journal = Journal(StateDirectory.open(Path(sys.argv[1])))
 seq = journal.load("r").seq
 while True:

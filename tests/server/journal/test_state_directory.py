@@ -21,7 +21,7 @@ from atoll.server.rounds.ledger import Ledger
 HOLDER = """
 import sys, time
 from pathlib import Path
-from atoll.server.statedir import StateDirectory
+from atoll.server.journal.state_directory import StateDirectory
 state = StateDirectory.open(Path(sys.argv[1]))
 state.announce("127.0.0.1:7070", "127.0.0.1:2", __import__("os").getpid())
 print("open", flush=True)

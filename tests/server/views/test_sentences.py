@@ -17,7 +17,8 @@ from atoll.protocol.vocabulary import (
 from atoll.server.journal.codec import decode_record
 from atoll.server.rounds.record import CarriedRecord, ClientRecord, Outage, RoundRecord
 from atoll.server.rounds.run_machine import RunMachine
-from atoll.server.views.sentences import as_json, explain, sentences, summary
+from atoll.server.views.reasons import explain
+from atoll.server.views.sentences import as_json, sentences, summary
 from tests.server.journal.test_codec import RULES, some_history
 from tests.server.rounds.test_buffer_round import Flow
 
@@ -75,7 +76,7 @@ def test_a_round_of_one():
         "Round 7 started from version 6 and was committed as version 7 after 12.4 s: 1 of the 1 wanted update was in.",
         "1 of 1 available client was invited: west.",
         "west (reported): its update was accepted 1.0 s after the invitation: "
-        "1 example, all of the requested work, 1 byte, 0.5 s of training.",
+        "1 example, all of the requested work, 1 B, 0.5 s of training.",
     ]
 
 
@@ -252,7 +253,7 @@ def test_those_who_are_waited_for():
 
 
 @pytest.mark.parametrize(
-    ("num_bytes", "text"), [(0, "0 bytes"), (1, "1 byte"), (999, "999 bytes"), (1500, "1.5 kB"), (2 * 10**9, "2.0 GB")]
+    ("num_bytes", "text"), [(0, "0 B"), (1, "1 B"), (999, "999 B"), (1500, "1.5 kB"), (2 * 10**9, "2.0 GB")]
 )
 def test_sizes(num_bytes, text):
     client = reported()

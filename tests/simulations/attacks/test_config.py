@@ -3,6 +3,7 @@ from collections import Counter
 import pytest
 
 from atoll.protocol.settings import ConfigError, load_text
+from atoll.simulations.attacks.build import adversary_of
 from atoll.simulations.attacks.config import AttackConfig
 
 NAMES = [f"c{k:02d}" for k in range(20)]
@@ -10,31 +11,32 @@ NAMES = [f"c{k:02d}" for k in range(20)]
 
 @pytest.mark.parametrize(("malicious", "count"), [(4, 4), (0.2, 4), (0.29, 5), (0, 0), (1.0, 20), (20, 20)])
 def test_as_many_are_malicious_as_asked_for(malicious: int | float, count: int) -> None:
-    chosen = AttackConfig(kind="sign_flip", malicious=malicious).of(NAMES, seed=7).malicious
+    chosen = adversary_of(AttackConfig(kind="sign_flip", malicious=malicious), NAMES, seed=7).malicious
     assert len(chosen) == count
     assert chosen <= set(NAMES)
 
 
 def test_a_share_is_meant_as_it_is_written() -> None:
-    assert len(AttackConfig(kind="sign_flip", malicious=0.29).of(map(str, range(100)), seed=0).malicious) == 29
+    attack = AttackConfig(kind="sign_flip", malicious=0.29)
+    assert len(adversary_of(attack, map(str, range(100)), seed=0).malicious) == 29
 
 
 def test_who_is_malicious_depends_on_the_seed_and_not_on_the_order() -> None:
     attack = AttackConfig(kind="alie", malicious=4)
-    assert attack.of(NAMES, 3).malicious == attack.of(reversed(NAMES), 3).malicious
-    assert len({attack.of(NAMES, seed).malicious for seed in range(20)}) > 15
-    counts = Counter(name for seed in range(500) for name in attack.of(NAMES, seed).malicious)
+    assert adversary_of(attack, NAMES, 3).malicious == adversary_of(attack, reversed(NAMES), 3).malicious
+    assert len({adversary_of(attack, NAMES, seed).malicious for seed in range(20)}) > 15
+    counts = Counter(name for seed in range(500) for name in adversary_of(attack, NAMES, seed).malicious)
     assert min(counts.values()) > 65  # 100 each on average, standard deviation 9
     assert max(counts.values()) < 135
 
 
 def test_without_an_attack_nobody_is_malicious() -> None:
-    assert AttackConfig().of(NAMES, 1).malicious == frozenset()
+    assert adversary_of(AttackConfig(), NAMES, 1).malicious == frozenset()
 
 
 def test_more_malicious_clients_than_there_are_is_a_fault() -> None:
     with pytest.raises(ConfigError, match=r"attack.malicious: got 21; there are 20 clients"):
-        AttackConfig(kind="ipm", malicious=21).of(NAMES, 1)
+        adversary_of(AttackConfig(kind="ipm", malicious=21), NAMES, 1)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 from atoll.parallel.local_training.batches import fetcher
 from atoll.simulations.populations.config import PopulationConfig
 from atoll.simulations.populations.pool import NoLabels, Pool, labels_of
+from atoll.simulations.populations.population import populate
 from tests.simulations.populations.tasks import Listed, digits_task, labelled
 
 
@@ -68,7 +69,7 @@ def test_targets_of_different_shapes_are_no_labels() -> None:
 
 
 def test_what_clients_hold_can_be_sent_to_another_process() -> None:
-    held = PopulationConfig(kind="dirichlet", clients=5, alpha=1).of(digits_task, seed=0)
+    held = populate(PopulationConfig(kind="dirichlet", clients=5, alpha=1), digits_task, seed=0)
     there = pickle.loads(pickle.dumps(held.task.data))
     for site in held.task.sites:
         one, other = (fetcher(data(site, "train"))(torch.arange(5)) for data in (held.task.data, there))

@@ -15,7 +15,8 @@ from atoll.parallel.local_training.batches import fetcher
 from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.populations.config import PopulationConfig
-from atoll.simulations.populations.population import Population, names
+from atoll.simulations.populations.population import Population, names, populate
+from atoll.simulations.populations.report import report
 from tests.simulations.populations.tasks import Listed, digits_task, labelled, places, task_of
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -35,7 +36,7 @@ def config_of(kind: str, clients: int, **more: Any) -> PopulationConfig:
 
 def faults(config: PopulationConfig, task: Task) -> str:
     with pytest.raises(ConfigError) as caught:
-        config.of(task, seed=0)
+        populate(config, task, seed=0)
     return str(caught.value)
 
 
@@ -53,7 +54,7 @@ def test_every_example_belongs_to_exactly_one_client(kind: str, data: st.DataObj
     sites = {
         f"s{k}": Subset(whole, list(range(end - n, end))) for k, (end, n) in enumerate(zip(ends, sizes, strict=True))
     }
-    held = config_of(kind, clients).of(task_of(sites), seed=data.draw(st.integers(0, 99)))
+    held = populate(config_of(kind, clients), task_of(sites), seed=data.draw(st.integers(0, 99)))
     assert held.task.sites == names(clients)
     parts = [held.train.part(k) for k in range(clients)]
     assert sorted(place for part in parts for place in places(part)) == list(range(len(whole)))
@@ -65,7 +66,7 @@ def test_every_example_belongs_to_exactly_one_client(kind: str, data: st.DataObj
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_seed_gives_the_same_clients_in_whatever_order_they_are_asked(kind: str) -> None:
-    first, again, other = (config_of(kind, 9).of(digits_task, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (populate(config_of(kind, 9), digits_task, seed=seed) for seed in (1, 1, 2))
     wanted = {site: fetched(first, site) for site in first.task.sites}
     for site in reversed(again.task.sites):
         assert torch.equal(fetched(again, site), wanted[site])
@@ -80,13 +81,16 @@ def fetched(held: Population, site: str, split: str = "train") -> torch.Tensor:
 
 def test_a_seed_of_its_own_stands_above_the_run_s() -> None:
     config = config_of("iid", 5, seed=7)
-    assert config.of(digits_task, seed=1).train.owner.tolist() == config.of(digits_task, seed=2).train.owner.tolist()
-    assert config.of(digits_task, seed=1).seed == 7
+    assert (
+        populate(config, digits_task, seed=1).train.owner.tolist()
+        == populate(config, digits_task, seed=2).train.owner.tolist()
+    )
+    assert populate(config, digits_task, seed=1).seed == 7
 
 
 def test_natural_is_the_task_itself() -> None:
     task = task_of({"a": labelled([0, 1, 1]), "b": labelled([2])})
-    held = PopulationConfig().of(task, seed=0)
+    held = populate(PopulationConfig(), task, seed=0)
     assert held.task is task
     assert held.train.sizes.tolist() == [3, 1]
     assert held.test is None
@@ -96,7 +100,7 @@ def test_natural_is_the_task_itself() -> None:
 def test_test_data_follow_the_labels_of_the_training_data(kind: str) -> None:
     train, test = np.repeat(np.arange(5), 400), np.repeat(np.arange(5), 100)
     task = task_of(lambda site, split: labelled(test if split == "test" else train))
-    held = config_of(kind, 10).of(task, seed=3)
+    held = populate(config_of(kind, 10), task, seed=3)
     assert held.test is not None
     for client in range(10):
         own = np.bincount(train[held.train.owner == client], minlength=5)
@@ -108,20 +112,20 @@ def test_test_data_follow_the_labels_of_the_training_data(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["dirichlet", "dirichlet balanced", "shards"])
 def test_labels_that_only_the_test_data_have_are_dealt_too(kind: str) -> None:
     task = task_of(lambda site, split: labelled([5, 7, 7, 9] * 20 if split == "test" else [7] * 90))
-    held = config_of(kind, 3).of(task, seed=1)
+    held = populate(config_of(kind, 3), task, seed=1)
     there = [held.task.data(site, "test") for site in held.task.sites]
     assert sorted(place for part in there if part for place in places(part)) == list(range(80))
 
 
 def test_a_client_without_test_data_has_none() -> None:
     task = task_of(lambda site, split: labelled([0] * (3 if split == "test" else 60)))
-    held = config_of("iid", 10).of(task, seed=3)
+    held = populate(config_of("iid", 10), task, seed=3)
     sizes = [0 if (test := held.task.data(site, "test")) is None else len(test) for site in held.task.sites]
     assert sorted(sizes) == [0] * 7 + [1] * 3
 
 
 def test_batches_come_by_one_index_operation_from_one_base() -> None:
-    held = config_of("dirichlet", 20).of(digits_task, seed=0)
+    held = populate(config_of("dirichlet", 20), digits_task, seed=0)
     (base,) = {id(held.task.data(site, "train").dataset) for site in held.task.sites}
     assert base == id(digits_task.data("all", "train"))
     part = held.task.data("c0003", "train")
@@ -131,20 +135,20 @@ def test_batches_come_by_one_index_operation_from_one_base() -> None:
 
 
 def test_sites_of_tensors_are_pooled_into_tensors_and_sites_of_others_stay_as_they_are() -> None:
-    tensors = config_of("iid", 2).of(task_of({"a": labelled([0, 1]), "b": labelled([2, 3])}), seed=0)
+    tensors = populate(config_of("iid", 2), task_of({"a": labelled([0, 1]), "b": labelled([2, 3])}), seed=0)
     assert type(tensors.task.data("c0000", "train").dataset) is TensorDataset
     listed = {"a": Listed([(torch.zeros(2), 0), (torch.ones(2), 1)]), "b": Listed([(torch.ones(2), 1)])}
-    held = config_of("iid", 3).of(task_of(listed), seed=0)
+    held = populate(config_of("iid", 3), task_of(listed), seed=0)
     rows = [fetcher(held.task.data(site, "train"))(torch.tensor([0])) for site in held.task.sites]
     assert sorted((x.sum().item(), y.item()) for x, y in rows) == [(0.0, 0), (2.0, 1), (2.0, 1)]
 
 
 def test_targets_are_looked_at_once_and_not_at_all_where_labels_play_no_part() -> None:
     data = Listed([(torch.zeros(1), k % 3) for k in range(60)])
-    config_of("iid", 4).of(task_of({"a": data}), seed=0)
+    populate(config_of("iid", 4), task_of({"a": data}), seed=0)
     assert data.reads == 0
-    held = config_of("shards", 4).of(task_of({"a": data}), seed=0)
-    held.report()
+    held = populate(config_of("shards", 4), task_of({"a": data}), seed=0)
+    report(held)
     assert data.reads == 60
 
 
@@ -156,18 +160,18 @@ def test_targets_that_a_data_set_shows_are_taken_unless_they_are_transformed() -
 
     items = [(torch.zeros(1), k % 3) for k in range(60)]
     shown = Shown([k % 3 for k in range(60)], items)
-    held = config_of("shards", 4).of(task_of({"a": shown}), seed=0)
+    held = populate(config_of("shards", 4), task_of({"a": shown}), seed=0)
     assert shown.reads == 1
     assert held.train.pool.labels.tolist() == [k % 3 for k in range(60)]
     moved = Shown([k % 3 + 1 for k in range(60)], items, transform=lambda k: k - 1)
-    assert config_of("shards", 4).of(task_of({"a": moved}), seed=0).train.pool.labels.max() == 2
+    assert populate(config_of("shards", 4), task_of({"a": moved}), seed=0).train.pool.labels.max() == 2
     wrong = Shown([k % 3 + 1 for k in range(60)], items)
-    assert config_of("shards", 4).of(task_of({"a": wrong}), seed=0).train.pool.labels.max() == 2
+    assert populate(config_of("shards", 4), task_of({"a": wrong}), seed=0).train.pool.labels.max() == 2
 
 
 def test_noise_grows_with_the_number_of_the_client() -> None:
     task = task_of({"a": TensorDataset(torch.zeros(4000, 5), torch.zeros(4000, dtype=torch.int64))})
-    held = config_of("feature", 4, change="noise", strength=0.8).of(task, seed=0)
+    held = populate(config_of("feature", 4, change="noise", strength=0.8), task, seed=0)
     levels = [fetched(held, site).std().item() for site in held.task.sites]
     np.testing.assert_allclose(levels, [0.2, 0.4, 0.6, 0.8], rtol=0.05)
     assert torch.equal(fetched(held, "c0002"), fetched(held, "c0002"))
@@ -176,7 +180,7 @@ def test_noise_grows_with_the_number_of_the_client() -> None:
 def test_a_shift_is_affine_and_the_same_in_training_and_test() -> None:
     values = torch.rand(200, 3)
     task = task_of(lambda site, split: TensorDataset(values, torch.zeros(200, dtype=torch.int64)))
-    held = config_of("feature", 3, change="shift", strength=0.5).of(task, seed=0)
+    held = populate(config_of("feature", 3, change="shift", strength=0.5), task, seed=0)
     for client, site in enumerate(held.task.sites):
         fits = []
         for split, dealt in (("train", held.train), ("test", held.test)):
@@ -190,7 +194,7 @@ def test_a_shift_is_affine_and_the_same_in_training_and_test() -> None:
 def test_rotation_turns_images_by_quarters() -> None:
     images = torch.rand(40, 1, 6, 6)
     task = task_of({"a": TensorDataset(images, torch.zeros(40, dtype=torch.int64))})
-    held = config_of("feature", 5, change="rotation").of(task, seed=0)
+    held = populate(config_of("feature", 5, change="rotation"), task, seed=0)
     for client, site in enumerate(held.task.sites):
         turned = np.rot90(images[held.train.owner == client].numpy(), client % 4, (2, 3))
         np.testing.assert_array_equal(fetched(held, site).numpy(), turned)
@@ -200,7 +204,7 @@ def test_a_thousand_clients_of_sixty_thousand_examples_take_well_under_a_second(
     data = TensorDataset(torch.zeros(60_000, 1), torch.arange(60_000) % 10)
     for kind, more in (("dirichlet", {"alpha": 1.0}), ("dirichlet balanced", {}), ("shards", {}), ("iid", {})):
         began = time.perf_counter()
-        held = config_of(kind, 1000, **more).of(task_of({"a": data}), seed=0)
+        held = populate(config_of(kind, 1000, **more), task_of({"a": data}), seed=0)
         for site in held.task.sites:
             held.task.data(site, "train")
         assert time.perf_counter() - began < 3.0, kind  # 0.2 s on an idle core
@@ -209,7 +213,7 @@ def test_a_thousand_clients_of_sixty_thousand_examples_take_well_under_a_second(
 @pytest.mark.parametrize("sigma", [10.0, 1e9])
 def test_however_large_sigma_is_everything_is_dealt(sigma: float) -> None:
     unchecked = config_of("quantity sigma", 4).model_copy(update={"sigma": sigma})  # the settings end at 10
-    held = unchecked.of(task_of({"a": labelled([0] * 50)}), seed=0)
+    held = populate(unchecked, task_of({"a": labelled([0] * 50)}), seed=0)
     assert sorted(held.train.sizes.tolist()) == [1, 1, 1, 47]
 
 
@@ -276,7 +280,7 @@ def test_targets_that_are_no_labels_are_told_with_the_kinds_that_are_possible(ta
     said = faults(config_of("shards", 3), task)
     assert said.startswith(f"population: kind shards needs class labels: {what}")
     assert said.endswith("possible are natural, iid, quantity, feature")
-    assert config_of("quantity", 3).of(task, seed=0).report().labels is None
+    assert report(populate(config_of("quantity", 3), task, seed=0)).labels is None
 
 
 def test_items_that_are_no_pairs_are_told() -> None:
@@ -293,7 +297,7 @@ def test_inputs_that_cannot_be_changed_are_told_at_the_start() -> None:
 
 def test_a_stranger_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="there is no client 'north'; there are 3, from c0000"):
-        config_of("iid", 3).of(digits_task, seed=0).task.data("north", "train")
+        populate(config_of("iid", 3), digits_task, seed=0).task.data("north", "train")
 
 
 @pytest.mark.parametrize("kind", ["natural", "iid"])

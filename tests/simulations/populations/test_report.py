@@ -13,34 +13,40 @@ from torch.utils.data import TensorDataset
 
 from atoll.parallel.data.public.folder import data_folder
 from atoll.parallel.data.public.idx import read_idx
+from atoll.parallel.task.task import Task
 from atoll.simulations.populations import plot as drawing
 from atoll.simulations.populations.config import PopulationConfig
 from atoll.simulations.populations.plot import NoPlots, plot
-from atoll.simulations.populations.report import Report
+from atoll.simulations.populations.population import populate
+from atoll.simulations.populations.report import Report, report
 from tests.public_data import needs_data
 from tests.simulations.populations.tasks import digits, digits_task, labelled, task_of
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
+def reported(task: Task, **settings: object) -> Report:
+    return report(populate(PopulationConfig(**settings), task, seed=0))  # type: ignore[arg-type]
+
+
 def of_digits(**settings: object) -> Report:
-    return PopulationConfig(**settings).of(digits_task, seed=0).report()  # type: ignore[arg-type]
+    return reported(digits_task, **settings)
 
 
 def test_the_report_counts_what_the_clients_hold() -> None:
-    held = PopulationConfig(kind="dirichlet", clients=15, alpha=1.0).of(digits_task, seed=0)
-    report = held.report()
-    for row in report.clients:
+    held = populate(PopulationConfig(kind="dirichlet", clients=15, alpha=1.0), digits_task, seed=0)
+    found = report(held)
+    for row in found.clients:
         train, test = (held.task.data(row.client, split) for split in ("train", "test"))
         digits_there, counts = np.unique([int(train[k][1]) for k in range(len(train))], return_counts=True)
         assert row.labels == {str(d): n for d, n in zip(digits_there, counts, strict=True)}
         assert (row.examples, row.test_examples) == (len(train), 0 if test is None else len(test))
-    sizes = [row.examples for row in report.clients]
-    assert (report.examples_min, report.examples_median, report.examples_max) == (
+    sizes = [row.examples for row in found.clients]
+    assert (found.examples_min, found.examples_median, found.examples_max) == (
         *(min(sizes), float(np.median(sizes)), max(sizes)),
     )
-    assert (report.examples, report.test_examples) == (1437, 360)
-    assert json.loads(json.dumps(report.plain()))["clients"][3]["client"] == "c0003"
+    assert (found.examples, found.test_examples) == (1437, 360)
+    assert json.loads(json.dumps(found.plain()))["clients"][3]["client"] == "c0003"
 
 
 def test_entropy_and_distance_are_those_of_scipy() -> None:
@@ -80,7 +86,7 @@ def test_mnist_in_two_shards_of_300_for_each_of_100_clients_gives_most_of_them_t
     """McMahan et al. 2017, section 3."""
     labels = read_idx(data_folder("mnist") / "train-labels-idx1-ubyte.gz")
     task = task_of({"all": labelled(labels)})
-    report = PopulationConfig(kind="shards", clients=100).of(task, seed=0).report()
+    report = reported(task, kind="shards", clients=100)
     assert (report.examples_min, report.examples_max) == (600, 600)
     summary = report.labels
     assert summary is not None
@@ -93,7 +99,7 @@ def test_mnist_in_two_shards_of_300_for_each_of_100_clients_gives_most_of_them_t
 
 def test_targets_that_are_no_labels_have_sizes_alone() -> None:
     task = task_of({"a": TensorDataset(torch.rand(30, 2), torch.rand(30))})
-    report = PopulationConfig(kind="quantity", clients=4, alpha=1.0).of(task, seed=0).report()
+    report = reported(task, kind="quantity", clients=4, alpha=1.0)
     assert report.labels is None
     assert report.no_labels == "a target is float32 each, and a class label is one whole number"
     assert all(row.labels is None for row in report.clients)
@@ -114,7 +120,7 @@ def test_a_population_without_labels_or_with_many_is_drawn(tmp_path: Path) -> No
     regression = task_of({"a": TensorDataset(torch.rand(30, 2), torch.rand(30))})
     many = task_of({"a": labelled(np.arange(300) % 60)})
     for task in (regression, many):
-        plot(PopulationConfig(kind="iid", clients=3).of(task, seed=0).report(), tmp_path / "who.svg")
+        plot(reported(task, kind="iid", clients=3), tmp_path / "who.svg")
         assert "<svg" in (tmp_path / "who.svg").read_text()
 
 

@@ -2,17 +2,18 @@
 
 import asyncio
 import threading
+from functools import partial
 
 import pytest
 
-from atoll.client.threads import on_own_thread, on_thread
+from atoll.protocol.threads import on_own_thread, on_thread
 from tests.client.fake_coordinator import live
 
 
 @live
 async def test_who_is_cancelled_again_and_again_returns_only_when_the_work_has_ended():
     begun, may_end = threading.Event(), threading.Event()
-    task = asyncio.ensure_future(on_thread(lambda: (begun.set(), may_end.wait())))
+    task = asyncio.ensure_future(on_thread(None, lambda: (begun.set(), may_end.wait())))
     while not begun.is_set():
         await asyncio.sleep(0.005)
     for _ in range(3):
@@ -43,6 +44,6 @@ async def test_work_on_a_thread_of_its_own_is_stopped_when_its_task_is_cancelled
 
 @live
 async def test_what_the_work_raises_comes_back():
-    for run in (on_thread, lambda work: on_own_thread(work, stop=lambda: None)):
+    for run in (partial(on_thread, None), lambda work: on_own_thread(work, stop=lambda: None)):
         with pytest.raises(ZeroDivisionError):
             await run(lambda: 1 // 0)

@@ -1,0 +1,148 @@
+"""The composition root of the runs: it makes each run's parts from its settings and the coordinator's resources."""
+
+import shutil
+from collections.abc import Callable
+from functools import partial
+from typing import NoReturn
+
+from atoll.parallel.task.task import task_name
+from atoll.protocol.identity.dialer import Dialer
+from atoll.protocol.settings import ConfigError
+from atoll.protocol.threads import on_thread
+from atoll.protocol.vocabulary import TERMINAL, RunId, Version
+from atoll.server.config.process import CoordinatorConfig
+from atoll.server.config.run import RunConfig
+from atoll.server.errors import OperatorError
+from atoll.server.files.disk_limits import DiskLimits
+from atoll.server.folding.evaluator import TASK_TIMEOUT_S, EvaluationFailed, Evaluator, Reference
+from atoll.server.folding.reducer import Reducer
+from atoll.server.hosting.fair_executor import FairExecutor
+from atoll.server.hosting.run_driver import RunDriver
+from atoll.server.hosting.run_parts import RunParts, SharedParts
+from atoll.server.journal.journal import RunRow
+from atoll.server.journal.placement import num_ranks_of, state_of_rank, write_num_ranks
+from atoll.server.journal.state_directory import StateDirectory, run_folder
+from atoll.server.ranks.registry import Ranks
+from atoll.server.ranks.sharded_reducer import ShardedReducer
+from atoll.server.rounds.run_machine import RunMachine
+from atoll.server.selection.oort import Oort
+from atoll.server.selection.sampling import Sampler
+
+
+class RunFactory:
+    """Makes the parts of runs and the drivers that they are built into.
+
+    Args:
+        config: the coordinator's settings.
+        state: the state directory, locked.
+        shared: the parts that all runs share.
+        folding: the threads that fold.
+        ranks: the aggregation ranks; None: the coordinator folds by itself.
+        dialer: opens the channels to the aggregation ranks.
+    """
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        state: StateDirectory,
+        shared: SharedParts,
+        folding: FairExecutor,
+        ranks: Ranks | None,
+        dialer: Dialer,
+    ) -> None:
+        self._config, self._state, self._shared = config, state, shared
+        self._folding, self._ranks, self._dialer = folding, ranks, dialer
+
+    def driver(self, row: RunRow, machine: RunMachine, seq: int, evaluator: Evaluator, reducer: Reducer) -> RunDriver:
+        """Build the driver of a run; it is not started.
+
+        Args:
+            row: the run's row in the journal.
+            machine: its state machine, new or replayed.
+            seq: the sequence number of the last event that `machine` has received.
+            evaluator: see `evaluator`.
+            reducer: see `reducer`.
+        """
+        sampler = _sampler(row.config, is_over=machine.ledger.state in TERMINAL)
+        task = task_name(row.config.task)
+        return RunDriver(
+            RunParts(row.run_id, row.config, task, machine, seq, reducer, evaluator, sampler), self._shared
+        )
+
+    def evaluator(self, config: RunConfig, run_id: RunId) -> Evaluator:
+        """Make the evaluator of a run; its worker process starts with the first request."""
+        reference = Reference(config.task, dict(config.local), config.aggregation.algorithm)
+        return Evaluator(reference, self._state.run(run_id) / "worker.log", timeout_s=TASK_TIMEOUT_S)
+
+    def reducer(self, config: RunConfig, run_id: RunId, *, is_over: bool = False) -> Reducer:
+        """Make the reducer of a run: a sharded one when the run was started with the ranks of this coordinator."""
+        make: Callable[..., Reducer] = Reducer
+        if self._ranks is not None and num_ranks_of(self._state.run(run_id)) == self._ranks.num_ranks:
+            make = partial(ShardedReducer, self._ranks, run_id, self._config.aggregator_patience, self._dialer)
+        return make(
+            self._state.run(run_id),
+            self._folding.of(run_id),
+            partial(self._shared.journal.updates, run_id),
+            settings=(config.aggregation, config.optimizer),
+            is_over=is_over,
+            keep_versions=self._config.keep_versions,
+            disk=DiskLimits(self._config.disk_free_min, self._config.incoming_max),
+            sums_here=self._ranks is None or self._config.start_aggregators,  # on this machine at least
+        )
+
+    async def first_version(self, config: RunConfig, run_id: RunId, evaluator: Evaluator) -> Reducer:
+        """Load the task and the sampler and write version 0; when that fails, the run leaves no file.
+
+        Raises:
+            OperatorError: the task or the sampler does not load, or no update would fit into the quota.
+            OSError: a file cannot be written.
+        """
+        try:
+            write_num_ranks(self._state.run(run_id), self._config.aggregators)
+            reducer = self.reducer(config, run_id)
+            await evaluator.check()
+            config.cohort.build()
+            await reducer.write_initial(evaluator, config.seed)
+            self._check_quota(config, reducer)
+        except (EvaluationFailed, ValueError, OSError) as error:
+            evaluator.close()  # it writes its log there
+            await on_thread(None, remove_files, self._state, run_id)
+            if isinstance(error, OSError):
+                raise
+            raise OperatorError(str(error)) from error
+        return reducer
+
+    def _check_quota(self, config: RunConfig, reducer: Reducer) -> None:
+        """Check that an update fits into the quota: a plain one is as large as a version, and would never be received.
+
+        Raises:
+            ValueError: it does not fit.
+        """
+        most, num_bytes = self._config.incoming_max, reducer.num_bytes(Version(0))
+        if most and config.aggregation.codec == "none" and self._ranks is None and num_bytes > most:
+            what = f"coordinator.incoming_max is {most}: an update of this model has {num_bytes} bytes"
+            raise ValueError(f"{what}; allowed: 0 (no limit), or at least that")
+
+
+def remove_files(state: StateDirectory, run_id: RunId) -> None:
+    """Remove the folders of a run, those of its aggregation ranks on this machine included."""
+    folder = state.run(run_id)
+    num_ranks = num_ranks_of(folder)
+    of_ranks = (state_of_rank(state.path, rank, num_ranks) for rank in range(num_ranks))
+    for path in (*(run_folder(of_rank, run_id) for of_rank in of_ranks), folder):  # last the one with the number
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _sampler(config: RunConfig, *, is_over: bool) -> Sampler | Oort:
+    """Load the run's sampler. A run that has ended needs none: missing code matters only when it is resumed."""
+    try:
+        return config.cohort.build()
+    except ConfigError as error:
+        if not is_over:
+            raise
+        missing = error
+
+    def no_sampler(*_: object) -> NoReturn:
+        raise missing
+
+    return no_sampler

@@ -1,0 +1,53 @@
+"""The parts from which a run's driver is built: those of the run alone, and those that all runs share."""
+
+from collections.abc import Callable, Collection
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from atoll.protocol.vocabulary import ClientId, Digest, RunId, RunState
+from atoll.server.clock import Clock
+from atoll.server.config.run import RunConfig
+from atoll.server.folding.evaluator import Evaluator
+from atoll.server.folding.reducer import Reducer
+from atoll.server.hosting.control_streams import Hub
+from atoll.server.journal.journal import Journal
+from atoll.server.rounds.run_machine import RunMachine
+from atoll.server.selection.oort import Oort
+from atoll.server.selection.sampling import Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class RunParts:
+    """The parts of one run."""
+
+    run_id: RunId
+    config: RunConfig
+    task: str
+    """The task's name, as clients list it in Hello."""
+    machine: RunMachine
+    seq: int
+    """The sequence number of the last event that `machine` has received."""
+    reducer: Reducer
+    evaluator: Evaluator
+    sampler: Sampler | Oort
+
+
+@dataclass(frozen=True, slots=True)
+class SharedParts:
+    """The parts that all runs of a coordinator share."""
+
+    journal: Journal
+    journal_thread: Executor
+    """The only thread that writes to `journal`."""
+    hub: Hub
+    clock: Clock
+    keep_rounds: int
+    """The number of round records that the journal keeps for each run."""
+    crash: Callable[[BaseException], None]
+    """Ends the process after a mistake of ours; the next process replays the journal."""
+    is_in_flight: Callable[[RunId, Digest], bool]
+    """Returns True while an update of the run is being received or judged."""
+    assign_rank: Callable[[], int]
+    """Returns the aggregation rank that receives the update of the next invited client."""
+    announce_end: Callable[[RunId, Collection[ClientId], RunState, str], None]
+    """Sends the end of a run, with its state and cause, to those of its members that are connected."""
