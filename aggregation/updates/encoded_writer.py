@@ -152,7 +152,7 @@ class _Residual:
         self._stack.__exit__(*error)
 
     def read(self, tensor: Tensor, start: int, stop: int) -> Values:
-        """Return the sum of the old residuals, in the order of their files; one with another shape of the tensor is 0."""
+        """Return the sum of the old residuals, in the order of their files; one of another shape counts as 0."""
         total = np.zeros(stop - start, np.float32)
         for reader, shapes in self._old:
             if shapes.get(tensor.name) == tensor.shape:

@@ -243,7 +243,7 @@ optimizers = pytest.mark.parametrize("name", OPTIMIZERS)
 
 
 def test_momentum_is_what_flower_makes_of_it():
-    """FedAvgM with a heavy ball; Flower's adaptive three begin elsewhere and correct for bias (algorithms, 1.1)."""
+    """FedAvgM with a heavy ball; Flower's adaptive three begin elsewhere and correct for bias (`optimizers`)."""
     weights = np.array(FLOWER["num_examples"], np.float64)
     optimizer = OptimizerConfig(name="fedavgm", lr=0.5, momentum=0.8).build()
     model, state = np.array(FLOWER["start"]), {"momentum": np.zeros(6)}

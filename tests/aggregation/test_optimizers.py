@@ -1,4 +1,4 @@
-"""Server optimizers against the golden numbers of the reference, torch's own SGD and Adam, and slow twins."""
+"""Server optimizers against the papers' formulas in float64, torch's own SGD and Adam, and slow twins."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What each codec does to numbers: the golden values are those of algorithms.md, section 1.7, in float64."""
+"""What each codec does to numbers: the golden values were computed in float64 from the papers' formulas."""
 
 import math
 import struct
@@ -98,7 +98,7 @@ def test_values_that_would_round_to_infinity_are_refused_not_saturated(name, bit
 
 
 def test_qsgd_of_the_golden_vector():
-    """Floors, probabilities and variance for s = 4: algorithms.md, section 1.7."""
+    """Floors, probabilities and variance of Alistarh et al. 2017, section 3.1, for s = 4, in float64."""
     norm = np.array([np.linalg.norm(GOLDEN.astype(np.float64))], np.float32)
     rows = np.tile(GOLDEN, (40_000, 1))
     levels = stochastic_levels(rows, np.repeat(norm, 40_000), count=4, rng=np.random.default_rng(0))
