@@ -1,4 +1,4 @@
-"""The settings of a run that turn its updates into the next version: algorithm, rule, norm bound, codec, optimizer."""
+"""The settings that turn a run's updates into the next version: algorithm, rule, norm bound, codec, optimizer."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Literal
@@ -26,7 +26,7 @@ RULES: Mapping[str, Callable[..., Rule]] = {
     "geometric_median": GeometricMedian,
     "centered_clipping": CenteredClipping,
 }
-"""By the name that a run's TOML uses; beside them stands "mean", the exact weighted mean."""
+"""The robust rules by their names in a run's TOML; beside them there is "mean", the exact weighted mean."""
 
 RULE_OPTIONS: Mapping[str, Mapping[str, bool]] = {
     "mean": {},
@@ -36,14 +36,14 @@ RULE_OPTIONS: Mapping[str, Mapping[str, bool]] = {
     "geometric_median": {"num_steps": False},
     "centered_clipping": {"radius": True, "num_steps": False},
 }
-"""The options of each rule, and whether it must have them."""
+"""The options of each rule, each with whether it is required."""
 
 CODEC_OPTIONS: Mapping[str, Mapping[str, bool]] = {
     "none": {},
     **{family: {} for family in FAMILIES},
     "topk": {"topk_fraction": True},
 }
-"""The options of each codec, and whether it must have them."""
+"""The options of each codec, each with whether it is required."""
 
 OPTIMIZER_OPTIONS: Mapping[str, frozenset[str]] = {
     "fedavg": frozenset({"lr"}),
@@ -56,67 +56,67 @@ OPTIMIZER_OPTIONS: Mapping[str, frozenset[str]] = {
 
 
 class AggregationConfig(BaseModel):
-    """How a round's updates become one."""
+    """The aggregation of a round's updates."""
 
     model_config = STRICT
 
     algorithm: Literal["fedavg", "fednova", "scaffold"] = "fedavg"
-    """What clients and coordinator do together: "fedavg" (and FedSGD and FedProx, by `local`); "fednova": updates are
-    divided by the steps that they took, so that sites with more work do not pull the model towards themselves;
-    "scaffold": control variates, which travel beside the model, take the drift of each site's steps away."""
+    """Federated algorithm: "fedavg" (FedSGD and FedProx, too, by `local`); "fednova": each update is divided by its
+    number of steps, so that sites with more steps do not pull the model towards themselves; "scaffold": control
+    variates, sent beside the model, correct the drift of each site's steps."""
 
     num_clients: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Of "scaffold": how many clients the federation has, also those who are never chosen; absent: there is none, and
-    the algorithm asks for it."""
+    """Number of clients in the federation for "scaffold", including those that are never chosen; absent: refused by
+    "scaffold", because there is no default."""
 
     weighting: Literal["examples", "uniform"] = "examples"
-    """How much an update counts in the mean: "examples", its `num_examples`; "uniform", all alike. The discounts of
-    late and of partial updates count in both."""
+    """Weight of an update in the mean: "examples": its `num_examples`; "uniform": the same for all. The discounts of
+    late and of partial updates apply to both."""
 
     rule: str = "mean"
-    """"mean": exact, weighted by num_examples. Against updates that may be anything, all counting alike: "median" and
-    "trimmed_mean" of each element; "multi_krum", "geometric_median" and "centered_clipping", which look at how whole
-    updates lie to each other. Or your own `module:object` or `path/to/file.py:object` with a method `reduce`."""
+    """Aggregation rule. "mean": exact, weighted. Robust against arbitrary updates, all with the same weight: "median"
+    and "trimmed_mean", element by element; "multi_krum", "geometric_median" and "centered_clipping", by the distances
+    of whole updates. Or your own `module:object` or `path/to/file.py:object` with a method `reduce`."""
 
     malicious: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, lt=0.5)] | None = None
-    """Of "trimmed_mean", "multi_krum" and `mix_neighbours`: how many of a round's updates may be anything; a whole
-    number, or a share below 0.5, rounded down; absent: there is none, and who needs it says so."""
+    """Number of a round's updates that may be arbitrary, for "trimmed_mean", "multi_krum" and `mix_neighbours`: a whole
+    number, or a share below 0.5 (rounded down); absent: refused by them, because there is no default."""
 
     num_selected: Annotated[int, Field(ge=1)] | None = None
-    """Of "multi_krum": how many updates are averaged; absent: all but the malicious."""
+    """Number of updates that "multi_krum" averages; absent: all but `malicious`."""
 
     num_steps: Annotated[int, Field(ge=1, le=1000)] | None = None
-    """Of "geometric_median" and "centered_clipping"; absent: 8 and 1."""
+    """Iterations of "geometric_median" and "centered_clipping"; absent: 8 and 1."""
 
     radius: Positive | None = None
-    """Of "centered_clipping": about the distance of an honest update from the mean; absent: there is none, and the rule
-    asks for it."""
+    """Radius of "centered_clipping", about the distance of an honest update from the mean; absent: refused by the rule,
+    because there is no default."""
 
     mix_neighbours: bool = False
-    """Before a rule (not "mean"): each update becomes the mean of those nearest to it, all but `malicious`. For sites
-    whose data differ."""
+    """Nearest-neighbour mixing before a rule (not "mean"): each update becomes the mean of its nearest updates, all but
+    `malicious`. For sites whose data differ."""
 
     norm_bound: Positive | Literal["median"] | None = None
-    """No update counts as longer than this: a number, or "median", the median length of the round's updates; absent: no
-    bound. With any rule."""
+    """Largest norm of an update; longer ones are scaled down to it: a number, or "median", the median norm of the
+    round's updates; absent: no bound. With any rule."""
 
     partial: bool = False
-    """Whether an update may leave tensors out, such as that of a client that trains a part of the model: each tensor is
-    averaged over the updates that have it, and stays where none has it."""
+    """Accept updates that leave tensors out, such as those of clients that train a part of the model: each tensor is
+    averaged over the updates that have it, and stays as it is when none has it."""
 
     device: Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]+)?)$")] = "cpu"
-    """Where "mean" adds the updates' floats: "cpu", or a GPU, "cuda" or "cuda:1", with the same bits. With aggregation
-    ranks: of each of them, on its machine."""
+    """Device on which "mean" adds the updates' floats: "cpu", or a GPU, "cuda" or "cuda:1", with the same bits. Each
+    aggregation rank uses this device of its own machine."""
 
     codec: Literal["none", "bf16", "fp16", "qsgd8", "topk", "sign"] = "none"
-    """What updates are encoded with on their way, by every client that can; the others send them plain. Of float32's
-    bytes "bf16" and "fp16" leave 1/2, "qsgd8" (8 bits, rounded at random without bias) 0.252, "sign" (1 bit) 1/32,
-    "topk" (the largest elements alone) 1.5 times `topk_fraction`. What "topk" and "sign" leave out, the client adds to
-    its next update. Integers and buffers stay plain."""
+    """Compression of the updates for the upload; clients without it send plain updates. Size relative to float32:
+    "bf16" and "fp16" 1/2, "qsgd8" (8 bits, unbiased random rounding) 0.252, "sign" (1 bit) 1/32, "topk" (only the
+    largest elements) 1.5 times `topk_fraction`. With "topk" and "sign" the client adds the rest to its next update
+    (error feedback). Integers and buffers stay plain."""
 
     topk_fraction: Annotated[float, Field(ge=0.000001, le=1)] | None = None
-    """Of "topk": the share of each 65,536 elements that travel, such as 0.01; rounded to millionths; absent: there is
-    none, and the codec asks for it."""
+    """Share of each 65,536 elements that "topk" sends, such as 0.01; rounded to millionths; absent: refused by
+    the codec, because there is no default."""
 
     @field_validator("rule")
     @classmethod
@@ -170,7 +170,7 @@ class AggregationConfig(BaseModel):
 
     @property
     def codec_name(self) -> str:
-        """The codec as an invitation and a manifest call it, such as "topk:0.01"; empty: none."""
+        """The name of the codec in invitations and manifests, such as "topk:0.01"; empty: no codec."""
         return "" if self.codec == "none" else codec_name(self.codec, self.topk_fraction)
 
     def _given(self) -> dict[str, int | float]:
@@ -178,7 +178,7 @@ class AggregationConfig(BaseModel):
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def faults_of_rounds(self, policy: StragglerPolicy) -> Iterator[str]:
-        """Why these rounds do not suit the rule or the algorithm. Loads no user code."""
+        """Yield the faults of a straggler policy that this rule or algorithm cannot work with. Loads no user code."""
         if self.rule in RULES:
             try:
                 check_count(self._mixed(self._built_in()), policy.quorum_count)
@@ -206,7 +206,7 @@ class AggregationConfig(BaseModel):
         return self._mixed(self._built_in() if self.rule in RULES else load_rule(self.rule))
 
     def open_device(self) -> Device | None:
-        """Where the sums are made; None: here.
+        """Return the device of the sums; None: this process's CPU.
 
         Raises:
             ConfigError: there is no such device.
@@ -228,10 +228,10 @@ class AggregationConfig(BaseModel):
 
 
 def load_rule(reference: str) -> Rule:
-    """A user's own rule by `module:object` or `path/to/file.py:object`.
+    """Return a user's own rule by `module:object` or `path/to/file.py:object`.
 
     Raises:
-        ConfigError: there is none under this name.
+        ConfigError: there is no such object, or it has no method `reduce`.
     """
     found = resolve(reference)
     if not callable(getattr(found, "reduce", None)) or isinstance(found, type):
@@ -241,31 +241,31 @@ def load_rule(reference: str) -> Rule:
 
 
 class OptimizerConfig(BaseModel):
-    """How the mean of a round's updates moves the global model."""
+    """The server optimizer: the step of the global model by the mean of a round's updates."""
 
     model_config = STRICT
 
     name: Literal["fedavg", "fedavgm", "fedadagrad", "fedadam", "fedyogi", "diloco"] = "fedavg"
-    """"fedavg": the mean is added. "fedavgm": with momentum. "fedadagrad", "fedadam" and "fedyogi" (Reddi et al. 2021)
-    scale each element by what it was before. "diloco": Nesterov momentum, lr 0.7 and momentum 0.9."""
+    """Server optimizer. "fedavg": adds the mean. "fedavgm": with momentum. "fedadagrad", "fedadam" and "fedyogi" (Reddi
+    et al. 2021): adaptive, element by element. "diloco": Nesterov momentum, lr 0.7 and momentum 0.9."""
 
     lr: Positive | None = None
-    """The server's learning rate; absent: 1, of the adaptive three 0.1, of "diloco" 0.7."""
+    """Learning rate of the server; absent: 1, for the adaptive three 0.1, for "diloco" 0.7."""
 
     momentum: Decay | None = None
-    """Of "fedavgm" and "diloco", in [0, 1); absent: 0.9."""
+    """Momentum of "fedavgm" and "diloco", in [0, 1); absent: 0.9."""
 
     nesterov: bool | None = None
-    """Of "fedavgm": look ahead along the momentum; absent: no. "diloco" always does."""
+    """Nesterov momentum of "fedavgm"; absent: no. "diloco" always has it."""
 
     beta1: Decay | None = None
-    """Decay of the first moment of the adaptive three, in [0, 1); absent: 0.9, of "fedadagrad" 0."""
+    """Decay of the first moment of the adaptive three, in [0, 1); absent: 0.9, for "fedadagrad" 0."""
 
     beta2: Decay | None = None
     """Decay of the second moment of "fedadam" and "fedyogi", in [0, 1); absent: 0.99."""
 
     tau: Positive | None = None
-    """What is added to the root of the second moment of the adaptive three; the moment begins at its square; absent:
+    """Constant added to the root of the second moment of the adaptive three; the moment begins at its square; absent:
     0.001."""
 
     @model_validator(mode="after")
@@ -279,6 +279,6 @@ class OptimizerConfig(BaseModel):
         return {option: value for option, value in self if option != "name" and value is not None}
 
     def build(self) -> Optimizer:
-        """The optimizer that was asked for."""
+        """Return the optimizer of these settings."""
         optimizer: Optimizer = OPTIMIZERS[self.name](**self._given())
         return optimizer

@@ -1,4 +1,4 @@
-"""Which URLs name a PostgreSQL database. Pure: nothing is connected, and the driver need not be installed."""
+"""The check of a PostgreSQL URL. Pure: no connection is made, and the driver need not be installed."""
 
 import re
 from typing import Annotated
@@ -10,10 +10,10 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:@\s]*)(:[0-9]{0,5})?")
 
 
 def check_url(url: str) -> str:
-    """The URL itself; empty: there is none.
+    """Return the URL unchanged; an empty one means no database server.
 
     Raises:
-        ValueError: it is none that libpq would read as it was meant; the text holds nothing of a password.
+        ValueError: libpq would not read the URL as its author means it; the message contains nothing of a password.
     """
     if not url:
         return url
@@ -32,4 +32,4 @@ def check_url(url: str) -> str:
 
 
 DatabaseUrl = Annotated[str, AfterValidator(check_url)]
-"""A setting; empty: none."""
+"""A setting that holds a PostgreSQL URL; empty: no database server."""

@@ -1,6 +1,6 @@
-"""The settings of a run and of the coordinator's process. One TOML file may hold both.
+"""The settings of a run, and its TOML file, which may also hold the coordinator's table.
 
-The string under a field is its documentation; `docs/configuration.md` is held against these strings by a test.
+The string under a field is its documentation: `docs/configuration.md` is generated from these strings.
 """
 
 import re
@@ -25,7 +25,7 @@ _NAME = re.compile(r"[a-z0-9_-]{1,64}")
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Plain = bool | int | Finite | str
-"""A value that travels in an invitation; nothing in it can be executed."""
+"""A value that an invitation may carry; it cannot contain code."""
 
 
 NAMES = (*SAMPLERS, "power_of_choice", "oort")
@@ -46,48 +46,47 @@ COHORT_OPTIONS: Mapping[str, Mapping[str, bool]] = {
         False,
     ),
 }
-"""The options of each sampler that has any, and whether it must have them."""
+"""The options of each sampler that has any, each with whether it is required."""
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class CohortConfig(BaseModel):
-    """Who is chosen."""
+    """The selection of clients for a round."""
 
     model_config = STRICT
 
     sampler: str = "uniform"
-    """How a cohort is drawn from the available clients: "uniform"; "weighted" by the size of their training data;
-    "stratified" by their label; "power_of_choice" (Cho et al. 2020), those with the largest losses of some that are
-    drawn; "oort" (Lai et al. 2021), those with much to teach and little time to wait for; or your own
-    `path/to/file.py:function` or `module:function`, called with (candidates, count, rng)."""
+    """Sampler of cohorts from the available clients: "uniform"; "weighted" by the size of their training data;
+    "stratified" by their label; "power_of_choice" (Cho et al. 2020): the largest losses among some drawn clients;
+    "oort" (Lai et al. 2021): high utility and short round time; or your own `path/to/file.py:function` or
+    `module:function`, called with (candidates, count, rng)."""
 
     candidates: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Of "power_of_choice": how many are drawn, weighted by the size of their data, of whom those with the largest
-    losses are invited; as many as are invited at least, and then it is "weighted"; absent: there is none, and the
-    sampler asks for it."""
+    """Clients that "power_of_choice" draws, weighted by the size of their data, before it invites those with the
+    largest losses. At least the number of invited clients; with exactly that number it is "weighted"; absent: refused
+    by the sampler, because there is no default."""
 
     exploration: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Of "oort": the share of the first cohort that goes to clients that have not reported yet; absent: 0.9."""
+    """Share of the first cohort that "oort" gives to clients that have not reported yet; absent: 0.9."""
 
     exploration_decay: Share | None = None
-    """Of "oort": what this share is multiplied with from round to round; absent: 0.98."""
+    """Factor of `exploration` from round to round in "oort"; absent: 0.98."""
 
     exploration_min: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Of "oort": it falls no lower; absent: 0.2."""
+    """Lowest value of that share in "oort"; absent: 0.2."""
 
     penalty: Annotated[float, Field(ge=0, le=10)] | None = None
-    """Of "oort": the power of (T / t) by which a client counts less whose rounds take t > T seconds; absent: 2."""
+    """Exponent of the factor (T / t) in "oort", for a client whose rounds take t > T seconds; absent: 2."""
 
     patience: Share | None = None
-    """Of "oort": T is so long that this share of the clients that have reported make it; 1, nobody is too slow; absent:
-    0.3."""
+    """Quantile of the clients' round times that is T in "oort"; 1: no client counts as slow; absent: 0.3."""
 
     patience_step: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Of "oort": what is added to it when a window of rounds taught no more than the last one; absent: 0.05."""
+    """Increase of `patience` in "oort" after a window of rounds without more utility than the last; absent: 0.05."""
 
     pacer_window: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Of "oort": rounds in such a window; absent: 20."""
+    """Rounds in such a window of "oort"; absent: 20."""
 
     @field_validator("sampler")
     @classmethod
@@ -108,26 +107,26 @@ class CohortConfig(BaseModel):
         return {name: value for name, value in self if name != "sampler" and value is not None}
 
     def faults_of_rounds(self, policy: StragglerPolicy) -> Iterator[str]:
-        """Why these rounds do not suit the sampler."""
+        """Yield the faults of a straggler policy that this sampler cannot work with."""
         most = policy.concurrency if policy.is_asynchronous else policy.num_invited
         if self.candidates is not None and self.candidates < most:
             yield f"cohort: candidates {self.candidates} is less than the {most} that may be invited at once"
 
     @property
     def is_ours(self) -> bool:
-        """Whether the sampler is none of the user's own."""
+        """Return whether the sampler is a built-in one."""
         return self.sampler in NAMES
 
     @property
     def window_of_the_pacer(self) -> int:
-        """Rounds; 0: there is no pacer."""
+        """The number of rounds in a window of the pacer; 0: the sampler has no pacer."""
         return (self.pacer_window or PACER_WINDOW) if self.sampler == "oort" else 0
 
     def build(self) -> Sampler | Oort:
-        """The sampler that was asked for.
+        """Return the sampler of these settings.
 
         Raises:
-            ConfigError: the user's own is not there.
+            ConfigError: there is no such sampler of the user's own.
         """
         if self.sampler == "oort":
             return Oort(**{name: value for name, value in self._given().items() if name != "pacer_window"})
@@ -137,64 +136,66 @@ class CohortConfig(BaseModel):
 
 
 class EvaluationConfig(BaseModel):
-    """Which versions are measured, and on whose data."""
+    """The evaluation of versions, on the server's data and by the clients."""
 
     model_config = STRICT
 
     server_every: int = Field(default=1, ge=0, le=1_000_000)
-    """Each n-th version is run on the server's own test data, when the task has some; 0: never."""
+    """Interval, in versions, of the evaluations on the server's test data, if the task has any; the last version is
+    always evaluated. 0: never."""
 
     clients_every: int = Field(default=0, ge=0, le=1_000_000)
-    """Each n-th version is run by the clients on their own test data; 0: never."""
+    """Interval, in versions, of the evaluations by the clients, on their own test data; the last version is always
+    evaluated. 0: never."""
 
     clients_max: int = Field(default=0, ge=0, le=1_000_000)
-    """At most this many clients are asked; 0: all who are connected."""
+    """Most clients that evaluate a version; 0: all connected ones."""
 
     deadline: Seconds = 60.0
-    """Seconds that clients have for their answer; then the version's measure is what has come in."""
+    """Seconds for the clients' answers; then the evaluation consists of the answers that are in."""
 
 
 class RunConfig(BaseModel):
-    """One run: which task, for how long, by which rules."""
+    """One run: its task, its length and its rules."""
 
     model_config = STRICT
 
     name: str = "run"
-    """What the run is called: 1 to 64 of the characters a-z, 0-9, - and _."""
+    """Name of the run: 1 to 64 of the characters a-z, 0-9, - and _."""
 
     task: Reference
-    """The task: `module:attribute` or `path/to/file.py:attribute`; on the command line it stands first."""
+    """Task: `module:attribute` or `path/to/file.py:attribute`; the first argument on the command line."""
 
     rounds: int = Field(default=10, ge=1, le=2**31)
     """Commits after which the run is finished; abandoned rounds do not count."""
 
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Decides the initial model, every cohort and every client's own seed."""
+    """Seed of the initial model, of every cohort and of every client's own seed."""
 
     pause: SecondsOrNone = 0.0
     """Seconds between the end of a round and the beginning of the next."""
 
     round: StragglerPolicy = StragglerPolicy()
-    """What a round waits for, and for how long."""
+    """Size, quorum and deadlines of a round."""
 
     cohort: CohortConfig = CohortConfig()
-    """Who is chosen."""
+    """Selection of clients for a round."""
 
     aggregation: AggregationConfig = AggregationConfig()
-    """How a round's updates become one."""
+    """Aggregation of a round's updates."""
 
     optimizer: OptimizerConfig = OptimizerConfig()
-    """How the mean of a round's updates moves the global model."""
+    """The server optimizer."""
 
     local: dict[str, Plain | list[Plain]] = {}
     """Overrides of the task's own `Local`, such as `lr = 0.05`: plain values, checked by the task."""
 
     evaluation: EvaluationConfig = EvaluationConfig()
-    """Which versions are measured, and on whose data."""
+    """Evaluation of versions."""
 
     @property
     def rules(self) -> RunRules:
-        """What the run's machine needs of it."""
+        """The rules for the run's machine."""
         evaluation = self.evaluation
         return RunRules(
             policy=self.round,
@@ -216,7 +217,7 @@ class RunConfig(BaseModel):
         return self
 
     def _faults_of_fedasync(self) -> Iterator[str]:
-        """Its step is defined: one update, mixed in by alpha."""
+        """Yield the settings that mode fedasync excludes: its step is one update, mixed in by alpha."""
         if self.optimizer != OptimizerConfig():
             yield "optimizer: mode fedasync has none but its alpha, which is round.alpha"
         if self.aggregation.rule != "mean":
@@ -231,12 +232,12 @@ class RunConfig(BaseModel):
 
 
 class RunFile(RunConfig):
-    """What a run's TOML may hold: the run's keys, and beside them the coordinator's table."""
+    """The TOML file of a run: the run's keys, and the coordinator's table."""
 
     coordinator: CoordinatorConfig = CoordinatorConfig()
     """The coordinator's process."""
 
     @property
     def run(self) -> RunConfig:
-        """The run's part alone, as it is recorded."""
+        """The settings of the run alone, as the journal records them."""
         return RunConfig(**{name: getattr(self, name) for name in RunConfig.model_fields})

@@ -1,4 +1,4 @@
-"""What a run's file, a coordinator's and an agent's may say."""
+"""The settings files of a run, a coordinator and an agent: what they accept and what they refuse."""
 
 from dataclasses import fields, replace
 from functools import partial
@@ -165,8 +165,7 @@ def test_a_user_s_own_sampler_is_a_reference() -> None:
 def test_ports_that_clash_are_refused(settings: dict[str, str], faults: list[str]) -> None:
     with pytest.raises(ConfigError) as refusal:
         load_text(HostFile, "", [f"coordinator.{name}={value}" for name, value in settings.items()], name="")
-    said = [f"coordinator: {fault} are the same port: give each its own" for fault in faults]
-    assert list(refusal.value.faults) == said
+    assert list(refusal.value.faults) == [f"coordinator: {it} are the same port: give each its own" for it in faults]
 
 
 @pytest.mark.parametrize(
@@ -194,14 +193,14 @@ def test_the_last_port_has_no_next_one_for_members() -> None:
         CoordinatorConfig(listen="127.0.0.1:65535")
 
 
-def test_who_is_insecure_takes_no_join_code() -> None:
+def test_an_insecure_process_takes_no_join_code() -> None:
     for kind, settings in ((AgentConfig, {"site": "a"}), (AggregatorConfig, {"rank": 0, "ranks": 1, "state": "r"})):
         given = [f"{name}={value}" for name, value in (settings | {"insecure": "true", "join": "code"}).items()]
         with pytest.raises(ConfigError) as refusal:
             load_text(kind, "", given, name="")
         (fault,) = refusal.value.faults
         assert fault.startswith("insecure and a join code: ")
-        assert fault.endswith("proves nothing, the code would not be used: leave one out")
+        assert fault.endswith("the code would not be used: leave one out")
 
 
 def test_an_agent_needs_nothing_but_its_site() -> None:
