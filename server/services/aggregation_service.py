@@ -1,4 +1,4 @@
-"""The gRPC handlers of what the coordinator offers its aggregation ranks. They load no torch."""
+"""The gRPC service that the coordinator offers to its aggregation ranks. It loads no torch."""
 
 import asyncio
 import logging
@@ -30,17 +30,17 @@ logger = logging.getLogger(__name__)
 NAME_MAX, DETAIL_MAX = 200, 2000
 
 META_BYTES_MAX = 1 << 26
-"""What a rank may have found in one update, of 65,536 tensors with the longest of names."""
+"""The size of a rank's findings about one update; 65,536 tensors with the longest names stay below it."""
 
 
 class AggregationService(rpc.AggregationServicer):
-    """What the ranks ask the coordinator."""
+    """The service for aggregation ranks: their streams, and the updates that lie with them."""
 
     def __init__(self, coordinator: Coordinator, ranks: Ranks) -> None:
         self._coordinator, self._ranks = coordinator, ranks
 
     async def Serve(self, requests: AsyncIterator[pb.RankMessage], context: Context) -> AsyncIterator[pb.RankOrder]:
-        """The stream of one rank, from RankHello to its end."""
+        """Serve the stream of one rank, from RankHello to its end."""
         try:
             first = await first_of(requests)
         except Silent as error:
@@ -69,7 +69,7 @@ class AggregationService(rpc.AggregationServicer):
         if hello.num_ranks != self._ranks.num_ranks or hello.rank >= self._ranks.num_ranks:
             return f"rank {hello.rank} of {hello.num_ranks}: this coordinator has {self._ranks.num_ranks} ranks"
         try:
-            self._coordinator.dialer.check(hello.address)  # clients are told to go there
+            self._coordinator.dialer.check(hello.address)  # clients will dial it
         except ConfigError as error:
             return str(error)
         return None
@@ -83,25 +83,25 @@ class AggregationService(rpc.AggregationServicer):
         connection.close()
 
     async def Admit(self, request: pb.AdmitRequest, context: Context) -> pb.AdmitReply:
-        """Whether callers of a rank are members, and of these runs."""
+        """Tell a rank which of its callers are members, and of which runs."""
         try:
             return self._coordinator.admission.answer(request)
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error)[:DETAIL_MAX])
 
     async def OpenUpdate(self, request: pb.UploadOpen, context: Context) -> pb.OpenedUpdate:
-        """What can be said before an update's bytes come."""
+        """Return the verdict that is possible before an update's bytes come, if there is one."""
         judge = await self._judge(request)
         verdict = judge if isinstance(judge, pb.Verdict) else await judge.before_bytes()
         return pb.OpenedUpdate(verdict=verdict)
 
     async def SubmitUpdate(self, requests: AsyncIterator[pb.SubmittedUpdate], context: Context) -> pb.Verdict:
-        """Decide about an update whose bytes are durable at a rank, or refuse it for them."""
+        """Decide about an update whose bytes are durable at a rank, or refuse it because of them."""
         request, found = await anext(requests, pb.SubmittedUpdate()), bytearray()
         async for part in requests:
             found += part.meta
             if len(found) > META_BYTES_MAX:
-                what = f"more than {META_BYTES_MAX} bytes are known of one update"
+                what = f"the findings about one update have more than {META_BYTES_MAX} bytes"
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, what)
         try:
             reason = RejectReason(request.reason or RejectReason.BAD_ENCODING)
@@ -131,11 +131,11 @@ class AggregationService(rpc.AggregationServicer):
             return refused(RejectReason.BAD_MANIFEST, str(error))
 
     async def GetUpdates(self, request: pb.UpdatesRequest, context: Context) -> AsyncIterator[pb.AcceptedUpdate]:
-        """What the journal has of accepted updates that lie at the rank."""
+        """Yield the journal's rows of accepted updates that lie at the rank."""
         digests = [Digest(digest.hex()) for digest in request.digests]
         try:
             rows = await on_thread(None, self._coordinator.journal.updates, RunId(request.run_id), digests)
-        except StoreCorrupted as error:  # or a rank that asks for what was never accepted, or counts no more
+        except StoreCorrupted as error:  # also when the rank asks for an update that was never accepted, or is deleted
             await context.abort(grpc.StatusCode.NOT_FOUND, str(error)[:DETAIL_MAX])
         if elsewhere := [digest for digest, row in rows.items() if not lies_at(row.meta, request.rank)]:
             what = f"update {elsewhere[0]} does not lie at rank {request.rank}, which asks"
@@ -146,7 +146,7 @@ class AggregationService(rpc.AggregationServicer):
                 yield pb.AcceptedUpdate(digest=bytes.fromhex(digest), meta=meta[start : start + CHUNK_BYTES])
 
     async def FindUnused(self, request: pb.UpdatesRequest, context: Context) -> pb.UnusedUpdates:
-        """Which of these updates no decision can need any more."""
+        """Return those of the updates that no decision can need."""
         run = self._coordinator.runs.get(RunId(request.run_id))
         unused = [d for d in request.digests if run is not None and run.retention.is_unused(Digest(d.hex()))]
         return pb.UnusedUpdates(digests=unused)

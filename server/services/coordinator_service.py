@@ -1,4 +1,4 @@
-"""The gRPC handlers: they translate, hand over, and answer. No rule of a round lives here."""
+"""The gRPC services for clients and operators: they translate, pass on and answer. No rule of a round is here."""
 
 import asyncio
 import logging
@@ -43,11 +43,12 @@ WORKING_ON_MAX = 1000
 DETAIL_MAX = 2000
 
 TAKERS = (Role.OWNER, Role.OPERATOR)
-"""Who takes a model away; a client works with it, and an aggregation rank keeps a part of it."""
+"""The roles whose downloads are exports of a model; a client trains on it, and an aggregation rank keeps a part of
+it."""
 
 
 class CoordinatorService(rpc.CoordinatorServicer):
-    """What clients call."""
+    """The service for clients."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
@@ -55,7 +56,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
     async def Session(
         self, requests: AsyncIterator[pb.ClientMessage], context: Context
     ) -> AsyncIterator[pb.ServerMessage]:
-        """The control stream of one client, from Hello to its end."""
+        """Serve the control stream of one client, from Hello to its end."""
         try:
             first = await first_of(requests)
         except Silent as error:
@@ -68,9 +69,10 @@ class CoordinatorService(rpc.CoordinatorServicer):
         connection.handler = asyncio.current_task()
         if not self._coordinator.attendance.has_room_for(connection.client_id):
             most = self._coordinator.config.max_connections
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{most} clients are connected: try again later")
+            what = f"{most} clients are connected (max_connections): try again later"
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, what)
         self._coordinator.attendance.join(connection, first.hello)
-        del first  # a connection lasts
+        del first  # a Hello can be large, and the connection lasts
         reader = self._coordinator.spawn(self._read(requests, connection))
         try:
             while (message := await connection.outbox.get()) is not None:
@@ -83,7 +85,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
     def _signed(self, message: pb.ServerMessage, client_id: ClientId) -> pb.ServerMessage:
         checkpoint, signer = self._coordinator.audit.checkpoint, self._coordinator.signer
         kind = message.WhichOneof("message")
-        if checkpoint is not None and kind in ("welcome", "invite"):  # the sites remember what no log can deny then
+        if checkpoint is not None and kind in ("welcome", "invite"):  # sites store it, and detect a log cut off later
             getattr(message, kind).audit_checkpoint = str(checkpoint)
         return message if signer is None else signer.sign(message, client_id)
 
@@ -96,7 +98,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
                     connection.close(f"more than {MESSAGES_PER_S:g} messages a second ({MESSAGES_BURST} at once)")
                     return
                 if connection.is_closing:
-                    return  # a newer stream of this client has taken over
+                    return  # a newer stream of this client has replaced this one
                 attendance.heard(client_id)
                 match message.WhichOneof("message"):
                     case "failed":
@@ -132,11 +134,11 @@ class CoordinatorService(rpc.CoordinatorServicer):
             return
         sums, detail = None, printable(evaluated.error[:DETAIL_MAX])
         if not detail and (sums := sums_of(evaluated.statistics)) is None:
-            detail = f"more than {METRICS_MAX} metrics, {STATISTICS_MAX} sums or {NAME_MAX} characters of a name"
+            detail = f"more than {METRICS_MAX} metrics, {STATISTICS_MAX} sums or {NAME_MAX} characters in a name"
         run.post(ClientEvaluated(client_id, Version(evaluated.version), sums, detail))
 
     async def GetManifest(self, request: pb.ManifestRequest, context: Context) -> pb.ManifestReply:
-        """The manifest of a version that is still kept."""
+        """Return the manifest of a version that is on disk."""
         run = self._coordinator.runs.get(RunId(request.run_id))
         version = run.reducer.by_digest(request.digest) if run else None
         if version is None:
@@ -147,7 +149,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
     async def Download(
         self, requests: AsyncIterator[pb.DownloadRequest], context: Context
     ) -> AsyncIterator[DownloadMessage]:
-        """Pieces of a version, as fast as the client grants credit."""
+        """Send pieces of a version within the credit that the client grants."""
         first = await opening(requests, context, "DownloadOpen")
         run = self._coordinator.runs.get(RunId(first.open.run_id))
         version = run.reducer.by_digest(first.open.digest) if run else None
@@ -169,7 +171,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
 
     async def Upload(self, requests: AsyncIterator[UploadMessage], context: Context) -> AsyncIterator[pb.UploadReply]:
-        """An update, from its manifest to the verdict."""
+        """Receive an update, from its manifest to the verdict."""
         first = await opening(requests, context, "UploadOpen")
         if self._coordinator.ranks is not None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "updates go to the aggregation ranks")
@@ -186,7 +188,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
 
 
 class AdminService(ReadingAdmin, MembersAdmin, rpc.AdminServicer):
-    """What the commands of owners, operators and auditors call."""
+    """The service for the commands of owners, operators and auditors."""
 
     def __init__(self, coordinator: Coordinator, enrolments: Enrolments | None = None) -> None:
         ReadingAdmin.__init__(self, coordinator.state.path, Viewer(coordinator.state.path, coordinator.config.database))
@@ -196,7 +198,7 @@ class AdminService(ReadingAdmin, MembersAdmin, rpc.AdminServicer):
         self._coordinator = coordinator
 
     async def StartRun(self, request: pb.StartRunRequest, context: Context) -> pb.RunReply:
-        """Host one more run; it begins when there is room."""
+        """Host one more run; it starts when there is room."""
         await self.check_database(context)
         try:
             config = load_text(RunFile, request.config_toml, list(request.overrides), name="the run")
@@ -208,25 +210,25 @@ class AdminService(ReadingAdmin, MembersAdmin, rpc.AdminServicer):
         return pb.RunReply(run_id=run_id, state=self._coordinator.state_of(run_id))
 
     async def StopRun(self, request: pb.StopRunRequest, context: Context) -> pb.RunReply:
-        """End a run; a round that already aggregates is committed first."""
+        """End a run; a round that is being aggregated is committed first."""
         reason = printable(request.reason[:DETAIL_MAX]) or "stopped by the operator"
         return await self._change(context, request.run_id, lambda c, run: c.stop_run(run, reason))
 
     async def PauseRun(self, request: pb.PauseRunRequest, context: Context) -> pb.RunReply:
-        """Let no new round of a run begin."""
+        """Let no new round of a run start."""
         reason = printable(request.reason[:DETAIL_MAX]) or "paused by the operator"
         return await self._change(context, request.run_id, lambda c, run: c.pause_run(run, reason))
 
     async def ResumeRun(self, request: pb.ResumeRunRequest, context: Context) -> pb.RunReply:
-        """Let a paused run go on, or reopen a stopped or failed one."""
+        """Resume a paused run, or reopen a stopped or failed one."""
         return await self._change(context, request.run_id, lambda c, run: c.resume_run(run))
 
     async def DeleteRun(self, request: pb.DeleteRunRequest, context: Context) -> pb.RunReply:
-        """Forget a run that has ended."""
+        """Delete a run that has ended."""
         return await self._change(context, request.run_id, lambda c, run: c.delete_run(run))
 
     async def ListRanks(self, request: pb.ListRanksRequest, context: Context) -> pb.ListRanksReply:
-        """The aggregation ranks, and what each has received."""
+        """List the aggregation ranks, and the bytes that each has received."""
         coordinator = self._coordinator
         rows = coordinator.ranks.rows() if coordinator.ranks is not None else []
         return pb.ListRanksReply(ranks=rows, received_bytes=coordinator.uploads.received_bytes)

@@ -1,4 +1,4 @@
-"""What owners, operators and auditors elsewhere read over the admin port: the views of runs, and the audit log."""
+"""The read-only part of the admin port: the views of runs, and the audit log, for owners, operators and auditors."""
 
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -19,15 +19,15 @@ from atoll.server.views.views import View
 PART_BYTES = 1 << 20
 NUMBER_MAX = 2**31
 READINGS_MAX = 4
-"""Of one caller, at one time."""
+"""The readings that one caller may have open at the same time."""
 
 
 class ReadingAdmin:
-    """The part of the admin port that changes nothing.
+    """The read-only calls of the admin port.
 
     Args:
         state: the state directory.
-        viewer: of the same.
+        viewer: the viewer of that directory.
     """
 
     def __init__(self, state: Path, viewer: Viewer) -> None:
@@ -35,10 +35,10 @@ class ReadingAdmin:
         self._reading: Counter[str] = Counter()
 
     async def Look(self, request: pb.LookRequest, context: Context) -> AsyncIterator[pb.LookReply]:
-        """A view, as JSON in parts."""
+        """Send a view as JSON, in parts."""
         if fault := _fault_of(request):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, fault)
-        async with self._one_of_few(context):
+        async with self._bounded(context):
             try:
                 async with aclosing(self._viewer.look(View(request.view), request.run_id, request.number)) as parts:
                     async for part in parts:
@@ -49,9 +49,9 @@ class ReadingAdmin:
                 await context.abort(grpc.StatusCode.INTERNAL, str(error))
 
     async def ReadAuditLog(self, request: pb.ReadAuditLogRequest, context: Context) -> AsyncIterator[pb.AuditLogPart]:
-        """The public key, and the lines that are there now, file after file."""
+        """Send the public key and the lines of the log that are written by now, file after file."""
         folder = audit_folder(self._state)
-        async with self._one_of_few(context):
+        async with self._bounded(context):
             try:
                 for path, num_bytes in [(folder / PUBLIC_KEY, PART_BYTES), *await on_thread(None, sizes, folder)]:
                     async with aclosing(_blocks(path, num_bytes)) as blocks:
@@ -61,8 +61,8 @@ class ReadingAdmin:
                 await context.abort(grpc.StatusCode.INTERNAL, f"the log cannot be read: {error}")
 
     @asynccontextmanager
-    async def _one_of_few(self, context: Context) -> AsyncIterator[None]:
-        """Each caller has few readings open at one time: each of them holds files, for as long as its reader likes."""
+    async def _bounded(self, context: Context) -> AsyncIterator[None]:
+        """Bound the open readings of each caller: a reading keeps files open for as long as its reader likes."""
         name = name_of(context)
         if self._reading[name] >= READINGS_MAX:
             what = f"{name} has {READINGS_MAX} readings open already: let one of them end"
@@ -87,7 +87,7 @@ def _fault_of(request: pb.LookRequest) -> str | None:
 
 
 async def _blocks(path: Path, num_bytes: int) -> AsyncGenerator[bytes]:
-    """So many bytes of a file, or all that it has."""
+    """Yield at most `num_bytes` of a file, in blocks."""
     with path.open("rb") as file:
         while num_bytes and (block := await on_thread(None, file.read, min(PART_BYTES, num_bytes))):
             num_bytes -= len(block)

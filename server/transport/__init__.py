@@ -1,4 +1,4 @@
 """The server side of a connection: listener, interceptors, limits per caller, sockets, shutdown.
 
-Imports nothing of ours above `protocol`.
+Imports: `errors` alone, of the server.
 """

@@ -1,4 +1,7 @@
-"""Ends calls that are too many, and connections that bring little else: the shell around `limits.Callers`."""
+"""The limits of calls per caller: an interceptor refuses what is too much, and ends connections that bring little else.
+
+The rules are `limits.Callers`; this is the shell around them.
+"""
 
 import asyncio
 import logging
@@ -18,23 +21,25 @@ from atoll.server.transport.sockets import Place, connected_to, open_sockets, sh
 logger = logging.getLogger(__name__)
 
 RANKS = "/atoll.v1.Aggregation/"
-"""What aggregation ranks call, for all of their clients at once; others are denied it, and that is a strike."""
+"""The methods that aggregation ranks call, for all of their clients at once. They are not counted; another caller is
+denied them, and that is a strike."""
 
 LOOKING_SHARE = 0.05
-"""Of the loop's time, at most, that goes into looks at all open sockets: there may be thousands."""
+"""The largest share of the loop's time for scans of all open sockets, of which there may be thousands."""
 TELL_S = 60.0
+"""The least time between two log lines about ended connections [s]."""
 
 STRIKES = frozenset(
     {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED}
 )
-"""How a call ends that no honest client makes often."""
+"""The status codes that calls of an honest client rarely end with."""
 
 
 class CallLimits(Interceptor):
-    """Counts the calls of each caller; too many are refused with RESOURCE_EXHAUSTED.
+    """Counts the calls of each caller and refuses those beyond its limits with RESOURCE_EXHAUSTED.
 
     Args:
-        callers: what they may.
+        callers: the limits.
         end_connection: called with the peer of a connection that has brought too many refused calls.
     """
 
@@ -62,7 +67,7 @@ class CallLimits(Interceptor):
 
 
 def name_of(context: Context) -> str:
-    """The name in the certificate; without one the address, or the connection when nobody proves anything."""
+    """Return the name in the caller's certificate; without one its address, or its connection on an insecure port."""
     peer = peer_of(context)
     if peer is not None:
         return str(peer.identity)
@@ -74,10 +79,10 @@ def _address_of(peer: str) -> str:
 
 
 class Connections:
-    """Ends connections of this process. gRPC has no call for it, so it is done to the socket: gRPC sees it closed.
+    """Ends connections of this process by shutting down their sockets: gRPC has no call for it, but notices that.
 
-    At once, for each call still queued on such a connection would cost as much as those refused; and on the loop, for a
-    thread would wait for its turn at each socket.
+    It is done at once, because each call that is still queued on such a connection costs as much as those refused; and
+    on the loop, because a thread would wait for its turn at each socket.
     """
 
     def __init__(self) -> None:
@@ -87,7 +92,7 @@ class Connections:
         self._work: asyncio.Task[None] | None = None
 
     def end(self, peer: str) -> None:
-        """End the connection of a peer, as gRPC names it, soon."""
+        """End the connection of a peer, named as gRPC does, soon."""
         if (where := _where(peer)) is None:
             return
         self._doomed.add(where)
@@ -99,23 +104,23 @@ class Connections:
             doomed, self._doomed, begun = self._doomed, set(), time.monotonic()
             self._count += self._shut_down(doomed)
             if self._count and begun >= self._tell_at:
-                logger.warning("ended %d connections that brought little but refused calls", self._count)
+                logger.warning("ended %d connections: nearly all of their calls were refused", self._count)
                 self._count, self._tell_at = 0, begun + TELL_S
             await asyncio.sleep((time.monotonic() - begun) / LOOKING_SHARE)
 
     def _shut_down(self, doomed: set[Place]) -> int:
-        """Shut down this process's sockets to these peers; returns how many there were."""
+        """Shut down this process's sockets to these peers; return their number."""
         before, self._peers, count = self._peers, {}, 0
         for number, name in open_sockets():
             with suppress(OSError):  # closed meanwhile, or not connected
                 peer = self._peers[name] = before[name] if name in before else connected_to(number)
-                if peer in doomed:  # looked at once more: another socket may have this number by now
+                if peer in doomed:  # checked once more: another socket may have this number by now
                     count += shut_down_if(number, lambda _, peer: peer in doomed)
         return count
 
 
 def _where(peer: str) -> Place | None:
-    """Address and port of `ipv4:127.0.0.1:4711` or `ipv6:%5B::1%5D:4711`."""
+    """Return address and port of a peer such as `ipv4:127.0.0.1:4711` or `ipv6:%5B::1%5D:4711`."""
     scheme, _, rest = peer.partition(":")
     host, _, port = unquote(rest).rpartition(":")
     if scheme not in ("ipv4", "ipv6") or not port.isdecimal():

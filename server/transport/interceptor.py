@@ -1,4 +1,4 @@
-"""Something that is done around every call of a server: before its handler begins, and after it has ended."""
+"""Interceptors of gRPC that run around every call of a server: before its handler begins, and after it has ended."""
 
 import inspect
 from abc import ABC, abstractmethod
@@ -12,11 +12,12 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 Around = Callable[[str, Any, Context], AbstractAsyncContextManager[None]]
-"""(method, request, context) -> what the call runs within; the request is None when it is a stream."""
+"""(method, request, context) -> the context manager that a call runs within; the request is None when it is a
+stream."""
 
 
 class WrappingInterceptor(grpc.aio.ServerInterceptor, ABC):
-    """An interceptor that wraps the handler of each method once; a subclass says what runs around a call.
+    """An interceptor that wraps the handler of each method once; a subclass defines what runs around a call.
 
     An interceptor of gRPC sees no caller, so the handler itself is wrapped. Methods without a handler are left to gRPC:
     any name may come, and none is remembered.
@@ -44,7 +45,7 @@ class WrappingInterceptor(grpc.aio.ServerInterceptor, ABC):
         kind = "_".join("stream" if is_stream else "unary" for is_stream in _streams(handler))
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         behaviour = getattr(handler, kind)
-        # one of many replies may also write them to its context: health's Watch does
+        # a handler with many replies is not always a generator: that of health's Watch writes to its context
         wrap = self._stream if inspect.isasyncgenfunction(behaviour) else self._unary
         wrapped: Handler = make(
             wrap(method, behaviour, handler.request_streaming),
@@ -91,7 +92,7 @@ def _streams(handler: Any) -> tuple[bool, bool]:
 
 
 def code_of(context: Context) -> grpc.StatusCode:
-    """How a call that has ended on this side ended."""
+    """Return the status code of a call that has ended on this side."""
     code: Any = context.code()
     if isinstance(code, grpc.StatusCode):
         return code

@@ -1,7 +1,7 @@
-"""What one caller may take of the coordinator: open calls, calls a second, patience with its bytes. Pure.
+"""The limits of one caller: open calls, calls per second, strikes. Pure.
 
-Nothing here waits or reads a clock. A caller is the name in a certificate; without one, its connection when both
-ends are on this machine, and otherwise its address.
+Nothing here waits or reads a clock. A caller is the name in a certificate; without one, its connection if both ends are
+on this machine, and otherwise its address.
 """
 
 from collections import OrderedDict
@@ -10,33 +10,33 @@ from dataclasses import dataclass, field
 from atoll.server.transport.token_bucket import Bucket
 
 CALLS_PER_S, CALLS_BURST = 200.0, 600
-"""New calls of one caller in the long run, and at once. An empty round of 25 ms costs a client two."""
+"""New calls of one caller: the rate [1/s] and the burst. An empty round of 25 ms takes two calls of a client."""
 
 CONNECTIONS_PER_CLIENT = 3
-"""That of its control stream, a newer one for all other calls, and one for large downloads or the next one after that;
-so many more nobody gets that has not shown its certificate yet."""
+"""The connections of one client: the control stream, a newer one for all other calls, and one for large downloads or
+the next rotation. A caller without a certificate gets no more than this."""
 
 SPARE = 100
-"""Connections, and calls that may be open at once, for those who never say Hello."""
+"""Connections, and open calls, for callers that never send Hello."""
 
 STRIKES_MAX = 20
-"""Refused calls of one caller, until its connections are ended: to refuse costs, too."""
+"""Refused calls of one caller until its connections are ended: a refusal, too, costs time."""
 STRIKES_FORGIVEN_PER_S = 0.5
 
 MESSAGES_PER_S, MESSAGES_BURST = 50.0, 500
-"""Of one client on its control stream."""
+"""Messages of one client on its control stream: the rate [1/s] and the burst."""
 
 CALLERS_MAX = 20_000
-"""Callers that are told apart, besides those with open calls: the oldest are forgotten."""
+"""The number of callers that are counted one by one, besides those with open calls; the oldest are forgotten."""
 
 
 def connections_max(clients_max: int) -> int:
-    """Connections of a port to which so many clients may be connected at once."""
+    """Return the limit of connections to a port for `clients_max` clients."""
     return CONNECTIONS_PER_CLIENT * clients_max + SPARE
 
 
 def calls_max(clients_max: int, calls_per_client: int) -> int:
-    """Calls that may be open at such a port."""
+    """Return the limit of open calls at a port for `clients_max` clients."""
     return calls_per_client * clients_max + SPARE
 
 
@@ -48,10 +48,10 @@ class _Caller:
 
 
 class Callers:
-    """Counts the calls of everybody.
+    """The calls of all callers, counted.
 
     Args:
-        open_max: calls that one caller may have open at once.
+        open_max: the calls that one caller may have open at once.
     """
 
     def __init__(self, open_max: int) -> None:
@@ -59,7 +59,10 @@ class Callers:
         self._known: OrderedDict[str, _Caller] = OrderedDict()
 
     def begin(self, name: str, now: float) -> str:
-        """A call begins; it must `end`, unless it is refused: then this says why, with the value and the limit."""
+        """Count the begin of a call; return "", or the reason for refusing it, with the value and the limit.
+
+        A call that is not refused must be ended with `end`.
+        """
         caller = self._known.setdefault(name, _Caller())
         self._known.move_to_end(name)
         if caller.open >= self.open_max:
@@ -71,15 +74,15 @@ class Callers:
         return ""
 
     def end(self, name: str) -> None:
-        """A call has ended."""
+        """Count the end of a call."""
         self._known[name].open -= 1
 
     def strike(self, name: str, now: float) -> bool:
-        """A call was refused; True: this happens so often that the caller's connections are better ended."""
+        """Count a refused call; return True when the caller has so little left that its connections should be ended."""
         return not self._known.setdefault(name, _Caller()).strikes.take(now)
 
     def _forget(self) -> None:
-        """Those who were away the longest; whoever has a call open stays."""
+        """Forget the callers that were away the longest, except those with open calls."""
         while len(self._known) > CALLERS_MAX:
             name, caller = self._known.popitem(last=False)
             if caller.open:

@@ -1,4 +1,4 @@
-"""How one listens: who takes a port, and what the other end must prove before it is heard."""
+"""The listeners: they bind ports, insecure on loopback or with mutual TLS."""
 
 from typing import Protocol
 
@@ -11,27 +11,27 @@ from atoll.server.transport.server_credentials import server_credentials
 
 
 class Listener(Protocol):
-    """Takes ports."""
+    """Binds the ports of a server."""
 
     proves_callers: bool
-    """Whether whoever calls there has shown a certificate; otherwise everybody is taken at their word (`guard`)."""
+    """Every caller has shown a certificate; otherwise callers are taken at their word (`guard`)."""
 
     def bind(self, server: grpc.aio.Server, listen: str) -> str:
-        """Take `host:port`; port 0: the system chooses. Returns the address.
+        """Bind `host:port`, port 0 for one that the system chooses; return the address.
 
         Raises:
-            OperatorError: it is in use, or not allowed.
-            ConfigError: not an address where this may listen.
+            OperatorError: the port is in use, or not allowed.
+            ConfigError: the text is no address where this listener may listen.
         """
 
 
 class InsecureListener:
-    """Hears everybody on this machine, and nobody else."""
+    """The listener for callers on this machine only, without certificates."""
 
     proves_callers = False
 
     def bind(self, server: grpc.aio.Server, listen: str) -> str:
-        """See `Listener`."""
+        """Bind a loopback address; see `Listener`."""
         host, port = loopback_only(listen)
         try:
             return f"{bracketed(host)}:{server.add_insecure_port(f'{bracketed(host)}:{port}')}"
@@ -40,10 +40,10 @@ class InsecureListener:
 
 
 class MutualListener:
-    """Proves who listens, and hears only those who have a certificate of the same authority.
+    """The listener that proves its own identity, and admits only callers with a certificate of the same authority.
 
     Args:
-        keeper: of the listener's own credential; each handshake takes the newest, so that a renewal needs no restart.
+        keeper: the listener's own credential; each handshake takes the newest, so that a renewal needs no restart.
     """
 
     proves_callers = True
@@ -52,7 +52,7 @@ class MutualListener:
         self._keeper = keeper
 
     def bind(self, server: grpc.aio.Server, listen: str) -> str:
-        """See `Listener`."""
+        """Bind an address; see `Listener`."""
         host, port = parse_address(listen)
         credentials = server_credentials(self._keeper, asks_for_certificates=True)
         try:
@@ -62,5 +62,5 @@ class MutualListener:
 
 
 def cannot_listen(listen: str) -> OperatorError:
-    """The operator's mistake when gRPC does not get a port."""
+    """Make the operator's error for a port that gRPC cannot bind."""
     return OperatorError(f"cannot listen on {listen}: the port is in use, or not allowed")

@@ -1,4 +1,4 @@
-"""Who is calling: the identity in the certificate that the caller's TLS handshake has proven."""
+"""The caller of a call: the identity in the certificate that its TLS handshake has proven."""
 
 import math
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ class Peer:
 
     identity: Identity
     serial: int
-    """Of its certificate, for revocation."""
+    """The serial number of its certificate, for revocation."""
     expires_at: float = math.inf
-    """Of its certificate [s since the epoch]: TLS looks at that when a connection is opened, and never again."""
+    """The expiry of its certificate [s since the epoch]; TLS checks it only when a connection is opened."""
 
 
 def peer_of(context: Context) -> Peer | None:
-    """The caller; None when it has shown no certificate that names a member (a plain connection, an enrolment)."""
+    """Return the caller; None when it has shown no certificate of a member (an insecure connection, an enrolment)."""
     pems = context.auth_context().get("x509_pem_cert")
     if not pems:
         return None

@@ -1,9 +1,9 @@
-"""What a port shows of its owner in each handshake: the newest certificate, without a restart.
+"""The credentials that a port shows in each handshake: the newest certificate, without a restart.
 
-gRPC frees what it has prepared of an older certificate as soon as it is given a newer one, although a handshake that
-was told "as in the last one" a moment ago may be about to use it (grpc issue 36693): two strangers who dial at that
-moment end the process. So a newer one is given only when there is one, and only when the last answer was a while ago.
-gRPC asks for one handshake of a port at a time, and asks no other while it waits.
+gRPC frees what it has prepared of an older certificate as soon as it gets a newer one, although a handshake that was
+told "as in the last one" a moment ago may be about to use it (grpc issue 36693): two strangers that dial at that moment
+end the process. So a newer one is handed over only when there is one, and only a while after the last answer. gRPC asks
+for one handshake of a port at a time, and asks no other while it waits.
 """
 
 import time
@@ -14,21 +14,28 @@ import grpc
 from atoll.protocol.identity.keeper import Keeper
 
 SETTLE_S = 0.5
-"""Seconds after which a handshake has taken what it was told to use: it is its next step, some microseconds of work."""
+"""The time after which a handshake has used its answer [s]; that is its next step, microseconds of work."""
 
 
 def server_credentials(keeper: Keeper, *, asks_for_certificates: bool) -> grpc.ServerCredentials:
-    """For a port that shows what is kept, and hears only those with a certificate of its authority if it asks."""
+    """Make the credentials of a port.
+
+    Args:
+        keeper: the port's own credential; each handshake shows the newest.
+        asks_for_certificates: callers must have a certificate of the same authority.
+    """
     shown = Shown(keeper, asks_for_certificates=asks_for_certificates)
     return grpc.dynamic_ssl_server_credentials(shown.configuration(), shown, asks_for_certificates)  # type: ignore[arg-type]
 
 
 class Shown:
-    """What one port shows in the next handshake. gRPC calls it on a thread of its own; None: as in the last one.
+    """The configuration of one port's next handshake. gRPC calls it on a thread of its own; None: as in the last one.
 
     Args:
-        keeper: of the owner's credential.
-        asks_for_certificates: whether callers must have one of the same authority.
+        keeper: the port's own credential.
+        asks_for_certificates: callers must have a certificate of the same authority.
+        clock: a monotonic clock [s].
+        sleep: waits for a time [s].
     """
 
     def __init__(
@@ -44,7 +51,7 @@ class Shown:
         self._last, self._answered_at = keeper.current, clock()
 
     def __call__(self) -> grpc.ServerCertificateConfiguration | None:
-        """For the next handshake."""
+        """Return the configuration for the next handshake; None: as in the last one."""
         try:
             if self._keeper.current is self._last:
                 return None
@@ -54,8 +61,8 @@ class Shown:
             self._answered_at = self._clock()
 
     def configuration(self) -> grpc.ServerCertificateConfiguration:
-        """The newest credential, for gRPC."""
-        own = self._last = self._keeper.current
+        """Return the newest credential in the form of gRPC."""
+        newest = self._last = self._keeper.current
         return grpc.ssl_server_certificate_configuration(
-            [(own.key_pem, own.certificate_pem)], own.ca_pem if self._asks else None
+            [(newest.key_pem, newest.certificate_pem)], newest.ca_pem if self._asks else None
         )

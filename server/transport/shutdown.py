@@ -1,4 +1,4 @@
-"""The end of servers, in time: whatever their peers do meanwhile."""
+"""The shutdown of servers within a bounded time, whatever their peers do."""
 
 import asyncio
 import logging
@@ -13,25 +13,25 @@ from atoll.server.transport.sockets import open_sockets, shut_down_if
 logger = logging.getLogger(__name__)
 
 GRACE_S = 0.2
-"""Seconds that open calls have to end by themselves."""
+"""The time that open calls have to end by themselves [s]."""
 FLUSH_S = 2.0
-"""Seconds that peers have to take what is written to them already; after a cut, gRPC to notice."""
+"""The time that peers have to take what is written to them and, after a cut, that gRPC has to notice it [s]."""
 
 
 async def stop_servers(*servers: tuple[grpc.aio.Server, str]) -> None:
     """End all calls of these servers, each given with its address, and their connections.
 
-    gRPC closes a connection only when the peer has taken what is being written to it. One behind a slow line, or that
-    does not read, would so decide when we end: what is left after `FLUSH_S` is cut.
+    gRPC closes a connection only when the peer has taken what is being written to it. A peer behind a slow line, or one
+    that does not read, would decide when this process ends: connections that are left after `FLUSH_S` are cut.
     """
     stopping = asyncio.gather(*(server.stop(GRACE_S) for server, _ in servers))
-    stopping.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # it may have nobody to tell
+    stopping.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # asyncio logs unread errors
     if await _ended(stopping, GRACE_S + FLUSH_S):
         return
     ports = {parse_address(address)[1] for _, address in servers}
-    logger.warning("cut %d connections whose peers did not take what was sent", cut_connections(ports))
+    logger.warning("cut %d connections: their peers did not read what was sent", cut_connections(ports))
     if not await _ended(stopping, FLUSH_S):
-        logger.error("gRPC does not stop serving: this process ends without")
+        logger.error("gRPC does not stop serving: this process ends without waiting for it")
 
 
 async def _ended(stopping: "asyncio.Future[list[None]]", seconds: float) -> bool:
@@ -42,7 +42,7 @@ async def _ended(stopping: "asyncio.Future[list[None]]", seconds: float) -> bool
 
 
 def cut_connections(ports: Collection[int]) -> int:
-    """Shut down this process's connections at these ports of its own; returns how many."""
+    """Shut down this process's connections at these ports of its own; return their number."""
     count = 0
     for number, _ in open_sockets():
         with suppress(OSError):  # closed meanwhile, or it listens

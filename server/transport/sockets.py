@@ -1,4 +1,7 @@
-"""The sockets that this process has open. gRPC has no call that ends a connection: it sees that its socket is."""
+"""The open sockets of this process.
+
+gRPC has no call that ends a connection, but notices that its socket was shut down.
+"""
 
 import os
 import socket
@@ -8,11 +11,11 @@ from contextlib import suppress
 FOLDER = "/proc/self/fd"
 
 Place = tuple[str, int]
-"""Address and port."""
+"""An address and a port."""
 
 
 def open_sockets() -> Iterator[tuple[int, str]]:
-    """Each one's number, and its name in the kernel, which is no other's."""
+    """Yield each socket's number, and its name in the kernel, which is unique."""
     for number in os.listdir(FOLDER):
         with suppress(OSError):  # closed meanwhile
             name = os.readlink(f"{FOLDER}/{number}")
@@ -21,17 +24,21 @@ def open_sockets() -> Iterator[tuple[int, str]]:
 
 
 def connected_to(number: int) -> Place | None:
-    """The peer of a connection over IP; None of other sockets. Raises OSError: closed, or not connected."""
+    """Return the peer of a connection over IP; None for other sockets.
+
+    Raises:
+        OSError: the socket is closed, or not connected.
+    """
     with socket.socket(fileno=os.dup(number)) as copy:
         places = _places(copy)
         return None if places is None else places[1]
 
 
 def shut_down_if(number: int, is_doomed: Callable[[Place, Place], bool]) -> bool:
-    """Shut down a connection over IP if that is so of its own place and its peer's; whether it was.
+    """Shut down a connection over IP if `is_doomed(own place, peer's place)`; return True if it was shut down.
 
     Raises:
-        OSError: closed, or not connected.
+        OSError: the socket is closed, or not connected.
     """
     with socket.socket(fileno=os.dup(number)) as copy:
         places = _places(copy)
@@ -49,4 +56,4 @@ def _places(connection: socket.socket) -> tuple[Place, Place] | None:
 
 def _place(name: tuple[str, int]) -> Place:
     host, port = name[:2]
-    return str(host).removeprefix("::ffff:"), int(port)  # gRPC hears IPv4 on both, and names it as IPv4
+    return str(host).removeprefix("::ffff:"), int(port)  # gRPC takes IPv4 on a socket of both, and names it IPv4

@@ -1,11 +1,11 @@
-"""How often something may happen: so many at once, and so many each second. Pure."""
+"""The token bucket: a limit of a rate, with a burst. Pure."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
 class Bucket:
-    """A token bucket: so many at once, and so many each second [1/s]."""
+    """A token bucket: `burst` tokens when full [1], refilled at `per_s` [1/s]."""
 
     per_s: float
     burst: float
@@ -13,7 +13,7 @@ class Bucket:
     at: float = 0.0
 
     def take(self, now: float) -> bool:
-        """Whether there is one more at `now` [s]; a clock that runs backward gives nothing."""
+        """Take a token at `now` [s]; return False when there is none. A clock that runs backward refills nothing."""
         if self.left < 0:
             self.left, self.at = self.burst, now
         self.left, self.at = min(self.burst, self.left + max(0.0, now - self.at) * self.per_s), max(self.at, now)
@@ -23,5 +23,5 @@ class Bucket:
         return True
 
     def put_back(self) -> None:
-        """What was taken last was nobody's after all."""
+        """Return the token that was taken last."""
         self.left = min(self.burst, self.left + 1)

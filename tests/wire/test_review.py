@@ -437,11 +437,11 @@ async def test_coordinator_that_stops_in_a_fold_leaves_no_fold_behind(tmp_path):
 
     begun, ended = threading.Event(), threading.Event()
 
-    def endless(*args, between, **kwargs):
+    def endless(*args, execution, **kwargs):
         begun.set()
         try:
             for _ in range(2000):
-                between()
+                execution.between()
                 time.sleep(0.01)
         finally:
             ended.set()
