@@ -169,7 +169,7 @@ def links(text: str) -> list[str]:
     return [target for target in re.findall(r"\]\(([^)]+)\)", text) if "://" not in target]
 
 
-@pytest.mark.parametrize("page", [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))], ids=lambda path: path.name)
+@pytest.mark.parametrize("page", [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))], ids=lambda path: path.name)
 def test_every_link_leads_somewhere(page: Path) -> None:
     for target in links(page.read_text("utf-8")):
         path, _, anchor = target.partition("#")

@@ -8,7 +8,7 @@ and no run takes the worker from another. Of one run the newest request counts. 
          any  --Released--> STOPPING --the worker answers, or is killed after its lease--> done
 
 Losing contact alone never ends a job: the worker knows its deadline, stops in time by itself, and the update waits in
-the spool until the coordinator has answered for it (DESIGN invariants 2 and 8). Randomness (the jitter of
+the spool until the coordinator has answered for it (architecture, invariants 2 and 8). Randomness (the jitter of
 reconnecting) comes from a generator that is passed in.
 """
 

@@ -1,7 +1,7 @@
 """The state of a run between two rounds, which is the content of a snapshot. Pure.
 
-The ledger also keeps invariant 1: every accepted update is used in exactly one committed model, or the record of its
-round says why not.
+The ledger also keeps architecture, invariant 1: every accepted update is used in exactly one committed model, or the
+record of its round says why not.
 """
 
 from collections.abc import Mapping

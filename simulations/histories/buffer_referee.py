@@ -243,7 +243,7 @@ class BufferReferee:
         self._decide("abandon", round_.round_id, reason)
 
     def aggregate(self, round_: RoundFacts) -> None:
-        """Which updates, from which versions, and scaled by how much (invariants 3 and 4)."""
+        """Which updates, from which versions, and scaled by how much (architecture, invariants 3 and 4)."""
         policy, rows, filled = self.policy, [], round_.contributions()
         for update in filled:
             age = round_.base - update.base_version

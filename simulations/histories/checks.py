@@ -1,4 +1,4 @@
-"""What must hold in every history, whatever went wrong in it: DESIGN section 5, invariants 1 to 5 and 8."""
+"""What must hold in every history, whatever went wrong in it: architecture, invariants 1 to 5 and 8."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Judges a run by its policy alone: a second, slower reading of DESIGN section 4, independent of the machines.
+"""Judges a run by its policy alone: a second, slower reading of the policy's fields, independent of the machines.
 
 The referee reads the events that are on the coordinator's disk, works out from the policy what had to be decided about
 each, at once and at that instant, and compares. It shares with the machines their vocabulary and nothing else.

@@ -197,7 +197,7 @@ class RoundReferee:
             self._decide("release", client_id, round_.round_id, may_submit and self.policy.late == "next_round")
 
     def aggregate(self, round_: RoundFacts) -> None:
-        """Which updates, and with which weight (invariants 3 and 4)."""
+        """Which updates, and with which weight (architecture, invariants 3 and 4)."""
         policy, weights = self.policy, []
         for update in round_.contributions():
             staleness = round_.base - update.base_version

@@ -1,4 +1,4 @@
-"""Algorithms in which the client takes part, as a user runs them: real processes, and the numbers of the reference."""
+"""Algorithms in which the client takes part, as a user runs them: real processes, and fixed points in float64."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ CRASHES = {
 }
 
 
-def test_scaffold_follows_the_reference_wherever_agents_are_killed(tmp_path):
+def test_scaffold_follows_the_paper_wherever_agents_are_killed(tmp_path):
     with federation(tmp_path, task=TASK) as it:
         it.coordinator(rounds=5, **BOTH, **SCAFFOLD)
         for number in range(2):

@@ -1,4 +1,4 @@
-"""What the tests of this folder train: digits on a small net, and the two quadratics of the reference."""
+"""What the tests of this folder train: digits on a small net, and two quadratics."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -37,7 +37,7 @@ def loss_on_all(model: nn.Module) -> float:
 
 
 class Quadratic(nn.Module):
-    """(a/2) (x - c)² with a = 1, c = 0 on rank 0 and a = 3, c = 4 on rank 1: section 1.7 of the reference."""
+    """(a/2) (x - c)² with a = 1, c = 0 on rank 0 and a = 3, c = 4 on rank 1."""
 
     def __init__(self, rank: int, start: float = 10.0) -> None:
         super().__init__()

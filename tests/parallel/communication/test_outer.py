@@ -1,4 +1,4 @@
-"""Replicas that meet seldom or late, against the reference's numbers, plain loops in float64 and their invariants."""
+"""Replicas that meet seldom or late, against the papers' formulas, plain loops in float64 and their invariants."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -97,8 +97,8 @@ def by_hand(move: Callable[[int, Any, list[Any]], Any], steps: int) -> np.ndarra
     return np.array(path).T
 
 
-def test_late_means_follow_the_reference(paths: dict[str, Any]) -> None:
-    """Section 1.7: K = 1, D = 3, η = 0.05."""
+def test_late_means_follow_the_paper(paths: dict[str, Any]) -> None:
+    """Zhu et al. 2021 (delayed averaging) in float64: K = 1, D = 3, η = 0.05."""
     first, second = paths["late"]
     np.testing.assert_allclose(first[:6], [10, 9.5, 9.025, 8.57375, 7.9450625, 7.402809375], rtol=1e-12)
     np.testing.assert_allclose(second[:6], [10, 9.1, 8.335, 7.68475, 7.3320375, 6.977231875], rtol=1e-12)
@@ -198,8 +198,8 @@ def outer_rounds(text: str, deltas: list[list[float]], restart_after: int) -> li
     return found
 
 
-def test_diloco_has_the_outer_steps_of_the_reference_also_across_a_restart() -> None:
-    """Section 1.7: Nesterov with η_g = 0.7, β = 0.9 after rounds 1 and 3; fp16 to its rounding."""
+def test_diloco_has_the_outer_steps_of_the_paper_also_across_a_restart() -> None:
+    """Douillard et al. 2023 (DiLoCo) in float64: Nesterov with η_g = 0.7, β = 0.9 after rounds 1 and 3; fp16 to its rounding."""
     deltas = [[0.1, -0.2, 0.05], [-0.05, 0.1, 0.2], [0.02, 0.02, -0.1]]
     wanted = {0: [1.133, -2.266, 0.5665], 2: [1.17248, -2.26516, 0.866765]}
     tolerances = {"diloco:1": 1e-12, "diloco:1,wire=fp16": 2e-3, "diloco:1,wire=bf16": 2e-2}

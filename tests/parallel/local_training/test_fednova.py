@@ -1,4 +1,4 @@
-"""FedNova's normalizer against the reference's numbers, the paper's sums, and torch's own optimizer."""
+"""FedNova's normalizer against fixed points in float64, the paper's sums, and torch's own optimizer."""
 
 import numpy as np
 import pytest
@@ -78,7 +78,7 @@ def test_a_task_that_does_not_go_with_the_algorithm_does_not_load() -> None:
 
 @pytest.mark.parametrize(("algorithm", "fixed_point"), [("fednova", 2.99023), ("fedavg", 3.74694)])
 def test_unequal_steps_leave_the_right_objective_and_fedavg_another(algorithm: str, fixed_point: float) -> None:
-    """The reference's fixed points where sites take 2 and 10 steps of 1e-3; the optimum is 3."""
+    """The fixed points of Wang et al. 2020 in float64 where sites take 2 and 10 steps of 1e-3; the optimum is 3."""
     version = ModelBench(quadratics, {}).initial(0)
     version["x"] = np.array([fixed_point], np.float32)
     request = {"seed": 0, "algorithm": algorithm, "local": {"lr": 1e-3}}

@@ -1,4 +1,4 @@
-"""SCAFFOLD's client against the paper's algorithm by hand in float64, the reference's numbers, and its identities."""
+"""SCAFFOLD's client against the paper's algorithm by hand in float64, pfl-research's numbers, and its identities."""
 
 from dataclasses import replace
 from typing import Any
@@ -52,8 +52,8 @@ class Federation:
         return sum(self.own[site][name].astype(np.float64) for site in self.task.sites) / len(self.task.sites)
 
 
-def test_two_quadratics_follow_the_reference() -> None:
-    """pfl-research's option II agrees with these numbers (reference, section 1.7)."""
+def test_two_quadratics_follow_the_paper() -> None:
+    """Karimireddy et al. 2020, option II, in float64; pfl-research's option II gives the same numbers."""
     federation = Federation(quadratics, {"epochs": 10, "batch_size": None, "lr": 0.1})
     xs, cs = [], []
     for _ in range(8):

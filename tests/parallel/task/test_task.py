@@ -65,7 +65,7 @@ def test_task_refuses_what_is_of_another_kind(fault: dict[str, Any]) -> None:
         Task(**({"model": len, "data": len, "loss": len} | fault))
 
 
-def test_task_has_the_defaults_of_the_design() -> None:
+def test_task_has_the_documented_defaults() -> None:
     task = Task(model=len, data=len, loss=len, sites=["a"], metrics={"m": Metric(len, len)})  # type: ignore[arg-type]
     assert (task.local, task.sites, task.test_data, task.fit) == (Local(), ("a",), None, None)
 

@@ -75,7 +75,7 @@ OWNED = {
 
 
 def may(role, method):
-    """What the design says, written a second time and in other words than the table."""
+    """The table of docs/authorisation.md, written a second time and in other words than the code's."""
     name = method.rpartition("/")[2]
     return name in {"Check", "Watch", "GetAuthority", "Enrol"} or name in MAY[role] or (role, method) in BETWEEN_SERVERS
 

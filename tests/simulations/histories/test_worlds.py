@@ -1,4 +1,4 @@
-"""Thousands of worlds, each from one seed: whatever goes wrong in them, DESIGN's invariants 1 to 5 and 8 hold."""
+"""Thousands of worlds, each from one seed: whatever goes wrong, they keep architecture, invariants 1 to 5 and 8."""
 
 import time
 from collections import Counter
