@@ -5,7 +5,6 @@ are those of `tests/house/floors.py`. Links and anchors of the pages are checked
 """
 
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 
 from tests.house.floors import FLOORS, MAY_IMPORT, SHARED
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 ARCHITECTURE = (DOCS / "architecture.md").read_text("utf-8")
 SUFFIXES = {".py", ".md", ".proto", ".toml"}
@@ -64,13 +63,10 @@ KNOWN_SECTIONS = title_words(ARCHITECTURE)
 
 
 def sources() -> list[Path]:
-    """Return the text files of the repository, also those that are not committed yet."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
-    paths = [ROOT / name for name in names if name and name != ITSELF]
-    return sorted(
-        {p for p in paths if (p.suffix in SUFFIXES or p.name in NAMES) and p.is_file() and not p.is_symlink()}
-    )
+    """Return the text files of the repository; the links to the rooms lead to files that are there once."""
+    below = {path.resolve() for folder in FOLDERS.split("|") for path in (ROOT / folder).rglob("*")}
+    paths = {path for path in {*below, *ROOT.iterdir()} if path.suffix in SUFFIXES or path.name in NAMES}
+    return sorted(path for path in paths - {ROOT / ITSELF} if path.is_file())
 
 
 def faults_of(name: str, text: str) -> Iterator[str]:
