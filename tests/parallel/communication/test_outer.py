@@ -199,7 +199,7 @@ def outer_rounds(text: str, deltas: list[list[float]], restart_after: int) -> li
 
 
 def test_diloco_has_the_outer_steps_of_the_paper_also_across_a_restart() -> None:
-    """Douillard et al. 2023 (DiLoCo) in float64: Nesterov with η_g = 0.7, β = 0.9 after rounds 1 and 3; fp16 to its rounding."""
+    """Douillard et al. 2023 (DiLoCo) in float64: η_g = 0.7, β = 0.9 after rounds 1 and 3; fp16 to its rounding."""
     deltas = [[0.1, -0.2, 0.05], [-0.05, 0.1, 0.2], [0.02, 0.02, -0.1]]
     wanted = {0: [1.133, -2.266, 0.5665], 2: [1.17248, -2.26516, 0.866765]}
     tolerances = {"diloco:1": 1e-12, "diloco:1,wire=fp16": 2e-3, "diloco:1,wire=bf16": 2e-2}
