@@ -33,7 +33,8 @@ def ours(folder: Path, num_events: int) -> tuple[float, float]:
     with AuditLog(folder, time.time) as log:
         begun = time.perf_counter()
         for number in range(num_events):
-            log.say(Action.ROUND_COMMIT, f"digits-1 round {number}", "version 1 of 8 updates", DIGESTS, caller=CALLER)
+            what = f"digits-1 round {number}"
+            log.record(Action.ROUND_COMMIT, what, "version 1 of 8 updates", DIGESTS, caller=CALLER)
         said = time.perf_counter()
         log.flush()
         return time.perf_counter() - begun, said - begun

@@ -1,10 +1,13 @@
-"""The words of the audit log: what can have been done."""
+"""The actions that the audit log knows."""
 
 from enum import StrEnum
 
 
 class Action(StrEnum):
-    """What somebody did; `object` says to what, `outcome` what came of it. The texts are in `docs/audit.md`."""
+    """An action; an event's `object` is what it concerned, its `outcome` the result.
+
+    The texts are in `docs/audit.md`.
+    """
 
     COORDINATOR_START = "coordinator.start"
     COORDINATOR_STOP = "coordinator.stop"

@@ -1,17 +1,20 @@
-"""How many lines a stranger may cause in the audit log: what comes often is counted, and said later. Pure."""
+"""The budget of audit lines that one caller may cause; lines beyond it are counted, and the count is written later.
+
+Pure.
+"""
 
 from dataclasses import dataclass, field
 
 from atoll.server.transport.token_bucket import Bucket
 
 BURST = 10
-"""Lines that one may cause at once."""
+"""The lines that one caller may cause at once."""
 REFILL_S = 30.0
-"""Seconds after which one more is allowed."""
+"""The time after which one more line is allowed [s]."""
 ALL_BURST, ALL_REFILL_S = 1000, 0.1
-"""The same of all together: about 12 MB of log an hour at most, besides what is bounded otherwise."""
+"""The same limits for all callers together: about 12 MB of log an hour at most, besides lines with other bounds."""
 KEYS_MAX = 1000
-"""Who is told apart at once; further ones are counted together."""
+"""The number of callers that are counted one by one; all others are counted together."""
 OTHERS = "others"
 
 
@@ -23,14 +26,14 @@ class _Known:
 
 @dataclass(slots=True)
 class Budget:
-    """Decides for each line that somebody causes whether it is written, or counted."""
+    """Decides for each line of a caller whether it is written or only counted."""
 
     _of: dict[str, _Known] = field(default_factory=dict)
     _all: Bucket = field(default_factory=lambda: Bucket(1 / ALL_REFILL_S, ALL_BURST))
     _sweep_at: float = 0.0
 
     def allows(self, who: str, now: float) -> bool:
-        """Whether a line that `who` causes at `now` [s] is written. Otherwise `withheld` tells of it."""
+        """Take one line of `who` at `now` [s] from the budget; False: it is not written, and `withheld` counts it."""
         if who not in self._of and len(self._of) >= KEYS_MAX and now >= self._sweep_at:
             self._forget_quiet(now)
         key = who if who in self._of or len(self._of) < KEYS_MAX else OTHERS
@@ -41,14 +44,14 @@ class Budget:
         return False
 
     def withheld(self) -> dict[str, int]:
-        """By who has caused them: lines that were not written since this was last asked."""
+        """Return the lines that were not written since the last call, by caller."""
         counts = {who: known.withheld for who, known in self._of.items() if known.withheld}
         for who in counts:
             self._of[who].withheld = 0
         return counts
 
     def _forget_quiet(self, now: float) -> None:
-        """Those whose allowance is full again, and of whom nothing is to be told."""
+        """Forget the callers whose allowance is full again and who have no line to be counted."""
         self._sweep_at = now + REFILL_S
         full_s = BURST * REFILL_S
         self._of = {who: k for who, k in self._of.items() if k.withheld or now - k.allowance.at < full_s}

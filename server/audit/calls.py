@@ -1,7 +1,7 @@
-"""Every admin call with its caller and outcome, and every call that was refused, into the audit log.
+"""The interceptor that records every admin call, with caller and outcome, and every refused call in the audit log.
 
-An admin call that came to nothing costs its caller nothing: as refused ones it is soon only counted, so that nobody who
-may do nothing fills the log. It stands before all other interceptors, so that it sees what those refuse.
+A failed admin call costs its caller nothing. As for refused calls, further ones are soon only counted, so that a caller
+without rights cannot fill the log. The interceptor runs before all others, and so records what those refuse.
 """
 
 from collections.abc import AsyncIterator
@@ -27,11 +27,15 @@ REFUSALS = frozenset(
         grpc.StatusCode.UNIMPLEMENTED,
     }
 )
-"""What is said to somebody who asks for what he must not have; the others happen to honest clients, too."""
+"""The status codes that are recorded as refusals; all others happen to honest clients, too."""
 
 
 class CallAudit(Interceptor):
-    """Nothing is changed but who is `acting`."""
+    """Records the calls of a server, and sets the caller that `acting` names; it changes nothing else.
+
+    Args:
+        audit: the log.
+    """
 
     def __init__(self, audit: AuditLog) -> None:
         super().__init__(self._audited)
@@ -49,24 +53,24 @@ class CallAudit(Interceptor):
             has_ended = True
         finally:
             code = code_of(context)
-            if code is grpc.StatusCode.OK and not has_ended:  # what was broken off has no code of its own
+            if code is grpc.StatusCode.OK and not has_ended:  # a call that was broken off has no code yet
                 code = grpc.StatusCode.CANCELLED
-            self._said(method, _object_of(request), context, caller, code)
+            self._record(method, _object_of(request), context, caller, code)
 
-    def _said(self, method: str, about: str, context: Context, caller: Caller, code: grpc.StatusCode) -> None:
+    def _record(self, method: str, about: str, context: Context, caller: Caller, code: grpc.StatusCode) -> None:
         outcome = code.name if code is grpc.StatusCode.OK else f"{code.name}: {context.details() or ''}"
         if method.startswith(ADMIN):
             object_ = f"{method} {about}".rstrip()
             if code is grpc.StatusCode.OK:
-                self._audit.say(Action.CALL, object_, outcome, caller=caller)
-            else:  # whatever run it names: of these a caller has as many as it likes
-                self._audit.say_seldom(Action.CALL, object_, outcome, caller=caller, counted_as=method)
+                self._audit.record(Action.CALL, object_, outcome, caller=caller)
+            else:  # counted without the run: a caller may name any number of them
+                self._audit.record_bounded(Action.CALL, object_, outcome, caller=caller, counted_as=method)
         elif code in REFUSALS:
-            self._audit.say_seldom(Action.CALL_REFUSE, method, outcome, caller=caller)
+            self._audit.record_bounded(Action.CALL_REFUSE, method, outcome, caller=caller)
 
 
 def caller_of(context: Context) -> Caller:
-    """Who is calling: the name in the certificate, or else the address without its port."""
+    """Return the caller: the name in its certificate, or else its address without the port."""
     peer = peer_of(context)
     if peer is not None:
         return Caller(peer.identity.name, peer.identity.role)
@@ -74,5 +78,5 @@ def caller_of(context: Context) -> Caller:
 
 
 def _object_of(request: Any) -> str:
-    """The run that a request is about; nothing else of a request is said."""
+    """Return the run that a request names; nothing else of a request is recorded."""
     return str(getattr(request, "run_id", ""))

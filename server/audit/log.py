@@ -1,8 +1,8 @@
-"""Says who did what, from a thread of its own: whoever says it waits for nothing.
+"""The audit log while it is written, by a thread of its own: `record` waits for nothing.
 
-What is said goes into a queue; the thread writes all that waits there at once, and lets a checkpoint follow after
-every EVENTS_MAX events and SIGN_S seconds after the first that none signs. What is written outlives the process;
-what is signed, the machine.
+Events go into a queue. The thread writes all that wait there at once; a checkpoint, which signs the chain, follows
+after EVENTS_MAX events, and SIGN_S seconds after the first unsigned one. A written event outlives the process, a signed
+one the machine.
 """
 
 import logging
@@ -25,19 +25,19 @@ from atoll.server.audit.budget import Budget
 logger = logging.getLogger(__name__)
 
 SIGN_S = 5.0
-"""Seconds for which an event may be signed by no checkpoint."""
+"""The longest time that an event stays without a checkpoint that signs it [s]."""
 WITHHELD_S = 60.0
-"""Seconds after which what was not written is counted."""
+"""The interval at which withheld lines are counted into the log [s]."""
 RETRY_S = 1.0
 WAITING_MAX = 100_000
-"""Events that wait for a disk that is full; further ones are lost, and counted."""
+"""The events that may wait for a full disk; further ones are lost, and counted."""
 CLOSE_S = 5.0
-"""Seconds that the end of the process waits for the last line."""
+"""The time that the end of the process waits for the last line [s]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who does something, as the log names them."""
+    """The actor of an event, as the log names it."""
 
     name: str
     role: str
@@ -50,7 +50,7 @@ _caller: ContextVar[Caller] = ContextVar("atoll_audit_caller", default=COORDINAT
 
 @contextmanager
 def acting(caller: Caller) -> Iterator[None]:
-    """Whatever is said within the block, also by tasks that are begun there, was done by this caller."""
+    """Attribute all events that are recorded within the block, also by tasks that begin there, to this caller."""
     token = _caller.set(caller)
     try:
         yield
@@ -59,10 +59,10 @@ def acting(caller: Caller) -> Iterator[None]:
 
 
 class AuditLog:
-    """An audit log that is being written. Methods may be called from any thread; `say` never waits, and never fails.
+    """An audit log that is being written. Any thread may call its methods; `record` never waits and never fails.
 
     Args:
-        folder: see `audit_files.AuditFiles`.
+        folder: see `protocol.audit.files.AuditFiles`.
         clock: seconds since the epoch.
 
     Raises:
@@ -83,10 +83,10 @@ class AuditLog:
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """The newest one: whoever remembers it will know when the log is cut off or written anew."""
+        """The newest checkpoint; a party that stores it can later detect a log that was cut off or rewritten."""
         return self._files.checkpoint
 
-    def say(
+    def record(
         self,
         action: Action,
         object_: str = "",
@@ -95,14 +95,14 @@ class AuditLog:
         *,
         caller: Caller | None = None,
     ) -> None:
-        """Somebody did something.
+        """Record an event.
 
         Args:
-            action: what.
-            object_: to what: a run's id, a client's name, a method.
-            outcome: what came of it. Neither payloads nor secrets.
-            digests: of what it was about, by name.
-            caller: who; None: whoever is `acting`, or the coordinator itself.
+            action: the action.
+            object_: the object that it concerned: a run's id, a client's name, a method.
+            outcome: its result. Neither payloads nor secrets.
+            digests: the digests of the data that it concerned, by name.
+            caller: the actor; None: the caller that `acting` names, or else the coordinator.
         """
         if self._queue.qsize() >= WAITING_MAX:
             with self._mutex:
@@ -120,7 +120,7 @@ class AuditLog:
         )
         self._queue.put(event)
 
-    def say_seldom(
+    def record_bounded(
         self,
         action: Action,
         object_: str = "",
@@ -129,27 +129,27 @@ class AuditLog:
         caller: Caller | None = None,
         counted_as: str = "",
     ) -> None:
-        """The same of what a stranger can repeat as often as he likes: beyond his allowance it is only counted.
+        """Record an event that a caller can repeat at will; beyond the caller's budget it is only counted.
 
         Args:
-            action, object_, outcome, caller: see `say`.
-            counted_as: what shares one allowance, when strangers choose the object; empty: the object.
+            action, object_, outcome, caller: see `record`.
+            counted_as: the key of the shared budget, when callers choose the object; empty: the object.
         """
         who = f"{action} {counted_as or object_} by {(caller or _caller.get()).name}"
         with self._mutex:
             is_allowed = self._budget.allows(who, time.monotonic())
         if is_allowed:
-            self.say(action, object_, outcome, caller=caller)
+            self.record(action, object_, outcome, caller=caller)
 
     def flush(self) -> None:
-        """Wait until what was said so far is written and signed."""
+        """Wait until all recorded events are written and signed."""
         done = threading.Event()
         self._queue.put(done)
         while not done.wait(1.0):
             assert self._thread.is_alive(), "the audit log's thread has ended"
 
     def close(self) -> None:
-        """Write and sign the rest; nothing is said afterwards. A full disk does not hold it up for long."""
+        """Write and sign the rest; later events are lost. A full disk delays the end by at most CLOSE_S."""
         self._is_closing = True
         self._queue.put(threading.Event())
         self._thread.join(CLOSE_S)
@@ -169,7 +169,7 @@ class AuditLog:
         while not is_last:
             events, waiting = self._take()
             is_last = self._is_closing and self._queue.empty()
-            events += self._of_itself(is_last=is_last)
+            events += self._missing(is_last=is_last)
             is_due = self._sign_by is not None and time.monotonic() >= self._sign_by
             if events or waiting or is_due:
                 self._append(events, sign=bool(waiting) or is_due or is_last)
@@ -177,7 +177,7 @@ class AuditLog:
                 done.set()
 
     def _take(self) -> tuple[list[Event], list[threading.Event]]:
-        """All that waits, up to what may be written at once; or nothing, when something else is due."""
+        """Take all waiting events, up to the number of one write; none when a checkpoint or a count is due."""
         now, until = time.monotonic(), min(self._sign_by or self._withheld_by, self._withheld_by)
         events: list[Event] = []
         waiting: list[threading.Event] = []
@@ -192,33 +192,33 @@ class AuditLog:
             pass
         return events, waiting
 
-    def _of_itself(self, *, is_last: bool) -> list[Event]:
-        """What the log has to say of itself: what was not written."""
+    def _missing(self, *, is_last: bool) -> list[Event]:
+        """Return the log's events about missing lines, when they are due: withheld ones and lost ones."""
         if not (is_last or self._num_lost or time.monotonic() >= self._withheld_by):
             return []
         self._withheld_by = time.monotonic() + WITHHELD_S
         with self._mutex:
             withheld, lost, self._num_lost = self._budget.withheld(), self._num_lost, 0
         now, by = instant(self._clock()), ("coordinator", "coordinator")
-        said: list[Event] = []
+        events: list[Event] = []
         if withheld:
             whose = ", ".join(f"{count} {who}" for who, count in sorted(withheld.items(), key=lambda item: -item[1]))
-            said.append(Event(now, *by, Action.AUDIT_WITHHELD, f"{sum(withheld.values())} lines", whose))
+            events.append(Event(now, *by, Action.AUDIT_WITHHELD, f"{sum(withheld.values())} lines", whose))
         if lost:
-            said.append(Event(now, *by, Action.AUDIT_LOST, f"{lost} lines", "the disk has been full for too long"))
-        return said
+            events.append(Event(now, *by, Action.AUDIT_LOST, f"{lost} lines", "the disk has been full for too long"))
+        return events
 
     def _append(self, events: list[Event], *, sign: bool) -> None:
-        """Write, and while the disk does not take it, try again: others wait in the queue."""
-        is_told = False
+        """Write events and, while the disk is full, retry; later events wait in the queue."""
+        is_logged = False
         while True:
             try:
                 self._files.append(events, sign=sign)
                 break
             except OSError as error:
-                if not is_told:
+                if not is_logged:
                     logger.error("the audit log cannot be written, its lines wait: %s", error)
-                is_told = True
+                is_logged = True
                 if self._is_closing:
                     return
                 time.sleep(RETRY_S)

@@ -1,4 +1,4 @@
-"""Reading an audit log: also one that is being written, a copy of one, or some of its files alone."""
+"""The reading of audit logs: one that is being written, a copy of one, or some of its files alone."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -21,22 +21,22 @@ from atoll.protocol.audit.files import (
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The files of a log, in order, with as much of each as is to be read."""
+    """The files of a log in their order, each with the number of bytes to read."""
 
     files: tuple[tuple[Path, int], ...]
     key: str | None
-    """The public key [hex] that its checkpoints must be signed with; None: any one."""
+    """The public key [hex] that must have signed its checkpoints; None: any key."""
     is_whole: bool
-    """Whether the files are said to be the whole log."""
+    """The files are claimed to be the whole log."""
     cut: tuple[Path, ...] = ()
-    """What was cut off after crashes, and kept."""
+    """The files with bytes that were cut off after crashes."""
 
     @classmethod
     def of_state(cls, state: Path) -> "Source":
-        """The log of a coordinator's state directory.
+        """Find the log of a coordinator's state directory.
 
         Raises:
-            AuditUnusable: it has none.
+            AuditUnusable: the directory holds none.
         """
         folder = audit_folder(state)
         if not log_files(folder):
@@ -45,22 +45,22 @@ class Source:
 
     @classmethod
     def of_files(cls, files: Iterable[Path]) -> "Source":
-        """Some files of a log, or what `atoll audit export` has written, in the order in which they are given."""
+        """Take some files of a log, or an export of `atoll audit export`, in the order given."""
         return cls(tuple((path, path.stat().st_size) for path in files), None, is_whole=False)
 
     def with_key(self, path: Path) -> "Source":
-        """The same, held against the public key in a file."""
+        """Return this source with the public key of a file, which its checkpoints must match."""
         return replace(self, key=public_key(path))
 
     def lines(self) -> Iterator[tuple[str, bytes]]:
-        """Each line with its end, and where it stands: file and line, counted from 1."""
+        """Yield each line, with its end, and its place: file and line number, counted from 1."""
         for path, num_bytes in self.files:
             for number, line in enumerate(read_lines(path, num_bytes=num_bytes), 1):
                 yield f"{path.name}:{number}", line
 
 
 def verify(source: Source, expected: Iterable[Checkpoint] = ()) -> Verifier:
-    """Read all of it; `faults` says what is wrong with it."""
+    """Verify a log; the `faults` of the result list what is wrong with it."""
     verifier = Verifier(source.key, whole=source.is_whole, expected=list(expected))
     for where, line in source.lines():
         verifier.feed(line, where)
@@ -69,7 +69,7 @@ def verify(source: Source, expected: Iterable[Checkpoint] = ()) -> Verifier:
 
 
 def events_of(source: Source) -> Iterator[Line]:
-    """The events that can be read; what is wrong with the log is for `verify` to say."""
+    """Yield the events that can be read; faults of the log are for `verify` to find."""
     for _, data in source.lines():
         try:
             line = read_line(data)
@@ -80,7 +80,7 @@ def events_of(source: Source) -> Iterator[Line]:
 
 
 def last_checkpoint(source: Source) -> Checkpoint | None:
-    """The newest that can be read; None: there is none."""
+    """Return the newest checkpoint that can be read; None: there is none."""
     newest: Checkpoint | None = None
     for _, data in source.lines():
         with suppress(LineFault):
@@ -90,7 +90,7 @@ def last_checkpoint(source: Source) -> Checkpoint | None:
 
 
 def last_events(source: Source, count: int, *, action: str = "", actor: str = "") -> list[Line]:
-    """The newest events of this action (or its beginning, up to a dot) and actor; empty: any."""
+    """Return the newest `count` events with this action, or its prefix up to a dot, and actor; "" matches all."""
     return list(deque((line for line in events_of(source) if _is_wanted(line, action, actor)), maxlen=count))
 
 
@@ -101,9 +101,10 @@ def _is_wanted(line: Line, action: str, actor: str) -> bool:
 
 
 def between(source: Source, since: str, until: str) -> Iterator[bytes]:
-    """The lines as they stand, from the first of `since` to the last before `until`, both RFC 3339 as the log has them.
+    """Yield the lines as they stand, from the first at `since` to the last before `until`, both RFC 3339 as in the log.
 
-    They are adjacent, so that what is taken out can be verified, too. Lines that cannot be read belong to those before.
+    The lines are adjacent, so that an excerpt can be verified, too. Lines that cannot be read belong to those before
+    them.
     """
     has_begun = False
     for _, data in source.lines():

@@ -10,7 +10,7 @@ from atoll.server.rounds.events import Abandon, Commit, Effect, EndRun
 
 
 class Entry(NamedTuple):
-    """The arguments of `AuditLog.say`."""
+    """The arguments of `AuditLog.record`."""
 
     action: Action
     object_: str

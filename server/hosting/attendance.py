@@ -155,7 +155,7 @@ class Attendance:
                 self.hub.dismiss(client_id, f"silent for {self._config.lease:g} s: connect again")
 
     def _record(self, action: Action, client_id: ClientId, outcome: str = "ok") -> None:
-        self._audit.say_seldom(action, client_id, outcome, caller=Caller(client_id, "client"))
+        self._audit.record_bounded(action, client_id, outcome, caller=Caller(client_id, "client"))
 
     def revoked(self, client_id: ClientId) -> None:
         """Give up a client whose membership was revoked, and end its stream."""

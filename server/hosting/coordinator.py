@@ -125,7 +125,7 @@ class Coordinator:
     async def start(self) -> None:
         """Recover every run from the journal and continue where the last process stopped."""
         down_since = self.state.last_alive() or self.clock.now()
-        self.audit.say(Action.COORDINATOR_START, str(self.state.path))
+        self.audit.record(Action.COORDINATOR_START, str(self.state.path))
         for run_id in self.journal.deleted_runs():  # the last process may have ended in between
             await on_thread(None, remove_files, self.state, run_id)
         for row in self.journal.runs():
@@ -150,7 +150,7 @@ class Coordinator:
             await on_thread(None, threads.shutdown)
         self.state.mark_alive(self.clock.now())
         self.journal.close()
-        self.audit.say(Action.COORDINATOR_STOP, str(self.state.path), "crashed" if self.crashed.done() else "ok")
+        self.audit.record(Action.COORDINATOR_STOP, str(self.state.path), "crashed" if self.crashed.done() else "ok")
         await on_thread(None, self.audit.close)
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
@@ -242,7 +242,7 @@ class Coordinator:
             evaluator.close()
             raise
         self._host(row, RunMachine(rules), 0, evaluator, reducer)
-        self.audit.say(Action.RUN_ADD, run_id, digests={"config": digest_of(config.model_dump_json().encode())})
+        self.audit.record(Action.RUN_ADD, run_id, digests={"config": digest_of(config.model_dump_json().encode())})
         return run_id
 
     async def stop_run(self, run_id: RunId, reason: str) -> str:
@@ -254,7 +254,7 @@ class Coordinator:
                 self._begin(run)  # a run whose start is not in the journal would be queued again after a restart
         if run.machine.ledger.state in TERMINAL:
             raise OperatorError(f"run {run_id} is {run.machine.ledger.state}: {run.machine.ledger.cause}")
-        self.audit.say(Action.RUN_STOP, run_id, reason)
+        self.audit.record(Action.RUN_STOP, run_id, reason)
         await run.post(StopRequested(reason))
         return "" if run.machine.ledger.state in TERMINAL else "its round is being aggregated, and is committed first"
 
@@ -264,7 +264,7 @@ class Coordinator:
         ledger = run.machine.ledger
         if ledger.state is not RunState.RUNNING:
             raise OperatorError(f"run {run_id} is {ledger.state}; only a running one can be paused")
-        self.audit.say(Action.RUN_PAUSE, run_id, reason)
+        self.audit.record(Action.RUN_PAUSE, run_id, reason)
         await run.post(PauseRequested(reason))
         if ledger.state is RunState.RUNNING and ledger.pause_reason is None:
             raise OperatorError(f"run {run_id} is about to end; there is nothing to pause")
@@ -281,7 +281,7 @@ class Coordinator:
         if ledger.state not in (RunState.PAUSED, RunState.STOPPED, RunState.FAILED) and not is_pausing:
             raise OperatorError(f"run {run_id} is {ledger.state}; only a paused, stopped or failed one can be resumed")
         self._check_ranks(run_id)
-        self.audit.say(Action.RUN_RESUME, run_id)
+        self.audit.record(Action.RUN_RESUME, run_id)
         run.ended.clear()
         wait = not (is_pausing or self.has_room)
         resumed = run.post(ResumeRequested(wait))
@@ -299,7 +299,7 @@ class Coordinator:
         run = self._run(run_id)
         if run.machine.ledger.state not in TERMINAL:
             raise OperatorError(f"run {run_id} is {run.machine.ledger.state}; only one that has ended can be deleted")
-        self.audit.say(Action.RUN_DELETE, run_id)
+        self.audit.record(Action.RUN_DELETE, run_id)
         del self.runs[run_id]
         await asyncio.shield(self.spawn(self._delete(run)))  # the caller may be cancelled
         return ""
@@ -343,7 +343,7 @@ class Coordinator:
             for client_id in machine.ledger.membership.members:
                 self.attendance.heard(client_id)  # it gets a fresh lease, in which it can reconnect
             logger.info("run %s is %s: %s", row.run_id, machine.ledger.state, _where(machine))
-            self.audit.say(
+            self.audit.record(
                 Action.RUN_RECOVER, row.run_id, _where(machine), digests={"model": machine.ledger.model_digest}
             )
 
@@ -366,7 +366,7 @@ class Coordinator:
 
     def _audit_effects(self, run_id: RunId, effects: Effects) -> None:
         for entry in entries_of(run_id, effects):
-            self.audit.say(*entry, caller=COORDINATOR)
+            self.audit.record(*entry, caller=COORDINATOR)
 
     def judge(self, manifest: UpdateManifest, opened: pb.UploadOpen) -> Judge | pb.Verdict:
         """Return the judge of an announced update, or at once the verdict when its run is not hosted here."""
@@ -387,7 +387,7 @@ class Coordinator:
 
     def _begin(self, run: RunDriver) -> None:
         model = run.reducer.version(run.machine.ledger.version).digest
-        self.audit.say(Action.RUN_START, run.run_id, digests={"model": model}, caller=COORDINATOR)
+        self.audit.record(Action.RUN_START, run.run_id, digests={"model": model}, caller=COORDINATOR)
         run.post(RunStarted(model))
 
 

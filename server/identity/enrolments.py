@@ -157,9 +157,9 @@ class Enrolments:
         if self.audit is None:
             return
         if by is None:  # an admin: whoever is acting
-            self.audit.say(action, str(about), outcome)
+            self.audit.record(action, str(about), outcome)
         else:
-            self.audit.say_seldom(action, str(about), outcome, caller=Caller(by.name, by.role))
+            self.audit.record_bounded(action, str(about), outcome, caller=Caller(by.name, by.role))
 
 
 def _certificate(leaf: Leaf) -> str:

@@ -159,7 +159,7 @@ class CoordinatorService(rpc.CoordinatorServicer):
         caller = caller_of(context)
         if caller.role in TAKERS:
             what = f"{first.open.run_id} version {version.version}"
-            self._coordinator.audit.say(Action.MODEL_EXPORT, what, digests={"model": version.digest}, caller=caller)
+            self._coordinator.audit.record(Action.MODEL_EXPORT, what, digests={"model": version.digest}, caller=caller)
         try:
             async for reply in send_version(version, first.open, requests):
                 yield reply

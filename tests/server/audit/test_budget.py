@@ -1,4 +1,4 @@
-"""How many lines a stranger may cause."""
+"""The budget of lines that one caller may cause."""
 
 from atoll.server.audit import budget
 from atoll.server.audit.budget import BURST, KEYS_MAX, OTHERS, REFILL_S, Budget
@@ -35,7 +35,7 @@ def test_many_names_are_counted_together_and_cost_no_memory():
     assert it.withheld()[OTHERS] >= 3 * KEYS_MAX
 
 
-def test_those_who_were_quiet_make_room():
+def test_quiet_callers_make_room():
     it = Budget()
     for n in range(KEYS_MAX):
         it.allows(f"name-{n}", 0.0)

@@ -171,15 +171,15 @@ def test_as_many_events_as_may_be_unsigned_are_signed_before_one_more_follows(fo
 
 
 BLOCK = 64
-"""Of the disk that loses them: smaller than any, so that the log is many."""
+"""The size of a block of the disk that loses some; smaller than any real one, so that the log has many [bytes]."""
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=6), st.data())
 def test_whatever_a_power_failure_takes_no_fault_is_left_and_nothing_that_is_signed_is_lost(appends, data):
     with TemporaryDirectory() as state, pytest.MonkeyPatch.context() as patch:
-        for module in ("audit_files", "chain"):
-            patch.setattr(f"atoll.protocol.{module}.EVENTS_MAX", 3)
+        for module in ("files", "chain"):
+            patch.setattr(f"atoll.protocol.audit.{module}.EVENTS_MAX", 3)
         folder = Path(state) / "audit"
         disk = Disk()
         with pytest.MonkeyPatch.context() as watched:
@@ -204,7 +204,7 @@ def test_whatever_a_power_failure_takes_no_fault_is_left_and_nothing_that_is_sig
 
 
 class Disk:
-    """Remembers what was written, and what of it was waited for."""
+    """A disk that records what was written, and what of it is durable."""
 
     def __init__(self):
         self.written, self.num_safe, self.moments = b"", 0, []
@@ -221,13 +221,13 @@ class Disk:
         self._sync(file)
 
     def at(self, moment):
-        """What is on the disk, and what may be, after so many writes."""
+        """Return the durable bytes and the written bytes after the first `moment` writes."""
         num_safe, num_written = (0, 0) if moment == 0 else self.moments[moment - 1]
         return self.written[:num_safe], self.written[:num_written]
 
 
 def torn(safe, written_, lost):
-    """Of what was waited for everything, of the rest but the blocks that are lost."""
+    """Return the bytes after a power failure: all durable ones, and the rest with the lost blocks zeroed."""
     it = bytearray(written_)
     for block in lost:
         it[block * BLOCK : (block + 1) * BLOCK] = bytes(len(it[block * BLOCK : (block + 1) * BLOCK]))

@@ -4,7 +4,7 @@ import threading
 from concurrent.futures import CancelledError
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.server.hosting.fair_executor import FairExecutor
@@ -23,6 +23,7 @@ def blocked(pool):
     return go
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from("abc"), max_size=20))
 def test_work_that_waits_is_done_in_turn_and_in_order(owners):
     pool, done = FairExecutor(1, "test"), []

@@ -1,4 +1,4 @@
-"""What a rank's process says to the coordinator."""
+"""The messages of a rank's process to the coordinator."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ AT_ONCE = 50
 
 
 class Listening(rpc.AggregationServicer):
-    """Hears everything that a rank says."""
+    """A coordinator that collects everything that a rank sends."""
 
     def __init__(self):
         self.heard, self.all_here = [], asyncio.Event()
@@ -43,6 +43,6 @@ async def say_at_once():
     return listening.heard
 
 
-def test_reports_and_the_answers_of_folds_that_are_said_at_once_are_all_heard():
-    """They meet on one stream, which takes one message after the other: a lost answer is a fold that never ends."""
+def test_reports_and_answers_of_folds_that_are_sent_at_once_all_arrive():
+    """The stream takes one message after the other; a lost answer is a fold that never ends."""
     assert asyncio.run(say_at_once()) == list(range(AT_ONCE))

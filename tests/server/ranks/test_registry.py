@@ -1,4 +1,4 @@
-"""Who is there, who gets which client, and when a fold is begun again: the ranks as the coordinator sees them."""
+"""The ranks as the coordinator sees them: connections, the assignment of clients, folds and their repetition."""
 
 import asyncio
 import functools
@@ -168,7 +168,7 @@ async def test_a_newer_stream_of_a_rank_takes_the_place_of_the_older_and_begins_
 
 
 @on_loop
-async def test_what_is_wrong_with_the_updates_ends_the_fold_whatever_others_say():
+async def test_a_fault_of_the_updates_ends_the_fold_whatever_other_ranks_answer():
     fold = Fold(3)
     waiting = fold.begin()
     (order, _), _, _ = await fold.order(0), await fold.order(1), await fold.order(2)
@@ -200,7 +200,7 @@ async def test_a_rank_that_was_away_hears_what_it_may_delete():
 
 
 @on_loop
-async def test_the_ranks_meet_where_rank_0_said_last():
+async def test_the_ranks_meet_at_rank_0s_newest_address():
     fold = Fold(2)
     fold.says(0, status=pb.RankStatus(store_address="127.0.0.1:9000"))
     fold.says(0, status=pb.RankStatus())

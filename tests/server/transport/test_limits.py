@@ -1,4 +1,4 @@
-"""What one caller may take: calls, refusals, patience with its bytes."""
+"""The limits of one caller: calls, refusals, patience with its bytes."""
 
 import pytest
 from hypothesis import given, settings
@@ -13,7 +13,7 @@ from atoll.server.transport.limits import CALLS_BURST, CALLS_PER_S, STRIKES_MAX,
 FLOOR = 16 * 1024
 
 
-def test_a_caller_may_have_so_many_calls_open_and_others_theirs():
+def test_open_calls_are_limited_for_each_caller():
     callers = Callers(3)
     assert [callers.begin("client north", 0.0) for _ in range(3)] == ["", "", ""]
     assert callers.begin("client north", 0.0) == (
@@ -24,7 +24,7 @@ def test_a_caller_may_have_so_many_calls_open_and_others_theirs():
     assert callers.begin("client north", 0.0) == ""
 
 
-def test_a_caller_may_begin_so_many_calls_a_second():
+def test_new_calls_are_limited_to_a_rate():
     callers = Callers(3)
 
     def begun(count, now):
@@ -40,7 +40,7 @@ def test_a_caller_may_begin_so_many_calls_a_second():
     assert begun(1, 1.0) != ""
 
 
-def test_refused_calls_are_forgiven_but_not_in_any_number():
+def test_some_refused_calls_are_forgiven():
     callers = Callers(3)
     assert [callers.strike("north", 0.0) for _ in range(STRIKES_MAX)] == [False] * STRIKES_MAX
     assert callers.strike("north", 0.0)
@@ -80,7 +80,7 @@ def test_a_clock_that_runs_backward_gives_nothing():
 
 @given(st.floats(1.0, 100.0), st.integers(1, CHUNK_BYTES))
 @settings(deadline=None)
-def test_who_sends_at_the_floor_or_faster_may_go_on_for_ever(times_floor, chunk):
+def test_an_upload_at_the_floor_or_faster_is_never_ended(times_floor, chunk):
     patience = Patience(FLOOR, 600.0)
     for _ in range(100):
         waited = chunk / (FLOOR * times_floor)
@@ -90,7 +90,7 @@ def test_who_sends_at_the_floor_or_faster_may_go_on_for_ever(times_floor, chunk)
 
 @given(st.floats(0.01, 0.9), st.integers(4096, CHUNK_BYTES))
 @settings(deadline=None, max_examples=30)
-def test_who_is_slower_is_ended_in_bounded_time(times_floor, chunk):
+def test_a_slower_upload_is_ended_in_bounded_time(times_floor, chunk):
     patience, spent = Patience(FLOOR, 600.0), 0.0
     waited = chunk / (FLOOR * times_floor)
     while waited <= patience.left:
@@ -108,7 +108,7 @@ def test_one_byte_now_and_then_is_not_enough():
     assert spent <= FLOOR_S + CHUNK_BYTES / FLOOR
 
 
-def test_what_was_sent_fast_is_not_saved_up_without_end():
+def test_patience_that_fast_bytes_earn_is_bounded():
     patience = Patience(FLOOR, 600.0)
     for _ in range(1000):
         patience.received(CHUNK_BYTES, 0.0)

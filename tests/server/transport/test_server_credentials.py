@@ -1,4 +1,4 @@
-"""What a port shows: the newest certificate, and never while an older one may be about to be used."""
+"""The certificate that a port shows: the newest, but never while an older one may be about to be used."""
 
 import subprocess
 import sys
@@ -18,14 +18,14 @@ ROOT = Path(__file__).parents[3]
 
 @dataclass
 class Kept:
-    """What the port looks at: any two credentials are different ones."""
+    """The keeper that the port reads; any two credentials differ."""
 
     current: object
 
 
 @dataclass
 class Clock:
-    """Time that passes when somebody says so, or sleeps."""
+    """A clock that advances when a test or a sleep advances it."""
 
     now: float = 100.0
 
@@ -41,7 +41,7 @@ def credentials(tmp_path_factory):
 
 @given(steps=st.lists(st.tuples(st.booleans(), st.floats(0.0, 2 * SETTLE_S)), max_size=20))
 def test_a_newer_one_is_given_once_and_never_soon_after_another_answer(credentials, steps):
-    """Each step: whether the certificate is replaced, then the seconds until the next handshake."""
+    """Take steps: each replaces the certificate or not, then waits for the seconds until the next handshake."""
     clock, which = Clock(), 0
     kept = Kept(credentials[0])
     shown = Shown(kept, asks_for_certificates=True, clock=lambda: clock.now, sleep=clock.sleep)
@@ -63,7 +63,7 @@ def test_a_newer_one_is_given_once_and_never_soon_after_another_answer(credentia
 
 @pytest.mark.slow
 def test_many_handshakes_at_once_do_not_end_the_process_while_its_certificate_is_renewed():
-    """Of strangers and of members. Before, one or the other port ended it within seconds (segmentation fault)."""
+    """Dial as strangers and as members: before the fix one of the two ports ended the process within seconds."""
     command = [sys.executable, "-m", "tests.server.identity.handshakes", "8"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr[-3000:]
