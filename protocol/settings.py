@@ -12,12 +12,13 @@ import json
 import re
 import reprlib
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
+import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
@@ -278,33 +279,23 @@ def _bounds(part: Any) -> list[str]:
 
 
 def effective(model: BaseModel) -> str:
-    """The settings as a TOML file that loads to an equal model, but for passwords in URLs, which it does not tell."""
-    return "".join(_tables(model.model_dump(), ())).lstrip("\n")
+    """Return the settings as a TOML file that loads to an equal model, but for the passwords in URLs, which it omits."""
+    return tomli_w.dumps(_writable(model.model_dump()))
 
 
-def _tables(table: Mapping[str, Any], key: tuple[str, ...]) -> Iterator[str]:
-    """The table's own values first, then the tables in it."""
-    if key:
-        yield f"\n[{'.'.join(map(_toml_key, key))}]\n"
-    for name, value in table.items():
-        if value is not None and not isinstance(value, dict):
-            yield f"{_toml_key(name)} = {_toml(without_password(value) if isinstance(value, str) else value)}\n"
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _tables(value, (*key, name))
-
-
-def _toml_key(name: str) -> str:
-    return name if _BARE_KEY.fullmatch(name) else _toml(name)
+def _writable(value: Any) -> Any:
+    """The value with what TOML can hold: no None, paths as text, URLs without their passwords."""
+    match value:
+        case dict():
+            return {name: _writable(item) for name, item in value.items() if item is not None}
+        case list() | tuple():
+            return [_writable(item) for item in value]
+        case str() | Path():
+            return without_password(str(value))
+        case _:
+            return value
 
 
 def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, str | Path):
-        return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{_toml_key(name)} = {_toml(item)}" for name, item in value.items()) + "}"
-    return "[" + ", ".join(_toml(item) for item in value) + "]"
+    """One value on one line, as a default stands in a table of the documentation: JSON, which TOML reads here."""
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from benchmarks import reaper
+
 if TYPE_CHECKING:
     from tests import postgresql
+
+reaper.watch()  # what a test has started ends with this process, also when that is killed
 
 # Before torch is imported, and for whatever is started: tests run beside each other, and threads of several processes
 # that wait for each other on the same cores take four times as long as one thread of each.

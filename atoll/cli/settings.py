@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import inspect
+import json
 import textwrap
 from collections.abc import Iterator
 from enum import StrEnum
@@ -127,6 +128,4 @@ def _attribute_docs(kind: type) -> dict[str, str]:
 
 
 def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{"none" if value is None else value}"' if value is None or isinstance(value, str) else repr(value)
+    return json.dumps("none" if value is None else value, ensure_ascii=False, default=str)

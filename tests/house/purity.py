@@ -25,7 +25,6 @@ PURE: dict[str, frozenset[str]] = {
     "client/policy/content.py": frozenset({"json"}),
     "client/policy/disclosure.py": NOTHING,
     "client/session": NOTHING,
-    "protocol/backoff.py": NOTHING,
     "protocol/audit/recovery.py": frozenset({"atoll.protocol.audit.chain", "mmap", "re"}),  # handed a file's bytes
     "protocol/identity/names.py": frozenset({"re"}),
     "protocol/value_type.py": NOTHING,
