@@ -1,6 +1,6 @@
-"""Fetches pieces of a version from where they are kept: a rank its part of version 0, the coordinator all of one.
+"""The fetch of pieces of a version: a rank fetches its part of version 0, the coordinator all parts of a version.
 
-A part is read from its file where that can be, and otherwise comes over the wire; every piece is checked.
+A part is read from its file if that is on this machine, and otherwise comes over the wire. Every piece is checked.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ from atoll.protocol.vocabulary import Digest, RunId, Version
 from atoll.protocol.wire.stream import Stream, StreamBroken
 
 BOXES_AT_ONCE = 1000
-"""Pieces that one call asks for, so that the request stays small."""
+"""The number of pieces that one call asks for, so that the request stays small."""
 
 SILENCE_S = 60.0
-"""Seconds in which something must come."""
+"""The longest time without a message before a fetch is given up [s]."""
 
 
 class NotFetched(OSError):
-    """The pieces cannot be had now."""
+    """The pieces cannot be fetched now."""
 
 
 class NoSuchVersion(NotFetched):
@@ -42,11 +42,11 @@ class NoSuchVersion(NotFetched):
 async def fetch_manifest(
     stub: rpc.CoordinatorStub, run_id: RunId, digest: Digest
 ) -> tuple[Version, VersionManifest, bytes]:
-    """A version's number and manifest, from the coordinator.
+    """Fetch a version's number, manifest and encoded manifest from the coordinator.
 
     Raises:
-        NoSuchVersion: it says that there is none.
-        NotFetched: it cannot be asked now.
+        NoSuchVersion: the coordinator has no such version.
+        NotFetched: the coordinator cannot be asked now, or answers with another manifest.
     """
     try:
         reply = await stub.GetManifest(pb.ManifestRequest(run_id=run_id, digest=digest), timeout=SILENCE_S)
@@ -70,21 +70,21 @@ async def gather(
     dialer: Dialer,
     shards: Sequence[Path] = (),
 ) -> None:
-    """Put a whole version together from the ranks' parts; `out` appears whole and checked, or not at all.
+    """Assemble a whole version from the ranks' parts; `out` appears complete and checked, or not at all.
 
     Args:
-        addresses: of all ranks' data planes; empty for one that is away.
-        run_id: of the run.
-        digest: of the version.
-        manifest: of the version.
-        out: where the safetensors file appears.
-        note: for its header.
+        addresses: the data planes of all ranks; "" for a rank that is away.
+        run_id: the run.
+        digest: the version's digest.
+        manifest: the version's manifest.
+        out: the path of the safetensors file.
+        note: the metadata of its header.
         dialer: opens the channels to the ranks.
-        shards: of all ranks, the files of those whose directories are here.
+        shards: the shard files of all ranks; those that exist on this machine are read in place of a fetch.
 
     Raises:
-        NotFetched: a rank is away, or has not what it should have.
-        OSError: the disk.
+        NotFetched: a rank is away, or does not have its part.
+        OSError: a file cannot be read or written.
     """
     with TensorFileWriter(out, manifest.layout, metadata=note, piece_bytes=manifest.piece_bytes) as writer:
         for rank, address in enumerate(addresses):
@@ -107,10 +107,10 @@ async def gather(
 async def fetch_into(
     writer: TensorFileWriter, download: Any, run_id: RunId, digest: Digest, pieces: Sequence[Piece]
 ) -> None:
-    """Append these pieces of a version, each checked, from whoever offers `download`.
+    """Append pieces of a version to a file, each checked, from the service whose `Download` method is given.
 
     Raises:
-        NotFetched: it cannot be reached, has them no more, or sends others.
+        NotFetched: the service cannot be reached, does not hold the pieces, or sends others.
     """
     wanted = [piece for piece in pieces if piece.num_bytes]
     for start in range(0, len(wanted), BOXES_AT_ONCE):
@@ -148,7 +148,7 @@ async def _blocks(download: Any, run_id: RunId, digest: Digest, pieces: Sequence
     total, position = sum(piece.num_bytes for piece in pieces), 0
     stream: Stream[pb.DownloadRequest, Any] = Stream(download)
     try:
-        opened = pb.DownloadOpen(run_id=run_id, digest=digest, boxes=boxes, credit=total)  # HTTP/2 holds it back
+        opened = pb.DownloadOpen(run_id=run_id, digest=digest, boxes=boxes, credit=total)  # HTTP/2 bounds the flow
         async with asyncio.timeout(SILENCE_S):
             await stream.write(pb.DownloadRequest(open=opened))
         while position < total:
@@ -167,6 +167,6 @@ async def _blocks(download: Any, run_id: RunId, digest: Digest, pieces: Sequence
 
 
 def _now(error: StreamBroken | TimeoutError) -> str:
-    """Whoever may not have it may not have it later either."""
+    """Return "" for an error that a later attempt will meet again (permission denied), " now" for all others."""
     is_denied = isinstance(error, StreamBroken) and error.code is grpc.StatusCode.PERMISSION_DENIED
     return "" if is_denied else " now"

@@ -1,8 +1,8 @@
-"""The exchange of ranks that are processes: torch.distributed's gloo, over one network interface.
+"""The exchange between rank processes over torch.distributed's gloo, on one network interface.
 
-A process group lives as long as one fold: so the death of a rank costs the others that fold and nothing else. Tensors
-alone are exchanged, never objects (torch would pickle them). gloo does not encrypt: the interface is the operator's
-choice, and loopback unless they say otherwise.
+A process group lives as long as one fold, so that the death of a rank costs the others that fold and nothing else. Only
+tensors are exchanged, never objects (torch would pickle them). gloo does not encrypt: the interface is the operator's
+choice, and loopback by default.
 """
 
 import fcntl
@@ -23,23 +23,23 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from atoll.aggregation.fold.exchange import Bytes, ExchangeBroken
 
 SIOCGIFADDR = 0x8915
-"""Of Linux' sockios.h: the IPv4 address of an interface."""
+"""The ioctl of Linux' sockios.h for the IPv4 address of an interface."""
 
 POLL_S = 0.01
-"""Seconds between two looks whether all ranks have come."""
+"""The interval between two checks whether all ranks have come [s]."""
 
 KEYS_MAX = 10_000
-"""Of some 200 bytes each; a fold leaves two for each rank."""
+"""The keys that a meeting point may hold, of about 200 bytes each; a fold leaves two for each rank."""
 
 STORE_TIMEOUT_S = 10.0
-"""Seconds in which the meeting point must answer: its process lives, or the coordinator ends the attempt."""
+"""The time in which the meeting point must answer [s]: its process is alive, or the coordinator ends the attempt."""
 
 
 def interface_address(interface: str) -> str:
-    """The IPv4 address of a network interface.
+    """Return the IPv4 address of a network interface.
 
     Raises:
-        OSError: there is none of this name, or it has no address; the message names those that are there.
+        OSError: no interface has this name, or it has no address; the message lists those that exist.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         request = struct.pack("256s", interface.encode()[:15])
@@ -51,7 +51,10 @@ def interface_address(interface: str) -> str:
 
 
 class MeetingPoint:
-    """Where the ranks of a fold find each other: rank 0's. What they leave there stays: from time to time it moves."""
+    """The rendezvous store of the ranks of a fold, in rank 0's process.
+
+    Its keys are never deleted, so it is replaced in time.
+    """
 
     def __init__(self, interface: str) -> None:
         host = interface_address(interface)
@@ -60,7 +63,7 @@ class MeetingPoint:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much has been left here that another is to take its place."""
+        """The keys of past folds fill the store: another one should take its place."""
         return self._store.num_keys() > KEYS_MAX
 
 
@@ -68,16 +71,16 @@ class Gloo:
     """One rank of one fold: `with Gloo(...) as exchange`. One at a time in a process, used by one thread.
 
     Args:
-        rank: which one.
-        size: how many there are.
-        store_address: of rank 0's meeting point.
-        key: of this attempt at this fold, the same at each rank and never used before.
+        rank: the number of this rank, from 0.
+        size: the number of ranks.
+        store_address: the address of rank 0's meeting point.
+        key: the key of this attempt at this fold, the same at each rank and never used before.
         interface: the network interface that the ranks exchange over.
-        timeout_s: in which the others must answer when all have come.
-        waiting: called again and again until they have; what it raises ends the wait.
+        timeout_s: the time in which the others must answer once all have come [s].
+        waiting: called repeatedly until all have come; its exception ends the wait.
 
     Raises:
-        ExchangeBroken: the meeting point is gone, or a rank says nothing.
+        ExchangeBroken: the meeting point is gone, or a rank does not answer.
     """
 
     def __init__(
@@ -107,9 +110,7 @@ class Gloo:
             dist.init_process_group("gloo", store=prefixed, rank=self.rank, world_size=self.size, timeout=timeout)
         except (RuntimeError, ValueError) as error:
             self._leave()
-            raise ExchangeBroken(
-                f"the ranks do not find each other at {store_address}: {_first_line(error)}"
-            ) from error
+            raise ExchangeBroken(f"the ranks cannot meet at {store_address}: {_first_line(error)}") from error
         return self
 
     def __exit__(
@@ -118,7 +119,7 @@ class Gloo:
         self._leave()
 
     def _wait_for_all(self, store: PrefixStore) -> None:
-        """Some look at their files for long before they come, and torch's own wait cannot be ended."""
+        """Wait until all ranks have come: some inspect large files first, and torch's wait cannot be interrupted."""
         store.set(f"here.{self.rank}", "")
         everyone = [f"here.{rank}" for rank in range(self.size)]
         while not store.check(everyone):
@@ -130,23 +131,23 @@ class Gloo:
             dist.destroy_process_group()
 
     def swap(self, parts: Sequence[Bytes]) -> list[Bytes]:
-        """See `Exchange.swap`: one all-to-all of the sizes, one of the bytes."""
+        """Exchange parts, see `Exchange.swap`: one all-to-all of the sizes, one of the bytes."""
         try:
             return self._swap(parts)
         except RuntimeError as error:
-            raise ExchangeBroken(f"another rank is gone, or silent: {_first_line(error)}") from error
+            raise ExchangeBroken(f"another rank is gone, or does not answer: {_first_line(error)}") from error
 
     def _swap(self, parts: Sequence[Bytes]) -> list[Bytes]:
-        gives = [part.nbytes for part in parts]
+        sent_sizes = [part.nbytes for part in parts]
         sizes = torch.empty(self.size, dtype=torch.int64)
-        dist.all_to_all_single(sizes, torch.tensor(gives))
-        takes = [int(size) for size in sizes]
-        received = np.empty(sum(takes), np.uint8)
-        sent = np.concatenate(parts) if sum(gives) else np.empty(0, np.uint8)
-        dist.all_to_all_single(torch.from_numpy(received), torch.from_numpy(sent), takes, gives)
-        self.sent_bytes += sum(gives) - gives[self.rank]
-        ends = np.cumsum(takes)
-        return [received[end - size : end] for end, size in zip(ends, takes, strict=True)]
+        dist.all_to_all_single(sizes, torch.tensor(sent_sizes))
+        received_sizes = [int(size) for size in sizes]
+        received = np.empty(sum(received_sizes), np.uint8)
+        sent = np.concatenate(parts) if sum(sent_sizes) else np.empty(0, np.uint8)
+        dist.all_to_all_single(torch.from_numpy(received), torch.from_numpy(sent), received_sizes, sent_sizes)
+        self.sent_bytes += sum(sent_sizes) - sent_sizes[self.rank]
+        ends = np.cumsum(received_sizes)
+        return [received[end - size : end] for end, size in zip(ends, received_sizes, strict=True)]
 
 
 def _first_line(error: Exception) -> str:

@@ -1,6 +1,6 @@
-"""The aggregation ranks that a coordinator starts on its own machine, and starts again when one dies.
+"""The aggregation ranks that a coordinator starts on its own machine, and restarts when one dies.
 
-They end with it, however it ends: their standard input is a pipe that nobody else holds.
+They end with the coordinator, however it ends: only its process holds the other end of their standard input.
 """
 
 import asyncio
@@ -21,21 +21,21 @@ from atoll.server.journal.placement import state_of_rank
 logger = logging.getLogger(__name__)
 
 AGAIN_S = (0.2, 5.0)
-"""Seconds before a rank that has died is started again: at first, and at most; twice as long after each early death."""
+"""The wait before a dead rank is restarted: at first, and at most; doubled after each early death [s]."""
 
 EARLY_S = 10.0
-"""A rank that lives for so many seconds has not died early."""
+"""The lifetime below which a death counts as early [s]."""
 
 
 class SpawnedRanks:
-    """One process for each rank.
+    """The processes of the local ranks, one for each.
 
     Args:
-        num_ranks: how many.
-        state: of the coordinator; each rank has a folder of its own in it.
-        address: of the coordinator.
-        max_connections: clients that may be connected to each.
-        insecure: whether nobody proves anything; otherwise each rank's credential lies in its folder.
+        num_ranks: the number of ranks.
+        state: the coordinator's state directory; each rank has a folder of its own in it.
+        address: the coordinator's address.
+        max_connections: the clients that may be connected to each rank.
+        insecure: nothing is authenticated; otherwise each rank's credential is in its folder.
     """
 
     def __init__(self, num_ranks: int, state: Path, address: str, *, max_connections: int, insecure: bool) -> None:
@@ -44,11 +44,11 @@ class SpawnedRanks:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Start all of them."""
+        """Start all ranks."""
         self._tasks = [asyncio.ensure_future(self._keep(rank)) for rank in range(self._num_ranks)]
 
     async def stop(self) -> None:
-        """End all of them."""
+        """End all ranks."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -63,7 +63,7 @@ class SpawnedRanks:
                 how = f"cannot be started ({error})"
             num_early = 0 if time.monotonic() - begun > EARLY_S else num_early + 1
             wait = delay(num_early, *AGAIN_S, rng)
-            logger.error("aggregation rank %d %s, and is started again in %.1f s", rank, how, wait)
+            logger.error("aggregation rank %d %s; it is restarted in %.1f s", rank, how, wait)
             await asyncio.sleep(wait)
             environment.pop(crash_points.VARIABLE, None)  # a drill kills it once
 
@@ -80,13 +80,13 @@ class SpawnedRanks:
         command = [sys.executable, "-P", "-c", "from atoll.cli.main import run; run()", "aggregator", "--with-parent"]
         process = await asyncio.create_subprocess_exec(*command, *overrides, stdin=subprocess.PIPE, env=environment)
         try:
-            return f"has ended ({await process.wait()})"
+            return f"has ended with exit code {await process.wait()}"
         finally:
             await _end(process)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """The end of its input ends it; at the latest soon."""
+    """Close the process's input, which ends it; kill it when it has not ended after 5 s."""
     assert process.stdin is not None
     process.stdin.close()
     try:

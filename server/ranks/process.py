@@ -1,4 +1,4 @@
-"""An aggregation rank as a process: its own port for the data plane, one stream to the coordinator, one directory."""
+"""The process of an aggregation rank: its own data plane, one stream to the coordinator, one directory."""
 
 import asyncio
 import logging
@@ -38,12 +38,12 @@ from atoll.server.transport.shutdown import stop_servers
 logger = logging.getLogger(__name__)
 
 DIAL_S = 0.5
-"""Seconds between two attempts to reach the coordinator."""
+"""The wait between two attempts to reach the coordinator [s]."""
 
 CALLS_PER_CLIENT = 16
 EXIT_OK = 0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-"""That end a rank."""
+"""The signals that end a rank."""
 
 
 async def host_rank(
@@ -55,13 +55,20 @@ async def host_rank(
 ) -> int:
     """Serve as one rank until a signal comes or, `with_parent`, until standard input ends; `on_end` is called then.
 
+    Args:
+        config: the settings of the process.
+        with_parent: end when the parent process closes standard input.
+        on_ready: called with the address of the data plane.
+        on_end: called when the rank begins to end.
+
     Returns:
-        0.
+        The exit code 0.
 
     Raises:
-        OperatorError, OSError: the directory is another's, the port is taken, the interface is not there, or the
-            coordinator on that address says that it has no such rank.
-        ConfigError: it has no credential, or that counts no more.
+        OperatorError, OSError: the directory belongs to another rank, the port is taken, the interface does not exist,
+            or
+            the coordinator at that address has no such rank.
+        ConfigError: the rank has no credential, or one that no longer counts.
     """
     allow_open_files()
     lock = lock_directory(config.state)
@@ -76,13 +83,13 @@ async def host_rank(
         try:
             rank = Rank(RankPlace(config.rank, config.ranks, config.interface), config.state, channels[0])
 
-            def renewed(_: Credential) -> None:  # what is under way goes on over the older channel
+            def renewed(_: Credential) -> None:  # calls that are under way continue on the older channel
                 channels.append(membership.dialer.channel(membership.address, COORDINATOR))
                 rank.connect(channels[-1])
 
             if membership.keeper is not None:
                 membership.keeper.on_replaced(renewed)
-            await _be(rank, config, membership, with_parent=with_parent, on_ready=on_ready, on_end=on_end)
+            await _serve(rank, config, membership, with_parent=with_parent, on_ready=on_ready, on_end=on_end)
         finally:
             for channel in channels:
                 await channel.close()
@@ -91,7 +98,7 @@ async def host_rank(
     return EXIT_OK
 
 
-async def _be(
+async def _serve(
     rank: Rank,
     config: AggregatorConfig,
     membership: Membership,
@@ -113,7 +120,7 @@ async def _be(
     if with_parent:
         asyncio.get_running_loop().add_reader(0, read_input)
     on_ready(address)
-    work: list[asyncio.Future[Any]] = [asyncio.ensure_future(_serve(rank, address, membership.address))]
+    work: list[asyncio.Future[Any]] = [asyncio.ensure_future(_keep_connected(rank, address, membership.address))]
     if membership.keeper is not None:
         work.append(asyncio.ensure_future(membership.keep()))
     waiting = asyncio.ensure_future(stop.wait())
@@ -134,7 +141,7 @@ def _listener(membership: Membership) -> Listener:
 
 
 async def _listen(rank: Rank, config: AggregatorConfig, listener: Listener) -> tuple[grpc.aio.Server, str]:
-    """Open the data plane: port 0 means the port of the last time, for clients that know it, or any other."""
+    """Bind the data plane; for port 0 try the port of the last time first, because clients know it."""
     register = rank.admission if listener.proves_callers else None
     memory, listens = config.state / "address", [config.listen]
     if config.listen.endswith(":0") and memory.exists():
@@ -156,33 +163,34 @@ async def _listen(rank: Rank, config: AggregatorConfig, listener: Listener) -> t
     raise cannot_listen(config.listen)
 
 
-async def _serve(rank: Rank, address: str, coordinator: str) -> None:
-    """One stream to the coordinator after the other.
+async def _keep_connected(rank: Rank, address: str, coordinator: str) -> None:
+    """Hold a stream to the coordinator, and open another one whenever it breaks.
 
     Raises:
-        OperatorError: it has no place for this rank.
-        MembershipEnded: this rank is revoked.
+        OperatorError: the coordinator has no such rank.
+        MembershipEnded: this rank's membership was revoked.
     """
-    complaint = ""
+    last_logged = ""
     while True:
         try:
-            await _stream(rank, address)
-            complaint = ""
+            await _follow_orders(rank, address)
+            last_logged = ""
         except StreamBroken as error:
             if error.is_revoked:
                 raise MembershipEnded([f"{error.detail}: this rank ends; it takes a new join code"]) from None
             if error.code is grpc.StatusCode.FAILED_PRECONDITION:
                 raise OperatorError(f"the coordinator refuses this rank: {error.detail}") from None
             if error.code is grpc.StatusCode.UNIMPLEMENTED:
-                raise OperatorError(f"{coordinator} is no coordinator with aggregation ranks") from None
-            level = logging.DEBUG if complaint == error.code.name else logging.WARNING
-            complaint = error.code.name
+                what = f"{coordinator} is no coordinator with aggregation ranks"
+                raise OperatorError(f"{what}: name another address, or start it with --aggregators N") from None
+            level = logging.DEBUG if last_logged == error.code.name else logging.WARNING
+            last_logged = error.code.name
             logger.log(level, "no connection to the coordinator on %s: %s; trying again", coordinator, error)
         await asyncio.sleep(DIAL_S)
 
 
-async def _stream(rank: Rank, address: str) -> None:
-    """One stream, from RankHello to its end."""
+async def _follow_orders(rank: Rank, address: str) -> None:
+    """Hold one stream, from RankHello to its end."""
     stream: Stream[pb.RankMessage, pb.RankOrder] = Stream(rank.aggregation.Serve)
     place = rank.place
     hello = pb.RankHello(
@@ -203,16 +211,16 @@ async def _stream(rank: Rank, address: str) -> None:
 
 
 class _Orders:
-    """What the coordinator wants, each carried out beside the others."""
+    """The coordinator's orders on one stream, carried out side by side."""
 
     def __init__(self, rank: Rank, stream: Stream[pb.RankMessage, pb.RankOrder]) -> None:
         self._rank, self._stream = rank, stream
         self._tasks: set[asyncio.Task[None]] = set()
-        self._writing = asyncio.Lock()  # grpc loses what is written while another write is under way
+        self._writing = asyncio.Lock()  # grpc loses a message that is written during another write
         self._plan = bytearray()
 
     def begin(self, order: pb.RankOrder) -> None:
-        """Carry out an order; one that this rank does not know is ignored."""
+        """Carry out an order; an unknown one is ignored."""
         match order.WhichOneof("order"):
             case "welcome":
                 self._spawn(self._report(order.welcome.status_s))
@@ -229,7 +237,7 @@ class _Orders:
                 pass
 
     def end(self) -> None:
-        """Nobody hears of what is not done yet; a fold, too, will be begun again."""
+        """End all orders: nothing can be reported any more, and the coordinator starts a new attempt at the fold."""
         self._rank.stop()
         for task in self._tasks:
             task.cancel()
@@ -242,21 +250,21 @@ class _Orders:
     def _finished(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.critical("an order failed", exc_info=error)  # a mistake of ours: the stream is begun afresh
+            logger.critical("an order failed, the stream is opened anew", exc_info=error)  # a mistake of ours
             self._stream.cancel()
 
-    async def _say(self, message: pb.RankMessage) -> None:
+    async def _send(self, message: pb.RankMessage) -> None:
         async with self._writing:
             await self._stream.write(message)
 
     async def _report(self, every: float) -> None:
         while True:
-            await self._say(self._rank.status())
+            await self._send(self._rank.status())
             await asyncio.sleep(every)
 
     async def _fold(self, order: pb.Fold, plan: bytes, stop: threading.Event) -> None:
         answer = await self._rank.fold(order, plan, stop)
         if answer.HasField("folded"):
             crash_points.reached("rank.folded")
-        await self._say(self._rank.status())
-        await self._say(answer)
+        await self._send(self._rank.status())
+        await self._send(answer)

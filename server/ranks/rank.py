@@ -1,7 +1,7 @@
-"""An aggregation rank: it receives its clients' updates, serves its pieces of the model, and folds with the others.
+"""An aggregation rank: it receives its clients' updates, serves its pieces of the model, and folds with others.
 
-What is decided about an update is decided by the coordinator, which is asked before its bytes come and when they are
-durable here; while it is away the client is told to try again. Between folds the ranks know nothing of each other.
+The coordinator decides about every update: it is asked before the bytes come and again when they are durable here.
+While it is away, clients are asked to try again. Between folds the ranks do not know of each other.
 """
 
 import logging
@@ -46,16 +46,16 @@ from atoll.server.transfers.uploads import Uploads
 logger = logging.getLogger(__name__)
 
 EXCHANGE_TIMEOUT_S = 60.0
-"""Seconds in which the other ranks must answer in a fold."""
+"""The time in which the other ranks must answer in a fold [s]."""
 
 
 class CoordinatorAway(OSError):
-    """Nobody can decide about an update now."""
+    """The coordinator, which decides about updates, cannot be reached now."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """Which rank a process is."""
+    """The place of a process among the ranks."""
 
     rank: int
     num_ranks: int
@@ -64,7 +64,7 @@ class RankPlace:
 
 
 class RemoteJudge:
-    """Asks the coordinator about one update; see `uploads.Judging`."""
+    """The judge of one update that asks the coordinator; see `uploads.Judging`."""
 
     def __init__(self, stub: rpc.AggregationStub, rank: int, opened: pb.UploadOpen) -> None:
         self._stub, self._rank, self._opened = stub, rank, pb.UploadOpen()
@@ -72,7 +72,7 @@ class RemoteJudge:
         self._opened.ClearField("data")
 
     async def before_bytes(self) -> pb.Verdict | None:
-        """What the coordinator says before the bytes come."""
+        """Return the coordinator's verdict before the bytes come, if there is one."""
         try:
             reply = await self._stub.OpenUpdate(self._opened)
         except grpc.aio.AioRpcError as error:
@@ -80,16 +80,16 @@ class RemoteJudge:
         return reply.verdict if reply.HasField("verdict") else None
 
     async def old_verdict(self) -> pb.Verdict | None:
-        """The coordinator looks itself, when it decides."""
+        """Return None: the coordinator looks for an older verdict itself when it decides."""
         return None
 
     async def decide(self, kept: KeptUpdate | None) -> pb.Verdict:
-        """About a sound update that is durable here."""
+        """Let the coordinator decide about a sound update that is durable here."""
         assert kept is not None
         return await self._submit(await off_loop(len(kept.meta), _found, kept.meta))
 
     async def refuse(self, reason: RejectReason, detail: str) -> pb.Verdict:
-        """Because of its bytes."""
+        """Let the coordinator refuse the update because of its bytes."""
         return await self._submit(reason=reason, detail=detail[:2000])
 
     async def _submit(self, meta: bytes = b"", reason: str = "", detail: str = "") -> pb.Verdict:
@@ -106,7 +106,7 @@ class RemoteJudge:
 
 
 def _found(meta: str) -> bytes:
-    """What was found in the bytes: the manifest is with the coordinator already."""
+    """Encode the findings about an update without its manifest, which the coordinator has already."""
     return encode_meta(replace(decode_meta(meta, where="an update"), manifest=b"")).encode()
 
 
@@ -118,9 +118,9 @@ class Rank:
     """The state of one rank's process.
 
     Args:
-        place: which rank it is.
-        folder: its own, where everything is kept.
-        channel: to the coordinator; it may come and go.
+        place: the place of the process among the ranks.
+        folder: its directory.
+        channel: the channel to the coordinator, which may come and go.
     """
 
     def __init__(self, place: RankPlace, folder: Path, channel: grpc.aio.Channel) -> None:
@@ -136,11 +136,11 @@ class Rank:
         self.sent_bytes = self.exchanged_bytes = 0
 
     def connect(self, channel: grpc.aio.Channel) -> None:
-        """Ask the coordinator over this channel from now on."""
+        """Use this channel to the coordinator from now on."""
         self.coordinator, self.aggregation = rpc.CoordinatorStub(channel), rpc.AggregationStub(channel)
 
     def run(self, run_id: RunId) -> RankRun:
-        """What is kept of a run that the coordinator knows: for another one there is to be no folder."""
+        """Return the store of a run that the coordinator knows; another run must not get a folder."""
         if run_id not in self._runs:
             folder = run_folder(self._folder, run_id)
             folder.mkdir(parents=True, exist_ok=True)
@@ -148,11 +148,11 @@ class Rank:
         return self._runs[run_id]
 
     async def version(self, run_id: RunId, digest: Digest) -> VersionFile:
-        """A committed version, of which this rank has its shard; whoever asks may be anybody.
+        """Return a committed version, of which this rank has its shard. The caller need not be trusted.
 
         Raises:
             NoSuchVersion: the coordinator knows no such run, or no such version of it.
-            NotFetched: it cannot be asked now.
+            NotFetched: the coordinator cannot be asked now.
             StoreCorrupted: the shard is damaged, or gone.
         """
         if run_id not in self._runs:
@@ -164,7 +164,7 @@ class Rank:
         return RemoteJudge(self.aggregation, self.place.rank, opened)
 
     def status(self) -> pb.RankMessage:
-        """What this process has done."""
+        """Return the report of this process: bytes received, sent and exchanged."""
         done = pb.RankStatus(
             received_bytes=self.uploads.received_bytes,
             sent_bytes=self.sent_bytes,
@@ -174,24 +174,24 @@ class Rank:
         return pb.RankMessage(status=done)
 
     def stop(self) -> None:
-        """End a fold that is under way."""
+        """End the fold that is under way."""
         self._stop_fold.set()
 
     def break_off(self, attempt: int) -> None:
-        """End a fold when it is this attempt at one."""
+        """End the fold that is under way if it is of this attempt."""
         if attempt == self._attempt:
             self._stop_fold.set()
 
     # ------------------------------------------------------------ a fold
 
     def begin_fold(self, attempt: int) -> threading.Event:
-        """A fold that is still under way is of an attempt that nobody waits for: it ends. What will end this one."""
+        """End the fold that is under way, whose attempt has been given up; return the event that ends the new one."""
         self._stop_fold.set()
         self._attempt, self._stop_fold = attempt, threading.Event()
         return self._stop_fold
 
     async def fold(self, order: pb.Fold, encoded_plan: bytes, stop: threading.Event) -> pb.RankMessage:
-        """Fold a round with the other ranks; the answer says how it went."""
+        """Fold a round with the other ranks; return the answer, success or failure, for the coordinator."""
         begun = time.perf_counter()
         run_id = RunId(order.run_id)
         try:
@@ -208,7 +208,7 @@ class Rank:
             logger.error("the fold of round %d failed", order.round_id, exc_info=error)
             return _failed(order, error, again=False)
         self.exchanged_bytes += exchanged
-        if self.meeting_point.is_full:  # nobody is there between two folds
+        if self.meeting_point.is_full:  # replaced here, between two folds, when no rank uses it
             self.meeting_point = MeetingPoint(self.place.interface)
         seconds = time.perf_counter() - begun
         logger.info("round %d of %s is folded in %.2f s", order.round_id, run_id, seconds)
@@ -223,7 +223,7 @@ class Rank:
         )
 
     async def _metas(self, run_id: RunId, digests: list[Digest]) -> dict[Digest, StoredUpdateMeta]:
-        """What the journal knows of the updates that lie here."""
+        """Fetch the journal's findings about the updates that lie here."""
         encoded = {digest: bytearray() for digest in digests}
         request = self._about(run_id, digests)
         try:
@@ -241,10 +241,10 @@ class Rank:
         encoded = [bytes.fromhex(digest) for digest in digests]
         return pb.UpdatesRequest(run_id=run_id, digests=encoded, rank=self.place.rank)
 
-    # ------------------------------------------------------------ room
+    # ------------------------------------------------------------ garbage
 
     async def collect(self, order: pb.Collect) -> None:
-        """Delete what no decision can need any more."""
+        """Delete the updates and versions that no decision can need."""
         run_id, run, asked_at = RunId(order.run_id), self.run(RunId(order.run_id)), time.time()
         with self.uploads.in_flight_during(run_id) as in_flight:  # one may be accepted after the answer
             here = await on_thread(None, run.store.digests)
@@ -252,7 +252,7 @@ class Rank:
             try:
                 unused = {Digest(digest.hex()) for digest in (await self.aggregation.FindUnused(request)).digests}
             except grpc.aio.AioRpcError:
-                return  # the next time
+                return  # the next order tries again
             base = run.store.version_path(Version(order.oldest_base))
 
             def collect() -> int:
@@ -270,12 +270,12 @@ class Rank:
             try:
                 await on_thread(None, collect)
             except OSError as error:
-                logger.error("run %s: garbage stays for now: %s", run_id, error)
+                logger.error("run %s: garbage could not be collected and stays for now: %s", run_id, error)
 
 
 @dataclass(frozen=True, slots=True)
 class _Used:
-    """All updates but those that were found unused, and were not in flight since."""
+    """All updates except those that were found unused and were not in flight since."""
 
     unused: set[Digest]
     in_flight: set[Digest]
@@ -301,7 +301,7 @@ class _Fold:
         self._order, self._stop = order, stop
 
     def __call__(self) -> tuple[Folded, int]:
-        """What was written, and how many bytes went to other ranks."""
+        """Fold, and return the written shard and the bytes that went to other ranks."""
         self._check_wanted()
         plan, store, layout, num_ranks = self._plan, self._run.store, self._base.manifest.layout, self._place.num_ranks
         version = Version(plan.base_version + 1)
@@ -351,7 +351,7 @@ class _Fold:
 
     def _check_wanted(self) -> None:
         if self._stop.is_set():
-            raise InterruptedError("this attempt is over")
+            raise InterruptedError("this attempt at the fold has been given up")
 
     def _between_tiles(self) -> None:
         self._check_wanted()

@@ -1,4 +1,4 @@
-"""The gRPC handlers of what an aggregation rank offers clients."""
+"""The gRPC service that an aggregation rank offers to clients."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class AggregatorService(rpc.AggregatorServicer):
-    """A rank's own data plane."""
+    """A rank's data plane."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -29,7 +29,7 @@ class AggregatorService(rpc.AggregatorServicer):
     async def Download(
         self, requests: AsyncIterator[pb.DownloadRequest], context: Context
     ) -> AsyncIterator[DownloadMessage]:
-        """Pieces of a version that this rank owns."""
+        """Send pieces of a version that this rank owns."""
         opened = (await opening(requests, context, "DownloadOpen")).open
         try:
             version = await self._rank.version(RunId(opened.run_id), Digest(opened.digest))
@@ -47,7 +47,7 @@ class AggregatorService(rpc.AggregatorServicer):
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(error))
 
     async def Upload(self, requests: AsyncIterator[UploadMessage], context: Context) -> AsyncIterator[pb.UploadReply]:
-        """An update of one of this rank's clients, from its manifest to the verdict."""
+        """Receive an update of one of this rank's clients, from its manifest to the verdict."""
         opened = (await opening(requests, context, "UploadOpen")).open
         try:
             async for reply in self._rank.uploads.receive(opened, requests):

@@ -1,4 +1,4 @@
-"""What an aggregation rank keeps of each run: the updates of its clients, its shard of each version."""
+"""The files of each run at an aggregation rank: the updates of its clients and its shard of each version."""
 
 import asyncio
 import json
@@ -24,24 +24,24 @@ VERSIONS_KNOWN_MAX = 16
 
 
 class RankRun:
-    """One run at one rank. A version's shard is looked at, every byte, before it is used for the first time."""
+    """One run at one rank. A version's shard is checked, every byte, before its first use."""
 
     def __init__(self, folder: Path, run_id: RunId, rank: int, num_ranks: int) -> None:
-        self.store = RunStore(folder, has_files_only=True)  # the coordinator's journal holds no bytes of ours
+        self.store = RunStore(folder, has_files_only=True)  # the coordinator's journal holds no bytes of this rank
         self._run_id, self._rank, self._num_ranks = run_id, rank, num_ranks
         self._known: dict[Digest, VersionFile] = {}
-        self._made: dict[Version, tuple[str, ...]] = {}  # digests of what this process has folded
+        self._made: dict[Version, tuple[str, ...]] = {}  # the digests of the shard that this process has folded last
         self._finding: dict[Digest, asyncio.Task[VersionFile]] = {}
         self._one_at_a_time = asyncio.Lock()
 
     def known(self, digest: Digest) -> VersionFile | None:
-        """A version that was asked for before."""
+        """Return a version that has been checked before."""
         return self._known.get(digest)
 
     async def find(self, stub: rpc.CoordinatorStub, digest: Digest) -> VersionFile:
-        """A committed version, of which this rank has its shard.
+        """Return a committed version, of which this rank has its shard.
 
-        Looking at a large one takes a while: it goes on when a caller is cancelled, for the one who asks next.
+        The check of a large one takes a while; it continues when its caller is cancelled, for the next caller.
 
         Raises:
             NotFetched: the coordinator cannot be asked now, or knows no such version.
@@ -55,8 +55,8 @@ class RankRun:
     async def _found(self, stub: rpc.CoordinatorStub, digest: Digest) -> VersionFile:
         async with self._one_at_a_time:
             known = await self._find(stub, digest)
-            kept = list(self._known.items())[1 - VERSIONS_KNOWN_MAX :]
-            self._known = {**dict(kept), digest: known}
+            newest = list(self._known.items())[1 - VERSIONS_KNOWN_MAX :]
+            self._known = {**dict(newest), digest: known}
         return known
 
     async def _find(self, stub: rpc.CoordinatorStub, digest: Digest) -> VersionFile:
@@ -68,23 +68,23 @@ class RankRun:
                 raise StoreCorrupted(f"{path} is damaged or gone: put it back from a backup")
             await self._fetch(stub, digest, manifest, owned)
 
-        def note() -> VersionFile:
+        def store_manifest() -> VersionFile:
             self.store.write_manifest(version, encoded)
             return version_file(self.store, version, encoded, owned)
 
-        return await on_thread(None, note)
+        return await on_thread(None, store_manifest)
 
     async def _fetch(
         self, stub: rpc.CoordinatorStub, digest: Digest, manifest: VersionManifest, owned: Iterable[Piece]
     ) -> None:
-        """Version 0 is made where the task is."""
+        """Fetch this rank's shard of version 0, which the coordinator makes from the task."""
         pieces = tuple(owned)
         with TensorFileWriter(self.store.version_path(Version(0)), manifest.layout, pieces=pieces) as writer:
             await fetch_into(writer, stub.Download, self._run_id, digest, pieces)
             await on_thread(None, writer.finish)
 
     def _is_sound(self, version: Version, owned: tuple[Piece, ...]) -> bool:
-        """Whether the shard has these digests: known of what was just made, looked at otherwise."""
+        """Compare the shard's digests: those of a shard made by this process are known, others are computed."""
         path = self.store.version_path(version)
         if self._made.get(version) == tuple(piece.sha256 for piece in owned):
             return True
@@ -93,17 +93,17 @@ class RankRun:
         return False
 
     def made(self, version: Version, pieces: Iterable[Piece], slots: dict[str, tuple[Piece, ...]]) -> None:
-        """A fold of this process has written a shard and those of the slots."""
+        """Store the digests of a shard, and of its optimizer slots, that a fold of this process has written."""
         self._made = {version: tuple(piece.sha256 for piece in pieces)}
         for slot, of_slot in slots.items():
             digests = json.dumps([piece.sha256 for piece in of_slot]).encode()
             self.store.write_manifest(version, digests, slot)
 
     def check_slots(self, version: Version, slots: dict[str, tuple[Piece, ...]]) -> None:
-        """Look at the shards of the slots beside a version that an earlier process has made.
+        """Check the shards of the optimizer slots beside a version that an earlier process has made.
 
         Raises:
-            StoreCorrupted: one is damaged, or gone.
+            StoreCorrupted: a shard is damaged, or gone.
         """
         if version in self._made:
             return

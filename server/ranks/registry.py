@@ -1,8 +1,8 @@
-"""The aggregation ranks as the coordinator sees them: who is there, which client goes to which, and a fold by all.
+"""The aggregation ranks as the coordinator sees them: connections, the assignment of clients, the folds by all ranks.
 
-A rank dials the coordinator, as clients do, and receives the updates of the clients that are assigned to it. What is
-decided about an update is decided here (`judge`); its bytes never come here. A round is folded by all ranks together;
-when one is gone the fold is begun again as soon as all are back, and the bits do not depend on that.
+A rank dials the coordinator, as clients do, and receives the updates of the clients that are assigned to it. Decisions
+about updates are made here (`update_judge`); their bytes never come here. All ranks fold a round together. When one is
+gone, the fold is started anew as soon as all are back; the bits do not depend on that.
 """
 
 import asyncio
@@ -18,18 +18,18 @@ from atoll.protocol.wire.channel import CHUNK_BYTES
 logger = logging.getLogger(__name__)
 
 STATUS_S = 1.0
-"""Seconds between the reports of a rank."""
+"""The interval between two reports of a rank [s]."""
 
 AGAIN_S = 0.5
-"""Seconds before a fold that was broken off is begun again."""
+"""The wait before a fold that was broken off is started anew [s]."""
 
 
 class RanksAway(OSError):
-    """Not all ranks came back in time."""
+    """A rank did not come back in time."""
 
 
 class FoldRefused(ValueError):
-    """A rank says that these updates cannot be folded."""
+    """A rank reports that these updates cannot be folded."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,11 +43,11 @@ class RankConnection:
     done: pb.RankStatus = field(default_factory=pb.RankStatus)
 
     def send(self, order: pb.RankOrder) -> None:
-        """Hand an order over."""
+        """Queue an order."""
         self.outbox.put_nowait(order)
 
     def close(self) -> None:
-        """End the stream after what is in the outbox."""
+        """End the stream after the orders that are queued."""
         self.outbox.put_nowait(None)
 
 
@@ -55,8 +55,8 @@ class Ranks:
     """All aggregation ranks of a coordinator, 1 to 64 of them.
 
     Args:
-        num_ranks: how many there must be.
-        on_change: called when one has come or gone.
+        num_ranks: the number of ranks.
+        on_change: called when a rank has come or gone.
     """
 
     def __init__(self, num_ranks: int, on_change: Callable[[], None]) -> None:
@@ -64,19 +64,19 @@ class Ranks:
         self._present: dict[int, RankConnection] = {}
         self._changed = asyncio.Event()
         self._next_rank = 0
-        self._collects: dict[str, pb.RankOrder] = {}  # the last of each run: whoever was away hears of it later
+        self._collects: dict[str, pb.RankOrder] = {}  # the last one of each run, for ranks that are away
         self._attempt: _Attempt | None = None
         self._folding = asyncio.Lock()  # one fold at a time
 
-    # ------------------------------------------------------------ who is there
+    # ------------------------------------------------------------ connections
 
     def addresses(self) -> pb.Ranks:
-        """Where clients find them."""
+        """Return the addresses of all data planes, for clients; "" for a rank that is away."""
         here = self._present
         return pb.Ranks(addresses=[here[rank].address if rank in here else "" for rank in range(self.num_ranks)])
 
     def rows(self) -> list[pb.RankRow]:
-        """What each has done."""
+        """Return the last report of each rank."""
         return [self._row(rank) for rank in range(self.num_ranks)]
 
     def _row(self, rank: int) -> pb.RankRow:
@@ -92,14 +92,14 @@ class Ranks:
         )
 
     def assign(self) -> int:
-        """The rank for one more client: each in turn, of those that are here; of all, when none is."""
+        """Assign a rank to one more client, round-robin over the connected ranks, or over all if none is."""
         in_turn = [(self._next_rank + step) % self.num_ranks for step in range(self.num_ranks)]
         rank = next((rank for rank in in_turn if rank in self._present), in_turn[0])
         self._next_rank = (rank + 1) % self.num_ranks
         return rank
 
     def join(self, connection: RankConnection) -> None:
-        """A rank is here; a newer stream takes an older one's place."""
+        """Register the stream of a rank; an older stream of the same rank is closed."""
         if (older := self._present.get(connection.rank)) is not None:
             older.close()
             self._gone(older)
@@ -107,11 +107,11 @@ class Ranks:
         connection.send(pb.RankOrder(welcome=pb.RankWelcome(status_s=STATUS_S)))
         for order in self._collects.values():
             connection.send(order)
-        logger.info("aggregation rank %d is here, its data plane on %s", connection.rank, connection.address)
+        logger.info("aggregation rank %d is connected, its data plane is %s", connection.rank, connection.address)
         self._notify()
 
     def leave(self, connection: RankConnection) -> None:
-        """A rank's stream ended."""
+        """Remove the stream of a rank that has ended."""
         if self._present.get(connection.rank) is connection:
             del self._present[connection.rank]
             self._gone(connection)
@@ -119,7 +119,7 @@ class Ranks:
             self._notify()
 
     def collect(self, collect: pb.Collect) -> None:
-        """Let every rank delete what nobody needs, those that are away when they come."""
+        """Order every rank to collect garbage; a rank that is away gets the order when it connects."""
         order = self._collects[collect.run_id] = pb.RankOrder(collect=collect)
         self._broadcast(order)
 
@@ -141,7 +141,7 @@ class Ranks:
         """Wait until every rank is connected.
 
         Raises:
-            RanksAway: not within so many seconds.
+            RanksAway: a rank has not come within `patience` [s].
         """
         try:
             async with asyncio.timeout(patience):
@@ -155,19 +155,19 @@ class Ranks:
     # ------------------------------------------------------------ a fold
 
     async def fold(self, run_id: RunId, round_id: RoundId, plan: bytes, *, patience: float) -> list[pb.Folded]:
-        """Let all ranks fold a round, as often as it takes.
+        """Let all ranks fold a round, in as many attempts as it takes.
 
         Args:
-            run_id: of the run.
-            round_id: of the round.
-            plan: `FoldPlan.encode`.
-            patience: seconds that a rank may be away.
+            run_id: the run.
+            round_id: the round.
+            plan: the encoded plan (`FoldPlan.encode`).
+            patience: the time that a rank may be away [s].
 
         Returns:
-            What each rank has written.
+            The written shard of each rank.
 
         Raises:
-            RanksAway: one did not come back.
+            RanksAway: a rank did not come back.
             FoldRefused: the updates cannot be folded.
         """
         async with self._folding:
@@ -180,17 +180,17 @@ class Ranks:
                 try:
                     return await attempt.done
                 except _Again as why:
-                    logger.warning("the fold of round %d is begun again: %s", round_id, why)
+                    logger.warning("the fold of round %d is started anew: %s", round_id, why)
                 finally:
                     self._attempt = None
                 await asyncio.sleep(AGAIN_S)
 
     def _break_off(self, attempt: int) -> None:
-        """Nobody is to wait for a rank that will not come."""
+        """Order all ranks to give up an attempt: one of them will not come."""
         self._broadcast(pb.RankOrder(break_off=attempt))
 
     def heard(self, connection: RankConnection, message: pb.RankMessage) -> None:
-        """What a rank says."""
+        """Handle a message of a rank."""
         match message.WhichOneof("message"):
             case "status":
                 connection.done = message.status
@@ -206,7 +206,7 @@ class Ranks:
                 pass
 
     def _current(self, number: int) -> "_Attempt | None":
-        """The attempt of this number, unless nobody waits for it any more."""
+        """Return the attempt of this number unless it has been given up."""
         return self._attempt if self._attempt is not None and self._attempt.number == number else None
 
     def _gone(self, connection: RankConnection) -> None:
@@ -215,7 +215,7 @@ class Ranks:
 
 
 def _orders(run_id: RunId, round_id: RoundId, attempt: int, store_address: str, plan: bytes) -> Iterator[pb.RankOrder]:
-    """An order to fold, in messages that are never too long: a plan may be."""
+    """Yield an order to fold as bounded messages: a plan may be long."""
     last = max(0, len(plan) - 1) // CHUNK_BYTES * CHUNK_BYTES
     for start in range(0, last, CHUNK_BYTES):
         yield pb.RankOrder(plan_part=plan[start : start + CHUNK_BYTES])
@@ -224,16 +224,16 @@ def _orders(run_id: RunId, round_id: RoundId, attempt: int, store_address: str, 
 
 
 class _Again(Exception):
-    """The attempt is of no use; the next one may be."""
+    """The attempt has failed; the next one may succeed."""
 
 
 class _Attempt:
-    """One try of all ranks at one fold. What is wrong with the updates outweighs that others then break off.
+    """One attempt of all ranks at one fold. A fault of the updates takes precedence over ranks that break off after it.
 
     Args:
-        number: of no other attempt.
-        num_ranks: how many must fold.
-        break_off: called with the number when the first one fails: the others need not go on.
+        number: a number that no other attempt has.
+        num_ranks: the number of ranks that must fold.
+        break_off: called with the number at the first failure, so that the other ranks stop.
     """
 
     def __init__(self, number: int, num_ranks: int, break_off: Callable[[int], None]) -> None:
@@ -243,12 +243,12 @@ class _Attempt:
         self._broken: dict[int, str] = {}
 
     def folded(self, rank: int, folded: pb.Folded) -> None:
-        """A rank has written its shard."""
+        """Note that a rank has written its shard."""
         self._folded[rank] = folded
         self._settle()
 
     def failed(self, rank: int, detail: str, *, again: bool) -> None:
-        """A rank has not, or is gone; what it has written before that stays written."""
+        """Note that a rank has failed, or is gone; a shard that it has written before stays written."""
         if self.done.done() or self._folded[rank] is not None:
             return
         if not self._broken:
@@ -260,7 +260,7 @@ class _Attempt:
             self.done.set_exception(FoldRefused(f"rank {rank}: {detail}"))
 
     def _settle(self) -> None:
-        """Done when all have answered, those that broke off included: the first may have had the reason."""
+        """Finish when all have answered, also those that broke off: the first failure may not be the reason."""
         answered = [folded for folded in self._folded if folded is not None]
         if self.done.done() or len(answered) + len(self._broken) < len(self._folded):
             return

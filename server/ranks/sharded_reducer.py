@@ -1,4 +1,4 @@
-"""The versions of a run whose updates lie at aggregation ranks: planned here, folded there, a shard at each.
+"""The reducer of a run whose updates lie at aggregation ranks: it plans here, the ranks fold, and each holds a shard.
 
 Here lie the manifests, version 0 as the task made it, and whole versions that were gathered for the server's own test.
 """
@@ -25,9 +25,9 @@ class ShardedReducer(Reducer):
     """A reducer whose updates and folds are at ranks; see `Reducer` for the other arguments.
 
     Args:
-        ranks: of the coordinator.
-        run_id: of the run.
-        patience: seconds that a rank may be away while a round is folded.
+        ranks: the coordinator's ranks.
+        run_id: the run.
+        patience: the time that a rank may be away while a round is folded [s].
         dialer: opens the channels to the ranks.
     """
 
@@ -39,12 +39,12 @@ class ShardedReducer(Reducer):
         self._ranks, self._run_id, self._patience = ranks, run_id, patience
 
     async def fold(self, effect: Aggregate) -> Digest:
-        """As `Reducer.fold`, by all ranks together.
+        """Fold a round as `Reducer.fold` does, by all ranks together.
 
         Raises:
             FoldRefused: the updates cannot be folded.
-            RanksAway: a rank is away for too long.
-            OSError: the journal cannot be read, or the manifest not be written.
+            RanksAway: a rank is away for longer than the patience.
+            OSError: the journal cannot be read, or the manifest cannot be written.
         """
         crash_points.reached("aggregate.before_fold")
         loop = asyncio.get_running_loop()
@@ -65,15 +65,15 @@ class ShardedReducer(Reducer):
         return exists_from_now_on(self.store, Version(effect.base_version + 1), pieces, base)
 
     async def whole(self, version: Version) -> Path:
-        """The file of a whole version, gathered from the ranks when it is not here.
+        """Return the file of a whole version, gathered from the ranks when it is not here.
 
         Raises:
-            RanksAway, NotFetched: it could not be had in `patience`.
-            OSError: the disk.
+            RanksAway, NotFetched: it could not be gathered within the patience.
+            OSError: the file cannot be written.
         """
         file, until = self.version(version), asyncio.get_running_loop().time() + self._patience
         while not file.path.exists():
-            await self._ranks.all_here(self._patience)  # just after a start they are not
+            await self._ranks.all_here(self._patience)  # shortly after a start they are not
             note = read_metadata(self.store.version_path(Version(0)))
             addresses = list(self._ranks.addresses().addresses)
             try:
@@ -86,13 +86,13 @@ class ShardedReducer(Reducer):
         return file.path
 
     def recover(self, version: Version) -> None:
-        """After a crash: the current version must be known; each rank looks at its own shard before it uses it."""
+        """Check that the current version is known; each rank checks its own shard before its first use."""
         self.version(version)
 
     async def collect_garbage(
         self, live: Container[Digest], *, pinned_versions: set[Version], current: Version, oldest_base: Version | None
     ) -> None:
-        """As `Reducer.collect_garbage`, and at every rank."""
+        """Collect garbage as `Reducer.collect_garbage` does, and at every rank."""
         collect = pb.Collect(
             run_id=self._run_id,
             current=current,

@@ -93,7 +93,7 @@ async def with_secure_rank(it, folder):
     async with MutualDialer(keeper).channel(it.address, COORDINATOR) as channel:
         rank = Rank(RankPlace(0, 1, "lo"), folder, channel)
         server, address = await aggregators._listen(rank, config, MutualListener(keeper))
-        serving = asyncio.ensure_future(aggregators._serve(rank, address, it.address))
+        serving = asyncio.ensure_future(aggregators._keep_connected(rank, address, it.address))
         try:
             yield address
         finally:
@@ -157,7 +157,7 @@ async def test_a_rank_that_is_revoked_ends_instead_of_dialling_for_ever(tmp_path
         keeper = Keeper(equip(it.coordinator.config.state, tmp_path / "rank", aggregator(0)))
         async with MutualDialer(keeper).channel(it.address, COORDINATOR) as channel:
             rank = Rank(RankPlace(0, 1, "lo"), tmp_path / "rank", channel)
-            serving = asyncio.ensure_future(aggregators._serve(rank, "127.0.0.1:1", it.address))
+            serving = asyncio.ensure_future(aggregators._keep_connected(rank, "127.0.0.1:1", it.address))
             while not any(row.address for row in it.coordinator.ranks.rows()):
                 await asyncio.sleep(0.02)
             async with it.admin() as admin, asyncio.timeout(5):

@@ -56,7 +56,7 @@ async def with_rank(it, folder, **settings):
     async with InsecureDialer().channel(it.address, COORDINATOR) as channel:
         rank = Rank(RankPlace(0, 1, "lo"), folder, channel)
         server, address = await process._listen(rank, config, InsecureListener())
-        serving = asyncio.ensure_future(process._serve(rank, address, config.coordinator))
+        serving = asyncio.ensure_future(process._keep_connected(rank, address, config.coordinator))
         try:
             yield Ranked(it, rank, address)
         finally:

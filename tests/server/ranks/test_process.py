@@ -35,7 +35,7 @@ async def say_at_once():
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             orders = _Orders(None, rpc.AggregationStub(channel).Serve())
             failures = [pb.RankMessage(fold_failed=pb.FoldFailed(attempt=number)) for number in range(AT_ONCE)]
-            await asyncio.gather(*map(orders._say, failures))
+            await asyncio.gather(*map(orders._send, failures))
             async with asyncio.timeout(5):
                 await listening.all_here.wait()
     finally:
