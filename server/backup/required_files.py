@@ -18,8 +18,9 @@ from atoll.protocol.strict_json import ManifestError
 from atoll.protocol.vocabulary import Digest, RoundId, RunId, RunState, Version
 from atoll.server.hosting.retention import Keep
 from atoll.server.journal.codec import StoredUpdateMeta, decode_meta
-from atoll.server.journal.journal import RunRow, recovered, run_rows
+from atoll.server.journal.journal import RunRow, run_rows
 from atoll.server.journal.placement import num_ranks_of, state_of_rank
+from atoll.server.journal.recovery import recover
 from atoll.server.journal.schema import UPDATES, VERSIONS
 from atoll.server.journal.sqlite import SqliteDatabase
 from atoll.server.journal.state_directory import run_folder
@@ -52,7 +53,7 @@ def needs_of(path: Path) -> list[Need]:
 
 
 def _need(connection: Connection, row: RunRow) -> Need:
-    machine = recovered(connection, row.run_id).replay(row.rules)
+    machine = recover(connection, row.run_id).replay(row.rules)
     keep = Keep.after(0, machine, row.config.round)
     rows = connection.execute(select(VERSIONS).where(VERSIONS.c.run_id == row.run_id))
     wanted = {Version(0), keep.version, *keep.versions}

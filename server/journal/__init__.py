@@ -1,4 +1,4 @@
 """The journal: encoding of events and snapshots, SQLite and PostgreSQL, the state directory.
 
-Imports: `rounds`, `config`.
+Imports: `rounds`, `config`, `protocol`, `aggregation` (for syncing folders).
 """

@@ -1,5 +1,7 @@
-"""Which database a state directory's journal lies in. The versions and updates are in the directory, whichever it is:
-so each knows the other by a number, and neither is used with a stranger.
+"""The binding of a state directory to the database of its journal.
+
+Versions and updates are in the directory, whichever database it uses. So directory and database store the same number,
+and a coordinator refuses a pair whose numbers differ.
 
 database.json          the URL without its password, and the number; absent: SQLite, in state.db
 """
@@ -23,17 +25,17 @@ NOTE = "database.json"
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The database of a directory."""
+    """The database of a state directory: its URL, and the number that both store."""
 
     url: str
     number: str
 
 
 def binding_of(path: Path) -> Binding | None:
-    """What a directory is bound to; None: its own file, or nothing yet.
+    """Return the binding of a directory to a server's database; None: it uses its own file, or is new.
 
     Raises:
-        StateUnusable: the note is damaged.
+        StateUnusable: `database.json` is damaged.
     """
     try:
         return Binding(**json.loads((path / NOTE).read_text()))
@@ -44,20 +46,20 @@ def binding_of(path: Path) -> Binding | None:
 
 
 def has_state(path: Path) -> bool:
-    """Whether a coordinator has ever made this directory its own."""
+    """Return whether the directory is the state of a coordinator."""
     return (path / "state.db").is_file() or binding_of(path) is not None
 
 
 def open_database(path: Path, url: str = "", *, read_only: bool = False) -> Database:
-    """The database of a directory; nothing is connected yet.
+    """Return the database of a state directory, not yet connected.
 
     Args:
-        path: the state directory; for looking at, it may be elsewhere when there is a URL.
-        url: of the operator; empty: what the directory says.
-        read_only: for looking at.
+        path: the state directory; for reading with a URL it may be on another machine.
+        url: the operator's URL; empty: that of the directory.
+        read_only: open it for reading alone.
 
     Raises:
-        StateUnusable: the directory has a file of its own, or the driver is not installed.
+        StateUnusable: the directory has its journal in a file, or the driver is not installed.
     """
     if url and (path / "state.db").is_file():
         raise StateUnusable(
@@ -75,10 +77,10 @@ def open_database(path: Path, url: str = "", *, read_only: bool = False) -> Data
 
 
 def bind(connection: Connection, path: Path, name: str) -> str:
-    """Give a database that serves this directory its number, or check that it has it.
+    """Write the common number into the database of a directory, or check that it is there.
 
     Returns:
-        The number, for `note` once the transaction is over.
+        The number, for `note` after the transaction.
 
     Raises:
         StateUnusable: the database belongs to another directory, or the directory to another database.
@@ -87,7 +89,9 @@ def bind(connection: Connection, path: Path, name: str) -> str:
     if noted is not None and noted.number == known:
         return noted.number
     if any((path / "runs").iterdir()):
-        raise StateUnusable(f"{path}/runs holds the files of runs that {name} knows nothing of: name their database")
+        raise StateUnusable(
+            f"{path}/runs holds the files of runs that are not in {name}: name the database of these runs"
+        )
     if connection.execute(select(RUNS.c.run_id).limit(1)).first() is not None:
         holder = read_meta(connection, "holder") or "another coordinator"
         raise StateUnusable(
@@ -100,7 +104,7 @@ def bind(connection: Connection, path: Path, name: str) -> str:
 
 
 def note(path: Path, binding: Binding) -> None:
-    """Write down what the directory is bound to; without the password."""
+    """Write the binding into the directory, without the password of the URL."""
     plain = Binding(without_password(binding.url), binding.number)
     if binding_of(path) != plain:
         write_atomically(path / NOTE, json.dumps(asdict(plain)).encode())

@@ -1,8 +1,8 @@
-"""The machines' values <-> JSON, for the journal, the snapshots and the records. Pure.
+"""The JSON encoding of the machines' values, for the journal, the snapshots and the records. Pure.
 
-Exact: floats (also NaN and infinities), tuples, enums and integer keys come back as they were. Strict: a body with a
-missing or unknown key, or a value of another type, is not read at all. A field with a default may be added to a value
-without a new schema version; nothing else may change.
+The encoding is exact: floats (NaN and infinities included), tuples, enums and integer keys are restored unchanged. The
+decoding is strict: a body with a missing or unknown key, or with a value of another type, is refused. A field with a
+default may be added to a value without a new schema version; nothing else may change.
 """
 
 import math
@@ -31,20 +31,20 @@ _EVENTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Event)}
 
 
 def encode_event(event: Event) -> tuple[str, str]:
-    """The event's kind and its body."""
+    """Return the kind and the body of an event."""
     return type(event).__name__, encode(event)
 
 
 def decode_event(kind: str, body: str, *, where: str) -> Event:
-    """Read an event back.
+    """Decode an event.
 
     Args:
-        kind: as `encode_event` gave it.
-        body: as `encode_event` gave it.
-        where: what the error calls it, such as `run r, entry 7`.
+        kind: from `encode_event`.
+        body: from `encode_event`.
+        where: the place to name in an error, such as `run r, entry 7`.
 
     Raises:
-        StoreCorrupted: no such kind, or the body is not one of that kind.
+        StoreCorrupted: the kind is unknown, or the body does not fit it.
     """
     if kind not in _EVENTS:
         raise StoreCorrupted(f"{where}: unknown kind {kind!r}; known: {', '.join(sorted(_EVENTS))}")
@@ -53,27 +53,27 @@ def decode_event(kind: str, body: str, *, where: str) -> Event:
 
 
 def encode_ledger(ledger: Ledger) -> str:
-    """The body of a snapshot."""
+    """Encode a ledger as the body of a snapshot."""
     return encode(ledger)
 
 
 def decode_ledger(body: str, *, where: str) -> Ledger:
-    """Read a ledger back; raises as `decode_event`."""
+    """Decode a ledger; raises as `decode_event`."""
     return decode(Ledger, body, where)
 
 
 def encode_ledger_without_members(ledger: Ledger) -> str:
-    """The body of a snapshot whose members are on pages of their own."""
+    """Encode a ledger as the body of a snapshot whose members are on separate pages."""
     return encode(replace(ledger, membership=replace(ledger.membership, members={})))
 
 
 def encode_page(members: Mapping[ClientId, Member], names: Iterable[ClientId]) -> str:
-    """A page of members; what a field is by default is left out."""
+    """Encode a page of members; fields with their default values are left out."""
     return _PAGE.dump_json({name: members[name] for name in names}, exclude_defaults=True).decode()
 
 
 def decode_page(body: str, *, where: str) -> dict[ClientId, Member]:
-    """Read a page back; raises as `decode_event`."""
+    """Decode a page; raises as `decode_event`."""
     try:
         return _PAGE.validate_json(body)
     except ValidationError as error:
@@ -81,37 +81,37 @@ def decode_page(body: str, *, where: str) -> dict[ClientId, Member]:
 
 
 def encode_record(record: RoundRecord) -> str:
-    """The record as it is stored."""
+    """Encode the record of a round."""
     return encode(record)
 
 
 def decode_record(body: str, *, where: str) -> RoundRecord:
-    """Read a record back; raises as `decode_event`."""
+    """Decode a record; raises as `decode_event`."""
     return decode(RoundRecord, body, where)
 
 
 def encode_rules(rules: RunRules) -> str:
-    """The rules as they are stored beside their run, so that its journal can be replayed by anyone."""
+    """Encode the rules of a run, with which every reader can replay its journal."""
     return encode(rules)
 
 
 def decode_rules(body: str, *, where: str) -> RunRules:
-    """Read rules back; raises as `decode_event`."""
+    """Decode rules; raises as `decode_event`."""
     return decode(RunRules, body, where)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredUpdateMeta:
-    """What is known of an accepted update besides its bytes."""
+    """The metadata of an accepted update: all that is known besides its bytes."""
 
     manifest: bytes
-    """Canonical, so ASCII: its SHA-256 is the update's digest."""
+    """The canonical manifest, in ASCII: its SHA-256 is the update's digest."""
     magnitudes: Mapping[str, float | int]
     """Largest |element| of each tensor."""
     squared_norms: Mapping[str, float]
     """Sum of the squared elements of each tensor."""
     rank: int = 0
-    """Of the aggregation, at which its bytes lie."""
+    """The aggregation rank that has the bytes."""
 
     @property
     def steps(self) -> tuple[float, float]:
@@ -121,49 +121,53 @@ class StoredUpdateMeta:
 
     @property
     def norm(self) -> float:
-        """Euclidean norm of the whole update."""
+        """The Euclidean norm of the whole update."""
         return math.sqrt(math.fsum(self.squared_norms.values()))
 
 
 def encode_meta(meta: StoredUpdateMeta) -> str:
-    """As it is stored."""
+    """Encode the metadata of an update."""
     return encode(meta)
 
 
 def decode_meta(body: str, *, where: str) -> StoredUpdateMeta:
-    """Read it back; raises as `decode_event`."""
+    """Decode the metadata of an update; raises as `decode_event`."""
     return decode(StoredUpdateMeta, body, where)
 
 
 def lies_at(meta: str, rank: int) -> bool:
-    """Whether what is stored of an update says that its bytes lie at this rank: its last field, read alone."""
+    """Return whether an update's bytes are at this rank, by the last field of its encoded metadata alone."""
     return meta.endswith(f'"rank":{rank}}}')
 
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[tuple[Any]]:
-    """For a tuple of one: pydantic takes a config for that, and not for a bare dataclass."""
+    """Return the adapter of a tuple of one value: pydantic takes a config for a tuple, not for a bare dataclass."""
     one: Any = tuple[kind]
     return TypeAdapter(one, config=_CONFIG)
 
 
 @cache
 def _serializer(kind: Any) -> SchemaSerializer:
-    """What the adapter would call, after it had looked at ten options."""
+    """Return the adapter's serializer; to call it directly skips the check of ten options."""
     return _adapter(kind).serializer
 
 
 def encode(value: Any) -> str:
-    """The JSON of a dataclass; ValueError when it holds what cannot be written down."""
+    """Encode a dataclass as JSON.
+
+    Raises:
+        ValueError: the value cannot be encoded.
+    """
     try:
         kind: Any = type(value)
         return _serializer(kind).to_json((value,))[1:-1].decode()
-    except PydanticSerializationError as error:  # a lone surrogate: no text that came over the wire has one
-        raise ValueError(f"{type(value).__name__} cannot be written down: {error}") from error
+    except PydanticSerializationError as error:  # a lone surrogate, which no text from the wire contains
+        raise ValueError(f"{type(value).__name__} cannot be encoded as JSON: {error}") from error
 
 
 def decode(kind: type[Value], body: str, where: str) -> Value:
-    """Read a dataclass of that kind back; raises as `decode_event`."""
+    """Decode a dataclass of this type; raises as `decode_event`."""
     try:
         adapter = _adapter(cast(Any, kind))
         value: Value = adapter.validate_json(f"[{body}]")[0]

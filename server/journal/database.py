@@ -1,4 +1,4 @@
-"""What the journal and the records lie in, a file (`sqlite`) or a server (`postgres`): one writer, many readers."""
+"""The database of the journal and the records, a file (`sqlite`) or a server (`postgres`): one writer, many readers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -11,49 +11,49 @@ T = TypeVar("T")
 
 
 class Database(ABC):
-    """Transactions that happen wholly or not at all, and are on disk when they have returned."""
+    """A database with atomic transactions that are durable when they return."""
 
     dialect: ClassVar[Literal["sqlite", "postgresql"]]
     restore: ClassVar[str]
-    """What to do when it is damaged."""
+    """Advice to the operator of a damaged database."""
 
     name: str
-    """What an error calls it."""
+    """Name of the database in messages."""
 
     away = ""
-    """Why it does not answer now; empty while it does."""
+    """Reason why the database does not answer now; empty: it answers."""
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[Connection]:
-        """Everything inside is one transaction; a reader sees one instant.
+        """Return a context whose content is one transaction; a reader sees the state of one instant.
 
         Raises:
-            DiskFull: it was rolled back.
+            DiskFull: the transaction was rolled back.
             StoreCorrupted: the database is damaged.
-            StateUnusable: it cannot be opened, or not be written.
+            StateUnusable: the database cannot be opened or written.
         """
 
     def write(self, work: Callable[[Connection], None]) -> None:
-        """Do `work` in one transaction, exactly once, however often it is called; raises as `transaction`."""
+        """Apply `work` in one transaction exactly once, although it may be called again; raises as `transaction`."""
         with self.transaction() as connection:
             work(connection)
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """What `work`, which changes nothing, finds in one transaction; raises as `transaction`."""
+        """Return the result of `work`, which changes nothing, in one transaction; raises as `transaction`."""
         with self.transaction() as connection:
             return work(connection)
 
     @abstractmethod
     def check(self, connection: Connection) -> None:
-        """Look for damage, before anything else is done.
+        """Check the database for damage, before any other use.
 
         Raises:
-            StoreCorrupted: there is some.
+            StoreCorrupted: the database is damaged.
         """
 
-    def settle(self, connection: Connection) -> None:  # noqa: B027 - a file is held by a lock beside it
-        """The tables are there, and this process is their writer from now on."""
+    def settle(self, connection: Connection) -> None:  # noqa: B027 - a file is protected by a lock file beside it
+        """Make this process the only writer, once the tables exist."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of it; what was committed is on disk already."""
+        """Close the database; all commits are on disk already."""

@@ -1,9 +1,9 @@
-"""Where the bytes of a run lie: with the coordinator, or at so many aggregation ranks. It is fixed when a run begins.
+"""The placement of a run's bytes, at the coordinator or at a number of aggregation ranks, fixed when the run begins.
 
-Every rank keeps its part of each version: with another number of ranks the parts would be others.
+Every rank stores its part of each version; another number of ranks would mean other parts.
 
-    runs/<run_id>/ranks      in the coordinator's directory: how many there are; no such file: none
-    rank.json                in a rank's own directory: which one it is
+    runs/<run_id>/ranks      in the coordinator's directory: the number of ranks; no such file: none
+    rank.json                in a rank's directory: the rank, and the number of ranks
 """
 
 import json
@@ -13,11 +13,11 @@ from atoll.protocol.durable import write_atomically
 
 
 class WrongPlace(OSError):
-    """A directory is that of another rank, or of another number of ranks."""
+    """A directory that belongs to another rank, or to another number of ranks."""
 
 
 def write_num_ranks(run_folder: Path, num_ranks: int) -> None:
-    """Note at how many ranks a run is kept, before anything of it is."""
+    """Record the number of ranks of a run, before any of its other files."""
     run_folder.mkdir(parents=True, exist_ok=True)
     if num_ranks:
         write_atomically(run_folder / "ranks", str(num_ranks).encode())
@@ -26,10 +26,10 @@ def write_num_ranks(run_folder: Path, num_ranks: int) -> None:
 
 
 def num_ranks_of(run_folder: Path) -> int:
-    """At how many ranks a run is kept; 0: the coordinator has it all.
+    """Return the number of ranks of a run; 0: the coordinator has all of its bytes.
 
     Raises:
-        WrongPlace: the note is not legible.
+        WrongPlace: the file is damaged.
     """
     path = run_folder / "ranks"
     try:
@@ -41,10 +41,10 @@ def num_ranks_of(run_folder: Path) -> int:
 
 
 def take_place(state: Path, rank: int, num_ranks: int) -> None:
-    """Let a directory be that of one rank, now and for ever.
+    """Assign a directory to one rank permanently.
 
     Raises:
-        WrongPlace: it is another's; the message names both.
+        WrongPlace: it belongs to another rank; the message names both.
         OSError: it cannot be written.
     """
     path, place = state / "rank.json", {"rank": rank, "ranks": num_ranks}
@@ -55,11 +55,13 @@ def take_place(state: Path, rank: int, num_ranks: int) -> None:
         found = json.loads(path.read_text())
         is_ours, whose = found == place, f"rank {found['rank']} of {found['ranks']}"
     except (ValueError, KeyError, TypeError) as error:
-        raise WrongPlace(f"{path} is damaged: it must say {json.dumps(place)}, if this is rank {rank}'s") from error
+        raise WrongPlace(f"{path} is damaged: for rank {rank} its content must be {json.dumps(place)}") from error
     if not is_ours:
-        raise WrongPlace(f"{state} belongs to {whose}, and cannot be that of rank {rank} of {num_ranks}: name another")
+        raise WrongPlace(
+            f"{state} belongs to {whose}, and cannot be that of rank {rank} of {num_ranks}: name another directory"
+        )
 
 
 def state_of_rank(state: Path, rank: int, num_ranks: int) -> Path:
-    """Where a rank keeps everything when the coordinator with this state directory starts it."""
+    """Return the directory of a rank that the coordinator with this state directory starts."""
     return state / "aggregators" / f"{rank}of{num_ranks}"

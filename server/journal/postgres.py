@@ -1,13 +1,14 @@
-"""A PostgreSQL schema as the journal's database: the promises of the file, kept over a connection that may break.
+"""A PostgreSQL schema as the journal's database, with the guarantees of a file over a connection that may break.
 
-One session writes. It holds an advisory lock of the server for as long as it lives, and signs every transaction: the
-row `writer` of the table `meta` holds its name and the number of its transactions. So
+One session writes. It holds an advisory lock of the server during its whole life, and signs every transaction: the row
+`writer` of the table `meta` has the session's name and the number of its transactions. So
 
-* a second coordinator is refused, by name;
-* a session that has lost its lock can write nothing more, whatever it believes;
-* when the connection breaks during a commit, the number says afterwards whether that commit took place. What is asked
-  of `write` happens once, and is on the server's disk when it returns; until the server is back it does not return;
-* a server that has forgotten what it had confirmed is found out, and nothing is built upon it.
+* a second coordinator is refused, and the message names the first;
+* a session that has lost its lock cannot write any more;
+* when the connection breaks during a commit, the number tells afterwards whether the commit took place. So `write` is
+  idempotent: it applies its work once, it returns when the work is on the server's disk, and it waits while the server
+  is away;
+* a server that has lost transactions which it had confirmed is detected and refused.
 """
 
 import logging
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 RETRY_S = 0.5
 SAY_AGAIN_S = 30.0
-"""Between two lines in the log that the server is still away."""
+"""Seconds between two log lines about a server that is away."""
 
 PARAMETERS = {
     "connect_timeout": "10",
@@ -44,7 +45,7 @@ PARAMETERS = {
     "keepalives_count": "3",
     "tcp_user_timeout": "30000",
 }
-"""Of libpq, where the URL has none of its own: a server that is gone without a word is missed within half a minute."""
+"""Defaults of libpq's parameters, which the URL may override: a silent server is detected within half a minute."""
 
 _FULL = "53100"
 _DAMAGED = ("XX001", "XX002")
@@ -56,9 +57,9 @@ class PostgresDatabase(Database):
     """The schema that the URL's search path begins with.
 
     Args:
-        url: of the database; without a password in it libpq looks into PGPASSWORD, PGPASSFILE and ~/.pgpass.
-        state: the state directory that it is for: what a second coordinator is told.
-        read_only: for looking at; takes no lock.
+        url: the URL of the database; libpq takes a missing password from PGPASSWORD, PGPASSFILE or ~/.pgpass.
+        state: the state directory, named in the message to a second coordinator.
+        read_only: open for reading alone; takes no lock.
     """
 
     dialect = "postgresql"
@@ -68,10 +69,10 @@ class PostgresDatabase(Database):
         self.name = without_password(url)
         self._url, self._read_only = url, read_only
         self._holder = f"a coordinator on {socket.gethostname()} with its state in {state}"
-        self._lock = threading.RLock()  # the session is one, whatever the thread
+        self._lock = threading.RLock()  # all threads share the one session
         self._closing = threading.Event()
-        self._writer, self._count = "", 0  # who signs, and the number of the last transaction that is known to be there
-        self._in_doubt = False  # whether one more may be
+        self._writer, self._count = "", 0  # the signature's name, and the number of the last confirmed transaction
+        self._in_doubt = False  # whether one more transaction may have been committed
         self._session: Session | None = None
         self._engine = create_engine(
             "postgresql+psycopg://",
@@ -84,35 +85,35 @@ class PostgresDatabase(Database):
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """Everything inside is one transaction; a reader sees one instant.
+        """Run the content of the context as one transaction; a reader sees the state of one instant.
 
         Raises:
-            DiskFull: it was rolled back.
+            DiskFull: the transaction was rolled back.
             DatabaseAway: the connection broke, perhaps after the commit: `write` finds out.
             StateInUse: another coordinator holds the schema.
             StoreCorrupted: the server found damage.
-            StateUnusable: the server is nothing for a coordinator, or does not let it in.
+            StateUnusable: the server is unfit for a coordinator, or refuses the connection.
         """
         with self._transaction(is_signed=not self._read_only) as connection:
             yield connection
 
     def write(self, work: Callable[[Connection], None]) -> None:
-        """Do `work` in one transaction, exactly once, however often it is called; raises as `transaction`.
+        """Apply `work` in one transaction exactly once, although it may be called again; raises as `transaction`.
 
-        While the server is away it waits, and holds up everybody else who writes.
+        The call waits while the server is away, and blocks all other writers meanwhile.
         """
         with self._lock:
             number = self._count + 1
 
             def once() -> None:
                 with self.transaction() as connection:
-                    if self._count < number:  # or it is there: the connection broke after the commit
+                    if self._count < number:  # otherwise the connection broke after the commit
                         work(connection)
 
-            self._until_there(once)
+            self._retry_while_away(once)
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """What `work`, which changes nothing, finds in one transaction; raises as `transaction`."""
+        """Return the result of `work`, which changes nothing, in one transaction; raises as `transaction`."""
 
         def look() -> T:
             with self._transaction(is_signed=False) as connection:
@@ -121,16 +122,16 @@ class PostgresDatabase(Database):
         if self._read_only:
             return look()
         with self._lock:
-            return self._until_there(look)
+            return self._retry_while_away(look)
 
-    def _until_there(self, work: Callable[[], T]) -> T:
+    def _retry_while_away(self, work: Callable[[], T]) -> T:
         waited = 0.0
         while True:
             try:
                 found = work()
                 self.away = ""
                 if waited:
-                    logger.warning("%s is back after %.1f s; nothing is lost", self.name, waited)
+                    logger.warning("%s is back after %.1f s; no data was lost", self.name, waited)
                 return found
             except DatabaseAway as error:
                 self.away = str(error)
@@ -152,17 +153,20 @@ class PostgresDatabase(Database):
                 if self._in_doubt:
                     self._count, self._in_doubt = self._count + 1, False
             except DBAPIError as error:
-                self._name(error)
+                self._raise_named(error)
                 raise
 
-    def _name(self, error: DBAPIError) -> None:
-        """Raise it under its name, if it has one. What was in doubt stays so until the next session has looked."""
+    def _raise_named(self, error: DBAPIError) -> None:
+        """Raise the named error of this module for a driver's error, if there is one.
+
+        After a broken connection the last transaction stays in doubt until the next session has checked it.
+        """
         state: str = getattr(error.orig, "sqlstate", None) or ""
         what = _one_line(error.orig)
         if error.connection_invalidated or (state != _FULL and state.startswith(_AWAY)) or not state:
             self._engine.dispose()
             raise DatabaseAway(f"{self.name}: {what}") from error
-        self._in_doubt = False  # the session lives: it was rolled back
+        self._in_doubt = False  # the session lives, so the transaction was rolled back
         if state == _FULL:
             raise DiskFull(f"{self.name}: no room: {what}") from error
         if state in _DAMAGED:
@@ -173,7 +177,7 @@ class PostgresDatabase(Database):
     # ------------------------------------------------------------ the session
 
     def _connect(self) -> psycopg.Connection[Any]:
-        """One more session; a writer's holds the schema and knows what became of the last transaction."""
+        """Open a session; a writer's takes the lock of the schema and checks the transaction that was in doubt."""
         try:
             parameters: dict[str, Any] = {**PARAMETERS, **conninfo_to_dict(self._url), "client_encoding": "utf8"}
         except psycopg.ProgrammingError as error:
@@ -198,13 +202,13 @@ class PostgresDatabase(Database):
         if not self._read_only:
             self._session = take_lock(connection, self.name, self._session)
             if self._writer:
-                self._look_for_the_last(connection)
+                self._check_last_transaction(connection)
         connection.autocommit = False
         connection.read_only = self._read_only
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ if self._read_only else None
 
     def settle(self, connection: Connection) -> None:
-        """From now on this process signs what it writes."""
+        """Sign all transactions of this process from now on."""
         writer = uuid.uuid4().hex
         write_meta(connection, "holder", self._holder)
         write_meta(connection, "writer", f"{writer} 0")
@@ -216,12 +220,12 @@ class PostgresDatabase(Database):
         if connection.execute(mine).rowcount != 1:
             raise self._taken_over(read_meta(connection, "holder"))
 
-    def _look_for_the_last(self, connection: psycopg.Connection[Any]) -> None:
-        """Whether the transaction during which the connection broke took place.
+    def _check_last_transaction(self, connection: psycopg.Connection[Any]) -> None:
+        """Find out whether the transaction during which the connection broke was committed.
 
         Raises:
-            StateInUse: somebody else has written since.
-            StoreCorrupted: what the server had confirmed is not there.
+            StateInUse: another coordinator has written since.
+            StoreCorrupted: the server has lost confirmed transactions.
         """
         rows = dict(connection.execute("SELECT key, value FROM meta WHERE key IN ('writer', 'holder')").fetchall())
         writer, _, number = rows.get("writer", "").partition(" ")
@@ -229,21 +233,21 @@ class PostgresDatabase(Database):
             raise self._taken_over(rows.get("holder"))
         if int(number) not in (self._count, self._count + self._in_doubt):
             raise StoreCorrupted(
-                f"{self.name} has {number} transactions of this coordinator and had confirmed {self._count}: an older "
-                "copy of it has taken its place, or a standby that lagged behind"
+                f"{self.name} has {number} transactions of this coordinator and had confirmed {self._count}: it was "
+                "replaced by an older copy, or by a standby that lagged behind"
             )
         self._count, self._in_doubt = int(number), False
 
     def _taken_over(self, holder: str | None) -> StateInUse:
         return StateInUse(
-            f"{self.name} has been taken over by {holder or 'somebody else'}: this process writes no more"
+            f"{self.name} has been taken over by {holder or 'another coordinator'}: this process writes no more"
         )
 
     def check(self, connection: Connection) -> None:
-        """The server checks its own pages, where it was told to (`initdb --data-checksums`)."""
+        """Check nothing: the server checks its own pages, if it is set up so (`initdb --data-checksums`)."""
 
     def close(self) -> None:
-        """End the session, and with it the lock; whoever waits for the server does so no longer."""
+        """End the session, and with it the lock; calls that wait for the server end with DatabaseAway."""
         self._closing.set()
         with self._lock:
             self._engine.dispose()

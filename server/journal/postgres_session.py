@@ -1,6 +1,4 @@
-"""What a session with a PostgreSQL server must be before anything is written: a server that keeps what it confirms, and
-a lock that nobody else has.
-"""
+"""The start of a PostgreSQL session: the checks of the server's guarantees, and the exclusive lock of the schema."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,28 +9,28 @@ import psycopg
 from atoll.server.errors import DatabaseAway, StateInUse, StateUnusable
 
 OLDEST = 14
-"""The first version of PostgreSQL that Atoll runs on: what its makers still mend."""
+"""The oldest supported version of PostgreSQL: the oldest one that its project still maintains."""
 
 LOCK = 0x41544F4C << 32
-"""Of the advisory lock, with the schema's number added: "ATOL"."""
+"""Key of the advisory lock, "ATOL", to which the schema's number is added."""
 
 FREE_S = 5
-"""Seconds that a session which this process has lost may take to end."""
+"""Seconds that a lost session of this process may take to end."""
 
 SETTINGS = {
-    "extra_float_digits": "1",  # every float comes back as it was
-    "statement_timeout": "0",  # a round's record is no query that somebody forgot
+    "extra_float_digits": "1",  # floats are returned exactly
+    "statement_timeout": "0",  # a server's limit on long queries must not end a commit
     "lock_timeout": "0",
     "transaction_timeout": "0",
-    "idle_session_timeout": "0",  # the lock is the session's
+    "idle_session_timeout": "0",  # the lock ends with the session
     "idle_in_transaction_session_timeout": "0",
 }
-"""Of our session, where the server knows them."""
+"""Settings of a session, each as far as the server knows it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What a server says of itself and of the place that the URL names."""
+    """The properties of a server and of the schema that the URL names."""
 
     version: int  # such as 150018
     encoding: str
@@ -46,47 +44,47 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A server process that works for us; numbers of processes are reused, this pair is not."""
+    """The server's process of a session. Process ids are reused; the pair with the start time is unique."""
 
     pid: int
     begun: str
 
 
 def faults_of(server: Server, *, read_only: bool = False) -> Iterator[str]:
-    """Why this server is nothing for a coordinator, or (read_only) for its history."""
+    """Yield the reasons why this server is unfit for a coordinator, or (`read_only`) for reading its history."""
     if server.version < OLDEST * 10_000:
         yield f"its version is {server.version // 10_000}; allowed: PostgreSQL {OLDEST} or later"
     if server.encoding != "UTF8":
         yield f"its encoding is {server.encoding}; allowed: UTF8 (CREATE DATABASE ... ENCODING 'UTF8')"
     if server.schema is None:
-        yield "its search path names no schema that is there: CREATE SCHEMA it, or take another in the URL"
+        yield "its search path names no existing schema: CREATE SCHEMA it, or name another in the URL"
     if read_only:
         return
     if server.is_standby:
-        yield "it is a standby, which nobody can write to: name the primary"
+        yield "it is a standby, which is read-only: name the primary"
     if server.synchronous_commit not in ("on", "remote_apply"):
         yield (
-            f"synchronous_commit is {server.synchronous_commit}; allowed: on | remote_apply: what is told must "
+            f"synchronous_commit is {server.synchronous_commit}; allowed: on | remote_apply: a confirmed commit must "
             "be on disk (ALTER ROLE ... SET synchronous_commit = on)"
         )
     for name in ("fsync", "full_page_writes"):
         if getattr(server, name) != "on":
             yield f"{name} is {getattr(server, name)}; allowed: on: a power cut would destroy the database"
     if server.may_create is False:
-        yield f"the role may not make tables in the schema {server.schema}: GRANT CREATE, USAGE ON SCHEMA ... TO it"
+        yield f"the role may not create tables in the schema {server.schema}: GRANT CREATE, USAGE ON SCHEMA ... TO it"
 
 
 def prepare(connection: psycopg.Connection[Any]) -> None:
-    """Set what our session needs."""
+    """Apply `SETTINGS` to a session."""
     for name, value in SETTINGS.items():
         connection.execute("SELECT set_config(name, %s, false) FROM pg_settings WHERE name = %s", (value, name))
 
 
 def check_server(connection: psycopg.Connection[Any], name: str, *, read_only: bool) -> None:
-    """Look at the server and the place; what it promises holds for the whole session.
+    """Check the server and the schema, and fix the durability of commits for the whole session.
 
     Raises:
-        StateUnusable: with everything that is wrong, a line for each.
+        StateUnusable: the server is unfit; the message has one line for each fault.
     """
     server = Server(*connection.execute(_LOOK).fetchone() or ())
     if faults := [f"{name}: {fault}" for fault in faults_of(server, read_only=read_only)]:
@@ -102,16 +100,19 @@ SELECT current_setting('server_version_num')::int, current_setting('server_encod
 
 
 def take_lock(connection: psycopg.Connection[Any], name: str, before: Session | None) -> Session:
-    """Hold the schema for as long as the session lives.
+    """Take the exclusive lock of the schema, which ends with the session.
 
     Args:
         connection: the session.
-        name: what an error calls the database.
-        before: the session that this process had, which may not know yet that nobody listens to it.
+        name: the name of the database in messages.
+        before: the earlier session of this process, which the server may still consider alive.
+
+    Returns:
+        The session that has the lock.
 
     Raises:
-        StateInUse: another coordinator holds it; the message names it.
-        DatabaseAway: our own last session holds it and does not end: try again.
+        StateInUse: another coordinator has the lock; the message names it.
+        DatabaseAway: the earlier session of this process has the lock and does not end: try again.
     """
     if not _try_lock(connection):
         held_by = connection.execute(_HOLDER, {"lock": LOCK}).fetchone()
@@ -122,8 +123,8 @@ def take_lock(connection: psycopg.Connection[Any], name: str, before: Session | 
         else:
             pid = held_by[0] if held_by else "unknown"
             raise StateInUse(
-                f"{name} is in use by {_holder(connection)} (the server's process {pid}): stop that one, or name "
-                "another database or schema"
+                f"{name} is in use by {_holder(connection)} (the server's process {pid}): stop that coordinator, or "
+                "name another database or schema"
             )
     return Session(*connection.execute(_MYSELF).fetchone() or ())
 

@@ -1,7 +1,7 @@
-"""The tables of the journal and the records, the same in SQLite and in PostgreSQL, and the way from older ones.
+"""The tables of the journal and the records, the same in SQLite and in PostgreSQL, and their migrations.
 
-Numbers that may pass 2^31 are 64 bits wide in both. Text that an operator or a client wrote is kept without the
-character U+0000, which PostgreSQL cannot hold; everything else is JSON, where it is escaped.
+Numbers that may exceed 2^31 are 64 bits wide in both. Free text of an operator or a client is stored without the
+character U+0000, which PostgreSQL cannot store; all other text is JSON, where it is escaped.
 """
 
 import json
@@ -31,11 +31,11 @@ SCHEMA_VERSION = 3
 
 
 class StateTooNew(OSError):
-    """A later Atoll has written the directory or the database."""
+    """A state directory or a database that a later Atoll has written."""
 
 
-class _Said(TypeDecorator[str]):
-    """What a person or a client wrote."""
+class _FreeText(TypeDecorator[str]):
+    """A column for free text of an operator or a client."""
 
     impl = Text
     cache_ok = True
@@ -45,7 +45,7 @@ class _Said(TypeDecorator[str]):
 
 
 class _JsonAsText(TypeDecorator[Any]):
-    """JSON with the numbers that PostgreSQL's own kind refuses: NaN and the infinities."""
+    """A column for JSON with NaN and the infinities, which PostgreSQL's own JSON type refuses."""
 
     impl = Text
     cache_ok = True
@@ -74,18 +74,18 @@ def _table(name: str, keys: Mapping[str, Any], columns: Mapping[str, Any], **opt
 
 
 _RUN, _SEQ, _VERSION = {"run_id": Text}, {"run_id": Text, "seq": _INTEGER}, {"run_id": Text, "version": _INTEGER}
-_WHAT = {"name": Text, "task": _Said, "config": Text, "rules": Text, "created_at": Float, "order": _INTEGER}
+_SETTINGS = {"name": Text, "task": _FreeText, "config": Text, "rules": Text, "created_at": Float, "order": _INTEGER}
 
 META = _table("meta", {"key": Text}, {"value": Text})
-RUNS = _table("runs", _RUN, {**_WHAT, "state": Text, "cause": _Said, "ended_at": Float})
+RUNS = _table("runs", _RUN, {**_SETTINGS, "state": Text, "cause": _FreeText, "ended_at": Float})
 _ENTRY = {"at": Float, "kind": Text, "body": Text, "checksum": _INTEGER}
 JOURNAL = _table("journal", _SEQ, _ENTRY, sqlite_with_rowid=False)
-_MEMBERS_OF = {"first": _INTEGER, "num_members": _INTEGER}  # 0: they are in the body, as schema 2 had it
+_MEMBERS_OF = {"first": _INTEGER, "num_members": _INTEGER}  # 0: the members are in the body, as in schema 2
 SNAPSHOTS = _table("snapshots", _SEQ, {"at": Float, "body": Text, "checksum": _INTEGER, **_MEMBERS_OF})
 MEMBERS = _table("members", {**_SEQ, "page": _INTEGER}, {"body": Text, "checksum": _INTEGER})
 ROUNDS = _table("rounds", {**_RUN, "round_id": _INTEGER}, {"phase": Text, "version": _INTEGER, "record": Text})
 VERSIONS = _table("versions", _VERSION, {"digest": Text, "num_bytes": _INTEGER, "created_at": Float})
-_MEASURE = {"statistics": _JSON, "values": _JSON, "num_clients": _INTEGER, "detail": _Said, "at": Float}
+_MEASURE = {"statistics": _JSON, "values": _JSON, "num_clients": _INTEGER, "detail": _FreeText, "at": Float}
 UPDATES = _table("updates", {**_RUN, "digest": Text}, {"meta": Text, "data": LargeBinary})
 EVALUATIONS = _table("evaluations", {**_VERSION, "source": Text}, _MEASURE)
 
@@ -100,33 +100,33 @@ MIGRATIONS: Mapping[int, Callable[[Connection], None]] = {
     1: lambda connection: UPDATES.create(connection),  # a round that was open then is abandoned, and tried again
     2: _put_members_on_pages,
 }
-"""What leads from a schema version to the next one. PostgreSQL began with version 3."""
+"""The migration from each schema version to the next. PostgreSQL began with version 3."""
 
 
 def create(connection: Connection) -> None:
-    """Make every table in a database that has none."""
+    """Create every table in an empty database."""
     metadata.create_all(connection)
     connection.execute(META.insert().values(key="schema_version", value=str(SCHEMA_VERSION)))
 
 
 def migrate(connection: Connection, where: object) -> None:
-    """Bring an open database to this version; raises as `check_version`."""
+    """Migrate an open database to the current schema version; raises as `check_version`."""
     for version in range(check_version(connection, where), SCHEMA_VERSION):
         MIGRATIONS[version](connection)
         connection.execute(META.update().values(value=str(version + 1)).where(META.c.key == "schema_version"))
 
 
 def check_version(connection: Connection, where: object) -> int:
-    """The schema version of an open database; `where` is what an error calls it.
+    """Return the schema version of an open database; `where` is its name in messages.
 
     Raises:
-        StateTooNew: it is newer than this Atoll knows.
-        StoreCorrupted: it says none.
+        StateTooNew: the version is newer than this Atoll knows.
+        StoreCorrupted: the database has no schema version.
     """
     names = inspect(connection).get_table_names()
     value = read_meta(connection, "schema_version") if "meta" in names else None
     if value is None or not value.isdecimal():
-        raise StoreCorrupted(f"{where}: no database of Atoll: it names no schema version")
+        raise StoreCorrupted(f"{where}: no database of Atoll: it has no schema version")
     if int(value) > SCHEMA_VERSION:
         raise StateTooNew(
             f"{where} has schema version {value}, this Atoll knows up to {SCHEMA_VERSION}: use the Atoll that wrote "
@@ -136,11 +136,11 @@ def check_version(connection: Connection, where: object) -> int:
 
 
 def read_meta(connection: Connection, key: str) -> str | None:
-    """What the database says of itself under `key`; None when nothing."""
+    """Return the value of a key of the table `meta`; None: there is none."""
     return connection.scalar(select(META.c.value).where(META.c.key == key))
 
 
 def write_meta(connection: Connection, key: str, value: str) -> None:
-    """Let the database say something of itself."""
+    """Set the value of a key of the table `meta`."""
     if not connection.execute(META.update().values(value=value).where(META.c.key == key)).rowcount:
         connection.execute(META.insert().values(key=key, value=value))

@@ -1,4 +1,4 @@
-"""SQLite files that are on disk when a transaction has returned, and failures that have names."""
+"""An SQLite file as the journal's database: durable transactions, and named errors."""
 
 import sqlite3
 import threading
@@ -16,14 +16,14 @@ from atoll.server.journal.database import Database
 BUSY_TIMEOUT_S = 10.0
 PRAGMAS = (
     "PRAGMA journal_mode = WAL",
-    "PRAGMA synchronous = FULL",  # a commit has returned: it is on disk
-    "PRAGMA wal_autocheckpoint = 1000",  # pages of 4 KiB, then they are written back into the file
-    f"PRAGMA journal_size_limit = {8 << 20}",  # a WAL that one large transaction made longer is cut again
+    "PRAGMA synchronous = FULL",  # a commit is on disk when it returns
+    "PRAGMA wal_autocheckpoint = 1000",  # pages of 4 KiB in the WAL before they are copied into the file
+    f"PRAGMA journal_size_limit = {8 << 20}",  # truncates a WAL that a large transaction has extended
 )
 
 
 class SqliteDatabase(Database):
-    """One file: transactions happen wholly or not at all."""
+    """A database in one file, with its write-ahead log beside it."""
 
     dialect = "sqlite"
     restore = (
@@ -31,7 +31,7 @@ class SqliteDatabase(Database):
     )
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        """Nothing is opened before the first transaction. A writer keeps one connection and may create the file."""
+        """Prepare the database; the first transaction opens the file, which a writer may create."""
         self.path = path
         self.name = str(path)
         uri = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
@@ -49,19 +49,19 @@ class SqliteDatabase(Database):
                 raise
             return connection
 
-        self._lock = threading.Lock()  # a writer has one connection, whatever the thread
+        self._lock = threading.Lock()  # all threads of a writer share one connection
         self._engine = create_engine("sqlite://", creator=connect, poolclass=NullPool if read_only else StaticPool)
         begin = "BEGIN" if read_only else "BEGIN IMMEDIATE"
         event.listen(self._engine, "begin", lambda connection: connection.exec_driver_sql(begin))
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """Everything inside is one transaction; a reader sees one instant.
+        """Run the content of the context as one transaction; a reader sees the state of one instant.
 
         Raises:
-            DiskFull: it was rolled back.
+            DiskFull: the transaction was rolled back.
             StoreCorrupted: SQLite found damage.
-            StateUnusable: the file cannot be opened, or not be written.
+            StateUnusable: the file cannot be opened or written.
         """
         try:
             with self._lock, self._engine.begin() as connection:
@@ -77,16 +77,16 @@ class SqliteDatabase(Database):
             raise
 
     def check(self, connection: Connection) -> None:
-        """Look for damage.
+        """Check the file for damage.
 
         Raises:
-            StoreCorrupted: there is some.
+            StoreCorrupted: the file is damaged.
         """
         faults = list(connection.exec_driver_sql("PRAGMA quick_check(5)").scalars())
         if faults != ["ok"]:
             raise StoreCorrupted(f"{self.path}: damaged: {'; '.join(faults)}")
 
     def close(self) -> None:
-        """Write the WAL back and let go of the file."""
+        """Copy the write-ahead log into the file and close it."""
         with self._lock:
             self._engine.dispose()

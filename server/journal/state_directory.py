@@ -1,11 +1,11 @@
-"""The state directory: everything of a coordinator that must survive. One process at a time.
+"""The state directory: all state of a coordinator that must survive a restart. One process at a time holds it.
 
 state.db                              the journal, the records, the small updates (SQLite; -wal and -shm beside it)
-database.json                         or where else they are: see `binding`
-lock                                  held while a coordinator runs; its process id and start time
-coordinator.json                      where the coordinator listens
-alive                                 when it last lived
-runs/<run_id>/versions|updates|incoming   see `store`
+database.json                         instead of state.db: the database of a server, see `binding`
+lock                                  locked while a coordinator runs; its process id and start time
+coordinator.json                      the addresses of the coordinator
+alive                                 the last time at which it was alive
+runs/<run_id>/versions|updates|incoming   see `run_store`
 """
 
 import json
@@ -30,7 +30,7 @@ _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 class StateDirectory:
-    """A directory that this process holds; `open` makes or takes it, `close` lets it go."""
+    """A state directory that this process holds, from `open` to `close`."""
 
     def __init__(self, path: Path, database: Database, lock: int) -> None:
         self.path, self.database = path, database
@@ -38,20 +38,20 @@ class StateDirectory:
 
     @classmethod
     def open(cls, path: Path, *, create: bool = True, database: str = "") -> Self:
-        """Lock the directory and check what is in it.
+        """Lock the directory and check its content.
 
         Args:
-            path: of the directory.
-            create: whether it may be made.
-            database: the URL of its database; empty: what it had before, and at first a file in it.
+            path: the path of the directory.
+            create: whether it may be created.
+            database: the URL of its database; empty: that of the last time, at first a file in the directory.
 
         Raises:
             StateInUse: another process holds it, or its database.
-            DatabaseAway: the server does not answer.
-            StateTooNew: it was written by a later Atoll.
+            DatabaseAway: the database server does not answer.
+            StateTooNew: a later Atoll has written it.
             StateUnusable: it is no directory, cannot be written, or (create=False) does not exist.
             StoreCorrupted: the database is damaged, or missing although there are runs.
-            DiskFull: there is no room to make it.
+            DiskFull: there is no room to create it.
         """
         path = path.absolute()
         if not create and not binding.has_state(path):
@@ -79,7 +79,7 @@ class StateDirectory:
         return cls(path, opened, lock)
 
     def close(self) -> None:
-        """Let the next coordinator in; the directory says when this one last lived."""
+        """Release the directory for the next coordinator."""
         self.database.close()
         (self.path / "coordinator.json").unlink(missing_ok=True)
         os.close(self._lock)
@@ -93,16 +93,19 @@ class StateDirectory:
         self.close()
 
     def run(self, run_id: RunId) -> Path:
-        """Where the files of a run lie."""
+        """Return the folder of a run's files."""
         return run_folder(self.path, run_id)
 
     def announce(self, address: str, admin_address: str, pid: int, *, insecure: bool = False) -> None:
-        """Tell the command line where this coordinator listens."""
+        """Publish the addresses of this coordinator for the command line."""
         content = json.dumps({"address": address, "admin_address": admin_address, "pid": pid, "insecure": insecure})
         write_atomically(self.path / "coordinator.json", content.encode())
 
     def mark_alive(self, now: float) -> None:
-        """Note that the coordinator lives [s since the epoch]: in place, so that it needs no room, and no fsync."""
+        """Record that the coordinator is alive at `now` [s since the epoch].
+
+        The file is overwritten in place, so that this needs no disk space, and not synced.
+        """
         file = os.open(self.path / "alive", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             os.pwrite(file, f"{now!r:<32}".encode(), 0)
@@ -110,7 +113,7 @@ class StateDirectory:
             os.close(file)
 
     def last_alive(self) -> float | None:
-        """What `mark_alive` noted last, also in an earlier process; None when nothing, or nothing legible."""
+        """Return the last time of `mark_alive`, in this process or an earlier one; None: missing or illegible."""
         try:
             return float((self.path / "alive").read_text())
         except (FileNotFoundError, ValueError):
@@ -118,10 +121,10 @@ class StateDirectory:
 
 
 def run_folder(path: Path, run_id: RunId) -> Path:
-    """Where the files of a run lie in a directory of a coordinator or a rank.
+    """Return the folder of a run's files in the state directory of a coordinator or a rank.
 
     Raises:
-        ValueError: a run id that could be a path to somewhere else, or cannot be a name at all.
+        ValueError: the run id is not a safe name of a folder.
     """
     if _RUN_ID.fullmatch(run_id) is None:
         raise ValueError(f"run id {run_id!r} is not 1 to 128 letters, digits, _, . and -, beginning with no . or -")
@@ -130,30 +133,31 @@ def run_folder(path: Path, run_id: RunId) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class RunningCoordinator:
-    """The process that holds a state directory, and where it listens."""
+    """The process that holds a state directory, with its addresses."""
 
     address: str
-    """Of the port for clients."""
+    """host:port for clients."""
     admin_address: str
+    """host:port for the operator's commands."""
     pid: int
     is_insecure: bool
-    """Whether nobody proves anything there."""
+    """Its mode without certificates and encryption."""
 
 
 def running_coordinator(path: Path) -> RunningCoordinator | None:
-    """Who holds the directory now; None when nobody does, or it does not listen yet. Takes no lock."""
+    """Return the process that holds the directory; None: there is none, or it does not listen yet. Takes no lock."""
     try:
-        said = json.loads((path / "coordinator.json").read_text())
+        announced = json.loads((path / "coordinator.json").read_text())
         pid, _, started = (path / "lock").read_text().partition(" ")
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
-    if not pid.isdecimal() or said["pid"] != int(pid) or _start_time(int(pid)) != started:
+    if not pid.isdecimal() or announced["pid"] != int(pid) or _start_time(int(pid)) != started:
         return None
-    return RunningCoordinator(said["address"], said["admin_address"], int(pid), said["insecure"])
+    return RunningCoordinator(announced["address"], announced["admin_address"], int(pid), announced["insecure"])
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process has the directory that may not listen yet. Takes no lock."""
+    """Return whether a process holds the directory, also before it listens. Takes no lock."""
     try:
         pid, _, started = (path / "lock").read_text().partition(" ")
     except (FileNotFoundError, NotADirectoryError):
@@ -162,8 +166,10 @@ def is_held(path: Path) -> bool:
 
 
 def lock_directory(path: Path) -> int:
-    """Make the directory, which nobody else may enter, and hold it as long as the returned descriptor is open, or the
-    process lives. One that is there keeps its mode.
+    """Create a directory for its owner alone, if it does not exist, and lock it.
+
+    Returns:
+        The descriptor of the lock, which is held until the descriptor is closed or the process ends.
 
     Raises:
         StateInUse: another process holds it.
@@ -180,7 +186,10 @@ def lock_directory(path: Path) -> int:
 
 
 def _start_time(pid: int) -> str:
-    """When a process began [clock ticks since boot]; empty when there is none: ids are reused, this pair is not."""
+    """Return the start time of a process [clock ticks since boot]; empty: there is no such process.
+
+    Process ids are reused; the pair of id and start time is unique.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -189,7 +198,11 @@ def _start_time(pid: int) -> str:
 
 
 def _check(database: Database, path: Path) -> str:
-    """Find damage, create what is new, migrate what is old; the number by which a database elsewhere knows the path."""
+    """Check the database for damage, create or migrate its tables, and bind it to the directory.
+
+    Returns:
+        The number that a server's database and the directory share; empty for a file in the directory.
+    """
     is_here = database.dialect == "sqlite"
     try:
         with database.transaction() as connection:

@@ -1,4 +1,4 @@
-"""What the journal says to its database, in the dialect that this speaks."""
+"""The SQL statements of the journal, in the dialect of its database."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +17,7 @@ DELETE_UPDATE = delete(UPDATES).where(UPDATES.c.run_id == bindparam("run"), UPDA
 
 @dataclass(frozen=True, slots=True)
 class Statements:
-    """Each takes rows as dictionaries; `insert_entry` is the driver's own text and takes tuples, column by column."""
+    """The statements that write rows, given as dictionaries; `insert_entry` is plain SQL text for tuples of columns."""
 
     insert_entry: str
     insert_update: Executable
@@ -31,11 +31,11 @@ class Statements:
 
 @cache
 def statements(dialect: Literal["sqlite", "postgresql"]) -> Statements:
-    """The statements of a database."""
+    """Return the statements in a dialect."""
     insert: Any = sqlite.insert if dialect == "sqlite" else postgresql.insert
     return Statements(
-        insert_entry=_insert_entry(dialect),  # never twice: that would be a mistake of ours
-        insert_update=insert(UPDATES).on_conflict_do_nothing(),  # what a digest stands for never changes
+        insert_entry=_insert_entry(dialect),  # no upsert: to write an entry twice is a bug of ours
+        insert_update=insert(UPDATES).on_conflict_do_nothing(),  # the same digest means the same bytes
         upsert_run=_upsert(insert, RUNS),
         upsert_round=_upsert(insert, ROUNDS),
         upsert_snapshot=_upsert(insert, SNAPSHOTS),

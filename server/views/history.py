@@ -14,7 +14,8 @@ from atoll.protocol.vocabulary import ClientId, RoundId, RunId
 from atoll.server.errors import StateUnusable
 from atoll.server.journal.binding import has_state, open_database
 from atoll.server.journal.codec import decode_record
-from atoll.server.journal.journal import EvaluationRow, RunRow, VersionRow, recovered, run_rows
+from atoll.server.journal.journal import EvaluationRow, RunRow, VersionRow, run_rows
+from atoll.server.journal.recovery import recover
 from atoll.server.journal.schema import EVALUATIONS, ROUNDS, VERSIONS, check_version
 from atoll.server.journal.state_directory import RunningCoordinator, running_coordinator
 from atoll.server.rounds.member import Member
@@ -127,7 +128,7 @@ def _run(connection: Connection, name: str) -> RunRow:
 
 
 def _machine(connection: Connection, run_id: RunId) -> RunMachine:
-    return recovered(connection, run_id).replay(_run(connection, run_id).rules)
+    return recover(connection, run_id).replay(_run(connection, run_id).rules)
 
 
 def _open_round(connection: Connection, run_id: RunId) -> list[RoundRecord]:

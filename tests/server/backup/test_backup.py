@@ -43,7 +43,7 @@ def everything(folder):
     return {str(path.relative_to(folder)): path.is_file() and path.read_bytes() for path in sorted(folder.rglob("*"))}
 
 
-# ---------------------------------------------------------------- what belongs to a state directory
+# ---------------------------------------------------------------- the files of a state directory
 
 
 def test_what_a_state_directory_holds_is_known_and_nothing_else_is_in_a_backup():
@@ -151,7 +151,7 @@ def test_a_certificate_that_changes_without_end_is_said(state, monkeypatch):
         back_up(state, state.parent / "out")
 
 
-# ---------------------------------------------------------------- what is not ours
+# ---------------------------------------------------------------- files of the user
 
 
 @pytest.mark.parametrize("out", ["bk", "bk.tar"])
@@ -242,7 +242,7 @@ def test_a_journal_that_cannot_be_copied_is_said_in_a_line_and_leaves_nothing_be
         assert after.items() >= before.items()
 
 
-# ---------------------------------------------------------------- where to
+# ---------------------------------------------------------------- the place of a backup
 
 
 def test_a_link_to_nowhere_and_the_root_are_no_places_for_a_backup(state, tmp_path):

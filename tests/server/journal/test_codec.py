@@ -111,7 +111,7 @@ def test_malformed_bodies_are_refused_and_the_place_is_named(kind, body):
 
 
 def test_text_that_no_wire_carries_is_refused_when_it_is_written():
-    with pytest.raises(ValueError, match="SamplerFailed cannot be written down"):
+    with pytest.raises(ValueError, match="SamplerFailed cannot be encoded as JSON"):
         encode_event(ev.SamplerFailed(1, "\ud800"))
 
 

@@ -80,7 +80,7 @@ def seqs(recovered):
     return [happened.seq for happened in recovered.entries]
 
 
-# ---------------------------------------------------------------- what is written is read
+# ---------------------------------------------------------------- entries, snapshots, rows
 
 
 def test_a_new_run_has_an_empty_ledger_and_no_entries(journal):
@@ -187,7 +187,7 @@ def test_two_threads_do_not_get_into_each_others_transactions(journal):
     assert [journal.load(name).seq for name in "ab"] == [39, 39]
 
 
-# ---------------------------------------------------------------- all or nothing
+# ---------------------------------------------------------------- atomic commits
 
 
 def test_a_batch_is_written_whole_or_not_at_all(journal):
@@ -338,7 +338,7 @@ def test_updates_are_found_by_their_digest_however_many(journal):
 
 def test_an_update_that_is_missing_is_named(journal):
     journal.commit(Batch(updates=[UpdateRow("r", "a", "{}", b"")]))
-    with pytest.raises(StoreCorrupted, match="run r: nothing is known of the updates b, c"):
+    with pytest.raises(StoreCorrupted, match="run r: the journal has no updates b, c"):
         journal.updates("r", ["c", "a", "b"])
     with pytest.raises(StoreCorrupted, match="run other"):
         journal.updates("other", ["a"])

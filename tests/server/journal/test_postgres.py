@@ -1,4 +1,4 @@
-"""What a server can do to a journal that a file cannot: be away, be somebody else's, be slow to tell, or forget."""
+"""The journal on a server that is away, belongs to another coordinator, answers late, or has lost a commit."""
 
 import dataclasses
 import logging
@@ -30,7 +30,7 @@ GOOD = Server(150018, "UTF8", "on", "on", "on", False, "public", True)
 
 
 def terminate(server, schema):
-    """End the session that holds a schema's lock, as an operator or a broken line does."""
+    """End the session that holds a schema's lock, as an operator or a broken connection does."""
     (ended,) = server.sql(
         "SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE locktype = 'advisory' AND granted "
         f"AND objid = '{schema}'::regnamespace::oid"
@@ -49,7 +49,7 @@ def state(tmp_path, postgres_server, name):
         yield opened
 
 
-# ---------------------------------------------------------------- what it must be
+# ---------------------------------------------------------------- the checks of a server
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def state(tmp_path, postgres_server, name):
         ({"fsync": "off"}, "fsync is off; allowed: on"),
         ({"full_page_writes": "off"}, "full_page_writes is off"),
         ({"is_standby": True}, "it is a standby"),
-        ({"schema": None, "may_create": None}, "names no schema"),
-        ({"may_create": False}, "may not make tables in the schema public"),
+        ({"schema": None, "may_create": None}, "names no existing schema"),
+        ({"may_create": False}, "may not create tables in the schema public"),
     ],
 )
 def test_a_server_that_does_not_keep_what_it_confirms_is_refused(changes, fault):
@@ -82,7 +82,7 @@ def test_everything_that_is_wrong_with_a_server_is_said_at_once():
     ("path", "why"),
     [
         ("{schema}%20-csynchronous_commit%3Doff", "synchronous_commit is off"),
-        ("nowhere", "its search path names no schema"),
+        ("nowhere", "its search path names no existing schema"),
     ],
 )
 def test_a_real_server_is_asked_before_anything_is_written(tmp_path, postgres_server, name, path, why):
@@ -123,7 +123,7 @@ def test_a_server_that_is_not_there_is_named(tmp_path, url):
         History(tmp_path, url)
 
 
-# ---------------------------------------------------------------- what lies in it
+# ---------------------------------------------------------------- the content of the tables
 
 
 def test_it_has_the_tables_of_the_file_and_is_migrated_like_it(tmp_path, schema_url, monkeypatch):
@@ -171,7 +171,7 @@ def test_a_reader_needs_only_the_url(state, tmp_path, postgres_server, name):
     assert not (tmp_path / "elsewhere").exists()
 
 
-# ---------------------------------------------------------------- whose it is
+# ---------------------------------------------------------------- the lock and the binding
 
 
 def test_a_second_coordinator_is_told_who_has_the_schema(state, tmp_path, postgres_server, name):
@@ -197,7 +197,7 @@ def test_whoever_was_taken_over_writes_nothing_more(state, postgres_server, name
 
 
 def test_a_session_that_lost_its_lock_without_knowing_is_stopped_by_its_signature(state, postgres_server, name):
-    """A pooler may give the lock to somebody else; what is written is signed all the same."""
+    """A pooler may give the lock to another session; the signature still protects what is written."""
     postgres_server.sql(f"UPDATE {name}.meta SET value = 'stranger 7' WHERE key = 'writer'")
     with pytest.raises(StateInUse, match="has been taken over"):
         Journal(state).commit(Batch(entries=[entry(1)]))
@@ -231,7 +231,7 @@ def test_somebody_elses_tables_are_left_alone(tmp_path, postgres_server, name):
     assert postgres_server.sql(f"SELECT tablename FROM pg_tables WHERE schemaname = '{name}'") == [("theirs",)]
 
 
-# ---------------------------------------------------------------- when the line breaks
+# ---------------------------------------------------------------- broken connections
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def test_a_server_that_forgot_what_it_had_confirmed_is_found_out(state, postgres
     journal.commit(Batch(entries=[entry(1)]))
     postgres_server.sql(f"UPDATE {name}.meta SET value = '{backup}' WHERE key = 'writer'")
     terminate(postgres_server, name)
-    with pytest.raises(StoreCorrupted, match="had confirmed 2: an older copy of it has taken its place"):
+    with pytest.raises(StoreCorrupted, match="had confirmed 2: it was replaced by an older copy"):
         journal.commit(Batch(entries=[entry(2)]))
 
 
@@ -299,7 +299,7 @@ def test_nothing_that_was_confirmed_is_lost_when_the_server_crashes(state, postg
 
 
 def goes_on(told, count):
-    """Wait until so many more commits have been confirmed."""
+    """Wait until `count` more commits have been confirmed."""
     pause, enough = threading.Event(), len(told) + count
     for _ in range(6000):
         if len(told) >= enough:
@@ -330,7 +330,7 @@ def test_who_waits_for_the_server_is_let_go_when_the_coordinator_ends(state, pos
 
 
 def test_a_full_disk_is_named_and_the_batch_may_be_tried_again(state, postgres_server, name):
-    """What the server says then is said here by a trigger: a disk is not filled for a test."""
+    """A trigger raises the server's error of a full disk."""
     journal = Journal(state)
     postgres_server.sql(
         f"CREATE FUNCTION {name}.no_room() RETURNS trigger LANGUAGE plpgsql AS "

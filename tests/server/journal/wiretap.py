@@ -1,4 +1,4 @@
-"""A relay before the server of PostgreSQL that breaks a connection exactly where it hurts. It reads clear text."""
+"""A relay before a PostgreSQL server that breaks a connection at a chosen commit. It reads clear text."""
 
 import select
 import socket
@@ -55,7 +55,7 @@ class Wiretap:
                 server.close()
 
     def _pump(self, client: socket.socket, server: socket.socket) -> bool:
-        """Whether the server's half is to stay open."""
+        """Forward the bytes of one direction; return whether the server's half of the connection stays open."""
         while True:
             ready, _, _ = select.select([client, server], [], [])
             if server in ready:

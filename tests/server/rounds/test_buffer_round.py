@@ -82,7 +82,7 @@ def buffered(effects: list[Effect]) -> list[tuple[str, int, float]]:
     return [(c.client_id, c.base_version or 0, round(c.scale, 6)) for c in aggregate.contributions]
 
 
-# ---------------------------------------------------------------- who trains
+# ---------------------------------------------------------------- invitations
 
 
 def test_as_many_as_concurrency_train_and_a_place_that_is_free_is_given_away() -> None:
@@ -168,7 +168,7 @@ def test_a_client_given_up_while_the_sampler_was_at_work_is_lost_at_once() -> No
     assert flow.row("a").fate is Fate.LOST
 
 
-# ---------------------------------------------------------------- what a buffer takes
+# ---------------------------------------------------------------- the updates of a buffer
 
 
 def test_a_stale_update_is_discounted_and_the_record_says_by_how_much() -> None:
@@ -385,7 +385,7 @@ def test_an_upload_is_measured_from_its_own_beginning() -> None:
     assert flow.row("c", 2).upload_begun_at == 1070.0
 
 
-# ---------------------------------------------------------------- how a buffer ends
+# ---------------------------------------------------------------- the end of a buffer
 
 
 def test_a_buffer_that_does_not_fill_in_time_is_committed_with_the_quorum() -> None:

@@ -916,7 +916,7 @@ def test_time_may_not_run_backward() -> None:
         drive.join("b", at=4)
 
 
-# ---------------------------------------------------------------- what samplers look at
+# ---------------------------------------------------------------- the candidates of a draw
 
 
 def candidate_of(drive: Drive, client: str) -> Candidate:

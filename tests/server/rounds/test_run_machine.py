@@ -251,7 +251,7 @@ def test_a_failure_learnt_after_the_round_is_written_into_its_record() -> None:
     assert (drive.row("b", 1).fate, drive.row("b", 1).reason) == (Fate.STRAGGLER, "out_of_time")
 
 
-# ---------------------------------------------------------------- clients that come back
+# ---------------------------------------------------------------- clients that reconnect
 
 
 def test_a_returning_client_is_told_whether_its_work_is_still_wanted() -> None:

@@ -37,7 +37,7 @@ def drawn(sampler: Oort, round_id: int, count: int, *candidates: Candidate, seed
     )
 
 
-# ---------------------------------------------------------------- what there is to learn
+# ---------------------------------------------------------------- the utility
 
 
 def test_the_utility_of_losses_1_2_3_is_the_paper_s() -> None:
@@ -119,7 +119,7 @@ def test_an_outlier_counts_no_more_than_the_95th_of_a_hundred() -> None:
     assert normalized([3.0, 3.0]) == [1.0, 1.0]
 
 
-# ---------------------------------------------------------------- whom it draws
+# ---------------------------------------------------------------- the draws
 
 
 OLD = [known(f"k{n}", 100.0 + n % 5) for n in range(50)]

@@ -134,7 +134,7 @@ def test_each_round_and_each_seed_has_a_cohort_of_its_own() -> None:
     assert len(drawn) == 25
 
 
-# ---------------------------------------------------------------- distributed as promised
+# ---------------------------------------------------------------- distributions
 
 
 def test_uniform_draws_every_set_equally_often() -> None:

@@ -261,7 +261,7 @@ def test_sizes(num_bytes, text):
     assert said_of(client).endswith(f" {text}.")
 
 
-# ---------------------------------------------------------------- all of it
+# ---------------------------------------------------------------- the whole record
 
 
 @pytest.mark.parametrize("reason", [reason for kind in REASONS for reason in kind], ids=repr)
