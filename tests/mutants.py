@@ -783,19 +783,19 @@ def try_all(mutants: Iterable[Mutant], *, jobs: int, seeds: int) -> list[Outcome
 
 
 def report(outcomes: Sequence[Outcome]) -> str:
-    """`docs/mutants.md`."""
+    """Return the text of `docs/mutants.md`."""
     dead = sum(bool(outcome.caught_by) for outcome in outcomes)
     by_hand = [outcome for outcome in outcomes if outcome.mutant in PLANTED]
     by_tool = [outcome for outcome in outcomes if outcome.mutant not in PLANTED]
     lines = [
         "# Planted bugs",
         "",
-        "Written by `make mutants` (`python -m tests.mutants`). Each bug is planted in a temporary copy of the tree;",
-        f"then {SEEDS} simulated histories are judged there, and the unit tests of the machines run. A simulator is",
-        "finished when the mutants are dead, not when the seeds are green.",
+        "Mutation testing of the machines; `make mutants` (`python -m tests.mutants`) writes this page. Each bug",
+        f"is planted in a temporary copy of the tree, where {SEEDS} simulated histories are judged and the unit tests",
+        "of the machines run. A bug is caught when one of them fails.",
         "",
-        f"**{dead} of {len(outcomes)} are dead**: {_score(by_hand)} written by hand, {_score(by_tool)} made by mutmut",
-        "(a seeded choice, see `tests/make_mutants.py`).",
+        f"**{dead} of {len(outcomes)} are caught**: {_score(by_hand)} by hand, {_score(by_tool)} by mutmut (a seeded",
+        "sample, see `tests/make_mutants.py`).",
         "",
         "## Written by hand",
         "",
