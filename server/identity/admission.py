@@ -1,7 +1,7 @@
-"""Who is served: a member that is not revoked, and of a run only those that have joined it.
+"""The admission of callers: members whose certificate is not revoked and, for a run, only clients that have joined it.
 
-The coordinator knows both. An aggregation rank knows neither and asks it, before it serves anybody and again while it
-does; whom it cannot ask about it does not serve.
+The coordinator knows both. An aggregation rank asks it before it serves a caller, and again while a call is open; a
+caller about which it cannot ask is not served.
 """
 
 import asyncio
@@ -19,20 +19,21 @@ from atoll.server.identity.guard import Caller, Denied
 from atoll.server.transport.peer import Peer
 
 ASK_TIMEOUT_S = 2.0
+"""The time in which the coordinator must answer a rank [s]."""
 
 FRESH_S = 1.0
-"""A rank asks about a caller again after so many seconds."""
+"""The time after which a rank asks about a caller again [s]."""
 
 STALE_S = 5.0
-"""While the coordinator is away, a rank goes on for so long with whom it had admitted."""
+"""The time for which a rank serves callers that it had admitted while the coordinator is away [s]."""
 
 
 class Admission:
-    """What the coordinator knows.
+    """The admission at the coordinator.
 
     Args:
-        is_revoked: whether a certificate of this serial number no longer counts for its identity.
-        has_joined: whether a client is a member of a run.
+        is_revoked: returns True for a certificate, by identity and serial number, that no longer counts.
+        has_joined: returns True if a client is a member of a run.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Admission:
         self._is_revoked, self._has_joined = is_revoked, has_joined
 
     async def refusals(self, callers: Sequence[Caller]) -> Sequence[Denied | None]:
-        """Why these callers are not served; None for each who is."""
+        """Return the refusal of each caller; None for a caller that is admitted."""
         return [self._refusal(caller) for caller in callers]
 
     def _refusal(self, caller: Caller) -> Denied | None:
@@ -54,10 +55,10 @@ class Admission:
         return None
 
     def answer(self, request: pb.AdmitRequest) -> pb.AdmitReply:
-        """What a rank asks.
+        """Answer the question of a rank.
 
         Raises:
-            ValueError: a role or a name that nobody has.
+            ValueError: the request has an unknown role, or an invalid name.
         """
         return pb.AdmitReply(refusals=[self._answer(caller) for caller in request.callers])
 
@@ -70,18 +71,18 @@ class Admission:
 
 
 class AskedAdmission:
-    """What a rank knows: whom the coordinator has admitted, for a moment.
+    """The admission at a rank: it asks the coordinator, and remembers the answers for a moment.
 
     Args:
-        stub: of the coordinator, the newest.
+        stub: returns the newest stub of the coordinator.
     """
 
     def __init__(self, stub: Callable[[], rpc.AggregationStub]) -> None:
         self._stub = stub
-        self._admitted: dict[Caller, float] = {}  # when [s of the loop's clock]
+        self._admitted: dict[Caller, float] = {}  # the time of the last admission [s, the loop's clock]
 
     async def refusals(self, callers: Sequence[Caller]) -> Sequence[Denied | None]:
-        """Why these callers are not served; None for each who is."""
+        """Return the refusal of each caller; None for a caller that is admitted."""
         now = asyncio.get_running_loop().time()
         asked = [caller for caller in callers if not self._is_admitted(caller, now - FRESH_S)]
         denied = await self._ask(asked, now) if asked else {}
@@ -118,7 +119,7 @@ def _denied(refusal: pb.Refusal) -> Denied:
 
 
 def joined(runs: Mapping[RunId, Any]) -> Callable[[ClientId, RunId], bool]:
-    """Whether a client is a member of one of these runs, whose machines know it."""
+    """Return the test whether a client is a member of one of these runs, by their machines."""
 
     def has_joined(client_id: ClientId, run_id: RunId) -> bool:
         run = runs.get(run_id)

@@ -1,7 +1,7 @@
-"""The authority: whose key signs everybody's certificates. A directory of its own, which may lie on another machine.
+"""The certificate authority: its key signs all certificates. Its directory may be on another machine.
 
-key.pem          needed only to enrol and to renew
-certificate.pem  what everybody trusts
+key.pem          its key, needed only to enrol and to renew
+certificate.pem  its certificate, which all members trust
 """
 
 import time
@@ -38,49 +38,49 @@ from atoll.protocol.identity.names import Identity
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """Who asks for a further certificate: the one that it has, and its key's word that it wants the new one."""
+    """The grounds of a renewal: the older certificate, and a signature by its key."""
 
     certificate_pem: bytes
     signature: bytes
-    """ECDSA with SHA-256 by the older key, of the request."""
+    """The ECDSA signature with SHA-256, by the older key, of the request."""
 
 
 class Signer(Protocol):
-    """Signs leaves: the authority itself, or the way to it."""
+    """Signs leaf certificates: the authority itself, or a connection to it."""
 
     @property
     def ca_pem(self) -> bytes:
-        """What is to be trusted."""
+        """The certificates of the trusted authorities (PEM)."""
 
     async def sign(self, request: bytes, identity: Identity, renewal: Renewal | None = None) -> bytes:
-        """A certificate (PEM) for the key of a request.
+        """Sign a certificate (PEM) for the key of a request.
 
         Args:
-            request: PKCS #10; its names mean nothing.
-            identity: whose it becomes.
-            renewal: by what right, when its own older certificate is that.
+            request: the request (PKCS #10); the names in it are ignored.
+            identity: the identity that the certificate is for.
+            renewal: the older certificate and the consent of its key, when they are the grounds.
 
         Raises:
-            CertificateError: the request is none.
+            CertificateError: the request is malformed.
             AuthorityAway: the authority does not answer now.
-            NotSigned: the authority does not want to.
+            NotSigned: the authority refuses.
         """
 
 
 class AuthorityAway(OSError):
-    """The authority's key lies elsewhere, and nobody answers there."""
+    """The authority's key is on another machine, which does not answer."""
 
 
 class NotSigned(Exception):
-    """The authority refuses; the text says why."""
+    """The authority refuses; the text has the reason."""
 
 
 class Authority:
-    """An authority's directory, open. See `Signer`.
+    """An authority's directory, open; see `Signer`.
 
     Args:
         issuer: its certificate and key.
-        lifetime_s: of the leaves that it signs.
+        lifetime_s: the lifetime of the certificates that it signs [s].
     """
 
     def __init__(self, issuer: Issuer, lifetime_s: float = LIFETIME_S) -> None:
@@ -88,25 +88,30 @@ class Authority:
 
     @property
     def ca_pem(self) -> bytes:
-        """Its certificate."""
+        """The authority's certificate (PEM)."""
         return to_pem(self._issuer.certificate)
 
     async def sign(self, request: bytes, identity: Identity, renewal: Renewal | None = None) -> bytes:
-        """Sign; see `Signer`. Whoever has this directory decides whose certificates it signs."""
+        """Sign, see `Signer`; access to this directory is the right to have any certificate signed."""
         return self.issue(request, identity)
 
     def issue(self, request: bytes, identity: Identity) -> bytes:
-        """A certificate (PEM) for the key of a request. Raises CertificateError, ValueError."""
+        """Issue a certificate (PEM) for the key of a request.
+
+        Raises:
+            CertificateError: the request is malformed.
+            ValueError: the identity cannot have a certificate.
+        """
         key = read_request(request)
         return to_pem(self._issuer.issue(key, identity, now=time.time(), lifetime_s=self._lifetime_s))
 
     @classmethod
     def create(cls, folder: Path, name: str, lifetime_s: float = LIFETIME_S) -> "Authority":
-        """Make an authority in a new directory, or in an empty one.
+        """Create an authority in a new or empty directory.
 
         Raises:
-            CredentialError: there is one already.
-            OSError: the disk does not allow it.
+            CredentialError: the directory holds an authority already.
+            OSError: a file cannot be written.
         """
         if (folder / KEY).exists() or (folder / CERTIFICATE).exists():
             raise CredentialError([f"{folder} holds an authority already"])
@@ -119,10 +124,10 @@ class Authority:
 
     @classmethod
     def open(cls, folder: Path, lifetime_s: float = LIFETIME_S) -> "Authority":
-        """The authority in a directory.
+        """Open the authority in a directory.
 
         Raises:
-            CredentialError: there is none, or it is damaged, or its key may be read by others.
+            CredentialError: there is none, or it is damaged, or others may read its key.
         """
         try:
             if (mode := (folder / KEY).stat().st_mode) & 0o077:
@@ -136,14 +141,15 @@ class Authority:
         if not is_authority(pem):
             raise CredentialError([f"{folder} holds no authority, but the credential of a member: it can sign nothing"])
         if certificate.public_key() != key.public_key():
-            raise CredentialError([f"{folder}: {KEY} does not fit to {CERTIFICATE}"])
+            raise CredentialError([f"{folder}: {KEY} is not the key of {CERTIFICATE}"])
         return cls(Issuer(certificate, key), lifetime_s)
 
     @classmethod
     def open_or_create(cls, folder: Path, name: str, lifetime_s: float = LIFETIME_S) -> "Authority":
-        """The authority in a directory, a new one when that is not there. Raises as `open` and `create`.
+        """Open the authority in a directory, or create one when there is none. Raises as `open` and `create`.
 
-        One that was cut while it was made has signed nothing, and is made anew; another certificate is somebody's.
+        An authority without its key was cut off while it was created and has signed nothing: it is created anew. The
+        certificate of a member there is refused.
         """
         if (folder / KEY).exists():
             return cls.open(folder, lifetime_s)
@@ -154,6 +160,6 @@ class Authority:
         return cls.create(folder, name, lifetime_s)
 
     def credential(self, identity: Identity) -> Credential:
-        """A new key and the certificate for it, for somebody on this machine."""
+        """Make a new key and its certificate, for an owner on this machine."""
         key = new_key()
         return Credential(key_to_pem(key), self.issue(make_request(key), identity), self.ca_pem)

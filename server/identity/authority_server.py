@@ -1,8 +1,8 @@
-"""The authority as a process of its own, on another machine: it dials the coordinator and signs what may be signed.
+"""The authority as a process of its own, on another machine: it dials the coordinator and signs what it may sign.
 
-It does not believe all that a coordinator says. Of its own it signs for clients and aggregation ranks only; a
-certificate of any other role it renews on the word of the older one's key, which the coordinator does not have; and
-owners, operators and auditors it gives their first one by hand (`atoll authority issue`).
+It does not trust the coordinator in everything. At its request alone it signs for clients and aggregation ranks only; a
+certificate of any other role is renewed with a signature by the older one's key, which the coordinator does not have;
+and owners, operators and auditors get their first certificate by hand (`atoll authority issue`).
 """
 
 import asyncio
@@ -30,45 +30,45 @@ from atoll.protocol.identity.names import COORDINATOR, Identity, Role
 from atoll.protocol.identity.proxy import HttpProxy
 from atoll.protocol.wire.stream import Stream, StreamBroken
 from atoll.server.identity.authority import Authority, NotSigned, Renewal
-from atoll.server.identity.rate_limits import Buckets
+from atoll.server.identity.rate_limits import RateLimits
 
 logger = logging.getLogger(__name__)
 
 BY_ITSELF = frozenset({Role.CLIENT, Role.AGGREGATOR})
-"""The roles for which a coordinator may ask without the word of an older key."""
+"""The roles for which a coordinator may ask without a signature by an older key."""
 
 SIGNATURES_BURST, SIGNATURES_PER_S = 1000, 20.0
 RECONNECT_S = (0.5, 5.0)
-"""Between two tries, from the first on; the longest is less than a coordinator waits for a signature."""
+"""The first and the longest wait between two connections; the longest is less than a coordinator waits [s]."""
 MYSELF = Identity(Role.AUTHORITY, "main")
 LOG = "issued.jsonl"
 
 
-class Steward:
-    """Decides and signs; each certificate is in the directory's own log before it leaves.
+class AuthorityServer:
+    """Decides and signs; each certificate is in the log of the authority's directory before it leaves.
 
     Args:
-        authority: whose key it is.
-        folder: of the authority.
-        proxy: what coordinators are dialled over, where it is on the way.
+        authority: the authority.
+        folder: its directory.
+        proxy: the HTTP proxy on the way to coordinators, if any.
     """
 
     def __init__(self, authority: Authority, folder: Path, proxy: HttpProxy | None = None) -> None:
         self._authority, self._folder, self._proxy = authority, folder, proxy
-        self._signatures = Buckets(SIGNATURES_BURST, SIGNATURES_PER_S)
-        self._was_heard = False  # over the newest connection
+        self._signatures = RateLimits(SIGNATURES_BURST, SIGNATURES_PER_S)
+        self._was_welcomed = False  # on the newest connection
 
     def sign(self, request: bytes, identity: Identity, renewal: Renewal | None) -> bytes:
-        """What a coordinator asks for.
+        """Sign what a coordinator asks for.
 
         Raises:
-            NotSigned: it must not, or asks too often.
-            CertificateError, ValueError: it asks for what cannot be.
+            NotSigned: the coordinator must not ask for it, or asks too often.
+            CertificateError, ValueError: the request is malformed.
             OSError: the log cannot be written.
         """
         now = time.time()
         if not self._signatures.take("", time.monotonic()):
-            raise NotSigned(f"more than {SIGNATURES_PER_S:g} signatures a second")
+            raise NotSigned(f"more than {SIGNATURES_PER_S:g} signatures a second: wait and try again")
         if renewal is not None:
             self._check(renewal, request, identity, now)
         elif identity.role not in BY_ITSELF:
@@ -76,7 +76,7 @@ class Steward:
         return self.issue(request, identity, "by itself" if renewal is None else "renewal")
 
     def _check(self, renewal: Renewal, request: bytes, identity: Identity, now: float) -> None:
-        """That the older certificate is ours, in time, of the same identity, and its key wants this."""
+        """Check that the older certificate is ours, valid and of this identity, and its key has signed the request."""
         older = read_certificates(renewal.certificate_pem)[0]
         check_issued(renewal.certificate_pem, self._authority.ca_pem, older.public_key())  # type: ignore[arg-type]
         check_consent(renewal.certificate_pem, request, renewal.signature)
@@ -87,7 +87,12 @@ class Steward:
             raise NotSigned(f"the certificate of {identity} has expired: it takes a new invitation")
 
     def issue(self, request: bytes, identity: Identity, why: str) -> bytes:
-        """Sign, whoever it is for, and write that down. Raises CertificateError, ValueError, OSError."""
+        """Issue a certificate for any identity, and log it.
+
+        Raises:
+            CertificateError, ValueError: the request is malformed.
+            OSError: the log cannot be written.
+        """
         pem = self._authority.issue(request, identity)
         leaf = read_leaf(pem)
         entry = {"at": time.time(), "identity": identity.uri, "serial": f"{leaf.serial:x}", "until": leaf.expires_at}
@@ -101,7 +106,7 @@ class Steward:
         return pem
 
     def answer(self, order: pb.SignOrder) -> pb.SignAnswer:
-        """What to say to one order of the coordinator."""
+        """Answer one order of the coordinator: a certificate, or the reason for the refusal."""
         renewal = Renewal(order.older_certificate_pem, order.consent) if order.older_certificate_pem else None
         try:
             identity = Identity(Role(order.role), order.name)
@@ -113,14 +118,14 @@ class Steward:
         return pb.SignAnswer(number=order.number, certificate_pem=pem)
 
     async def serve(self, coordinator: str) -> None:
-        """Dial a coordinator and answer its orders, again and again, until cancelled."""
+        """Dial a coordinator and answer its orders; reconnect whenever the stream ends, until cancelled."""
         attempt, complaint, rng = 0, "", random.Random()
         while True:
             try:
                 await self._connection(coordinator)
                 attempt, complaint = 0, ""
             except StreamBroken as error:
-                if self._was_heard:
+                if self._was_welcomed:
                     attempt, complaint = 0, ""
                 if error.code.name != complaint:
                     logger.warning("no connection to %s: %s; trying again", coordinator, error)
@@ -129,15 +134,15 @@ class Steward:
             attempt += 1
 
     async def _connection(self, coordinator: str) -> None:
-        self._was_heard = False
-        mine = self._authority.credential(MYSELF)
-        secret = grpc.ssl_channel_credentials(mine.ca_pem, mine.key_pem, mine.certificate_pem)
+        self._was_welcomed = False
+        credential = self._authority.credential(MYSELF)
+        secret = grpc.ssl_channel_credentials(credential.ca_pem, credential.key_pem, credential.certificate_pem)
         over = self._proxy.options(coordinator) if self._proxy is not None else ()
         async with grpc.aio.secure_channel(coordinator, secret, options=options_to(COORDINATOR, over)) as channel:
             stream: Stream[pb.SignAnswer, pb.SignOrder] = Stream(rpc.SigningStub(channel).Serve)
             while (order := await stream.read()) is not None:
                 if order.number == 0:
-                    self._was_heard = True
+                    self._was_welcomed = True
                     logger.info("connected to %s", coordinator)
                     continue
                 await stream.write(await asyncio.to_thread(self.answer, order))

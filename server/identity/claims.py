@@ -1,4 +1,4 @@
-"""What a message says that it touches, for `guard` to hold against the caller's certificate."""
+"""The claims of messages: the client, run, rank or role that each names, for the guard to check."""
 
 import json
 import re
@@ -11,13 +11,14 @@ _UPDATE_HEAD = re.compile(
     rb'\{"base_digest":"[0-9a-f]{64}","base_version":[0-9]{1,20},"client_id":("[^"\\]{1,256}")'
     rb'(?:,"effective_steps":[^,]{1,40})?,"format":'
 )
-"""How the canonical bytes of an update's manifest begin: whatever is parsed later names this client and no other."""
+"""The beginning of the canonical bytes of an update's manifest; a parser finds this client in it, and no other."""
 
 SHOWN_MAX = 80
+"""The length to which a name is cut in messages [characters]."""
 
 
 class Claim(NamedTuple):
-    """That a message is about somebody's own: a client's or a rank's name, a run, or a role that is to be granted."""
+    """The name in a message that must belong to the caller: a client, a rank, a run, or a role to be granted."""
 
     touches: Touches
     name: str
@@ -27,7 +28,7 @@ class Claim(NamedTuple):
 
 
 def claim_of(message: Any) -> Claim | None:
-    """What one message of a call names; None when it names nothing, such as a chunk of what was opened before."""
+    """Return the claim of one message; None when it names nothing, as a chunk of an upload that was opened before."""
     match message:
         case pb.ClientMessage() if message.HasField("hello"):
             return Claim(Touches.OWN_NAME, message.hello.client_id)
@@ -49,6 +50,6 @@ def claim_of(message: Any) -> Claim | None:
 
 
 def client_of(manifest: bytes) -> str:
-    """The client that an update's manifest names, without reading all of it; empty when it does not begin as one."""
+    """Return the client that an update's manifest names, without parsing all of it; "" for other bytes."""
     head = _UPDATE_HEAD.match(manifest)
     return str(json.loads(head[1])) if head and head[1].isascii() else ""

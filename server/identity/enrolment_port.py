@@ -1,7 +1,7 @@
-"""The port for those who are no members yet: TLS that shows the coordinator's certificate and asks for none.
+"""The port for callers that are not members yet: TLS that shows the coordinator's certificate and asks for none.
 
-It is a server of its own, with few and short calls, so that strangers who keep it busy keep no member from anything.
-(gRPC's Python asks for certificates on a port always or never; so members and strangers cannot share one.)
+It is a server of its own, with few and short calls, so that strangers that keep it busy cannot block members. (gRPC's
+Python asks for certificates on a port always or never, so members and strangers cannot share one.)
 """
 
 import grpc
@@ -23,16 +23,16 @@ IDLE_S, AGE_S = 15, 60
 
 
 class EnrolmentPort:
-    """Listens once it is started.
+    """The server of enrolments; it answers once it is started.
 
     Args:
-        enrolments: of the coordinator.
-        keeper: of the coordinator's certificate.
-        guard: which lets strangers call what is for everybody, and nothing else that may ever be added here.
-        audit: which writes down what strangers were refused.
+        enrolments: the coordinator's enrolments.
+        keeper: the coordinator's own credential.
+        guard: admits strangers to the calls that are open to all, and to no other that may be added here.
+        audit: records the refused calls of strangers.
         listen: host:port; port 0: the system chooses.
-        address: where members dial.
-        admin_address: where owners, operators and auditors dial.
+        address: the address that members dial.
+        admin_address: the address that owners, operators and auditors dial.
 
     Raises:
         OperatorError: the port is in use, or not allowed.
@@ -56,7 +56,7 @@ class EnrolmentPort:
             ("grpc.max_connection_age_ms", AGE_S * 1000),
             ("grpc.max_concurrent_streams", 2),
         ]
-        interceptors = [audit, guard]  # the first sees what the other refuses
+        interceptors = [audit, guard]  # the first records what the second refuses
         self.server = grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=CALLS_MAX)
         rpc.add_EnrolmentServicer_to_server(EnrolmentService(enrolments, address, admin_address), self.server)
         credentials = server_credentials(keeper, asks_for_certificates=False)
@@ -64,12 +64,13 @@ class EnrolmentPort:
         try:
             self.address = f"{host}:{self.server.add_secure_port(listen, credentials)}"
         except RuntimeError as error:
-            raise OperatorError(f"cannot listen for enrolments on {listen}: in use, or not allowed") from error
+            what = f"cannot listen for enrolments on {listen}: the port is in use, or not allowed"
+            raise OperatorError(what) from error
 
     async def start(self) -> None:
-        """Answer from now on."""
+        """Answer calls from now on."""
         await self.server.start()
 
     async def stop(self) -> None:
-        """End all calls, soon."""
+        """End all calls within a bounded time."""
         await stop_servers((self.server, self.address))

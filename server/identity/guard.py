@@ -1,8 +1,8 @@
-"""Checks every call of a server: who calls, whether that role may (`rules`), and whether what it touches is its own.
+"""The guard of a server: it checks each call's caller, its role (`rules`), and that it touches only its own things.
 
-An interceptor of gRPC sees no caller, so it wraps the handler of each method and asks when the call has begun. Each
-message is looked at before its handler gets it. Calls that stay open are asked about again once a second: whoever is
-revoked loses them.
+An interceptor of gRPC sees no caller, so the guard wraps the handler of each method and checks when the call has begun.
+Each message is checked before its handler gets it. Callers of open calls are checked again once a second: a revoked
+member loses its calls.
 """
 
 import asyncio
@@ -25,51 +25,52 @@ from atoll.server.transport.peer import Peer, peer_of
 logger = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
-"""Seconds between two looks at the callers of all open calls."""
+"""The interval between two checks of the callers of all open calls [s]."""
 
 
 class Denied(NamedTuple):
-    """Why a call is refused."""
+    """The refusal of a call."""
 
     code: grpc.StatusCode
     detail: str
 
 
 class Caller(NamedTuple):
-    """Who calls, and the run that the call is about, if any."""
+    """A caller, and the run that the call concerns, if any."""
 
     peer: Peer
     run_id: RunId | None = None
 
 
 class Register(Protocol):
-    """Who is still a member, and of which runs."""
+    """Knows the members, and the runs that each has joined."""
 
     async def refusals(self, callers: Sequence[Caller]) -> Sequence[Denied | None]:
-        """Why these callers are not served, or not anything of that run; None for each who is."""
+        """Return the refusal of each caller, or of its access to the run; None for a caller that is admitted."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One call that is open."""
+    """An open call."""
 
     rule: Rule
     method: str
     peer: Peer
     task: "asyncio.Task[Any]"
     run_id: RunId | None = None
-    has_claimed: bool = False  # a first message that names nothing is none that this method begins with
-    denied: Denied | None = None  # since it began
+    has_claimed: bool = False  # until then, a message that names nothing is not one that this method begins with
+    denied: Denied | None = None  # the refusal that came after it had begun
 
 
 class Guard(WrappingInterceptor):
-    """Wraps every handler of a server.
+    """The interceptor that guards every handler of a server.
 
     Args:
-        register: of the members. None: the server is `--insecure`, and on loopback; nobody proves anything there, and
-            every caller acts as whoever it says it is: an owner, any client, any rank. This is the only place that
-            knows of it.
+        register: the register of members. None: the server is `--insecure` and on loopback. Nothing is proven there,
+            and
+            every caller acts under the name that it gives: an owner, any client, any rank. This is the only place that
+            handles that case.
     """
 
     def __init__(self, register: Register | None) -> None:
@@ -81,16 +82,16 @@ class Guard(WrappingInterceptor):
     # ------------------------------------------------------------ handlers
 
     def _wrap(self, method: str, handler: Any) -> Handler:
-        """The guarded handler of a method; the handler itself when the server is `--insecure`."""
+        """Return the guarded handler of a method; the handler itself when the server is `--insecure`."""
         return handler if self._register is None else super()._wrap(method, handler)
 
     def _stream(self, method: str, behaviour: Any, is_streaming: bool) -> Any:
         async def call(request: Any, context: Context) -> None:
             has_begun = False
             async with self._admitted(method, context) as admitted:
-                request = await self._looked_at(request, admitted, context, is_streaming)
+                request = await self._checked(request, admitted, context, is_streaming)
                 async with aclosing(behaviour(request, context)) as replies:
-                    async for reply in replies:  # `yield`: gRPC writes, and a refusal meanwhile reaches nobody
+                    async for reply in replies:  # with `yield`, gRPC writes, and a refusal during it would be lost
                         await (context.write(reply) if has_begun else _to_its_end(context.write(reply)))
                         has_begun = True
 
@@ -99,20 +100,20 @@ class Guard(WrappingInterceptor):
     def _unary(self, method: str, behaviour: Any, is_streaming: bool) -> Any:
         async def call(request: Any, context: Context) -> Any:
             async with self._admitted(method, context) as admitted:
-                request = await self._looked_at(request, admitted, context, is_streaming)
+                request = await self._checked(request, admitted, context, is_streaming)
                 return await behaviour(request, context)
 
         return call
 
-    async def _looked_at(self, request: Any, call: "_Call | None", context: Context, is_streaming: bool) -> Any:
+    async def _checked(self, request: Any, call: "_Call | None", context: Context, is_streaming: bool) -> Any:
         if call is None:
             return request
         if is_streaming:
-            return self._each(request, call, context)
+            return self._each_checked(request, call, context)
         await self._check(request, call, context)
         return request
 
-    async def _each(self, requests: AsyncIterator[Any], call: _Call, context: Context) -> AsyncIterator[Any]:
+    async def _each_checked(self, requests: AsyncIterator[Any], call: _Call, context: Context) -> AsyncIterator[Any]:
         async for request in requests:
             await self._check(request, call, context)
             yield request
@@ -125,11 +126,11 @@ class Guard(WrappingInterceptor):
 
     @asynccontextmanager
     async def _admit(self, rule: Rule | None, method: str, context: Context) -> AsyncIterator[_Call | None]:
-        """The call of somebody who may make it; others it ends here."""
+        """Yield the call of a caller that may make it; end the call of any other."""
         peer = peer_of(context)
         if rule is None or peer is None or peer.identity.role not in rule.roles:
             await _deny(context, _fault_of_caller(rule, method, peer), method)
-        if peer.expires_at <= time.time():  # its connection is older; what is open already goes on
+        if peer.expires_at <= time.time():  # expired since the connection was opened; open calls continue
             what = f"the certificate of {peer.identity} has expired: connect again, with a newer one"
             await _deny(context, Denied(grpc.StatusCode.UNAUTHENTICATED, what), method)
         task = asyncio.current_task()
@@ -149,7 +150,7 @@ class Guard(WrappingInterceptor):
             self._open.discard(call)
 
     async def _check(self, message: Any, call: _Call, context: Context) -> None:
-        """End the call when the message is about something that is not the caller's own."""
+        """End the call when the message concerns something that is not the caller's own."""
         claim, touches = claim_of(message), call.rule.roles[call.peer.identity.role]
         if touches is Touches.NOTHING or (claim is None and call.has_claimed):
             return
@@ -168,19 +169,19 @@ class Guard(WrappingInterceptor):
         return None if claim.name == call.peer.identity.name else _not_its_own(call, claim)
 
     async def _end(self, call: _Call, denied: Denied, context: Context) -> None:
-        """End a call whose messages a task beside the handler may be reading."""
+        """End a call, also when a task beside the handler is reading its messages."""
         if call.task is asyncio.current_task():
             await _deny(context, denied, call.method)
         call.denied = denied
         call.task.cancel()
-        await asyncio.get_running_loop().create_future()  # nothing more is read; the handler ends its reader
+        await asyncio.get_running_loop().create_future()  # the reader stops here, until the handler cancels it
 
     async def _ask(self, call: _Call) -> Denied | None:
         assert self._register is not None
         [denied] = await self._register.refusals([Caller(call.peer, call.run_id)])
         return denied
 
-    # ------------------------------------------------------------ calls that stay open
+    # ------------------------------------------------------------ open calls
 
     def _begin_sweeping(self) -> None:
         if self._sweeping is None or self._sweeping.done():
@@ -192,10 +193,10 @@ class Guard(WrappingInterceptor):
             try:
                 await self.look_again()
             except Exception:
-                logger.exception("open calls could not be looked at again")
+                logger.exception("the callers of open calls could not be checked again")
 
     async def look_again(self) -> None:
-        """End the open calls of those who are no longer admitted."""
+        """End the open calls of callers that are no longer admitted."""
         assert self._register is not None
         calls = [call for call in self._open if call.denied is None]
         refusals = await self._register.refusals([Caller(call.peer, call.run_id) for call in calls])
@@ -206,10 +207,10 @@ class Guard(WrappingInterceptor):
 
 
 async def _to_its_end(writing: Awaitable[None]) -> None:
-    """Write the first reply, also when the call is cancelled meanwhile.
+    """Write the first reply completely, also when the call is cancelled during it.
 
-    Only when that has ended does gRPC know that the call's head is sent, and it cannot end one whose head it would send
-    twice: the caller would be told nothing.
+    Only after that does gRPC know that the call's head is sent; it cannot end a call whose head it would send twice,
+    and the caller would hear of no refusal.
     """
     task = asyncio.ensure_future(writing)
     try:
@@ -232,8 +233,8 @@ def _fault_of_caller(rule: Rule | None, method: str, peer: Peer | None) -> Denie
 
 
 def _not_its_own(call: _Call, claim: Claim | None) -> Denied:
-    own = call.rule.roles[call.peer.identity.role]
-    what = f"{call.peer.identity} may call {call.method[1:]} for {own} alone, and named {claim or 'nothing'}"
+    touches = call.rule.roles[call.peer.identity.role]
+    what = f"{call.peer.identity} may call {call.method[1:]} for {touches} alone, and named {claim or 'nothing'}"
     return Denied(grpc.StatusCode.PERMISSION_DENIED, what)
 
 

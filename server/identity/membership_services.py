@@ -1,4 +1,4 @@
-"""The gRPC handlers of enrolment and renewal: they translate, hand over, and answer."""
+"""The gRPC services of enrolment, renewal and member administration: they translate, pass on and answer."""
 
 import logging
 import time
@@ -15,7 +15,7 @@ from atoll.protocol.printable import printable
 from atoll.server.identity.authority import AuthorityAway, NotSigned
 from atoll.server.identity.enrolments import Enrolments, TooOften
 from atoll.server.identity.own_certificates import OWNER
-from atoll.server.identity.rate_limits import Buckets
+from atoll.server.identity.rate_limits import RateLimits
 from atoll.server.identity.register import Member, Refused
 from atoll.server.journal.database import Database
 from atoll.server.transport.interceptor import Context
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 
 TRIES_BURST, TRIES_PER_S = 20, 0.5
-"""Of one address to enrol."""
+"""The enrolments that one address may try: the burst and the rate [1/s]."""
 
 LIFETIME_S_MAX = 30 * 86400.0
-"""Of an invitation."""
+"""The longest lifetime of an invitation [s]."""
 
 _CODES: dict[type[Exception], grpc.StatusCode] = {
     CertificateError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -42,24 +42,24 @@ _NOT_STORED = "cannot be stored now: {0}"
 
 
 class EnrolmentService(rpc.EnrolmentServicer):
-    """What those call who are no members yet.
+    """The service for callers that are not members yet.
 
     Args:
-        enrolments: of the coordinator.
-        address: where members dial.
-        admin_address: where owners, operators and auditors dial.
+        enrolments: the coordinator's enrolments.
+        address: the address that members dial.
+        admin_address: the address that owners, operators and auditors dial.
     """
 
     def __init__(self, enrolments: Enrolments, address: str, admin_address: str) -> None:
-        self._enrolments, self._places = enrolments, (address, admin_address)
-        self._tries = Buckets(TRIES_BURST, TRIES_PER_S)
+        self._enrolments, self._addresses = enrolments, (address, admin_address)
+        self._tries = RateLimits(TRIES_BURST, TRIES_PER_S)
 
     async def GetAuthority(self, request: pb.GetAuthorityRequest, context: Context) -> pb.AuthorityReply:
-        """The authority's certificate, which is no secret."""
+        """Return the authority's certificate, which is public."""
         return pb.AuthorityReply(ca_pem=self._enrolments.ca_pem)
 
     async def Enrol(self, request: pb.EnrolRequest, context: Context) -> pb.Certificate:
-        """A certificate for the holder of an invitation."""
+        """Give the holder of an invitation its certificate."""
         host = context.peer().rpartition(":")[0]
         if not self._tries.take(host, time.monotonic()):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many tries from this address: wait a minute")
@@ -68,52 +68,52 @@ class EnrolmentService(rpc.EnrolmentServicer):
             pem = await self._enrolments.enrol(request.id, request.secret, request.request, wanted)
         except _REFUSALS as error:
             await _refuse(context, error)
-        self._tries.put_back(host)  # many sites may share an address; only those who guess are to wait
-        address, admin_address = self._places
+        self._tries.put_back(host)  # many sites may share an address; only failed tries count
+        address, admin_address = self._addresses
         return pb.Certificate(
             certificate_pem=pem, ca_pem=self._enrolments.ca_pem, address=address, admin_address=admin_address
         )
 
 
 class MembershipService(rpc.MembershipServicer):
-    """What members call to stay members."""
+    """The service with which members renew their certificates."""
 
     def __init__(self, enrolments: Enrolments) -> None:
         self._enrolments = enrolments
 
     async def Renew(self, request: pb.RenewRequest, context: Context) -> pb.Certificate:
-        """A further certificate for whoever calls."""
-        mine = next(iter(context.auth_context().get("x509_pem_cert", ())), None)
-        if mine is None:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "only a member renews: enrol first")
-        assert mine is not None
+        """Give the caller a further certificate."""
+        certificate = next(iter(context.auth_context().get("x509_pem_cert", ())), None)
+        if certificate is None:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "only a member can renew: enrol first")
+        assert certificate is not None
         try:
-            pem = await self._enrolments.renew(mine, request.request, request.signature)
+            pem = await self._enrolments.renew(certificate, request.request, request.signature)
         except _REFUSALS as error:
             await _refuse(context, error)
         return pb.Certificate(certificate_pem=pem, ca_pem=self._enrolments.ca_pem)
 
 
 class MembersAdmin:
-    """The part of the operators' commands that is about members.
+    """The part of the operators' service that concerns members.
 
     Args:
-        enrolments: of the coordinator; None: it proves nothing itself (`--insecure`).
-        num_ranks: of its aggregation.
-        database: that everything is written to.
+        enrolments: the coordinator's enrolments; None: the coordinator is `--insecure`.
+        num_ranks: the number of its aggregation ranks.
+        database: the database of the register and the journal.
     """
 
     def __init__(self, enrolments: Enrolments | None, num_ranks: int, database: Database) -> None:
         self._enrolments, self.num_ranks, self._database = enrolments, num_ranks, database
 
     async def check_database(self, context: Context) -> None:
-        """Refuse what could only wait: whoever asked may have given up by the time when it would be done."""
+        """Refuse a call that would wait for the database: the caller may have given up by the time it is done."""
         if self._database.away:
             what = f"nothing was done, as the journal waits for its database: {self._database.away}"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, what)
 
     async def Invite(self, request: pb.InviteRequest, context: Context) -> pb.InviteReply:
-        """An invitation, as a join code."""
+        """Make an invitation, as a join code."""
         enrolments, identity = await self._open(context), await _identity(context, request.role, request.name)
         if not 1 <= request.lifetime_s <= LIFETIME_S_MAX:
             what = f"an invitation for {request.lifetime_s:g} s; allowed: 1 s to {LIFETIME_S_MAX / 86400:g} days"
@@ -127,7 +127,7 @@ class MembersAdmin:
         return pb.InviteReply(join_code=str(code), expires_at=expires_at)
 
     async def Revoke(self, request: pb.RevokeRequest, context: Context) -> pb.RevokeReply:
-        """An identity's certificates and invitations count no more."""
+        """Revoke an identity's certificates and invitations."""
         enrolments, identity = await self._open(context), await _identity(context, request.role, request.name)
         try:
             await enrolments.revoke(identity)
@@ -136,12 +136,12 @@ class MembersAdmin:
         return pb.RevokeReply()
 
     async def ListMembers(self, request: pb.ListMembersRequest, context: Context) -> pb.ListMembersReply:
-        """Everybody who was ever invited or has a certificate."""
+        """List all identities that were ever invited or have a certificate."""
         members = await (await self._open(context)).members()
         return pb.ListMembersReply(members=map(_row, members))
 
     async def _check_rank(self, identity: Identity, context: Context) -> None:
-        """Refuse an aggregator that is none of the ranks here: its name is its number, written in one way only."""
+        """Refuse an aggregator that is no rank here: its name is its number, written in one way only."""
         if not (identity.name.isdigit() and str(int(identity.name)) == identity.name):
             what = f"{identity}: an aggregator's name is its number, such as 0 or 12"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, what)
@@ -167,9 +167,9 @@ async def _identity(context: Context, role: str, name: str) -> Identity:
     except ValueError as error:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
     if identity.role in (Role.COORDINATOR, Role.AUTHORITY):
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{identity} is not invited, and not revoked")
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{identity} can be neither invited nor revoked")
     if identity == OWNER:
-        what = f"{identity} is whoever has the state directory: it is not invited, and not revoked"
+        what = f"{identity} is the holder of the state directory, and can be neither invited nor revoked"
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, what)
     return identity
 
@@ -186,15 +186,15 @@ def _row(member: Member) -> pb.MemberRow:
 
 
 async def _refuse(context: Context, error: Exception) -> NoReturn:
-    """Tell a stranger or a member why not, and the log; of the disk outsiders hear no more than that it is full."""
-    logger.warning("refused: %s (from %s)", printable(str(error)), context.peer())  # it may name what they sent
+    """Refuse a stranger's or a member's request and log it; about the disk, outsiders learn only that it is full."""
+    logger.warning("refused: %s (from %s)", printable(str(error)), context.peer())  # it may quote their input
     code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
     await context.abort(code, _NOT_STORED.format(told_outside(error)) if isinstance(error, DiskFull) else str(error))
     raise AssertionError("abort raises")
 
 
 async def _not_stored(context: Context, error: DiskFull) -> NoReturn:
-    """Tell an operator that nothing was done, and where there is no room."""
+    """Refuse an operator's request because there is no room, and name the place."""
     logger.error("refused: %s (from %s)", error, context.peer())
     await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, _NOT_STORED.format(error))
     raise AssertionError("abort raises")

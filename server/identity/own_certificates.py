@@ -1,7 +1,7 @@
-"""The coordinator's household: its own certificate, the owner's on this machine, and those of the ranks that it starts.
+"""The coordinator's own certificates: its own one, the owner's on this machine, and those of ranks that it starts.
 
-They lie in the state directory, and the authority signs them without an invitation: whoever has the directory is
-trusted anyway.
+They lie in the state directory, and the authority signs them without an invitation: a process with access to the
+directory is trusted anyway.
 """
 
 import asyncio
@@ -34,18 +34,18 @@ from atoll.server.identity.register import Register
 logger = logging.getLogger(__name__)
 
 LOOK_S = 60.0
-"""Seconds between two looks whether somebody has put a credential where there was none that holds."""
+"""The interval between two checks for a credential that an operator may have put in place [s]."""
 
 OWNER = Identity(Role.OWNER, "local")
-"""Whoever may read the state directory."""
+"""The owner: any process that may read the state directory."""
 
 
-class Household:
-    """Makes the certificates of a coordinator's own, and keeps them from running out.
+class OwnCertificates:
+    """Makes the coordinator's own certificates, and renews them before they expire.
 
     Args:
-        register: where they are noted.
-        signer: the authority, or the way to it.
+        register: the register of members, which notes them.
+        signer: the authority, or the connection to it.
     """
 
     def __init__(self, register: Register, signer: Signer) -> None:
@@ -53,11 +53,11 @@ class Household:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def keeper(self, folder: Path, identity: Identity) -> Keeper:
-        """The credential in a folder; made, when there is none, or it has run out, or is of another authority.
+        """Open the credential in a folder; make one when there is none, or it has expired or is of another authority.
 
         Raises:
-            CredentialError: there is one, and it is damaged.
-            AuthorityAway, NotSigned: it has to be made, and the authority does not.
+            CredentialError: the credential is damaged, or another identity's.
+            AuthorityAway, NotSigned: a new one is needed, and the authority gives none.
         """
         if not (folder / "key.pem").exists():
             await self._make(folder, identity)
@@ -65,7 +65,7 @@ class Household:
         if keeper.identity != identity:
             raise CredentialError([f"{folder} holds the credential of {keeper.identity}, not of {identity}"])
         if keeper.current.is_expired(time.time()) or keeper.current.ca_pem != self._signer.ca_pem:
-            logger.info("the certificate of %s no longer holds: a new one is made", identity)
+            logger.info("the certificate of %s is no longer valid: a new one is made", identity)
             keeper.replace(await self._make(folder, identity))
         return keeper
 
@@ -83,11 +83,11 @@ class Household:
         return pem
 
     def keep(self, keeper: Keeper) -> None:
-        """Renew it from now on, until `close`."""
+        """Renew a credential from now on, until `close`."""
         self._spawn(self._keep(keeper))
 
     def keep_what_is_put_into(self, folder: Path) -> None:
-        """The same for a credential that is made by hand, now or later, and again when it has run out."""
+        """Renew a credential that is put into a folder by hand, now or later, and again after it has expired."""
         self._spawn(self._keep_what_is_put_into(folder))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -97,7 +97,7 @@ class Household:
 
     async def _keep_what_is_put_into(self, folder: Path) -> None:
         while True:
-            with suppress(CredentialError):  # there is none, or half of one
+            with suppress(CredentialError):  # there is none, or an incomplete one
                 keeper = Keeper(folder)
                 keeper.check()
                 await self._keep(keeper)
@@ -121,7 +121,7 @@ class Household:
         return renew
 
     async def close(self) -> None:
-        """Renew nothing any more."""
+        """Stop all renewals."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

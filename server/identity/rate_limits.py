@@ -1,18 +1,18 @@
-"""How often somebody may try: one bucket of tokens for each name. Pure."""
+"""Rate limits by name: a token bucket for each. Pure."""
 
 from atoll.protocol.bounded_mapping import BoundedMapping
 from atoll.server.transport.token_bucket import Bucket
 
 NAMES_MAX = 10_000
-"""Names that are remembered; of more, those that tried longest ago are forgotten, and their buckets full again."""
+"""The number of names that are remembered; beyond it the oldest are forgotten, and their buckets are full again."""
 
 
-class Buckets:
-    """A token is taken by each try, and comes back with time.
+class RateLimits:
+    """The token buckets of all names: each try takes a token.
 
     Args:
-        burst: tokens in a full bucket.
-        per_second: tokens that come back.
+        burst: the tokens in a full bucket.
+        per_second: the tokens that come back [1/s].
     """
 
     def __init__(self, burst: float, per_second: float) -> None:
@@ -20,11 +20,11 @@ class Buckets:
         self._buckets: BoundedMapping[str, Bucket] = BoundedMapping(NAMES_MAX)
 
     def take(self, name: str, now: float) -> bool:
-        """Whether one more try is allowed; one that is not costs nothing. `now` in s, of any clock that only grows."""
+        """Take a token of a name at `now` [s], on a clock that never runs backward; False: there is none."""
         bucket = self._buckets.setdefault(name, Bucket(self._per_second, self._burst))
         return bucket.take(now)
 
     def put_back(self, name: str) -> None:
-        """A try that was none after all, as of somebody who had every right to it."""
+        """Return the token of a try that should not count, such as one that has succeeded."""
         if name in self._buckets:
             self._buckets[name].put_back()

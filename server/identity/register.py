@@ -1,7 +1,7 @@
-"""The register of members: invitations, certificates that were issued, and who is revoked. In the state's database.
+"""The register of members: invitations, issued certificates, revoked identities. It is in the state's database.
 
-An invitation is one secret for one identity. Only the secret's hash is kept; it is good once, for one key, until it
-expires or was guessed at five times. Whoever enrols anew under a name takes it: older certificates of it are revoked.
+An invitation is one secret for one identity. Only the secret's hash is stored; it is valid once, for one key, until it
+expires or five wrong secrets were tried. An enrolment under a name takes that name: it revokes its older certificates.
 """
 
 import hashlib
@@ -23,8 +23,9 @@ WRONG_TRIES_MAX = 5
 ID_BYTES, SECRET_BYTES = 8, 16
 
 CERTIFICATES_MAX = 32
-"""Of one identity that are kept: whoever renews twice a second would fill the disk with them in the month until the
-first one expires. An honest member has two or three, and those whose answers were lost on the way."""
+"""The certificates of one identity that are stored. A member that renews twice a second would otherwise fill the
+disk within the month until the first one expires; an honest one has two or three, and those whose answers were
+lost."""
 
 metadata = MetaData()
 INVITATIONS = Table(
@@ -37,7 +38,7 @@ INVITATIONS = Table(
     Column("created_at", Float, nullable=False),
     Column("expires_at", Float, nullable=False),
     Column("wrong_tries", Integer, nullable=False),
-    Column("key_sha256", Text),  # of the key that has used it
+    Column("key_sha256", Text),  # the fingerprint of the key that has used it
 )
 CERTIFICATES = Table(
     "certificates",
@@ -61,36 +62,36 @@ REVOKED = Table(
 
 
 class Refused(Exception):
-    """An invitation is not good for this; the text says why, to whoever has it."""
+    """The invitation, or the certificate, is not valid for this; the text has the reason, for its holder."""
 
 
 class Voided(Refused):
-    """This wrong try was one too many: the invitation is good for nobody any more.
+    """This wrong try was one too many: the invitation is void.
 
     Args:
-        identity: whose it was.
+        identity: the invited identity.
     """
 
     def __init__(self, identity: Identity) -> None:
-        super().__init__(f"the invitation's secret is another one, and after {WRONG_TRIES_MAX} wrong tries it is void")
+        super().__init__(f"the invitation's secret is wrong, and after {WRONG_TRIES_MAX} wrong tries it is void")
         self.identity = identity
 
 
 class Standing(StrEnum):
-    """What a name is at the moment."""
+    """The standing of a name at present."""
 
     INVITED = "invited"
     MEMBER = "member"
     LAPSED = "lapsed"
-    """Its certificate has expired: it needs a new invitation."""
+    """The certificate has expired: a new invitation is needed."""
     REVOKED = "revoked"
     VOID = "void"
-    """Somebody has tried its join code with wrong secrets: it needs a new invitation."""
+    """Wrong secrets were tried with the join code: a new invitation is needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Invitation:
-    """What is in a join code, beside the address and the authority's fingerprint."""
+    """The part of a join code beside the addresses and the authority's fingerprint."""
 
     identity: Identity
     id: bytes
@@ -105,16 +106,16 @@ class Member:
     identity: Identity
     standing: Standing
     since: float
-    """It was invited, enrolled or renewed, or revoked."""
+    """The time of the invitation, the enrolment or renewal, or the revocation."""
     expires_at: float | None
-    """Of its invitation, or of its certificate."""
+    """The expiry of the invitation, or of the certificate."""
 
 
 class Register:
-    """See the module docstring. Every call is one transaction; nothing here waits for the network.
+    """The register. Every call is one transaction, and waits for no network but the database's.
 
     Args:
-        database: of the state directory.
+        database: the database of the state directory.
     """
 
     def __init__(self, database: Database) -> None:
@@ -126,7 +127,7 @@ class Register:
     # ------------------------------------------------------------ invitations
 
     def invite(self, identity: Identity, *, now: float, lifetime_s: float) -> Invitation:
-        """Make an invitation; an earlier one of the same identity is void from now on."""
+        """Make an invitation that is valid for `lifetime_s` [s]; an earlier one of the same identity becomes void."""
         invitation = Invitation(
             identity, secrets.token_bytes(ID_BYTES), secrets.token_bytes(SECRET_BYTES), now + lifetime_s
         )
@@ -146,12 +147,15 @@ class Register:
         return invitation
 
     def redeem(self, id: bytes, secret: bytes, key_sha256: str, wanted: Wanted = ANYBODY, *, now: float) -> Identity:
-        """Bind an invitation to a key, and say whose it is. The same key may come again, until it expires.
+        """Bind an invitation to a key and return its identity.
+
+        The same key may come again until the invitation expires.
 
         Raises:
-            Refused: it is unknown, expired, void, used by another key, or the secret is wrong; or, and then it stays
-                good, it is for somebody else than the caller wants to be.
-            Voided: the secret is wrong, and nobody may try again.
+            Refused: the invitation is unknown, expired, void or used by another key, or the secret is wrong; or it is
+                for
+                another identity than the caller wants, and then it stays valid.
+            Voided: the secret is wrong, and the invitation is void from now on.
         """
         refusal: Refused | None = None
         with self._database.transaction() as connection:  # a wrong try counts: the refusal comes after the commit
@@ -164,7 +168,7 @@ class Register:
             elif not hmac.compare_digest(hashlib.sha256(secret).hexdigest(), row.secret_sha256):
                 connection.execute(this.values(wrong_tries=row.wrong_tries + 1))
                 is_last = row.wrong_tries + 1 >= WRONG_TRIES_MAX
-                refusal = Voided(identity) if is_last else Refused("the invitation's secret is another one")
+                refusal = Voided(identity) if is_last else Refused("the invitation's secret is wrong")
             elif row.key_sha256 not in (None, key_sha256):
                 refusal = Refused("the invitation has been used, by another key: ask for a new one")
             elif not wanted.fits(identity):
@@ -178,13 +182,13 @@ class Register:
     # ------------------------------------------------------------ certificates
 
     def enrolled(self, id: bytes, leaf: Leaf, key_sha256: str, pem: bytes, *, now: float) -> bytes:
-        """Whoever redeemed an invitation has a certificate: the name is theirs, and nobody else's any more.
+        """Store the certificate of the key that redeemed an invitation; older certificates of its name are revoked.
 
         Returns:
-            The certificate that counts: the one that this key was given first, when it has come again.
+            The certificate that counts: the first one of this key, when it has come again.
 
         Raises:
-            Refused: the invitation is void by now.
+            Refused: the invitation has become void.
         """
         identity = leaf.identity
         with self._lock:
@@ -204,17 +208,18 @@ class Register:
         return pem
 
     def issued_to(self, identity: Identity, key_sha256: str, *, now: float) -> bytes | None:
-        """The certificate that this key was given and that still counts."""
+        """Return the valid certificate that this key was given, if there is one."""
         with self._database.transaction() as connection:
             return _counting(connection, identity, key_sha256, now)
 
     def renewed(self, older_serial: int | None, leaf: Leaf, key_sha256: str, pem: bytes, *, now: float) -> None:
-        """A member has one more certificate; the older one runs out. None: this coordinator gave it to its own.
+        """Store a further certificate of a member. `older_serial` None: it is the coordinator's own.
 
-        Beyond CERTIFICATES_MAX its oldest others are forgotten, and count no more if it was ever revoked.
+        Beyond CERTIFICATES_MAX the oldest others of the identity are forgotten, and no longer count if it was ever
+        revoked.
 
         Raises:
-            Refused: it has been revoked meanwhile.
+            Refused: the older certificate has been revoked.
         """
         with self._lock:
             if older_serial is not None and self.revocations.is_revoked(leaf.identity, older_serial):
@@ -230,31 +235,31 @@ class Register:
     # ------------------------------------------------------------ revocation
 
     def revoke(self, identity: Identity, *, now: float) -> None:
-        """None of its certificates counts from now on, known here or not, and none of its invitations."""
+        """Revoke all certificates of an identity, known here or not, and all its invitations."""
         with self._lock:
             with self._database.transaction() as connection:
                 connection.execute(INVITATIONS.delete().where(_of(INVITATIONS, identity)))
                 _revoke_certificates(connection, identity, now)
                 _mark(connection, identity, now)
-            self.revocations.revoke(identity)  # as the database says: it may have had no room
+            self.revocations.revoke(identity)  # only once the transaction is committed: the disk may be full
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ listing
 
     def members(self, *, now: float) -> list[Member]:
-        """Everybody who was ever invited or has a certificate, in order of role and name."""
+        """List all identities that were ever invited or have a certificate, in order of role and name."""
         found: dict[Identity, Member] = {}
         with self._database.transaction() as connection:
             for row in connection.execute(select(INVITATIONS).where(INVITATIONS.c.expires_at >= now)):
-                who = Identity(Role(row.role), row.name)
+                identity = Identity(Role(row.role), row.name)
                 standing = Standing.VOID if row.wrong_tries >= WRONG_TRIES_MAX else Standing.INVITED
-                found[who] = Member(who, standing, row.created_at, row.expires_at)
+                found[identity] = Member(identity, standing, row.created_at, row.expires_at)
             for row in connection.execute(select(REVOKED)):
-                who = Identity(Role(row.role), row.name)
-                found.setdefault(who, Member(who, Standing.REVOKED, row.at, None))
+                identity = Identity(Role(row.role), row.name)
+                found.setdefault(identity, Member(identity, Standing.REVOKED, row.at, None))
             for row in connection.execute(_newest_certificates()):
-                who = Identity(Role(row.role), row.name)
+                identity = Identity(Role(row.role), row.name)
                 standing = Standing.LAPSED if row.expires_at <= now else Standing.MEMBER
-                found[who] = Member(who, standing, row.issued_at, row.expires_at)
+                found[identity] = Member(identity, standing, row.issued_at, row.expires_at)
         return sorted(found.values(), key=lambda member: (member.identity.role, member.identity.name))
 
 
@@ -283,7 +288,7 @@ def _counting(connection: Connection, identity: Identity, key_sha256: str, now: 
 
 
 def _revoke_certificates(connection: Connection, identity: Identity, now: float) -> bool:
-    """Revoke every certificate of an identity; whether there was one that counted."""
+    """Revoke every certificate of an identity; return True if one of them counted."""
     counting = and_(_of(CERTIFICATES, identity), ~CERTIFICATES.c.is_revoked, CERTIFICATES.c.expires_at > now)
     num = connection.scalar(select(func.count()).select_from(CERTIFICATES).where(counting))
     connection.execute(CERTIFICATES.update().where(_of(CERTIFICATES, identity)).values(is_revoked=True))
@@ -291,11 +296,11 @@ def _revoke_certificates(connection: Connection, identity: Identity, now: float)
 
 
 def _forget_beyond(connection: Connection, newest: Leaf, older_serial: int | None) -> list[int]:
-    """Delete the oldest certificates of an identity beyond CERTIFICATES_MAX, but for the one that it still shows."""
-    c, kept = CERTIFICATES.c, [f"{serial:x}" for serial in (newest.serial, older_serial) if serial is not None]
-    others = select(c.serial).where(_of(CERTIFICATES, newest.identity), c.serial.not_in(kept))
+    """Delete the oldest certificates of an identity beyond CERTIFICATES_MAX, except the one that it still shows."""
+    c, spared = CERTIFICATES.c, [f"{serial:x}" for serial in (newest.serial, older_serial) if serial is not None]
+    others = select(c.serial).where(_of(CERTIFICATES, newest.identity), c.serial.not_in(spared))
     newest_first = others.order_by(c.is_revoked, c.expires_at.desc(), c.issued_at.desc(), c.serial)
-    serials = list(connection.scalars(newest_first.offset(CERTIFICATES_MAX - len(kept))))
+    serials = list(connection.scalars(newest_first.offset(CERTIFICATES_MAX - len(spared))))
     connection.execute(CERTIFICATES.delete().where(c.serial.in_(serials)))
     return [int(serial, 16) for serial in serials]
 
@@ -306,6 +311,7 @@ def _mark(connection: Connection, identity: Identity, now: float) -> None:
 
 
 def _standing(connection: Connection) -> dict[Identity, list[int]]:
+    """Return every identity that was ever revoked, with the serials of its certificates that count all the same."""
     standing: dict[Identity, list[int]] = {}
     for row in connection.execute(select(REVOKED)):
         standing[Identity(Role(row.role), row.name)] = []
@@ -317,5 +323,5 @@ def _standing(connection: Connection) -> dict[Identity, list[int]]:
 
 
 def _newest_certificates() -> Select[Any]:
-    """Those that are not revoked, the newest of each identity last."""
+    """Select all certificates that are not revoked, the newest of each identity last."""
     return select(CERTIFICATES).where(~CERTIFICATES.c.is_revoked).order_by(CERTIFICATES.c.expires_at)

@@ -1,6 +1,6 @@
-"""The authority when its key lies elsewhere: it dials in, as clients do, and signs what it is asked to over its stream.
+"""The authority as the coordinator sees it when its key is on another machine: it dials in and signs over its stream.
 
-So that machine needs no open port. While it is away nobody enrols or renews; nothing else depends on it.
+So that machine needs no open port. While it is away, enrolments and renewals wait or fail; nothing else depends on it.
 """
 
 import asyncio
@@ -22,21 +22,21 @@ logger = logging.getLogger(__name__)
 
 
 PENDING_MAX = 256
-"""Signatures that are waited for at once: only members, and those who have an invitation, can ask for any."""
+"""The signatures that may be waited for at once; only members, and holders of an invitation, can ask for one."""
 
 PATIENCE_S = 10.0
-"""Seconds that one may take, with those in which the authority comes back."""
+"""The time that a signature may take, including the time until the authority reconnects [s]."""
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
-    """The stream of an authority, and what it was asked."""
+class _AuthorityStream:
+    """The stream of an authority, with the orders that it has not answered."""
 
     outbox: "asyncio.Queue[pb.SignOrder | None]" = field(default_factory=asyncio.Queue)
     pending: "dict[int, asyncio.Future[bytes]]" = field(default_factory=dict)
 
     def close(self) -> None:
-        """Whoever waits for a signature over it waits no longer."""
+        """End the stream, and fail the signatures that are waited for."""
         self.outbox.put_nowait(None)
         for answer in self.pending.values():
             if not answer.done():
@@ -44,7 +44,7 @@ class _Line:
 
 
 class RemoteSigner:
-    """See `Signer`, and the module docstring.
+    """The signer over the authority's stream; see `Signer`.
 
     Args:
         ca_pem: the authority's certificate.
@@ -53,21 +53,21 @@ class RemoteSigner:
 
     def __init__(self, ca_pem: bytes, patience_s: float = PATIENCE_S) -> None:
         self.ca_pem, self._patience_s = ca_pem, patience_s
-        self._line: _Line | None = None
+        self._stream: _AuthorityStream | None = None
         self._is_here = asyncio.Event()
         self._numbers, self._num_waiting = itertools.count(1), 0
 
     async def sign(self, request: bytes, identity: Identity, renewal: Renewal | None = None) -> bytes:
-        """Ask the authority; see `Signer`."""
+        """Ask the authority to sign; see `Signer`."""
         key = read_request(request)
         if self._num_waiting >= PENDING_MAX:
-            raise AuthorityAway(f"{PENDING_MAX} others wait for the authority: try again")
+            raise AuthorityAway(f"{PENDING_MAX} signatures are waiting for the authority: try again")
         self._num_waiting += 1
         try:
             async with asyncio.timeout(self._patience_s):
                 pem = await self._ask(request, identity, renewal)
         except TimeoutError:
-            raise AuthorityAway("the authority's key lies elsewhere, and it does not answer: try again") from None
+            raise AuthorityAway("the authority's key is on another machine, which does not answer: try again") from None
         finally:
             self._num_waiting -= 1
         try:
@@ -75,45 +75,45 @@ class RemoteSigner:
             if read_leaf(pem).identity != identity:
                 raise CertificateError(f"it is for {read_leaf(pem).identity}")
         except CertificateError as error:
-            raise NotSigned(f"the authority's answer does not fit: {error}") from None
+            raise NotSigned(f"the authority has answered with another certificate: {error}") from None
         return pem
 
     async def _ask(self, request: bytes, identity: Identity, renewal: Renewal | None) -> bytes:
-        while (line := self._line) is None:
+        while (stream := self._stream) is None:
             await self._is_here.wait()
         number = next(self._numbers)
         order = pb.SignOrder(number=number, request=request, role=identity.role, name=identity.name)
         if renewal is not None:
             order.older_certificate_pem, order.consent = renewal.certificate_pem, renewal.signature
-        answer = line.pending[number] = asyncio.get_running_loop().create_future()
+        answer = stream.pending[number] = asyncio.get_running_loop().create_future()
         try:
-            line.outbox.put_nowait(order)
+            stream.outbox.put_nowait(order)
             pem: bytes = await answer
             return pem
         finally:
-            del line.pending[number]
+            del stream.pending[number]
 
-    def connect(self) -> _Line:
-        """An authority has come; a newer one takes an older one's place."""
-        if self._line is not None:
-            self._line.close()
-        self._line = _Line()
+    def connect(self) -> _AuthorityStream:
+        """Register the stream of an authority; an older stream is closed."""
+        if self._stream is not None:
+            self._stream.close()
+        self._stream = _AuthorityStream()
         self._is_here.set()
-        logger.info("the authority is here")
-        return self._line
+        logger.info("the authority is connected")
+        return self._stream
 
-    def disconnect(self, line: _Line) -> None:
-        """Its stream has ended."""
-        line.close()
-        if self._line is line:
-            self._line = None
+    def disconnect(self, stream: _AuthorityStream) -> None:
+        """Remove a stream that has ended."""
+        stream.close()
+        if self._stream is stream:
+            self._stream = None
             self._is_here.clear()
-            logger.warning("the authority is away: nobody enrols or renews until it is back")
+            logger.warning("the authority is away: enrolments and renewals fail until it is back")
 
     @staticmethod
-    def answered(line: _Line, message: pb.SignAnswer) -> None:
-        """What it says to one order; to one that nobody waits for any more it means nothing."""
-        answer = line.pending.get(message.number)
+    def answered(stream: _AuthorityStream, message: pb.SignAnswer) -> None:
+        """Take the answer to one order; an order that has been given up is ignored."""
+        answer = stream.pending.get(message.number)
         if answer is None or answer.done():
             return
         if message.certificate_pem:
@@ -123,28 +123,28 @@ class RemoteSigner:
 
 
 class SigningService(rpc.SigningServicer):
-    """What an authority calls."""
+    """The service that an authority calls."""
 
     def __init__(self, signer: RemoteSigner) -> None:
         self._signer = signer
 
     async def Serve(self, requests: AsyncIterator[pb.SignAnswer], context: Context) -> AsyncIterator[pb.SignOrder]:
-        """Orders, for as long as the authority is here."""
-        line = self._signer.connect()
-        reader = asyncio.get_running_loop().create_task(self._read(requests, line))
+        """Send orders until the authority leaves."""
+        stream = self._signer.connect()
+        reader = asyncio.get_running_loop().create_task(self._read(requests, stream))
         try:
-            yield pb.SignOrder()  # it is heard
-            while (order := await line.outbox.get()) is not None:
+            yield pb.SignOrder()  # number 0: the welcome
+            while (order := await stream.outbox.get()) is not None:
                 yield order
             await context.abort(grpc.StatusCode.ABORTED, "replaced by a newer stream of an authority, or ended")
         finally:
             reader.cancel()
-            self._signer.disconnect(line)
+            self._signer.disconnect(stream)
 
-    async def _read(self, requests: AsyncIterator[pb.SignAnswer], line: _Line) -> None:
+    async def _read(self, requests: AsyncIterator[pb.SignAnswer], stream: _AuthorityStream) -> None:
         try:
             async for message in requests:
-                self._signer.answered(line, message)
+                self._signer.answered(stream, message)
         except (grpc.aio.AioRpcError, grpc.aio.AbortError) as error:
             logger.debug("the stream of the authority broke: %s", error)
-        line.close()
+        stream.close()

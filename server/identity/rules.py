@@ -1,7 +1,7 @@
-"""Who may call what: one table, and whatever is not in it is denied. Pure.
+"""The rules of authorisation: one table, and every method that is not in it is denied. Pure.
 
-A row names a method, the roles that may call it, and what of somebody's own a call of each role touches: `claims` finds
-that in the messages, and `guard` holds it against the caller's certificate.
+A row names a method, the roles that may call it, and for each role the part of a call that must be the caller's own:
+`claims` finds that in the messages, and `guard` holds it against the caller's certificate.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from atoll.protocol.identity.names import Role
 
 
 class Touches(StrEnum):
-    """What a call must not do to others: the certificate's name decides, not the one in a message."""
+    """The part of a call that must be the caller's own; its certificate decides, not the name in a message."""
 
     NOTHING = "nothing that is one caller's own"
     OWN_NAME = "its own name"
@@ -23,11 +23,11 @@ class Touches(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Who may call one method."""
+    """The roles that may call one method."""
 
     roles: Mapping[Role, Touches]
     is_open: bool = False
-    """Whether anybody may, also without a certificate."""
+    """The method is open to all, also without a certificate."""
 
 
 def _only(*roles: Role, touching: Touches = Touches.NOTHING) -> dict[Role, Touches]:
@@ -78,11 +78,12 @@ RULES: Mapping[str, Rule] = {
     "/grpc.health.v1.Health/Watch": _EVERYBODY,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Rule(_OPERATORS),
 }
-"""By the full name of the method; `docs/authorisation.md` shows it, and a test holds it against the descriptors."""
+"""The rules by the full name of the method; `docs/authorisation.md` shows them, and a test compares them with the
+services."""
 
 
 def needed(rule: Rule | None) -> str:
-    """Whose certificate a call takes, for the one who has another."""
+    """Describe the roles that a call needs, for a caller with another one."""
     if rule is None:
-        return "nobody may: no rule allows it"
+        return "no rule allows it, for any role"
     return f"it takes the role {' or '.join(rule.roles)}"

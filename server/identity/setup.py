@@ -1,4 +1,4 @@
-"""How a coordinator meets the others: who it is itself, who may come to it, and where one becomes a member."""
+"""The setup of a coordinator's identity: its own credential, listener and dialer, its members and their enrolment."""
 
 import os
 import time
@@ -16,7 +16,7 @@ from atoll.server.clock import Clock
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.identity.authority import Authority, Signer
 from atoll.server.identity.enrolments import Enrolments
-from atoll.server.identity.own_certificates import OWNER, Household
+from atoll.server.identity.own_certificates import OWNER, OwnCertificates
 from atoll.server.identity.register import Register
 from atoll.server.identity.remote_signer import RemoteSigner
 from atoll.server.identity.signing import Signer as Publisher
@@ -26,88 +26,89 @@ from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.transport.listener import InsecureListener, Listener, MutualListener
 
 ALIVE_S = 1.0
-"""Since a coordinator last said that it lives, it may have lived for so long."""
+"""The time for which a coordinator may have lived after its last note that it is alive [s]."""
 
 AUTHORITY, MINE, OWNERS = "authority", "coordinator", "owner"
 ELSEWHERE = "elsewhere"
 
 _NO_CREDENTIAL = (
-    "the authority is elsewhere, and {0} holds no certificate of this coordinator: make a request with `atoll "
-    "authority request {0}`, let the authority sign it (`atoll authority issue`), and put the answer there with `atoll "
-    "authority install {0} ANSWER`"
+    "the authority is on another machine, and {0} holds no certificate of this coordinator: make a request with "
+    "`atoll authority request {0}`, let the authority sign it (`atoll authority issue`), and put the answer there with "
+    "`atoll authority install {0} ANSWER`"
 )
 _NOT_OURS = (
     "coordinator.authority: {0} holds {1}, and {2} belongs to one already, which its members trust: mount it, name its "
-    "directory (`elsewhere`: its key is on another machine), or move {3} away to begin anew, and all enrol again"
+    "directory (`elsewhere`: its key is on another machine), or move {3} away to start anew and let all members enrol "
+    "again"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """What a coordinator has that knows its members."""
+    """The members of a coordinator that authenticates them."""
 
     enrolments: Enrolments
     keeper: Keeper
-    """Of the coordinator's own credential."""
+    """The keeper of the coordinator's own credential."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """See the module docstring."""
+    """The means by which a coordinator authenticates itself and its peers."""
 
     dialer: Dialer
     listener: Listener
     is_revoked: Callable[[Identity, int], bool] = lambda identity, serial: False
     members: Members | None = None
-    """None: nobody proves anything (`--insecure`)."""
+    """The members; None: nothing is authenticated (`--insecure`)."""
     signer: Signer | None = None
-    household: Household | None = None
+    own_certificates: OwnCertificates | None = None
 
 
 @asynccontextmanager
 async def gate_of(config: CoordinatorConfig, state: StateDirectory) -> AsyncIterator[Gate]:
-    """The gate of a coordinator; its certificates are made at its first start, and renewed while the block lasts.
+    """Open the gate of a coordinator. Its certificates are made at its first start, and renewed while the block lasts.
 
     Raises:
-        ConfigError: a certificate or the authority is damaged, or the authority is not where the settings say.
-        AuthorityAway, NotSigned: a certificate has to be made, and the authority does not.
+        ConfigError: a certificate or the authority is damaged, or the authority is not where the settings name it.
+        AuthorityAway, NotSigned: a certificate is needed, and the authority gives none.
     """
     if config.insecure:
         yield Gate(InsecureDialer(), InsecureListener())
         return
     folder = identity_folder(state.path)
     register, signer = Register(state.database), _signer(config, folder)
-    household = Household(register, signer)
+    certificates = OwnCertificates(register, signer)
     try:
-        own = await household.keeper(folder / MINE, COORDINATOR)
-        household.keep(own)
+        keeper = await certificates.keeper(folder / MINE, COORDINATOR)
+        certificates.keep(keeper)
         if isinstance(signer, Authority):
-            household.keep(await household.keeper(folder / OWNERS, OWNER))
-        else:  # one elsewhere gives owners their first one by hand
-            household.keep_what_is_put_into(folder / OWNERS)
-        members, is_revoked = Members(Enrolments(register, signer), own), register.revocations.is_revoked
-        yield Gate(MutualDialer(own), MutualListener(own), is_revoked, members, signer, household)
+            certificates.keep(await certificates.keeper(folder / OWNERS, OWNER))
+        else:  # an authority elsewhere gives owners their first certificate by hand
+            certificates.keep_what_is_put_into(folder / OWNERS)
+        members, is_revoked = Members(Enrolments(register, signer), keeper), register.revocations.is_revoked
+        yield Gate(MutualDialer(keeper), MutualListener(keeper), is_revoked, members, signer, certificates)
     finally:
-        await household.close()
+        await certificates.close()
 
 
 async def equip_ranks(gate: Gate, config: CoordinatorConfig) -> None:
-    """Give each rank that this machine starts its first certificate; then it renews its own.
+    """Give each rank that this machine starts its first certificate; after that it renews its own.
 
     Raises:
-        ConfigError, AuthorityAway, NotSigned: one cannot be had.
+        ConfigError, AuthorityAway, NotSigned: a certificate cannot be made.
     """
-    if gate.household is not None:
+    if gate.own_certificates is not None:
         for rank in range(config.aggregators):
-            place = identity_folder(state_of_rank(config.state, rank, config.aggregators))
-            await gate.household.keeper(place, aggregator(rank))
+            folder = identity_folder(state_of_rank(config.state, rank, config.aggregators))
+            await gate.own_certificates.keeper(folder, aggregator(rank))
 
 
 def publisher(gate: Gate, state: StateDirectory, clock: Clock) -> Publisher | None:
-    """Who signs what is pushed to clients; None when nobody proves anything.
+    """Make the signer of messages to clients; None when nothing is authenticated.
 
     Raises:
-        StoreCorrupted: its key is damaged, or may be read by others.
+        StoreCorrupted: its key is damaged, or others may read it.
     """
     if gate.members is None:
         return None
@@ -116,12 +117,12 @@ def publisher(gate: Gate, state: StateDirectory, clock: Clock) -> Publisher | No
 
 
 def identity_folder(state: Path) -> Path:
-    """Where a process with this state directory keeps who it is."""
+    """Return the folder of a state directory with the credentials of its process."""
     return state / "identity"
 
 
 def owner_folder(state: Path) -> Path:
-    """The credential of whoever may read a coordinator's state directory."""
+    """Return the folder of a state directory with the owner's credential."""
     return identity_folder(state) / OWNERS
 
 
@@ -138,7 +139,7 @@ def _signer(config: CoordinatorConfig, folder: Path) -> Signer:
 
 
 def _named_place(name: str) -> Path:
-    """The directory that the operator has named; the one above it is never made, as it may be a volume to mount."""
+    """Check the directory that the operator has named; its parent is never created, as it may be a volume to mount."""
     place = Path(name)
     if os.path.lexists(place) and not place.is_dir():
         raise ConfigError([f"coordinator.authority: {place} is no directory; allowed: the directory of an authority"])
@@ -149,7 +150,7 @@ def _named_place(name: str) -> Path:
 
 
 def _known_authority(place: Path, folder: Path, lifetime_s: float) -> Authority:
-    """The authority that has signed this coordinator's certificate: any other one would lock every member out."""
+    """Open the authority that has signed this coordinator's certificate: any other one would lock out all members."""
     if not (place / KEY).exists():
         raise CredentialError([_NOT_OURS.format(place, "no authority", folder.parent, folder)])
     authority = Authority.open(place, lifetime_s)

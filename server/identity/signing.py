@@ -1,4 +1,4 @@
-"""The publisher: signs whatever the coordinator pushes to a client, as the last thing before it leaves.
+"""The publisher: it signs every message that the coordinator pushes to a client, last before it leaves.
 
     STATE/identity/publisher.pem    its Ed25519 key, made at the first start, readable by its owner only
 
@@ -22,11 +22,12 @@ KEY = "publisher.pem"
 
 
 class Signer:
-    """Signs messages; each has a later instant than the one before it, also across a restart.
+    """Signs messages, each with a later instant than the one before, also across a restart.
 
     Args:
-        key: the publisher's.
-        credential: the coordinator's own; asked again for each Welcome, so a renewed one is used at once.
+        key: the publisher's key.
+        credential: returns the coordinator's own credential; called for each Welcome, so that a renewed one is used at
+            once.
         clock: seconds since the epoch, never running backward.
         not_before: the last instant at which an earlier process may have signed [s since the epoch].
     """
@@ -44,7 +45,7 @@ class Signer:
         self._certified: tuple[bytes, pb.Publisher] | None = None
 
     def sign(self, message: pb.ServerMessage, client: str) -> pb.ServerMessage:
-        """The message itself, signed for this client; a Welcome says with which key."""
+        """Sign a message for this client in place and return it; a Welcome also gets the publisher's key."""
         if message.HasField("welcome"):
             message.welcome.publisher.CopyFrom(self._publisher())
         issued_us = self._last_us = max(_micros(self._clock()), self._last_us + 1)
@@ -61,7 +62,7 @@ class Signer:
 
 
 def certify(key: Ed25519PrivateKey, credential: Credential, now: float) -> pb.Publisher:
-    """What proves that the key is the publisher's of the coordinator who has this credential."""
+    """Return the proof that the key is the publisher key of the coordinator with this credential."""
     publisher = pb.Publisher(
         key=key.public_key().public_bytes_raw(),
         issued_us=_micros(now),
@@ -73,10 +74,10 @@ def certify(key: Ed25519PrivateKey, credential: Credential, now: float) -> pb.Pu
 
 
 def publisher_key(folder: Path) -> Ed25519PrivateKey:
-    """The key that lies in a folder; made when there is none.
+    """Load the key in a folder; make one when there is none.
 
     Raises:
-        StoreCorrupted: it is damaged, of another kind, or may be read by others.
+        StoreCorrupted: the key is damaged, of another kind, or readable by others.
     """
     path = folder / KEY
     if not path.exists():

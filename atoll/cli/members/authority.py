@@ -83,19 +83,19 @@ def issue(
         new_key,
     )
     from atoll.protocol.identity.credential import Credential
-    from atoll.server.identity.authority_server import Steward
+    from atoll.server.identity.authority_server import AuthorityServer
 
     authority = _open(folder, days)
-    identity, steward = _identity(role, name), Steward(authority, folder)
+    identity, server = _identity(role, name), AuthorityServer(authority, folder)
     if request is None:
         _spare_others(out, identity)
     try:
         if request is not None:
-            answer = steward.issue(request.read_bytes(), identity, "by hand")
+            answer = server.issue(request.read_bytes(), identity, "by hand")
             out.write_bytes(answer + authority.ca_pem)
         else:
             key = new_key()
-            answer = steward.issue(make_request(key), identity, "by hand")
+            answer = server.issue(make_request(key), identity, "by hand")
             Credential(key_to_pem(key), answer, authority.ca_pem).store(out)
     except (CertificateError, ValueError) as error:
         raise CommandError(str(error)) from error
@@ -148,11 +148,11 @@ def serve(
     from atoll.cli import log
     from atoll.protocol.identity.join_code import is_address
     from atoll.protocol.identity.proxy import HttpProxy
-    from atoll.server.identity.authority_server import Steward
+    from atoll.server.identity.authority_server import AuthorityServer
 
     if not is_address(coordinator):
         raise CommandError(f"--coordinator {coordinator!r}; allowed: host:port, with a port in 1..65535")
-    steward = Steward(_open(folder, days), folder, HttpProxy.of(os.environ))
+    server = AuthorityServer(_open(folder, days), folder, HttpProxy.of(os.environ))
     log.configure()
 
     async def until_stopped() -> None:
@@ -160,7 +160,7 @@ def serve(
         assert serving is not None
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
-        await steward.serve(coordinator)
+        await server.serve(coordinator)
 
     try:
         asyncio.run(until_stopped())

@@ -19,7 +19,7 @@ CROWD = 20
 
 
 async def dial(address: str) -> str:
-    """The certificate that is shown, to whoever proves nothing."""
+    """Return the certificate that the port shows to a caller without one."""
     host, _, port = address.rpartition(":")
     return await asyncio.to_thread(ssl.get_server_certificate, (host, int(port)), timeout=30)
 

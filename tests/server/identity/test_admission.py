@@ -1,4 +1,4 @@
-"""Who is served, as the coordinator knows it and as a rank asks it."""
+"""The admission of callers, at a coordinator and at a rank that asks it."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ ADA = Caller(Peer(Identity(Role.OWNER, "ada"), 9), "r-1")
 
 
 class Known:
-    """What a coordinator knows, and the stub of a rank that asks it."""
+    """A coordinator's register, and the stub of a rank that asks it."""
 
     def __init__(self):
         self.revoked, self.members, self.asked, self.is_away = set(), {("north", "r-1")}, [], False

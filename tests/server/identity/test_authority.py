@@ -54,7 +54,7 @@ def test_what_is_wrong_with_its_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "key.pem").chmod(0o600)
     other = Authority.create(tmp_path / "other", "Atoll")
     (tmp_path / "certificate.pem").write_bytes(other.ca_pem)
-    with pytest.raises(CredentialError, match="does not fit"):
+    with pytest.raises(CredentialError, match="is not the key of"):
         Authority.open(tmp_path)
     (tmp_path / "certificate.pem").write_bytes(b"nothing")
     with pytest.raises(CredentialError, match="no certificates in PEM"):

@@ -34,7 +34,7 @@ from atoll.server.identity.enrolment_port import EnrolmentPort
 from atoll.server.identity.enrolments import RENEWALS_BURST, Enrolments
 from atoll.server.identity.guard import Guard
 from atoll.server.identity.membership_services import TRIES_BURST, MembershipService
-from atoll.server.identity.own_certificates import Household
+from atoll.server.identity.own_certificates import OwnCertificates
 from atoll.server.identity.register import WRONG_TRIES_MAX, Register
 from atoll.server.journal.state_directory import StateDirectory
 from atoll.server.transport.listener import MutualListener
@@ -46,7 +46,7 @@ NORTH = Identity(Role.CLIENT, "north")
 
 @dataclass
 class House:
-    """What of a coordinator has to do with members."""
+    """The parts of a coordinator that concern members."""
 
     enrolments: Enrolments
     register: Register
@@ -68,8 +68,8 @@ async def house(path: Path, lifetime_s: float = 1000.0) -> AsyncIterator[House]:
     with StateDirectory.open(path) as state, AuditLog(path / "audit", time.time) as audit:
         authority = Authority.open_or_create(path / "authority", "test", lifetime_s)
         register = Register(state.database)
-        enrolments, household = Enrolments(register, authority), Household(register, authority)
-        keeper = await household.keeper(path / "identity", COORDINATOR)
+        enrolments, certificates = Enrolments(register, authority), OwnCertificates(register, authority)
+        keeper = await certificates.keeper(path / "identity", COORDINATOR)
         admission = Admission(register.revocations.is_revoked, lambda client, run: True)
         members = grpc.aio.server(interceptors=[Guard(admission)])
         rpc.add_MembershipServicer_to_server(MembershipService(enrolments), members)
@@ -82,7 +82,7 @@ async def house(path: Path, lifetime_s: float = 1000.0) -> AsyncIterator[House]:
         try:
             yield House(enrolments, register, keeper, port, address)
         finally:
-            await asyncio.gather(members.stop(0), port.stop(), household.close())
+            await asyncio.gather(members.stop(0), port.stop(), certificates.close())
 
 
 @live
@@ -238,17 +238,17 @@ async def test_refused_strangers_and_a_code_that_they_void_are_written_down(
     async with house(tmp_path / "state") as at:
         wrong = replace(await at.invite(), secret=bytes(16))
         for _ in range(WRONG_TRIES_MAX):
-            with pytest.raises(EnrolmentFailed, match="secret is another one"):
+            with pytest.raises(EnrolmentFailed, match="secret is wrong"):
                 await enrol(wrong, tmp_path / "thief")
     assert f"the invitation of client north is void after {WRONG_TRIES_MAX} wrong tries" in caplog.text
-    assert "refused: the invitation's secret is another one (from ipv4:127.0.0.1:" in caplog.text
+    assert "refused: the invitation's secret is wrong (from ipv4:127.0.0.1:" in caplog.text
     events = [line.event for line in events_of(Source.of_state(tmp_path / "state")) if line.event is not None]
     refused = [event for event in events if event.action == "call.refuse"]
     assert len(refused) == WRONG_TRIES_MAX
     assert {(event.actor, event.role, event.object) for event in refused} == {
         ("ipv4:127.0.0.1", "anonymous", "/atoll.v1.Enrolment/Enrol")
     }
-    assert refused[0].outcome == "PERMISSION_DENIED: the invitation's secret is another one"
+    assert refused[0].outcome == "PERMISSION_DENIED: the invitation's secret is wrong"
     [void] = [event for event in events if event.action == "client.void"]
     assert (void.actor, void.object, void.outcome) == (
         "coordinator",
@@ -277,7 +277,9 @@ async def test_a_full_disk_is_told_without_a_path_and_the_code_stays_good(
             with pytest.raises(NotRenewed, match=r"RESOURCE_EXHAUSTED: cannot be stored now: no room$"):
                 await renew_once(mine, over(lambda: at.channel(mine)))
             with pytest.raises(NotRenewed, match="no room"):  # the coordinator tries again with its own, too
-                await renew_once(at.keeper.current, Household(at.register, at.enrolments._signer)._renew(at.keeper))
+                await renew_once(
+                    at.keeper.current, OwnCertificates(at.register, at.enrolments._signer)._renew(at.keeper)
+                )
 
 
 @live
@@ -318,8 +320,8 @@ async def test_who_is_revoked_renews_nothing_and_is_told_to_stop(tmp_path: Path)
 @live
 async def test_short_lives_are_renewed_again_and_again_on_both_sides(tmp_path: Path) -> None:
     async with house(tmp_path / "state", lifetime_s=3.0) as at:
-        household = Household(at.register, at.enrolments._signer)
-        household.keep(at.keeper)
+        certificates = OwnCertificates(at.register, at.enrolments._signer)
+        certificates.keep(at.keeper)
         await enrol(await at.invite(), tmp_path / "me")
         keeper, seen, enough = Keeper(tmp_path / "me"), [], asyncio.Event()
 
@@ -336,7 +338,7 @@ async def test_short_lives_are_renewed_again_and_again_on_both_sides(tmp_path: P
         await asyncio.wait({renewing, asyncio.create_task(enough.wait())}, return_when=asyncio.FIRST_COMPLETED)
         assert not renewing.done(), renewing.exception()
         renewing.cancel()
-        await household.close()
+        await certificates.close()
         assert Credential.load(tmp_path / "me") == seen[-1]
         assert at.keeper.current != first
 

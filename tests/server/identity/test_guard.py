@@ -71,7 +71,7 @@ OWNED = {
     (Role.OPERATOR, "/atoll.v1.Admin/Invite", "clients and aggregators"),
     (Role.OPERATOR, "/atoll.v1.Admin/Revoke", "clients and aggregators"),
 }
-"""Where a caller must keep to its own, written a second time: a rule that forgets it is found."""
+"""The calls in which a caller must keep to its own, written a second time: a rule that forgets it is found."""
 
 
 def may(role, method):
@@ -81,7 +81,7 @@ def may(role, method):
 
 
 class Members:
-    """Of these runs; revoked are those of these serial numbers."""
+    """A register of members, with their runs and the serial numbers that are revoked."""
 
     def __init__(self):
         self.revoked, self.runs = set(), {"ours"}
@@ -103,7 +103,7 @@ def manifest(client_id):
 
 
 def messages(method, *, own):
-    """What a caller may send: about itself, or about somebody else."""
+    """Return a message that a caller may send, about itself or about another one."""
     client, rank, run = ("north", 1, "ours") if own else ("south", 2, "theirs")
     made = {
         pb.ClientMessage: lambda: pb.ClientMessage(hello=pb.Hello(client_id=client)),
@@ -121,7 +121,7 @@ def messages(method, *, own):
 
 
 def add_all(server):
-    """Every method of every service, answering whoever gets that far once for each message."""
+    """Add every method of every service; each answers once for each message that gets that far."""
     for file in (pb, health_pb2, reflection_pb2):
         for service in file.DESCRIPTOR.services_by_name.values():
             handlers = {method.name: handler_of(method) for method in service.methods}
@@ -248,7 +248,7 @@ async def test_without_a_members_certificate_only_health_answers():
 
 
 def nameless():
-    """Who shows no certificate."""
+    """Return a caller without a certificate."""
     stranger = Member(MEMBERS[Role.CLIENT].identity)
     stranger.pair = (None, None)
     return stranger
@@ -265,7 +265,7 @@ async def talking(guard):
 
 
 async def end_of(call):
-    """How an open call ends, from now on."""
+    """Return the status of an open call that ends from now on."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call.read()
     return caught.value.code(), caught.value.details()
@@ -347,7 +347,7 @@ SESSION = "/atoll.v1.Coordinator/Session"
 
 
 async def session_read_beside(requests, context):
-    """As the control stream: another task than the handler's reads it, and swallows what grpc raises."""
+    """Serve as the control stream does: another task than the handler's reads it, and swallows what grpc raises."""
 
     async def read():
         async for _ in requests:
@@ -430,7 +430,7 @@ async def test_a_method_without_a_row_is_denied(monkeypatch):
         code, detail = await outcome(channel, "/atoll.v1.Admin/ListRanks")
         assert (code, detail) == (
             grpc.StatusCode.PERMISSION_DENIED,
-            "owner ada may not call atoll.v1.Admin/ListRanks: nobody may: no rule allows it",
+            "owner ada may not call atoll.v1.Admin/ListRanks: no rule allows it, for any role",
         )
 
 

@@ -1,4 +1,4 @@
-"""What operators are told who invite and revoke."""
+"""The answers to operators that invite and revoke."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +33,7 @@ class Call:
 
 @pytest.fixture
 def admin(tmp_path: Path) -> Iterator[MembersAdmin]:
-    """Of a coordinator with four aggregation ranks."""
+    """Yield the administration of a coordinator with four aggregation ranks."""
     with StateDirectory.open(tmp_path / "state") as state:
         enrolments = Enrolments(Register(state.database), Authority.create(tmp_path / "authority", "test"))
         enrolments.addresses = ("127.0.0.1:7071",)

@@ -66,7 +66,7 @@ def test_five_wrong_tries_void_an_invitation_also_for_whoever_has_the_secret(reg
     invitation = invite(register)
     for _ in range(WRONG_TRIES_MAX):
         assert [member.standing for member in register.members(now=NOW)] == [Standing.INVITED]
-        with pytest.raises(Refused, match="secret is another one"):
+        with pytest.raises(Refused, match="secret is wrong"):
             register.redeem(invitation.id, bytes(16), "key", now=NOW)
     with pytest.raises(Refused, match="void after 5 wrong tries"):
         register.redeem(invitation.id, invitation.secret, "key", now=NOW)

@@ -1,4 +1,4 @@
-"""An authority on another machine: a steward that dials in, over a real port, and what it does not sign."""
+"""An authority on another machine: a server that dials in, over a real port, and what it does not sign."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from atoll.protocol.wire.stream import StreamBroken
 from atoll.server.identity import authority_server, remote_signer
 from atoll.server.identity.admission import Admission
 from atoll.server.identity.authority import Authority, AuthorityAway, NotSigned, Renewal
-from atoll.server.identity.authority_server import LOG, Steward
+from atoll.server.identity.authority_server import LOG, AuthorityServer
 from atoll.server.identity.guard import Guard
 from atoll.server.identity.remote_signer import RemoteSigner, SigningService
 from tests.client.connect_proxy import connect_proxy
@@ -47,11 +47,11 @@ def renewal(authority: Authority, identity: Identity, request: bytes) -> Renewal
 
 
 @live
-async def test_a_steward_elsewhere_signs_over_the_stream_that_it_opens(tmp_path: Path) -> None:
+async def test_an_authority_server_elsewhere_signs_over_the_stream_that_it_opens(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path, "test")
     signer = RemoteSigner(authority.ca_pem)
     async with listening(authority, signer) as address:
-        serving = asyncio.create_task(Steward(authority, tmp_path).serve(address))
+        serving = asyncio.create_task(AuthorityServer(authority, tmp_path).serve(address))
         pems = await asyncio.gather(*(signer.sign(make_request(new_key()), NORTH) for _ in range(20)))
         assert len({read_leaf(pem).serial for pem in pems}) == 20
         request = make_request(new_key())
@@ -65,19 +65,19 @@ async def test_a_steward_elsewhere_signs_over_the_stream_that_it_opens(tmp_path:
 
 
 @live
-async def test_a_steward_behind_a_proxy_dials_over_it(tmp_path: Path) -> None:
+async def test_an_authority_server_behind_a_proxy_dials_over_it(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path, "test")
     signer = RemoteSigner(authority.ca_pem)
     async with listening(authority, signer) as address, connect_proxy(int(address.rpartition(":")[2])) as way_out:
         proxy = HttpProxy.of({"HTTPS_PROXY": f"http://{way_out.address}"})
-        serving = asyncio.create_task(Steward(authority, tmp_path, proxy).serve("atoll.example:7070"))
+        serving = asyncio.create_task(AuthorityServer(authority, tmp_path, proxy).serve("atoll.example:7070"))
         assert read_leaf(await signer.sign(make_request(new_key()), NORTH)).identity == NORTH
         serving.cancel()
         assert [line["to"] for line in way_out.lines if "to" in line] == ["atoll.example:7070"]
 
 
 @live
-async def test_a_steward_that_was_heard_comes_back_at_once_and_says_each_time_that_it_is_cut(
+async def test_an_authority_server_that_was_welcomed_reconnects_at_once_and_logs_each_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     authority, waits = Authority.create(tmp_path, "test"), list[float]()
@@ -99,7 +99,7 @@ async def test_a_steward_that_was_heard_comes_back_at_once_and_says_each_time_th
             return self.orders.pop()
 
     monkeypatch.setattr(authority_server, "Stream", Cut)
-    serving = asyncio.create_task(Steward(authority, tmp_path).serve("127.0.0.1:1"))
+    serving = asyncio.create_task(AuthorityServer(authority, tmp_path).serve("127.0.0.1:1"))
     monkeypatch.setattr(asyncio, "sleep", waiting)
     while len(waits) < 15:
         await sleep(0.01)
@@ -138,18 +138,18 @@ async def test_whoever_waits_for_one_that_goes_is_told(tmp_path: Path) -> None:
     again = asyncio.create_task(signer.sign(order.request, NORTH))
     order = await newer.outbox.get()
     assert order is not None
-    signer.answered(newer, Steward(authority, tmp_path).answer(order))
+    signer.answered(newer, AuthorityServer(authority, tmp_path).answer(order))
     assert read_leaf(await again).identity == NORTH
 
 
 @live
-async def test_only_so_many_wait_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_signatures_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_signer, "PENDING_MAX", 1)
     authority = Authority.create(tmp_path, "test")
     signer = RemoteSigner(authority.ca_pem)
     first = asyncio.create_task(signer.sign(make_request(new_key()), NORTH))
     await asyncio.sleep(0)
-    with pytest.raises(AuthorityAway, match="others wait"):
+    with pytest.raises(AuthorityAway, match="signatures are waiting for the authority"):
         await signer.sign(make_request(new_key()), NORTH)
     first.cancel()
     await asyncio.wait({first})
@@ -171,13 +171,13 @@ async def test_an_answer_that_does_not_fit_is_no_certificate(tmp_path: Path) -> 
         order = await line.outbox.get()
         assert order is not None
         signer.answered(line, pb.SignAnswer(number=order.number, certificate_pem=pem))
-        with pytest.raises(NotSigned, match="does not fit"):
+        with pytest.raises(NotSigned, match="has answered with another certificate"):
             await asking
 
 
-def test_a_steward_signs_for_sites_and_renews_on_the_older_keys_word_alone(tmp_path: Path) -> None:
+def test_an_authority_server_signs_for_sites_and_renews_on_the_older_keys_word_alone(tmp_path: Path) -> None:
     authority = Authority.create(tmp_path, "test")
-    keeper, request = Steward(authority, tmp_path), make_request(new_key())
+    keeper, request = AuthorityServer(authority, tmp_path), make_request(new_key())
     for role in (Role.OWNER, Role.OPERATOR, Role.AUDITOR, Role.COORDINATOR, Role.AUTHORITY):
         with pytest.raises(NotSigned, match="by hand"):
             keeper.sign(request, Identity(role, "main"), None)
@@ -194,9 +194,9 @@ def test_a_steward_signs_for_sites_and_renews_on_the_older_keys_word_alone(tmp_p
         keeper.sign(request, ANN, renewal(foreign, ANN, request))
 
 
-def test_a_steward_renews_nothing_that_has_run_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_authority_server_renews_nothing_that_has_run_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     authority = Authority.create(tmp_path, "test", lifetime_s=10)
-    keeper, request = Steward(authority, tmp_path), make_request(new_key())
+    keeper, request = AuthorityServer(authority, tmp_path), make_request(new_key())
     old = renewal(authority, NORTH, request)
     later = read_leaf(old.certificate_pem).expires_at + 1
     monkeypatch.setattr("time.time", lambda: later)

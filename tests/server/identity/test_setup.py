@@ -1,4 +1,4 @@
-"""Which authority a coordinator starts with: its own, or none at all."""
+"""The authority that a coordinator starts with: its own, or none at all."""
 
 import asyncio
 import shutil
@@ -14,7 +14,7 @@ from atoll.protocol.settings import ConfigError
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.identity import own_certificates
 from atoll.server.identity.authority import Authority
-from atoll.server.identity.authority_server import Steward
+from atoll.server.identity.authority_server import AuthorityServer
 from atoll.server.identity.own_certificates import OWNER
 from atoll.server.identity.remote_signer import RemoteSigner
 from atoll.server.identity.setup import ELSEWHERE, MINE, OWNERS, gate_of, identity_folder
@@ -76,17 +76,17 @@ async def test_an_authority_may_be_moved_and_its_key_be_elsewhere(tmp_path: Path
     assert credentials(state) == before
 
 
-async def sign_what_is_asked(signer: RemoteSigner, steward: Steward) -> None:
-    line = signer.connect()
-    while (order := await line.outbox.get()) is not None:
-        signer.answered(line, steward.answer(order))
+async def sign_what_is_asked(signer: RemoteSigner, server: AuthorityServer) -> None:
+    stream = signer.connect()
+    while (order := await stream.outbox.get()) is not None:
+        signer.answered(stream, server.answer(order))
 
 
 @live
 async def test_an_owner_that_was_made_by_hand_is_renewed_though_the_authority_is_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For a month it could revoke, and then nobody could."""
+    """Check the owner's renewal, without which revocation would end after a month."""
     monkeypatch.setattr(own_certificates, "LOOK_S", 0.05)
     Authority.create(tmp_path / "ca", "elsewhere")
     authority, state = Authority.open(tmp_path / "ca", lifetime_s=3), tmp_path / "state"
@@ -95,7 +95,7 @@ async def test_an_owner_that_was_made_by_hand_is_renewed_though_the_authority_is
     with StateDirectory.open(state) as opened:
         async with gate_of(config, opened) as gate:
             assert isinstance(gate.signer, RemoteSigner)
-            signing = asyncio.create_task(sign_what_is_asked(gate.signer, Steward(authority, tmp_path / "ca")))
+            signing = asyncio.create_task(sign_what_is_asked(gate.signer, AuthorityServer(authority, tmp_path / "ca")))
             for first in (authority.credential(OWNER), authority.credential(OWNER)):  # again: as after a loss
                 first.store(identity_folder(state) / OWNERS)
                 while (now := credentials(state)[1]) == first:
@@ -118,7 +118,7 @@ def test_an_owner_whose_certificate_has_run_out_is_told_so(tmp_path: Path, monke
 
 @live
 async def test_whoever_moves_the_identity_away_begins_anew(tmp_path: Path) -> None:
-    """As after `atoll restore` of a backup without keys."""
+    """Start after the identity was moved away, as after `atoll restore` of a backup without keys."""
     state = tmp_path / "state"
     ca_pem = await started(state)
     shutil.rmtree(identity_folder(state))
