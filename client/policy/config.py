@@ -1,6 +1,6 @@
 """The settings of a site's own policy, `policy.toml`: tasks, runs, hours, and the amount of data that may leave.
 
-The string under a field is its documentation; `docs/policy.md` is generated from these strings.
+The string under a field is its documentation; `docs/configuration.md` is generated from these strings.
 """
 
 import re

@@ -1,4 +1,4 @@
 """The pure rules of an agent: its session as a state machine, its events and effects, the refusal of rollback.
 
-Imports no clock, socket, file or randomness.
+Imports: `protocol` only; no clock, socket, file or source of randomness.
 """

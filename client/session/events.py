@@ -1,6 +1,6 @@
-"""What happens to an agent's session, and what is to be done about it. Pure values.
+"""The events of an agent's session and its effects. Pure values.
 
-Events are in the past tense, effects are imperatives; updates are referred to by digest, never held.
+Events are in the past tense, effects are imperatives. An update is referred to by its digest, never contained.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ Sums = Mapping[str, tuple[float, ...]]
 
 @value
 class Invitation:
-    """Train from `base_version` and report within `time_left` seconds."""
+    """The request to train from `base_version` and to report within `time_left` seconds."""
 
     run_id: RunId
     round_id: RoundId
@@ -22,24 +22,32 @@ class Invitation:
     model_digest: Digest
     time_left: float
     seed: int = 0
-    local: str = "{}"  # JSON: overrides of the task's Local
-    codec: str = ""  # what the update is to be encoded with; empty: plain
-    rank: int = 0  # of the aggregation, that the update is to go to
+    local: str = "{}"
+    """Overrides of the task's Local, JSON."""
+    codec: str = ""
+    """Codec of the update; empty: plain."""
+    rank: int = 0
+    """The aggregation rank that receives the update."""
     manifest: bytes = b""
-    data: bytes = b""  # of all pieces, when they are small
-    algorithm: str = "fedavg"  # what training has to do for the run
-    counted_round: RoundId = RoundId(0)  # the newest whose model has an update of this client; 0: none
-    model_seed: int = 0  # of the task's initial model
+    """Manifest of the base version; empty: to be fetched."""
+    data: bytes = b""
+    """Bytes of all pieces of the base version, when they are few."""
+    algorithm: str = "fedavg"
+    """Algorithm of the training."""
+    counted_round: RoundId = RoundId(0)
+    """The newest round whose model contains an update of this client; 0: none."""
+    model_seed: int = 0
+    """Seed of the task's initial model."""
 
     @property
     def key(self) -> tuple[str, RunId, int]:
-        """Names the job."""
+        """Name of the job."""
         return ("round", self.run_id, self.round_id)
 
 
 @value
 class EvaluationRequest:
-    """Run a version on your own data and answer within `time_left` seconds."""
+    """The request to evaluate a version on the site's data and to answer within `time_left` seconds."""
 
     run_id: RunId
     version: Version
@@ -54,7 +62,7 @@ class EvaluationRequest:
 
     @property
     def key(self) -> tuple[str, RunId, int]:
-        """Names the job."""
+        """Name of the job."""
         return ("version", self.run_id, self.version)
 
 
@@ -77,14 +85,14 @@ class Disconnected:
 
 @value
 class Asked:
-    """An invitation or an evaluation request arrived; possibly again, with a newer deadline."""
+    """An invitation or an evaluation request arrived, possibly once more, with a newer deadline."""
 
     request: Request
 
 
 @value
 class Forbidden:
-    """The site's own policy does not allow what was asked for, or no longer does."""
+    """The site's own policy does not allow a request, or no longer does."""
 
     request: Request
     reason: FailureReason
@@ -93,7 +101,7 @@ class Forbidden:
 
 @value
 class Released:
-    """The coordinator no longer needs this round; `submit`: what is done may still count in the next one."""
+    """The coordinator no longer needs this client in a round; with `submit` its update may count in the next one."""
 
     run_id: RunId
     round_id: RoundId
@@ -103,21 +111,21 @@ class Released:
 
 @value
 class RunEnded:
-    """The run is over."""
+    """A run has ended."""
 
     run_id: RunId
 
 
 @value
 class ModelReady:
-    """The version lies complete and checked on disk."""
+    """The version of a job is complete and checked on disk."""
 
     key: Key
 
 
 @value
 class Trained:
-    """The worker is done and the update lies in the spool."""
+    """The training has ended and its update is in the spool."""
 
     key: Key
     digest: Digest
@@ -125,17 +133,18 @@ class Trained:
 
 @value
 class Evaluated:
-    """The worker has evaluated."""
+    """The evaluation has ended, with its sums or without."""
 
     key: Key
     statistics: Sums | None
     detail: str = ""
-    reason: FailureReason | None = None  # why there are none; None: nothing went wrong
+    reason: FailureReason | None = None
+    """The failure, if it has no sums because of one."""
 
 
 @value
 class JobFailed:
-    """The download or the worker failed for good."""
+    """The download, the training or the evaluation has failed for good."""
 
     key: Key
     reason: FailureReason
@@ -162,7 +171,7 @@ class UploadCut:
 
 @value
 class TimePassed:
-    """The session's deadline is here."""
+    """The session's deadline has come."""
 
 
 Event = (
@@ -194,14 +203,14 @@ class Connect:
 
 @value
 class Download:
-    """Fetch the version that the request names, whatever of it is not here yet."""
+    """Download the pieces that the request's version lacks here."""
 
     request: Request
 
 
 @value
 class Work:
-    """Let the worker train or evaluate; it must stop by itself within `budget` seconds."""
+    """Train or evaluate; the worker must stop by itself within `budget` seconds."""
 
     request: Request
     budget: float
@@ -209,7 +218,7 @@ class Work:
 
 @value
 class Extend:
-    """The deadline moved: the worker has `budget` seconds from now."""
+    """Give the worker `budget` seconds from now: its deadline has moved."""
 
     budget: float
 
@@ -223,14 +232,14 @@ class StopWork:
 
 @value
 class KillWorker:
-    """The worker did not stop in time."""
+    """Kill the worker: it did not stop in time."""
 
     key: Key
 
 
 @value
 class Upload:
-    """Send a spooled update, from wherever the coordinator's copy ends."""
+    """Send a spooled update, from the byte at which the coordinator's copy ends."""
 
     key: Key
     digest: Digest
@@ -238,17 +247,19 @@ class Upload:
 
 @value
 class Discard:
-    """The spooled update has been answered, or is not wanted: delete it and end its upload."""
+    """Delete a spooled update and end its upload: it was answered, or is no longer wanted."""
 
     key: Key
     digest: Digest
-    accepted: bool = False  # then what was staged with it becomes current, before it is deleted
-    is_answered: bool = False  # else it is not wanted any more
+    accepted: bool = False
+    """The coordinator accepted it: the residual that was staged with it becomes current, before it is deleted."""
+    is_answered: bool = False
+    """The coordinator answered it; else it is no longer wanted."""
 
 
 @value
 class ReportFailure:
-    """Tell the coordinator that this client's part in the round is given up."""
+    """Tell the coordinator that this client gives up its part in a round."""
 
     run_id: RunId
     round_id: RoundId
@@ -258,13 +269,14 @@ class ReportFailure:
 
 @value
 class ReportEvaluation:
-    """Tell the coordinator the sums, or why there are none."""
+    """Send the coordinator the sums of an evaluation, or the reason for none."""
 
     run_id: RunId
     version: Version
     statistics: Sums | None
     detail: str
-    reason: FailureReason | None = None  # what the detail begins with, when something went wrong
+    reason: FailureReason | None = None
+    """The failure, if there was one; the detail begins with it."""
 
 
 Effect = (

@@ -1,15 +1,15 @@
-"""The agent's side of the conversation as a pure state machine: events in, effects out; the clock is an argument.
+"""The agent's session with its coordinator as a pure state machine: events in, effects out; the clock is an argument.
 
-One job at a time (train for a round, or evaluate a version), any number of finished updates on their way. What several
-runs ask for meanwhile waits, one request of each, and is begun in the order in which it came: every run has its turn,
-and no run takes the worker from another. Of one run the newest request counts. A job goes
+The agent does one job at a time (train for a round, or evaluate a version) and uploads any number of finished updates.
+Requests of other runs wait meanwhile, one for each run, in order of arrival: every run gets its turn, and no run takes
+the worker from another. Of one run only the newest request counts. A job goes
 
     DOWNLOADING --ModelReady--> WORKING --Trained, Evaluated--> done (an update goes to the spool and is uploaded)
          any  --Released--> STOPPING --the worker answers, or is killed after its lease--> done
 
-Losing contact alone never ends a job: the worker knows its deadline, stops in time by itself, and the update waits in
-the spool until the coordinator has answered for it (architecture, invariants 2 and 8). Randomness (the jitter of
-reconnecting) comes from a generator that is passed in.
+Loss of the connection alone never ends a job: the worker knows its deadline and stops in time by itself, and the update
+stays in the spool until the coordinator has answered (architecture, invariants 2 and 8). Randomness (the jitter of the
+back-off) comes from a generator that is an argument.
 """
 
 import random
@@ -55,17 +55,22 @@ from atoll.protocol.vocabulary import Digest, FailureReason, RejectReason, Round
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRules:
-    """What the agent's operator has set. Seconds."""
+    """The session's settings."""
 
-    tasks: frozenset[str]  # names that this agent allows
-    lease: float = 30.0  # how long a worker may outlive its deadline or its release
+    tasks: frozenset[str]
+    """Names of the tasks that this agent allows."""
+    lease: float = 30.0
+    """Longest time that a worker may outlive its deadline or its release [s]."""
     reconnect_min: float = 0.2
+    """First wait before reconnecting or uploading again [s]."""
     reconnect_max: float = 15.0
-    resends_max: int = 3  # of one update whose bytes were damaged on the way
+    """Longest wait before reconnecting or uploading again [s]."""
+    resends_max: int = 3
+    """Most repetitions of an upload whose bytes arrived damaged."""
 
 
 class Stage(Enum):
-    """Where a job stands."""
+    """The stage of a job."""
 
     DOWNLOADING = auto()
     WORKING = auto()
@@ -74,21 +79,26 @@ class Stage(Enum):
 
 @dataclass(slots=True)
 class Job:
-    """What the worker is busy with."""
+    """The job in progress. Instants are in seconds on the session's clock."""
 
     request: Request
     deadline: float
     stage: Stage = Stage.DOWNLOADING
-    is_released: bool = False  # nobody waits for a failure report any more
-    submit: bool = True  # whether what is done is worth sending
-    kill_by: float = 0.0  # while STOPPING
-    is_ready: bool = False  # the model is here
-    news_by: float = 0.0  # while DOWNLOADING: until then a newer deadline may come, after a reconnect
+    is_released: bool = False
+    """The coordinator no longer expects a failure report."""
+    submit: bool = True
+    """The update is worth sending."""
+    kill_by: float = 0.0
+    """Instant at which a STOPPING worker is killed."""
+    is_ready: bool = False
+    """The model is complete on disk."""
+    news_by: float = 0.0
+    """Instant until which a newer deadline may still arrive after a reconnect, while DOWNLOADING."""
 
 
 @value
 class Waiting:
-    """What is begun when the worker is free, if that is before its deadline."""
+    """A request that begins when the worker is free, if that is before its deadline."""
 
     request: Request
     deadline: float
@@ -96,10 +106,11 @@ class Waiting:
 
 @dataclass(slots=True)
 class Outgoing:
-    """A finished update until the coordinator has answered for it."""
+    """A finished update that the coordinator has not answered yet."""
 
     digest: Digest
-    is_active: bool = False  # an upload is under way
+    is_active: bool = False
+    """An upload of it is running."""
     begun_at: float = 0.0
     retry_at: float = 0.0
     num_cuts: int = 0
@@ -107,7 +118,13 @@ class Outgoing:
 
 
 class Session:
-    """See the module docstring. `spooled`: the finished updates that an earlier process of this agent left behind."""
+    """The state machine; see the module docstring.
+
+    Args:
+        rules: the session's settings.
+        rng: source of the jitter.
+        spooled: finished updates of an earlier process of this agent.
+    """
 
     def __init__(self, rules: SessionRules, rng: random.Random, spooled: Mapping[Key, Digest] | None = None) -> None:
         self.rules = rules
@@ -121,7 +138,7 @@ class Session:
 
     @property
     def working_on(self) -> tuple[tuple[RunId, RoundId], ...]:
-        """The rounds that this client trains for or has an unanswered update of; told in Hello."""
+        """Rounds for which this client trains or has an unanswered update; Hello carries them."""
         keys = set(self.outgoing)
         if self.job is not None:
             keys.add(self.job.request.key)
@@ -129,7 +146,7 @@ class Session:
 
     @property
     def deadline(self) -> float | None:
-        """When the driver must deliver TimePassed; None when nothing is timed."""
+        """Instant at which the shell must deliver TimePassed; None: no timer runs."""
         due = self._job_due()
         if not (self.outgoing or self.waiting):
             return due
@@ -147,10 +164,15 @@ class Session:
             return job.kill_by
         if job.stage is Stage.WORKING:
             return job.deadline + self.rules.lease
-        return max(job.deadline, job.news_by) if self.is_connected else None  # it may have moved while we were cut off
+        return max(job.deadline, job.news_by) if self.is_connected else None  # without contact it may have moved
 
     def receive(self, event: Event, now: float) -> Effects:
-        """Advance by one event. What is overdue takes effect first, however late the driver wakes."""
+        """Advance by one event; overdue deadlines take effect before it, however late the shell wakes.
+
+        Args:
+            event: that has happened.
+            now: instant on the session's clock [s].
+        """
         effects: list[Effect] = []
         if (due := self._job_due()) is not None and now >= due:
             effects += self._job_overdue(now)
@@ -188,7 +210,7 @@ class Session:
         return ()
 
     def _back_off(self) -> float:
-        """Exponential with full jitter between half and the whole of the step, so that a herd spreads out [s]."""
+        """Return the delay before the next attempt to connect [s]."""
         self._num_dials += 1
         return delay(self._num_dials - 1, self.rules.reconnect_min, self.rules.reconnect_max, self._rng)
 
@@ -211,7 +233,7 @@ class Session:
         return ()
 
     def _forbidden(self, event: Forbidden, now: float) -> Effects:
-        """Whatever is under way for it ends, unfinished. A finished update has a question of its own to pass."""
+        """End a request's job unfinished; a finished update is asked about before its upload."""
         request = event.request
         if request.key in self.outgoing:
             return ()
@@ -222,7 +244,7 @@ class Session:
         return tuple(effects)
 
     def _give_up_waiting(self, now: float) -> Effects:
-        """What another run's job has left no time for: its run is told at once, and not only by silence."""
+        """Report waiting requests whose deadline has passed while the worker was busy with another run."""
         late = [run_id for run_id, waiting in self.waiting.items() if now >= waiting.deadline]
         busy_with = "its model" if self.job is None else f"run {self.job.request.run_id}"
         detail = f"the client was busy with {busy_with} until the deadline"
@@ -248,16 +270,18 @@ class Session:
         return self._begin_work(job, now)
 
     def _begin_work(self, job: Job, now: float) -> Effects:
-        """When the model is here and there is time; while we are cut off the deadline may still move."""
+        """Begin work once the model is here and before the deadline, which may still move without contact."""
         if job.stage is not Stage.DOWNLOADING or not job.is_ready or now >= job.deadline:
             return ()
         job.stage = Stage.WORKING
         return (Work(job.request, self._budget(job, now)),)
 
     def _budget(self, job: Job, now: float) -> float:
-        """Seconds that the worker may take, leaving time for an upload as long as the last ones took.
+        """Return the seconds that the worker may take, with a reserve for the upload.
 
-        While none was measured a tenth of the time is left; more than half of it never is.
+            budget = left - min(left / 2, reserve),    reserve = max(1.5 upload_seconds, left / 20)
+
+        Before an upload was measured the reserve is left / 10; an evaluation needs none.
         """
         left = job.deadline - now
         if isinstance(job.request, EvaluationRequest):
@@ -299,7 +323,7 @@ class Session:
         return (KillWorker(job.request.key), *report)
 
     def _stop(self, job: Job, *, submit: bool, now: float) -> Effects:
-        """Wind the job down. The worker may answer with what it has; the download just ends."""
+        """Stop the job: a download ends at once, a worker may answer with what it has."""
         job.is_released, job.submit = True, submit
         if job.stage is Stage.DOWNLOADING:
             self.job = None
@@ -319,7 +343,7 @@ class Session:
         return tuple(effects)
 
     def _withdraw(self, key: Key) -> None:
-        """It is not to be begun any more, if it waits."""
+        """Drop a waiting request."""
         if (waiting := self.waiting.get(RunId(key[1]))) is not None and waiting.request.key == key:
             del self.waiting[RunId(key[1])]
 

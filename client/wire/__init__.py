@@ -1,4 +1,4 @@
 """The agent's connections to a coordinator and its ranks: control stream, downloads, uploads.
 
-Imports: `disk`, `policy`.
+Imports: `session`, `disk`, `policy`.
 """

@@ -1,7 +1,7 @@
 """One session with the coordinator: the control stream, and the connections for the calls beside it.
 
-Everything of one attempt is fresh: the connection, the stream, the session's name. What breaks is a `StreamBroken`,
-however it breaks; the caller decides what it means and when to dial again.
+Each session is new in every part: connection, stream and session name. Every way in which it breaks is a
+`StreamBroken`; the caller decides what it means and when to dial again.
 """
 
 import asyncio
@@ -22,14 +22,16 @@ from atoll.protocol.wire.stream import Stream, StreamBroken
 logger = logging.getLogger(__name__)
 
 SEND_TIMEOUT_S = 30.0
-"""A control message that the connection does not take for so long: the connection is dead."""
+"""Time after which a connection that takes no control message is dead [s]."""
 
 CLOSE_TIMEOUT_S = 1.0
 OUTBOX_MAX = 1000
 
 
 class Link:
-    """A control stream, and calls beside it. `open` it once, `receive` until it ends, `close` it always.
+    """The link of one session: a control stream, and calls beside it.
+
+    `open` it once, `receive` until it ends, and `close` it always.
 
     Args:
         dialer: opens channels to the coordinator, with the newest certificate; the link closes them.
@@ -38,7 +40,7 @@ class Link:
 
     def __init__(self, dialer: Dialer, address: str) -> None:
         self.connection = RotatingChannel(dialer, address, COORDINATOR, coordinator_stub)
-        self._of_stream = AsyncExitStack()
+        self._stream_channel = AsyncExitStack()
         self._outbox: asyncio.Queue[pb.ClientMessage | None] = asyncio.Queue(OUTBOX_MAX)
         self._stream: Stream[pb.ClientMessage, pb.ServerMessage] | None = None
         self._writer: asyncio.Task[None] | None = None
@@ -46,12 +48,12 @@ class Link:
         self._heartbeat_s = 0.0
 
     async def open(self, hello: pb.Hello) -> pb.ServerMessage:
-        """Say Hello and wait for Welcome, which is returned as it came: signed, or not.
+        """Send Hello and return the coordinator's Welcome, unverified.
 
         Raises:
-            StreamBroken: no connection, no answer in time, or refused.
+            StreamBroken: there is no connection or no answer in time, or the coordinator refuses.
         """
-        stub = await self._of_stream.enter_async_context(self.calls())
+        stub = await self._stream_channel.enter_async_context(self.calls())
         stream = self._stream = Stream(stub.Session)
         try:
             async with asyncio.timeout(HANDSHAKE_S):
@@ -61,17 +63,21 @@ class Link:
             detail = f"no Welcome within {HANDSHAKE_S} s"
             raise StreamBroken(grpc.StatusCode.DEADLINE_EXCEEDED, detail) from None
         if message is None or message.WhichOneof("message") != "welcome":
-            raise StreamBroken(grpc.StatusCode.UNKNOWN, "the coordinator did not begin with Welcome")
+            raise StreamBroken(grpc.StatusCode.UNKNOWN, "the coordinator's first message is not a Welcome")
         self._heartbeat_s = max(0.05, min(3600.0, message.welcome.heartbeat_s))  # in this order: NaN is 3600
         self._writer = asyncio.create_task(self._write(stream))
         return message
 
     def calls(self) -> AbstractAsyncContextManager[rpc.CoordinatorStub]:
-        """The stub for calls that begin now (`RotatingChannel.calls`)."""
+        """Return the stub for calls that begin now; see `RotatingChannel.calls`."""
         return self.connection.calls()
 
     async def receive(self) -> pb.ServerMessage | None:
-        """The next message; None when the coordinator has ended the stream. Raises StreamBroken."""
+        """Return the next message; None when the coordinator has ended the stream.
+
+        Raises:
+            StreamBroken: the stream was cut.
+        """
         assert self._stream is not None, "open comes first"
         try:
             message = await self._stream.read()
@@ -83,18 +89,18 @@ class Link:
         return message
 
     def send(self, message: pb.ClientMessage) -> None:
-        """Send a message after those before it; never waits. A connection that takes none is broken off."""
+        """Queue a message, without waiting; a connection whose queue is full is broken off."""
         if self._outbox.full():
-            self._break_off("its outbox is full")
+            self._break_off(f"{OUTBOX_MAX} messages wait for it")
         else:
             self._outbox.put_nowait(message)
 
     async def close(self, *, goodbye: bool = False) -> None:
-        """End the connections with all calls.
+        """Close the connections and end all calls on them.
 
         Args:
-            goodbye: first send what is in the outbox, then Goodbye, and let the coordinator end the stream; somebody
-                must be receiving meanwhile.
+            goodbye: first send the queued messages and Goodbye, and let the coordinator end the stream; a task must be
+                receiving meanwhile.
         """
         if goodbye and self._writer is not None and not self._writer.done():
             self.send(pb.ClientMessage(goodbye=pb.Goodbye()))
@@ -105,10 +111,10 @@ class Link:
         if self._writer is not None:
             self._writer.cancel()
         await self.connection.close()
-        await self._of_stream.aclose()
+        await self._stream_channel.aclose()
 
     async def _write(self, stream: Stream[pb.ClientMessage, pb.ServerMessage]) -> None:
-        """Send what is in the outbox, and a heartbeat whenever that is empty for too long."""
+        """Send the queued messages, and a heartbeat after each heartbeat interval without one."""
         heartbeat = pb.ClientMessage(heartbeat=pb.Heartbeat())
         while True:
             try:

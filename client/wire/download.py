@@ -1,7 +1,7 @@
-"""Pulls the missing pieces of a version. Never more is under way than one window beyond what is on disk.
+"""The download of a version's missing pieces: at most one window of bytes is in flight beyond those on disk.
 
-A large download is read on a thread, over a connection whose calls block: faster by 6 %. If nothing comes over that
-one in time, and for all smaller ones, it is the session's own connection, on the event loop.
+A large download runs on a thread, over a connection whose calls block, which is 6 % faster. Smaller ones, and a large
+one that does not begin in time, use the session's own connection, on the event loop.
 """
 
 import asyncio
@@ -25,42 +25,50 @@ from atoll.protocol.wire.stream import Stream, StreamBroken, broken_streams
 logger = logging.getLogger(__name__)
 
 BOXES_MAX = 1000
-"""Pieces that one call asks for by name, so that the request stays small."""
+"""Most pieces that one call asks for by name, so that the request stays small."""
 
 LARGE_BYTES = 8 * MIB
-"""So much is worth a thread and a connection of its own: of 2,000 clients of a small model that would be 2,000 more."""
+"""Size from which a download is worth a thread and a second connection, which would double the connections of 2,000
+clients of a small model."""
 
 BEGIN_S = 2.0
-"""A large download that has not begun by then takes the other way: strangers may be flooding the server's port."""
+"""Time after which a large download that has not begun takes the other connection [s]: strangers may be flooding the
+server's port."""
 
 NOT_REACHED = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED
-"""How a call ends that nobody answered: by itself, or given up after `BEGIN_S`."""
+"""Status codes of a call that the server never answered: it failed by itself, or was given up after `BEGIN_S`."""
 
 
 async def download(
-    connection: RotatingChannel[rpc.CoordinatorStub] | RotatingChannel[rpc.AggregatorStub],
+    channel: RotatingChannel[rpc.CoordinatorStub] | RotatingChannel[rpc.AggregatorStub],
     run_id: RunId,
     digest: Digest,
     partial: PartialVersion,
 ) -> None:
-    """Fetch what the version lacks, or the first `BOXES_MAX` pieces of it; call again until it is complete.
+    """Fetch the pieces that a version lacks, at most `BOXES_MAX` of them; repeat until it is complete.
+
+    Args:
+        channel: to the coordinator or an aggregation rank.
+        run_id: run of the version.
+        digest: of the version's manifest.
+        partial: receives the bytes.
 
     Raises:
-        StreamBroken: cut, refused, or the coordinator does not do what the protocol says.
-        PieceDamaged: a piece came wrong; it is wanted again.
-        OSError: the disk.
+        StreamBroken: the call was cut or refused, or the server broke the protocol.
+        PieceDamaged: a piece arrived damaged; it is wanted again.
+        OSError: the disk fails.
     """
     fetch = _Fetch(run_id, digest, partial)
     if fetch.num_bytes >= LARGE_BYTES:
-        async with connection.blocking_calls() as stub:
+        async with channel.blocking_calls() as stub:
             if await _on_thread(stub, fetch):
                 return
-    async with connection.calls() as stub:
+    async with channel.calls() as stub:
         await _on_loop(stub, fetch)
 
 
 class _Fetch:
-    """What one call asks for, and how far it has come."""
+    """The request of one call and its progress."""
 
     def __init__(self, run_id: RunId, digest: Digest, partial: PartialVersion) -> None:
         self.partial = partial
@@ -84,29 +92,31 @@ class _Fetch:
 
     @property
     def num_bytes(self) -> int:
-        """That are still to come."""
+        """Bytes that have not arrived yet."""
         return self._total - self._position
 
-    def came(self, reply: DownloadMessage) -> pb.DownloadRequest | None:
-        """Note what came; a further grant when it is time for one, to be sent when the bytes are with the disk.
+    def note(self, reply: DownloadMessage) -> pb.DownloadRequest | None:
+        """Count the bytes of a reply, and return the next grant of credit if it is due.
+
+        The caller sends the grant when the bytes are with the operating system.
 
         Raises:
-            StreamBroken: not what was asked for.
+            StreamBroken: the reply is not what was asked for.
         """
         self.has_begun = True
         if isinstance(reply, Data):
             self._position += len(reply.data)
             if self._position > self._total:
-                raise _protocol_error(f"more than the {self._total} bytes came that were asked for")
+                raise _protocol_error(f"more than the {self._total} requested bytes arrived")
             if self._granted < self._total and self._position + DOWNLOAD_WINDOW_BYTES >= self._granted + GRANT_BYTES:
                 self._granted = self._position + DOWNLOAD_WINDOW_BYTES
                 return pb.DownloadRequest(credit=self._granted)
         elif reply.WhichOneof("reply") == "total_bytes" and reply.total_bytes != self._total:
-            raise _protocol_error(f"{reply.total_bytes} bytes were announced, {self._total} were asked for")
+            raise _protocol_error(f"{reply.total_bytes} bytes were announced, {self._total} were requested")
         return None
 
-    def ended(self) -> None:
-        """The other side says that this was all. Raises StreamBroken when it was not."""
+    def check_complete(self) -> None:
+        """Check at the end of the call that all bytes have arrived; raises StreamBroken."""
         if self._position < self._total:
             detail = f"the download ended at byte {self._position} of {self._total}"
             raise StreamBroken(grpc.StatusCode.UNAVAILABLE, detail)
@@ -114,26 +124,26 @@ class _Fetch:
 
 async def _on_loop(stub: Any, fetch: _Fetch) -> None:
     stream: Stream[pb.DownloadRequest, DownloadMessage] = Stream(stub.Download)
-    behind = Behind(fetch.partial.append_all)
+    writer = Behind(fetch.partial.append_all)
     granting: asyncio.Future[None] | None = None
     try:
         await stream.write(fetch.first_request)
         while (reply := await stream.read()) is not None:
-            grant = fetch.came(reply)
+            grant = fetch.note(reply)
             if isinstance(reply, Data):
-                await behind.put(reply.data)
+                await writer.put(reply.data)
             if grant is not None:
                 if granting is not None:
                     await granting
                 granting = asyncio.ensure_future(stream.write(grant))
-        fetch.ended()
+        fetch.check_complete()
     finally:
         stream.cancel()
-        await behind.finish()
+        await writer.finish()
 
 
 async def _on_thread(stub: Any, fetch: _Fetch) -> bool:
-    """Whether it was to be had this way; raises as `download`."""
+    """Download over the blocking connection; return whether the server answered there. Raises as `download`."""
     requests: SimpleQueue[pb.DownloadRequest | None] = SimpleQueue()
     requests.put(fetch.first_request)
     call = stub.Download(iter(requests.get, None))
@@ -154,15 +164,15 @@ def _receive(call: Any, requests: "SimpleQueue[pb.DownloadRequest | None]", fetc
     try:
         with broken_streams():
             for reply in call:
-                grant = fetch.came(reply)
+                grant = fetch.note(reply)
                 if isinstance(reply, Data):
                     fetch.partial.append_all([reply.data])
                 if grant is not None:
                     requests.put(grant)
-        fetch.ended()
+        fetch.check_complete()
     finally:
         call.cancel()
-        requests.put(None)  # which ends gRPC's thread that sends them
+        requests.put(None)  # ends gRPC's thread that sends them
 
 
 def _protocol_error(detail: str) -> StreamBroken:

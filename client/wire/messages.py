@@ -1,4 +1,4 @@
-"""Messages of the control stream <-> the session's values: each conversion once, and nothing malformed goes further."""
+"""The conversion between messages of the control stream and the session's values; malformed messages stop here."""
 
 import logging
 import math
@@ -31,7 +31,7 @@ SECONDS_MAX = 366 * 86400.0
 
 
 class BadMessage(ValueError):
-    """The coordinator sent something that this agent cannot make sense of."""
+    """A message of the coordinator that is not valid; the text names the field, its value and what is allowed."""
 
 
 def hello(
@@ -45,7 +45,18 @@ def hello(
     software: str,
     codecs: Iterable[str] = FAMILIES,
 ) -> pb.Hello:
-    """The first message of a connection."""
+    """Make the first message of a session.
+
+    Args:
+        site: name of the client.
+        session: name of the session, random and new for each.
+        tasks: names of the tasks that this agent allows.
+        num_examples: size of the site's training data; 0: not known.
+        label: stratum of the client.
+        working_on: rounds that it trains for or has an unanswered update of.
+        software: name and version of this program.
+        codecs: families of codecs that its updates may use.
+    """
     return pb.Hello(
         protocol=PROTOCOL,
         client_id=site,
@@ -60,10 +71,10 @@ def hello(
 
 
 def event_of(message: pb.ServerMessage) -> Event | None:
-    """What has happened; None for what the session need not know.
+    """Return the event of a message; None: the session needs none.
 
     Raises:
-        BadMessage: the message says what is wrong.
+        BadMessage: the message is not valid.
     """
     try:
         match message.WhichOneof("message"):
@@ -77,7 +88,7 @@ def event_of(message: pb.ServerMessage) -> Event | None:
                 return RunEnded(_run(message.run_ended.run_id))
             case _:
                 return None
-    except ManifestError as error:  # said by the same strict readers
+    except ManifestError as error:  # raised by the readers of `strict_json`
         raise BadMessage(str(error)) from None
 
 
@@ -131,7 +142,7 @@ def _evaluation_request(evaluate: pb.Evaluate) -> EvaluationRequest:
 
 
 def _codec(name: str) -> str:
-    """The codec to use; plain when this agent does not know it, which the coordinator always takes."""
+    """Return the codec to use; plain, which the coordinator always accepts, when this agent does not know it."""
     try:
         return parse_codec(name).name if name else ""
     except ValueError as error:
@@ -146,17 +157,17 @@ def _seconds(value: float) -> float:
 
 
 def _plain(detail: str) -> str:
-    """The end of what went wrong, as text that can be sent: a file's name may hold what is no text."""
+    """Return the last DETAIL_MAX characters of a detail as valid UTF-8; a file name in it may not be."""
     return detail[-DETAIL_MAX:].encode(errors="replace").decode()
 
 
 def ready() -> pb.ClientMessage:
-    """What this client has declined may be offered to it again."""
+    """Make the message that work which this client has declined may be offered again."""
     return pb.ClientMessage(ready=pb.Ready())
 
 
 def failure(effect: ReportFailure) -> pb.ClientMessage:
-    """This client's part in a round is given up."""
+    """Make the message that this client gives up its part in a round."""
     return pb.ClientMessage(
         failed=pb.Failed(
             run_id=effect.run_id,
@@ -168,7 +179,7 @@ def failure(effect: ReportFailure) -> pb.ClientMessage:
 
 
 def evaluation(effect: ReportEvaluation) -> pb.ClientMessage:
-    """The sums of an evaluation, or why there are none."""
+    """Make the message with the sums of an evaluation, or the reason for none."""
     sums, error = effect.statistics, ""
     if sums is None:
         error = _plain(effect.detail) or "no test data here"
@@ -185,12 +196,12 @@ def evaluation(effect: ReportEvaluation) -> pb.ClientMessage:
 
 
 def statistics(sums: Sums) -> dict[str, pb.Statistics]:
-    """Sufficient statistics, as they travel."""
+    """Return sufficient statistics in the protocol's form."""
     return {_plain(name): pb.Statistics(values=values) for name, values in sums.items()}
 
 
 def too_many(sums: Sums) -> str:
-    """Why sums cannot be sent; empty when they can."""
+    """Return the reason why sums are too many to be sent; empty: they are not."""
     count = sum(map(len, sums.values()))
     if len(sums) <= METRICS_MAX and count <= STATISTICS_MAX:
         return ""

@@ -1,7 +1,7 @@
-"""The coordinator's aggregation ranks, as a client sees them: where updates go to, and versions come from.
+"""The coordinator's aggregation ranks as a client sees them: they receive updates and serve versions.
 
-The coordinator says where they are, and says it again whenever one comes or goes. A rank that is away comes back; an
-update waits for its own rank for a while, and then goes to another: what counts is that it is accepted once.
+The coordinator sends their addresses whenever a rank comes or goes. A rank that is away comes back; an update waits for
+its own rank for a while and then goes to another one: it counts once, wherever it is accepted.
 """
 
 import asyncio
@@ -24,21 +24,21 @@ from atoll.protocol.wire.stream import StreamBroken
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 15.0
-"""Seconds that an update waits for its own rank before it goes to another, and as long there."""
+"""Seconds that an update waits for its own rank, and then for each further one."""
 
 
 @dataclass(slots=True)
 class _Rank:
-    """One that is connected."""
+    """A rank with a connection."""
 
     address: str
     connection: RotatingChannel[rpc.AggregatorStub]
-    staying_fresh: asyncio.Task[None] | None
-    """None: it is away."""
+    rotating: asyncio.Task[None] | None
+    """The task that keeps the connection fresh; None: the rank is away."""
 
 
 class Ranks:
-    """Connections to the ranks, made when they are needed. Without ranks the coordinator does it all itself.
+    """Connections to the ranks, made on demand; with zero ranks the coordinator serves the data plane itself.
 
     Args:
         dialer: opens the channels.
@@ -53,26 +53,26 @@ class Ranks:
 
     @property
     def num_ranks(self) -> int:
-        """How many there are, those that are away included; 0: none."""
+        """Number of ranks, including those that are away."""
         return len(self._addresses)
 
     def update(self, addresses: Sequence[str]) -> None:
-        """Take what the coordinator says: by rank, empty for one that is away.
+        """Take the ranks' addresses from the coordinator: by rank, empty for one that is away.
 
-        What is under way to one that is away goes on: perhaps it is the coordinator that has been away.
+        Transfers with a rank that is away continue: perhaps only the coordinator has lost it.
         """
         self._addresses = tuple(self._checked(address) for address in addresses)
         for rank, connected in list(self._connected.items()):
             if rank >= self.num_ranks or self._addresses[rank] not in ("", connected.address):
                 self._close(rank)
             else:
-                self._stay_fresh(connected, is_here=self._addresses[rank] != "")
+                self._rotate(connected, is_here=self._addresses[rank] != "")
 
     def connection(self, rank: int) -> RotatingChannel[rpc.AggregatorStub]:
-        """To a rank.
+        """Return the connection to a rank.
 
         Raises:
-            StreamBroken: it is away.
+            StreamBroken: the rank is away.
         """
         address = self._addresses[rank] if rank < len(self._addresses) else ""
         if not address:
@@ -83,48 +83,48 @@ class Ranks:
         return self._connected[rank].connection
 
     def rank_for_update(self, rank: int, waited_s: float) -> int:
-        """The rank that an update is for, or the next one whenever it has waited for long enough.
+        """Return the rank that an update goes to: its own, or after each `PATIENCE_S` without progress the next one.
 
         Args:
-            rank: that it is for.
-            waited_s: for how long no byte of it has gone anywhere, whoever is said to be here.
+            rank: the update's own rank.
+            waited_s: seconds since a byte of the update was last confirmed.
         """
         return (rank + int(waited_s / PATIENCE_S)) % self.num_ranks
 
     def renew(self) -> None:
-        """Prove anew who one is, on all connections: the certificate has been renewed."""
+        """Move new calls of all connections to channels with the renewed certificate."""
         for connected in self._connected.values():
             connected.connection.renew()
 
     async def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         for rank in list(self._connected):
             self._close(rank)
         if self._closing:
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.gather(*self._closing, return_exceptions=True), 1.0)
 
-    def _stay_fresh(self, connected: _Rank, *, is_here: bool) -> None:
-        """Nobody dials a rank that is away."""
-        if is_here and connected.staying_fresh is None:
-            connected.staying_fresh = self._spawn(connected.connection.keep_fresh())
-        elif not is_here and connected.staying_fresh is not None:
-            connected.staying_fresh.cancel()
-            connected.staying_fresh = None
+    def _rotate(self, connected: _Rank, *, is_here: bool) -> None:
+        """Keep the connection to a present rank fresh; do not dial one that is away."""
+        if is_here and connected.rotating is None:
+            connected.rotating = self._spawn(connected.connection.keep_fresh())
+        elif not is_here and connected.rotating is not None:
+            connected.rotating.cancel()
+            connected.rotating = None
 
     def _close(self, rank: int) -> None:
         connected = self._connected.pop(rank)
-        self._stay_fresh(connected, is_here=False)
+        self._rotate(connected, is_here=False)
         task = asyncio.get_running_loop().create_task(connected.connection.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
     def _checked(self, address: str) -> str:
-        """An address that this client may dial; nothing of another kind."""
+        """Return the address if this client may dial it, or else an empty one."""
         try:
             if address:
                 self._dialer.check(address)
         except ConfigError as error:
-            logger.warning("an aggregation rank is said to be where this client does not go: %s", error)
+            logger.warning("the address of an aggregation rank is refused: %s", error)
             return ""
         return address

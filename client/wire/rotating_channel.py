@@ -1,13 +1,14 @@
-"""Calls to one server, over connections that follow each other before the server thinks one too old.
+"""The channel to one server, rotated over connections so that none exceeds the age at which the server refuses calls.
 
-A server takes new calls on a connection for `CONNECTION_AGE_S` only. The next connection is opened well before, and
-calls begin on it when it stands: while strangers flood the server's port that may take long, and delays nothing.
+A server takes new calls on a connection for `CONNECTION_AGE_S` only. The next connection is opened well before that,
+and calls begin on it once it is up; while strangers flood the server's port that may take long, and delays nothing.
 
-Large downloads have a connection beside it, whose calls block: read on a thread, without asyncio's wake-ups between one
-chunk and the next, they are faster by 6 %. It is opened when one of them wants it, and nobody depends on it.
+Large downloads have one more connection, whose calls block: read on a thread, without asyncio's wake-ups between one
+chunk and the next, they are 6 % faster. It is opened on demand, and no call depends on it.
 
-A server has three places for a client (`server/transport/limits.py`): its control stream, which stays where it began;
-the newest connection; and the next one or the one for large downloads, which is closed before a change-over when idle.
+A server admits three connections of a client (`server/transport/limits.py`): that of its control stream, which stays
+where it began; the newest one; and the next one or the one for large downloads, which is closed before a rotation when
+it is idle.
 """
 
 import asyncio
@@ -27,39 +28,39 @@ from atoll.protocol.wire.stream import StreamBroken
 Stub = TypeVar("Stub")
 
 FRESH = 0.6, 0.75
-"""When to open the next connection, in parts of the age: gRPC's servers end one a tenth earlier or later."""
+"""Fractions of the age between which the next connection is opened: gRPC's servers vary the age by a tenth."""
 
 ATTEMPT_S = 60.0
-"""A connection that does not stand by then is given up."""
+"""Time after which an attempt to connect is given up [s]."""
 
 TRANSFER_S = 0.2
-"""How often one looks whether a long transfer has ended."""
+"""Interval between two looks whether a long transfer has ended [s]."""
 
 PAUSE_S = 5.0
-"""Before it is tried for the second time; twice as long before the third."""
+"""Pause before the second attempt to connect [s]; it doubles with each further one."""
 
 
 class _Channel(Generic[Stub]):
-    """One connection, and how many use it."""
+    """One connection and the number of calls on it."""
 
     def __init__(self, channel: grpc.aio.Channel | grpc.Channel, stub: Stub) -> None:
         self.channel, self.stub, self.num_users = channel, stub, 0
 
     async def close(self) -> None:
-        """End it, with all calls."""
+        """Close the connection and end all calls on it."""
         closing = self.channel.close()
         if closing is not None:  # a blocking one is closed at once
             await closing
 
 
 class RotatingChannel(Generic[Stub]):
-    """See the module docstring. `keep_fresh` must run beside the calls; `close` it always.
+    """The rotated channel; see the module docstring. `keep_fresh` must run beside the calls; `close` it always.
 
     Args:
-        dialer: opens the channels, with the newest certificate.
+        dialer: opens the connections, with the newest certificate.
         address: of the server.
-        server: who it must prove to be.
-        stub_of: makes the stub of a channel, of either kind.
+        server: the identity that the server must prove.
+        stub_of: makes the stub of a channel, asyncio or blocking.
     """
 
     def __init__(
@@ -77,14 +78,14 @@ class RotatingChannel(Generic[Stub]):
         self._is_closed = False
 
     def calls(self) -> AbstractAsyncContextManager[Stub]:
-        """The stub for calls that begin now; their connection stays open until they are over."""
+        """Return the stub for calls that begin now; their connection stays open until they have ended."""
         return self._used(self._newest)
 
     def blocking_calls(self) -> AbstractAsyncContextManager[Stub]:
-        """The same for calls that a thread reads. Whether their connection will ever stand, nobody knows.
+        """Return the stub for blocking calls from a thread; their connection may never come up.
 
         Raises:
-            StreamBroken: all has been closed.
+            StreamBroken: the channel was closed.
         """
         if self._is_closed:
             raise StreamBroken(grpc.StatusCode.CANCELLED, "the channel was closed")
@@ -102,23 +103,23 @@ class RotatingChannel(Generic[Stub]):
             await self._close_unused()
 
     def renew(self) -> None:
-        """Change over now: the certificate has been renewed."""
+        """Rotate now: the certificate was renewed."""
         self._is_renewed.set()
 
     async def keep_fresh(self) -> None:
-        """Change over in time, again and again; what fails is tried again after longer and longer pauses."""
+        """Rotate before each connection is too old; repeat a failed rotation with back-off."""
         rng = random.Random()
         while True:
             is_due = await self._renewed_within(limits.CONNECTION_AGE_S * rng.uniform(*FRESH))
             while not is_due and self._older and self._newest.num_users:
-                is_due = await self._renewed_within(TRANSFER_S)  # there is no place for one more
+                is_due = await self._renewed_within(TRANSFER_S)  # the server admits no further connection
             num_failures = 0
-            while not await self._change_over():
+            while not await self._rotate():
                 await self._renewed_within(delay(num_failures, PAUSE_S, limits.CONNECTION_AGE_S, rng))
                 num_failures += 1
 
     async def close(self) -> None:
-        """End all connections, with all calls."""
+        """Close all connections and end all calls on them."""
         self._is_closed = True
         self._set_aside(self._newest)
         for each in self._older:
@@ -129,14 +130,14 @@ class RotatingChannel(Generic[Stub]):
         return _Channel(channel, self._stub_of(channel))
 
     def _set_aside(self, newest: _Channel[Stub]) -> None:
-        """Let no call begin on the connections of now; the next large download opens its own anew."""
+        """Begin no further call on the current connections; the next large download opens its own again."""
         self._older += [newest, *([self._blocking] if self._blocking is not None else [])]
         self._blocking = None
 
-    async def _change_over(self) -> bool:
-        """Let calls begin on the next connection as soon as it stands, until then on the one before; whether it does.
+    async def _rotate(self) -> bool:
+        """Open the next connection, begin new calls on it once it is up, and return whether it is.
 
-        There is no use in waiting any longer when the certificate is renewed meanwhile.
+        The attempt ends early when the certificate is renewed meanwhile.
         """
         self._is_renewed.clear()
         await self._close_idle()
@@ -146,20 +147,20 @@ class RotatingChannel(Generic[Stub]):
         try:
             await asyncio.wait({ready, renewed}, timeout=ATTEMPT_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            stands = ready.done() and not ready.cancelled()
+            is_up = ready.done() and not ready.cancelled()
             ready.cancel()
             renewed.cancel()
-            if not stands:
+            if not is_up:
                 await following.close()
-        if stands:
+        if is_up:
             ready.result()
             self._set_aside(self._newest)
             self._newest = following
             await self._close_unused()
-        return stands
+        return is_up
 
     async def _renewed_within(self, seconds: float) -> bool:
-        """Wait for so long, or until the certificate is renewed; whether it is."""
+        """Wait for `seconds`, or until the certificate is renewed; return whether it was."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._is_renewed.wait()

@@ -1,4 +1,4 @@
 """The jobs of an agent: from an invitation to a finished update, and the worker that trains it.
 
-Imports: `disk`, `wire`.
+Imports: `session`, `disk`, `wire`; from the ground `aggregation/tensors` and `parallel/worker`.
 """

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class Jobs:
-    """Does one job at a time; whatever happens, each ends in an event that the session waits for.
+    """The jobs of one agent, one at a time; whatever happens, each ends in an event that the session waits for.
 
     Args:
         site: this client's name.

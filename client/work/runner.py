@@ -1,4 +1,4 @@
-"""Who trains and evaluates for an agent: a supervised worker process, or, for a benchmark, an object beside it."""
+"""The interface of an agent to its worker: orders to train and to evaluate, and their results."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from atoll.protocol.vocabulary import FailureReason
 
 
 class RunnerFailed(RuntimeError):
-    """A job came to nothing; the runner is ready for the next one."""
+    """A failed job; the runner is ready for the next one."""
 
     def __init__(self, reason: FailureReason, detail: str) -> None:
         self.reason, self.detail = reason, detail
@@ -20,58 +20,76 @@ class RunnerFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOrder:
-    """Train the model in one file and write the update, a safetensors file, into another.
-
-    `own` is what this site has kept for itself; what it is to keep comes into `own_out`, when there is anything.
-    """
+    """The order to train the model in one file and to write the update, a safetensors file, into another."""
 
     task: str
     model: Path
     out: Path
+    """File of the update."""
     round_id: int
     seed: int
     local: Mapping[str, Any]
+    """Overrides of the task's Local."""
     algorithm: str = "fedavg"
     own: Path | None = None
+    """File with the client state after the newest training that counted."""
     own_out: Path
+    """File of the client state after this training; not written when the algorithm has none."""
     model_seed: int = 0
-    budget: float  # seconds from now; whoever trains stops by itself when they are over
-    codec: str = ""  # of the update; empty: plain. Who cannot encode may write it plain
-    owed: tuple[Path, ...] = ()  # what biased codecs left out before: is added
-    residual: Path | None = None  # where to write what this one leaves out
+    """Seed of the task's initial model."""
+    budget: float
+    """Seconds from now after which the training stops by itself."""
+    codec: str = ""
+    """Codec of the update; empty: plain. A runner that does not know the codec may write a plain update."""
+    owed: tuple[Path, ...] = ()
+    """Files of residuals, which earlier updates left out and this one adds."""
+    residual: Path | None = None
+    """File of the residual that this update leaves out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluateOrder:
-    """Evaluate the model in a file on the site's test data."""
+    """The order to evaluate the model in a file on the site's test data."""
 
     task: str
     model: Path
     local: Mapping[str, Any]
+    """Overrides of the task's Local."""
     own: Path | None = None
+    """File with the client state after the newest training that counted."""
     model_seed: int = 0
+    """Seed of the task's initial model."""
     budget: float
+    """Seconds from now after which the evaluation stops by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What a training has come to; its pieces lie in `TrainOrder.out`, in canonical order."""
+    """The result of a training."""
 
     pieces: tuple[Piece, ...]
+    """The pieces of the update in `TrainOrder.out`, in canonical order."""
     num_examples: int
     work: float
+    """Fraction of the requested steps that were done, in (0, 1]."""
     statistics: Sums
     seconds: float
-    normalizer: float = 1.0  # FedNova's; `UpdateManifest` has both
+    normalizer: float = 1.0
+    """FedNova's ‖a‖₁; see `UpdateManifest`."""
     effective_steps: float = 1.0
+    """FedNova's share of τ_eff; see `UpdateManifest`."""
     has_own: bool = False
+    """`TrainOrder.own_out` was written."""
 
 
 class Runner(Protocol):
-    """One job at a time. `extend`, `stop` and `kill` concern the one that runs, and return at once."""
+    """Trains and evaluates, one job at a time; `extend`, `stop` and `kill` concern the running job and return at once.
+
+    A real agent has `WorkerRunner`, a supervised worker process; tests and benchmarks have objects in the same process.
+    """
 
     async def describe(self) -> int:
-        """Get ready; returns the number of the site's training examples, 0 when not known.
+        """Get ready, and return the number of the site's training examples; 0: not known.
 
         Raises:
             ConfigError: a task does not load.
@@ -79,25 +97,33 @@ class Runner(Protocol):
         ...
 
     async def train(self, order: TrainOrder) -> Training:
-        """Raises RunnerFailed."""
+        """Train the model of an order and write its update.
+
+        Raises:
+            RunnerFailed: there is no update.
+        """
         ...
 
     async def evaluate(self, order: EvaluateOrder) -> Sums | None:
-        """The sums, None when there is no test data. Raises RunnerFailed."""
+        """Evaluate the model of an order, and return the sums; None: the site has no test data.
+
+        Raises:
+            RunnerFailed: there are no sums.
+        """
         ...
 
     def extend(self, budget: float) -> None:
-        """The job may take so many seconds from now."""
+        """Give the running job `budget` seconds from now."""
         ...
 
     def stop(self) -> None:
-        """End the job early, with what there is."""
+        """End the running job early; its result is what it has done so far."""
         ...
 
     def kill(self) -> None:
-        """End the job at once; it fails."""
+        """End the running job at once; it fails."""
         ...
 
     async def close(self) -> None:
-        """Kill what runs, and start nothing again."""
+        """Kill the running job, and start none again."""
         ...

@@ -1,7 +1,7 @@
-"""The runner of a real agent: the user's task in a supervised worker process, called through a thread.
+"""The runner of a real agent: the user's task in a supervised worker process, called from a thread.
 
-The worker stays warm between jobs. One that died is started again by the next job: never the agent's end. Of several
-tasks only the one in use has a living worker.
+The worker stays warm between jobs. The death of one never ends the agent: the next job starts another. Of several tasks
+only the one in use has a living worker.
 """
 
 import asyncio
@@ -21,14 +21,23 @@ from atoll.protocol.vocabulary import FailureReason
 
 DESCRIBE_TIMEOUT_S = 600.0
 ANSWER_SLACK_S = 5.0
-"""Beyond the lease, so that the worker's own alarm goes first."""
+"""Time that the agent waits for an answer beyond the lease [s], so that the worker's own alarm goes off first."""
 
 STOP_AGAIN_S = 1.0
-"""A stop that crosses the request to train on its way is lost: it is said again until the job ends."""
+"""Seconds after which a stop is repeated until the job ends: one that crosses the request to train is lost."""
 
 
 class WorkerRunner:
-    """Runs jobs of some tasks, by name, at one site. See `Runner`."""
+    """Runs the jobs of some tasks at one site; see `Runner`.
+
+    Args:
+        tasks: references of the tasks, by name.
+        site: name of the site whose data the tasks load.
+        state: the agent's directory, for the logs.
+        lease: seconds that a worker may outlive its budget before it is killed.
+        threads: threads of the training; None: the number that torch chooses.
+        device: "auto", "cpu" or "cuda".
+    """
 
     def __init__(
         self,
@@ -50,11 +59,11 @@ class WorkerRunner:
         self._current: Worker | None = None
         self._until = math.inf
         self._is_stopping = False
-        self._say_stop: asyncio.TimerHandle | None = None
+        self._stop_again: asyncio.TimerHandle | None = None
         self._killing: asyncio.Future[None] | None = None
 
     async def describe(self) -> int:
-        """Load every task once; see `Runner`."""
+        """Load every task once, and return the largest number of training examples; see `Runner`."""
         most = 0
         for name in self._workers:
             try:
@@ -62,14 +71,14 @@ class WorkerRunner:
             except RunnerFailed as error:
                 last = error.detail.strip().splitlines()[-1:] or [error.reason]
                 message = (
-                    f"{self._references[name]}: the task cannot be used: {last[0]} (more in {self._log_path(name)})"
+                    f"{self._references[name]}: the task cannot be used: {last[0]} (details in {self._log_path(name)})"
                 )
                 raise ConfigError([message]) from error
             most = max(most, answer["num_examples"] or 0)
         return most
 
     async def train(self, order: TrainOrder) -> Training:
-        """See `Runner`."""
+        """Train in the task's worker; see `Runner`."""
         request = {
             "model": str(order.model.absolute()),
             "out": str(order.out.absolute()),
@@ -100,7 +109,7 @@ class WorkerRunner:
         )
 
     async def evaluate(self, order: EvaluateOrder) -> Sums | None:
-        """See `Runner`."""
+        """Evaluate in the task's worker; see `Runner`."""
         request = {
             "model": str(order.model.absolute()),
             "split": "test",
@@ -112,51 +121,51 @@ class WorkerRunner:
         return None if answer["statistics"] is None else _sums(answer["statistics"])
 
     def extend(self, budget: float) -> None:
-        """See `Runner`."""
+        """Give the running job `budget` seconds from now."""
         self._until = time.monotonic() + budget
         if self._current is not None:
             self._current.tell("extend", budget_s=budget)
 
     def stop(self) -> None:
-        """See `Runner`."""
+        """Ask the worker to end its job early, again and again until it has."""
         if self._current is not None:
             self._is_stopping = True
             self._current.tell("stop")
-            self._say_stop = asyncio.get_running_loop().call_later(STOP_AGAIN_S, self.stop)
+            self._stop_again = asyncio.get_running_loop().call_later(STOP_AGAIN_S, self.stop)
 
     def kill(self) -> None:
-        """See `Runner`."""
+        """Kill the worker of the running job."""
         if self._current is not None:
             self._killing = asyncio.get_running_loop().run_in_executor(None, self._current.kill)
 
     async def close(self) -> None:
-        """See `Runner`."""
+        """Kill all workers, and start none again."""
         self._is_closed = True
         await asyncio.gather(*(on_thread(None, worker.close) for worker in self._workers.values()))
 
     async def _run(self, task: str, op: str, budget: float, request: dict[str, Any]) -> dict[str, Any]:
-        """One request to the task's worker, which must answer within the budget and the lease."""
+        """Send a request to the task's worker, which must answer within the budget and the lease."""
         if self._killing is not None:
-            await asyncio.wait({self._killing})  # it must not hit the next process
+            await asyncio.wait({self._killing})  # else it might hit the next process
             self._killing = None
         self._current, self._until, self._is_stopping = self._workers[task], time.monotonic() + budget, False
         try:
             return await on_thread(None, self._call, self._workers[task], op, request)
         finally:
             self._current = None
-            if self._say_stop is not None:
-                self._say_stop.cancel()
-                self._say_stop = None
+            if self._stop_again is not None:
+                self._stop_again.cancel()
+                self._stop_again = None
 
     def _call(self, worker: Worker, op: str, request: dict[str, Any]) -> dict[str, Any]:
-        """On a thread: the worker's words become the protocol's."""
+        """Call the worker, on a thread, and turn its errors into RunnerFailed."""
         for other in self._workers.values():
             if other is not worker:
                 other.kill()
         try:
             worker.start()
             if self._is_stopping:
-                raise RunnerFailed(FailureReason.OUT_OF_TIME, "it was to stop before it had begun")
+                raise RunnerFailed(FailureReason.OUT_OF_TIME, "the job was stopped before it began")
             budget = max(self._until - time.monotonic(), 0.001)
             timeout = budget + self._lease + ANSWER_SLACK_S
             return worker.call(op, timeout, budget_s=budget, lease_s=self._lease, **request)

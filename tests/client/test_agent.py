@@ -46,7 +46,7 @@ async def test_round_from_invitation_to_verdict(tmp_path, caplog):
         (order,) = runner.orders
         assert (order.seed, order.local, order.round_id) == (7, {"lr": 0.5}, 1)
         assert coordinator.calls == {"Session": 1, "Download": 1, "Upload": 1}  # and no round trip more
-    for step in ("connected", "invited to round 1", "downloading 16 bytes", "trained 10 examples", "accepted"):
+    for step in ("connected", "invited to round 1", "downloading 16 B", "trained 10 examples", "accepted"):
         assert step in caplog.text
     assert "no longer wanted" not in caplog.text
 

@@ -132,7 +132,7 @@ async def test_download_that_is_not_what_was_asked_for_is_refused_for_good(tmp_p
     async with lagoon() as coordinator:
         coordinator.versions[asked.digest] = other
         partial, link = partial_of(tmp_path, asked), Link(InsecureDialer(), coordinator.address)
-        with pytest.raises(StreamBroken, match=r"8388612 bytes were announced, 8388608 were asked for") as caught:
+        with pytest.raises(StreamBroken, match=r"8388612 bytes were announced, 8388608 were requested") as caught:
             await download(link.connection, "run-1", asked.digest, partial)
         assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
         assert partial.data_bytes == 0
