@@ -37,9 +37,9 @@ exit $code
 """
 
 
-def blocks(marker: str) -> list[str]:
+def blocks(marker: str, page: str = README) -> list[str]:
     """Return the code blocks that follow `<!-- marker -->`."""
-    return re.findall(rf"<!-- {marker} -->\n```[a-z]*\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    return re.findall(rf"<!-- {marker} -->\n```[a-z]*\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,16 @@ def test_the_commands_of_the_readme_end_in_a_committed_model(tmp_path: Path) -> 
     for expected in blocks("output"):
         assert unseen(expected, outcome.output) == [], outcome.output
     assert (tmp_path / "digits" / "model.safetensors").stat().st_size > 10_000
+
+
+@pytest.mark.timeout(2 * LIMIT_S)
+def test_the_commands_of_the_examples_end_in_a_committed_model(tmp_path: Path) -> None:
+    page = (ROOT / "examples" / "README.md").read_text("utf-8")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (script,) = blocks("run", page)
+    outcome = execute(script.replace("/tmp/", f"{tmp_path}/"), tmp_path)
+    assert outcome.is_good, outcome
+    assert re.search(r"^10 .*accuracy", outcome.output, re.MULTILINE), outcome.output
 
 
 @pytest.mark.timeout(2 * LIMIT_S)
