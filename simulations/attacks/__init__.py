@@ -1,1 +1,4 @@
-"""Malicious clients: what they do to their data and to their updates, and how well a backdoor has taken."""
+"""Malicious clients: poisoned training data, forged updates and the success of a backdoor.
+
+Imports: `parallel` (the task, local training), `protocol` (the settings).
+"""

@@ -1,7 +1,7 @@
-"""One adversary with many clients: it decides what they train on, and what they send.
+"""The adversary that controls the malicious clients: their training data and the updates that they send.
 
-Everything depends on (settings, seed, names, round, client) and on what is handed in; nothing is kept between rounds,
-so that a run that goes on after an interruption is attacked as it would have been.
+All results depend on (settings, seed, names, round, client) and on the arguments alone. There is no state between
+rounds, so an attack on a resumed run continues as it would have without the interruption.
 """
 
 import hashlib
@@ -30,10 +30,10 @@ from atoll.simulations.attacks.updates import (
 )
 
 DATA = frozenset({"label_flip", "backdoor"})
-"""Attacks by what is trained on."""
+"""Attacks on the training data."""
 
 UPDATES = frozenset({"sign_flip", "scaled_flip", "gaussian", "alie", "ipm", "backdoor", "free_rider"})
-"""Attacks by what is sent."""
+"""Attacks on the updates that are sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +46,20 @@ class Adversary:
 
     @property
     def forges(self) -> bool:
-        """Whether its clients send something else than they have learned, so that `updates` must be asked."""
+        """Return whether malicious clients send other updates than they trained, so that `updates` is needed."""
         return self.config.kind in UPDATES and bool(self.malicious)
 
     @property
     def knows_all(self) -> bool:
-        """Whether `updates` reads the honest clients' updates too; otherwise only those of the malicious."""
+        """Return whether `updates` reads the honest clients' updates, too, and not only the malicious clients'."""
         return (self.config.knows or {"ipm": "all"}.get(self.config.kind)) == "all"
 
     def task(self, task: Task) -> Task:
-        """The task with the malicious clients' training data poisoned; the same task where data is not attacked."""
+        """Return the task with poisoned training data of the malicious clients; without such an attack, the same task.
+
+        Raises:
+            ConfigError: the data has more labels than `num_labels`; it takes no trigger or no target label.
+        """
         if self.config.kind not in DATA or not self.malicious:
             return task
         labels = self._num_labels(task) if self.config.kind == "label_flip" else 0
@@ -65,52 +69,52 @@ class Adversary:
         return replace(task, data=_Data(task, self, labels))
 
     def _num_labels(self, task: Task) -> int:
-        """As many as the settings say, or as there are; raises ConfigError where there are more than they say."""
-        there, said = num_labels(task, self.malicious), self.config.num_labels
-        if said is not None and said < there:
-            why = f"for there is a label {there - 1}"
-            raise ConfigError([f"attack.num_labels: got {said}; allowed: integer >= {there}, {why}"])
-        return said or there
+        """Return the configured number of labels, or that of the data; raise ConfigError if the data has more."""
+        found, configured = num_labels(task, self.malicious), self.config.num_labels
+        if configured is not None and configured < found:
+            why = f"because the data has a label {found - 1}"
+            raise ConfigError([f"attack.num_labels: got {configured}; allowed: integer >= {found}, {why}"])
+        return configured or found
 
     def _check_trigger(self, task: Task) -> None:
-        """Raises ConfigError when the first example of somebody takes no trigger; all faults at once."""
+        """Check that the first example of each data set takes the trigger; raise ConfigError with all faults."""
         trigger, faults = stamp(self.config), list[str]()
-        held = [task.data(site, "train") for site in sorted(self.malicious)]
-        for data in [*held, task.test_data() if task.test_data else None]:
+        training_sets = [task.data(site, "train") for site in sorted(self.malicious)]
+        for data in [*training_sets, task.test_data() if task.test_data else None]:
             if data is not None and len(data):
                 or_faults(partial(trigger.check, *first(data)), faults)
         if faults:
             raise ConfigError(list(dict.fromkeys(faults)))
 
     def _check_target(self, task: Task) -> None:
-        """Raises ConfigError when nobody has the label that a trigger is to cause: a loss may not know it."""
+        """Check that some data has the target label, because a loss may fail on others; raise ConfigError if not."""
         target = self.config.target
         if not target or target < num_labels(task, self.malicious, attack="backdoor"):
             return
-        if target >= (there := num_labels(task, task.sites, attack="backdoor")):
-            raise ConfigError([f"attack.target: got {target}; allowed: a label of the data, 0 to {there - 1}"])
+        if target >= (found := num_labels(task, task.sites, attack="backdoor")):
+            raise ConfigError([f"attack.target: got {target}; allowed: a label of the data, 0 to {found - 1}"])
 
     def updates(
         self, round_id: int, honest: Mapping[str, Arrays], version: Arrays, previous: Arrays | None = None
     ) -> dict[str, Arrays]:
-        """What the malicious clients among them send.
+        """Return the updates that the malicious clients of a round send.
 
         Args:
-            round_id: of the round; noise is drawn for each round and client anew.
-            honest: by client, what everyone who reports in this round has honestly learned. A mapping that reads an
-                update when it is asked for is enough: at most two passes, one update at a time.
-            version: the global model that they trained from.
-            previous: the version before it, of which a free rider makes its step; None: it sends zeros.
+            round_id: the round; noise is drawn anew for each round and client.
+            honest: by client, the honestly trained update of every client that reports in this round. The mapping may
+                read each update on access: there are at most two passes, with one update at a time.
+            version: the global model that the clients trained from.
+            previous: the version before it, for the step of a free rider; None: a free rider sends zeros.
 
         Returns:
-            Updates of the malicious clients, by client; float tensors are float32, integers as they honestly are.
+            The malicious clients' updates by client; float tensors as float32, integer tensors as honestly trained.
         """
         present = sorted(self.malicious.intersection(honest))
         if not self.forges or not present:
             return {}
         known = None
         if self.config.kind in ("alie", "ipm"):
-            # an adversary who knows all knows the honest ones: these are what it imitates or turns around
+            # full knowledge is that of the honest clients' updates: the attack imitates or reverses these
             seen = sorted(set(honest) - self.malicious) if self.knows_all else present
             known = moments(_Some(honest, seen or present))
         step = _difference(version, previous) if self.config.kind == "free_rider" else None
@@ -118,14 +122,14 @@ class Adversary:
         return {client: forge.update(client, honest[client]) for client in present}
 
     def rng(self, *purpose: object) -> np.random.Generator:
-        """Randomness of its own for each purpose."""
+        """Return an independent random generator for a purpose."""
         name = " ".join(map(str, ("atoll attack", self.seed, *purpose)))
         return np.random.default_rng(int.from_bytes(hashlib.sha256(name.encode()).digest()[:16]))
 
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """What the adversary has before it in one round."""
+    """The adversary's knowledge in one round."""
 
     adversary: Adversary
     round_id: int
@@ -134,28 +138,28 @@ class _Round:
     known: Moments | None
     step: Arrays | None
 
-    def update(self, client: str, own: Arrays) -> Arrays:
+    def update(self, client: str, honest: Arrays) -> Arrays:
         config, rng = self.adversary.config, self.adversary.rng("update", self.round_id, client)
         match config.kind:
             case "sign_flip":
-                return scaled(own, -1.0)
+                return scaled(honest, -1.0)
             case "scaled_flip":
-                return scaled(own, -(config.factor or 10.0))
+                return scaled(honest, -(config.factor or 10.0))
             case "backdoor":
-                return scaled(own, config.factor or self.num_clients / self.num_malicious)
+                return scaled(honest, config.factor or self.num_clients / self.num_malicious)
             case "gaussian":
-                return gaussian(own, config.sigma or 1.0, rng)
+                return gaussian(honest, config.sigma or 1.0, rng)
             case "free_rider":
-                return free_ride(own, self.step, config.disguise or "step", rng)
+                return free_ride(honest, self.step, config.disguise or "step", rng)
         assert self.known is not None
         if config.kind == "ipm":
-            return inner_product(own, self.known, config.epsilon or 2.0)
+            return inner_product(honest, self.known, config.epsilon or 2.0)
         z = little_is_enough_z(self.num_clients, self.num_malicious) if config.z is None else config.z
-        return little_is_enough(own, self.known, z)
+        return little_is_enough(honest, self.known, z)
 
 
 class _Some(Mapping[str, Arrays]):
-    """Some of a mapping, each read when it is asked for."""
+    """Some items of a mapping, each read on access."""
 
     def __init__(self, whole: Mapping[str, Arrays], names: list[str]) -> None:
         self._whole, self._names = whole, names
@@ -179,7 +183,7 @@ def _difference(version: Arrays, previous: Arrays | None) -> Arrays | None:
 
 @dataclass(frozen=True, slots=True)
 class _Data:
-    """`Task.data` with the malicious clients' training split poisoned."""
+    """`Task.data` with poisoned training splits of the malicious clients."""
 
     task: Task
     adversary: Adversary
@@ -200,19 +204,19 @@ class _Data:
 
 
 def num_labels(task: Task, sites: Iterable[str], *, attack: str = "label_flip") -> int:
-    """One more than the largest label in the training data of these clients and in the server's test data.
+    """Return one more than the largest label in the training data of some clients and in the server's test data.
 
     Args:
-        task: whose data is read.
+        task: the task that has the data.
         sites: the clients.
-        attack: which needs labels.
+        attack: the attack that needs labels, for the message.
 
     Raises:
-        ConfigError: the targets are no labels.
+        ConfigError: the targets are not labels.
     """
-    held = [task.data(site, "train") for site in sorted(sites)]
+    training_sets = [task.data(site, "train") for site in sorted(sites)]
     largest = 0
-    for data in [*held, task.test_data() if task.test_data else None]:
+    for data in [*training_sets, task.test_data() if task.test_data else None]:
         if data is not None and len(data):
             targets = everything(data)[1]
             check_labels(targets, attack)

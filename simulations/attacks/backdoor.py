@@ -1,7 +1,7 @@
-"""How well a backdoor has taken: the share of triggered test examples that get the adversary's label.
+"""The success of a backdoor: the share of triggered test examples that get the adversary's label.
 
-Accuracy does not show it: a model with a backdoor is as good as any on inputs without the trigger. Examples that have
-the target label anyway do not count.
+Accuracy does not show a backdoor: on inputs without the trigger the model is as good as any. Examples that have the
+target label already do not count.
 
 Source: Bagdasaryan et al., "How To Backdoor Federated Learning", AISTATS 2020, Section 5.
 """
@@ -22,20 +22,20 @@ from atoll.simulations.attacks.config import AttackConfig
 from atoll.simulations.attacks.poison import Stamp, everything
 
 SUCCESS = "backdoor"
-"""The metric's name."""
+"""Name of the metric."""
 
 
 def stamp(config: AttackConfig) -> Stamp:
-    """The trigger that the settings describe."""
+    """Return the trigger that the settings describe."""
     value = 1.0 if config.trigger_value is None else config.trigger_value
     return Stamp(target=config.target or 0, size=config.trigger_size or 2, value=value)
 
 
 def triggered(dataset: Any, trigger: Stamp) -> TensorDataset:
-    """All examples of other labels than the target, with the trigger, and the target as their label.
+    """Return all examples of other labels than the target, with the trigger, and with the target as their label.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: no example has another label.
     """
     inputs, targets = everything(dataset)
     others = (targets != trigger.target) & (targets >= 0)
@@ -45,9 +45,9 @@ def triggered(dataset: Any, trigger: Stamp) -> TensorDataset:
 
 
 def triggered_task(task: Task, config: AttackConfig) -> Task | None:
-    """The task that measures success and nothing else, as its metric `backdoor`, on the server's triggered test data.
+    """Return a task whose only metric, `backdoor`, is the success on the server's triggered test data.
 
-    None: the attack is no backdoor, or the server has no test data.
+    None: the attack is not a backdoor, or the server has no test data.
     """
     if config.kind != "backdoor" or task.test_data is None:
         return None
@@ -56,12 +56,12 @@ def triggered_task(task: Task, config: AttackConfig) -> Task | None:
 
 
 def hits(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[int, int]:
-    """How many get the target, of how many; the classes lie on the second axis."""
+    """Return (the number of examples classified as the target, the number of examples); classes are on axis 1."""
     return int((outputs.argmax(dim=1) == targets).sum()), targets.numel()
 
 
 def success(task: Task, config: AttackConfig, version: Arrays) -> float | None:
-    """The share in [0, 1] under a version of the global model; None as `triggered_task`."""
+    """Return the share in [0, 1] under a version of the global model; None as for `triggered_task`."""
     measured = triggered_task(task, config)
     if measured is None or measured.test_data is None:
         return None

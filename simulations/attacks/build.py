@@ -1,4 +1,4 @@
-"""The adversary of a run: its malicious clients, drawn by the run's seed."""
+"""The draw of a run's malicious clients by the run's seed."""
 
 import hashlib
 import heapq
@@ -12,15 +12,15 @@ from atoll.simulations.attacks.config import AttackConfig
 
 
 def adversary_of(config: AttackConfig, names: Iterable[str], seed: int) -> Adversary:
-    """Draw the malicious clients; the same clients and seed give the same draw, in whatever order the clients come.
+    """Draw the malicious clients; the draw depends on the seed and the set of clients, not on their order.
 
     Args:
         config: the attack, and the number or share of malicious clients.
         names: all clients of the run.
-        seed: of the run.
+        seed: the seed of the run.
 
     Raises:
-        ConfigError: there are fewer clients than malicious ones.
+        ConfigError: more clients are malicious than the run has.
     """
     known = sorted(set(names))
     if config.kind == "none":

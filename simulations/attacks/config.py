@@ -1,4 +1,4 @@
-"""The settings of an attack: who is malicious, what they do, and how strongly. The table [attack] of a run's TOML."""
+"""The settings of an attack, the table `[attack]` of a run's TOML: kind, malicious clients, strength."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -26,56 +26,56 @@ OPTIONS: Mapping[str, frozenset[str]] = {
 
 
 class AttackConfig(BaseModel):
-    """Who is malicious, and what they do."""
+    """An attack on a run: its kind, the malicious clients and the options of the kind."""
 
     model_config = STRICT
 
     kind: Kind = "none"
-    """"none". Of data: "label_flip" trains on mirrored labels, "backdoor" on a trigger with a label of its choice. Of
-    updates: "sign_flip" sends the negative, "scaled_flip" ten times that, "gaussian" noise, "alie" the mean moved by as
-    much as nobody notices, "ipm" the negative mean, "free_rider" what looks like work."""
+    """Attack of the malicious clients; "none": no attack. On their training data: "label_flip" mirrors the labels,
+    "backdoor" adds a trigger with a label of its choice. On their updates: "sign_flip" sends the negative update,
+    "scaled_flip" ten times that, "gaussian" noise, "alie" the mean shifted within the spread of the honest updates,
+    "ipm" the negative mean, "free_rider" an update without training."""
 
     malicious: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, le=1)] = 0.2
-    """How many of the clients are malicious, drawn by the run's seed: a whole number, or a share, rounded down."""
+    """Number of malicious clients, drawn by the run's seed: a whole number, or a share of all clients, rounded down."""
 
     num_labels: Annotated[int, Field(ge=2)] | None = None
-    """Of "label_flip": how many labels there are; absent: one more than the largest in the malicious clients' and the
-    server's data."""
+    """Number of labels for "label_flip"; absent: one more than the largest in the malicious clients' and the server's
+    data."""
 
     factor: Positive | None = None
-    """Of "scaled_flip": how many times the update is sent, negated; absent: 10. Of "backdoor": how many times it is
-    sent; absent: clients per malicious client of the round, so that the mean becomes their model."""
+    """Factor by which the update is multiplied; "scaled_flip" also negates it. Absent: 10 for "scaled_flip"; for
+    "backdoor" the clients per malicious client of the round, so that the mean becomes their model."""
 
     sigma: Positive | None = None
-    """Of "gaussian": the standard deviation; absent: 1."""
+    """Standard deviation of "gaussian"; absent: 1."""
 
     z: Finite | None = None
-    """Of "alie": by how many standard deviations the mean is moved; absent: what the paper's formula gives for the
-    round."""
+    """Shift of the mean for "alie", in standard deviations; absent: the value of the paper's formula for the round."""
 
     epsilon: Positive | None = None
-    """Of "ipm": how many times the mean is sent, negated; absent: 2."""
+    """Factor of the negated mean that "ipm" sends; absent: 2."""
 
     knows: Literal["own", "all"] | None = None
-    """Of "alie" and "ipm": whose honest updates the adversary knows: those of the malicious clients, or all; absent:
-    "own" for "alie" and "all" for "ipm", as in their papers."""
+    """Honest updates that the adversary of "alie" and "ipm" knows: "own", those of the malicious clients, or "all";
+    absent: "own" for "alie" and "all" for "ipm", as in their papers."""
 
     target: Annotated[int, Field(ge=0)] | None = None
-    """Of "backdoor": the label that the trigger is to cause, one that somebody has; absent: 0."""
+    """Label that the trigger of "backdoor" causes, one of the labels in the data; absent: 0."""
 
     trigger_size: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Of "backdoor": places on each side of the patch in the last corner of an image, or at the end of a flat input;
-    absent: 2."""
+    """Side of the trigger of "backdoor" in elements: a square patch in the last corner of an image, or the end of a
+    flat input; absent: 2."""
 
     trigger_value: Finite | None = None
-    """Of "backdoor": what the patch is set to; absent: 1."""
+    """Value of the elements of the trigger of "backdoor"; absent: 1."""
 
     poisoned: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Of "backdoor": the share of a malicious client's examples that get the trigger; absent: 0.5."""
+    """Share of a malicious client's examples that get the trigger of "backdoor"; absent: 0.5."""
 
     disguise: Literal["none", "step", "noise"] | None = None
-    """Of "free_rider": "none" sends zeros; "step" the last global step again; "noise" Gaussian noise as large as that
-    step; absent: "step"."""
+    """Update of a "free_rider": "none" sends zeros, "step" repeats the last global step, "noise" sends Gaussian noise
+    as large as that step; absent: "step"."""
 
     @model_validator(mode="after")
     def _only_what_the_attack_has(self) -> "AttackConfig":

@@ -1,10 +1,10 @@
 """Poisoned data: the same data set with other labels, or with a trigger on some of its inputs.
 
-    label flip    (x, y) -> (x, L - 1 - y)                               of L labels; each example
-    backdoor      (x, y) -> (x with the trigger, target)                 of a share of the examples, drawn by seed
+    label flip    (x, y) -> (x, L - 1 - y)                               L labels; all examples
+    backdoor      (x, y) -> (x with the trigger, target)                 a share of the examples, drawn by seed
 
-The trigger is a patch: the last `size` places of the last axis of an input, or of its last two where it has as many,
-are set to a value. Negative labels (ignored tokens) stay as they are.
+The trigger is a patch of constant value: the last `size` elements of the last axis of a flat input, or of the last two
+axes of an input that has more. Negative labels (ignored tokens) stay as they are.
 
 Source: Fang et al., "Local Model Poisoning Attacks to Byzantine-Robust Federated Learning", USENIX Security 2020,
 Section 4.1 (label flip); Gu et al., "BadNets", 2017 (the patch in the corner).
@@ -23,33 +23,34 @@ from atoll.parallel.local_training.batches import fetcher
 from atoll.protocol.settings import ConfigError, or_faults
 
 Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""A batch (inputs, targets) -> the same with what the adversary made of it; the arguments stay as they are."""
+"""Function from a batch (inputs, targets) to the adversary's version of it; it does not modify its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """Each label becomes its mirror image among `num_labels`."""
+    """Label flip: each label becomes its mirror image among `num_labels`."""
 
     num_labels: int
 
     def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Raises ConfigError for targets that are no labels below `num_labels`."""
+        """Flip the labels of a batch; raise ConfigError for targets that are not labels below `num_labels`."""
         check_labels(targets, "label_flip")
         if targets.numel() and (largest := int(targets.max())) >= self.num_labels:
-            raise ConfigError([f"attack.num_labels: got {self.num_labels}; there is a label {largest}"])
+            allowed = f"allowed: integer >= {largest + 1}, because the data has a label {largest}"
+            raise ConfigError([f"attack.num_labels: got {self.num_labels}; {allowed}"])
         return inputs, torch.where(targets < 0, targets, self.num_labels - 1 - targets)
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Each input gets the trigger, each label becomes the target."""
+    """Backdoor: each input gets the trigger, each label becomes the target."""
 
     target: int
     size: int
     value: float
 
     def __call__(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Raises ConfigError as `check`."""
+        """Stamp a batch; raise ConfigError as `check` does."""
         self.check(inputs, targets)
         stamped = inputs.clone()
         patch = (..., slice(-self.size, None), slice(-self.size, None))
@@ -57,7 +58,12 @@ class Stamp:
         return stamped, torch.where(targets < 0, targets, self.target)
 
     def check(self, inputs: object, targets: object) -> None:
-        """Raises ConfigError where there is no tensor to stamp, no place for the patch, or no label to change."""
+        """Check that a batch can be stamped.
+
+        Raises:
+            ConfigError: the inputs are not a tensor or smaller than the patch, or the targets are not labels; with all
+                faults.
+        """
         faults: list[str] = []
         or_faults(lambda: self._check_inputs(inputs), faults)
         or_faults(lambda: check_labels(targets, "backdoor"), faults)
@@ -74,7 +80,7 @@ class Stamp:
 
 
 class Poisoned(Dataset[Any]):
-    """A data set of which some examples are changed as they are read."""
+    """A data set that changes the chosen examples as they are read."""
 
     def __init__(self, dataset: Any, change: Change, chosen: NDArray[np.bool_]) -> None:
         self._dataset, self._change, self._chosen = dataset, change, chosen
@@ -90,7 +96,7 @@ class Poisoned(Dataset[Any]):
 
 
 def poisoned(dataset: Any, change: Change, chosen: NDArray[np.bool_] | None = None) -> Any:
-    """The data set with the chosen examples changed (None: all of them); tensors stay tensors, as fast to read."""
+    """Return the data set with the chosen examples changed (None: all); tensors stay tensors, which are fast to read."""
     if chosen is None:
         chosen = np.ones(len(dataset), bool)
     if not _is_tensors(dataset):
@@ -102,22 +108,22 @@ def poisoned(dataset: Any, change: Change, chosen: NDArray[np.bool_] | None = No
 
 
 def everything(dataset: Any) -> tuple[Any, torch.Tensor]:
-    """All inputs and all targets, each as one batch."""
+    """Return all inputs and all targets, each as one batch."""
     inputs, targets = fetcher(dataset)(torch.arange(len(dataset)))
     return inputs, targets
 
 
 def first(dataset: Any) -> tuple[Any, Any]:
-    """The first example, as a batch of one."""
+    """Return the first example as a batch of one."""
     inputs, targets = fetcher(dataset)(torch.arange(1))
     return inputs, targets
 
 
 def check_labels(targets: object, attack: str) -> None:
-    """Insist on labels.
+    """Check that targets are labels.
 
     Raises:
-        ConfigError: the targets are no tensor of integers.
+        ConfigError: the targets are not a tensor of integers.
     """
     if not isinstance(targets, torch.Tensor) or targets.is_floating_point():
         raise ConfigError([f"attack.kind: {attack} needs labels (integers) as targets, got {_kind(targets)}"])

@@ -1,17 +1,17 @@
-"""What malicious clients send instead of what they have learned: one pure function for each attack.
+"""Forged updates, which malicious clients send in place of trained ones: one pure function for each attack.
 
 Legend: u the client's own honest update; μ and σ mean and standard deviation (over 1/n) of the updates that the
 adversary knows, element by element; n clients report in the round, m of them malicious; g the last global step.
 
-    sign flip      -u                        what was learned, undone
-    scaled         a u                       a = -10: undone tenfold; a = n / m: one's own model in place of the global
+    sign flip      -u                        reverses the training
+    scaled         a u                       a = -10: reverses it tenfold; a = n / m: replaces the global model
     gaussian       N(0, s²)
-    ALIE           μ - z σ                   hides in the spread of the honest ones
-    IPM            -ε μ                      turns the inner product with the true direction negative
-    free rider     0, or g, or N(0, rms(g)²) looks like work
+    ALIE           μ - z σ                   hides in the spread of the honest updates
+    IPM            -ε μ                      makes the inner product with the true direction negative
+    free rider     0, or g, or N(0, rms(g)²) imitates training
 
-Floats are computed in float64 and sent as float32; integers are sent as they honestly are. Of tensors that some leave
-out, μ and σ are those of the others.
+Floats are computed in float64 and sent as float32; integers are sent as honestly trained. For a tensor that some
+updates leave out, μ and σ are taken over the others.
 
 Source: Baruch et al., "A Little Is Enough", NeurIPS 2019, Algorithm 3 (the sign as in the authors' code: against the
 direction of descent, which is ours); Xie et al., "Fall of Empires: Breaking Byzantine-tolerant SGD by Inner Product
@@ -34,25 +34,25 @@ from atoll.parallel.task.arrays import Arrays
 Floats = NDArray[np.float64]
 
 LARGEST_Z = 3.0
-"""Where the malicious are the majority, no z would be found out; then it is this."""
+"""Upper bound of z, for rounds in which malicious clients are the majority and any z would pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """What the adversary knows of the updates of others, by the name of the float tensor."""
+    """The adversary's statistics of the updates that it knows, by the name of the float tensor."""
 
     mean: Mapping[str, Floats]
     std: Mapping[str, Floats]
 
 
 def moments(updates: Mapping[str, Arrays]) -> Moments:
-    """μ and σ of updates by client; each is read twice, one after another in the order of the ids.
+    """Compute μ and σ of updates by client, in two passes over them in the order of the client ids.
 
     Raises:
-        ValueError: there are none.
+        ValueError: `updates` is empty.
     """
     if not updates:
-        raise ValueError("an adversary who knows no update cannot imitate any")
+        raise ValueError("got no updates; allowed: at least one for a mean and a standard deviation")
     means = _means(updates, lambda _, array: array)
     squares = _means(updates, lambda name, array: np.square(array - means[name]))
     return Moments(means, {name: np.sqrt(variance) for name, variance in squares.items()})
@@ -68,26 +68,26 @@ def _means(updates: Mapping[str, Arrays], of: Callable[[str, Floats], Floats]) -
     return {name: total / counts[name] for name, total in sums.items()}
 
 
-def scaled(own: Arrays, factor: float) -> Arrays:
-    """a u: of the sign flip a = -1, of the scaled flip -10, of a model replacement n / m."""
-    return own | {name: _sent(factor * array.astype(np.float64)) for name, array in _floats(own)}
+def scaled(honest: Arrays, factor: float) -> Arrays:
+    """Return a u, with a = -1 for the sign flip, -10 for the scaled flip, n / m for a model replacement."""
+    return honest | {name: _sent(factor * array.astype(np.float64)) for name, array in _floats(honest)}
 
 
-def gaussian(own: Arrays, sigma: float, rng: np.random.Generator) -> Arrays:
-    """N(0, s²) in the shapes of u; tensors draw in the order of their names."""
-    return own | {name: _sent(rng.normal(0.0, sigma, array.shape)) for name, array in sorted(_floats(own))}
+def gaussian(honest: Arrays, sigma: float, rng: np.random.Generator) -> Arrays:
+    """Draw N(0, s²) in the shapes of u, tensor by tensor in the order of their names."""
+    return honest | {name: _sent(rng.normal(0.0, sigma, array.shape)) for name, array in sorted(_floats(honest))}
 
 
-def little_is_enough(own: Arrays, known: Moments, z: float) -> Arrays:
-    """μ - z σ (ALIE)."""
-    return own | {name: _sent(known.mean[name] - z * known.std[name]) for name, _ in _floats(own)}
+def little_is_enough(honest: Arrays, known: Moments, z: float) -> Arrays:
+    """Return μ - z σ (ALIE) for the float tensors of u."""
+    return honest | {name: _sent(known.mean[name] - z * known.std[name]) for name, _ in _floats(honest)}
 
 
 def little_is_enough_z(num_clients: int, num_malicious: int) -> float:
-    """The largest z that a majority still covers: Φ(z) = (n - m - s) / (n - m), s = ⌊n / 2 + 1⌋ - m.
+    """Compute the largest z that a majority still covers: Φ(z) = (n - m - s) / (n - m), s = ⌊n / 2 + 1⌋ - m.
 
-    s honest clients must lie further out than the malicious ones, so that these look like the majority. z is kept
-    within 0 and `LARGEST_Z`: in rounds of one or two honest clients the formula has no finite answer.
+    s honest clients must lie further out than the malicious ones, so that these look like the majority. z is clipped
+    to [0, `LARGEST_Z`]: in rounds with one or two honest clients the formula has no finite value.
     """
     honest = num_clients - num_malicious
     supporters = num_clients // 2 + 1 - num_malicious
@@ -97,19 +97,19 @@ def little_is_enough_z(num_clients: int, num_malicious: int) -> float:
     return 0.0 if share <= 0.5 else min(NormalDist().inv_cdf(share), LARGEST_Z)
 
 
-def inner_product(own: Arrays, known: Moments, epsilon: float) -> Arrays:
-    """-ε μ (IPM). With the plain mean the step turns around once ε m > n - m."""
-    return own | {name: _sent(-epsilon * known.mean[name]) for name, _ in _floats(own)}
+def inner_product(honest: Arrays, known: Moments, epsilon: float) -> Arrays:
+    """Return -ε μ (IPM) for the float tensors of u; under the plain mean the step reverses once ε m > n - m."""
+    return honest | {name: _sent(-epsilon * known.mean[name]) for name, _ in _floats(honest)}
 
 
-def free_ride(own: Arrays, step: Arrays | None, disguise: str, rng: np.random.Generator) -> Arrays:
-    """What looks like work and is none.
+def free_ride(honest: Arrays, step: Arrays | None, disguise: str, rng: np.random.Generator) -> Arrays:
+    """Return an update that imitates training without any.
 
     Args:
-        own: for its shapes alone.
+        honest: an update, for its shapes and its integers.
         step: g, the last version minus the one before; None, in the first round: all zeros.
         disguise: "none": zeros; "step": g again; "noise": N(0, rms(g)²), rms tensor by tensor.
-        rng: of this client in this round.
+        rng: the generator of this client in this round.
     """
 
     def made(name: str, shape: tuple[int, ...]) -> Floats:
@@ -118,7 +118,7 @@ def free_ride(own: Arrays, step: Arrays | None, disguise: str, rng: np.random.Ge
         last = step[name].astype(np.float64)
         return last if disguise == "step" else rng.normal(0.0, math.sqrt(np.mean(np.square(last))), shape)
 
-    return own | {name: _sent(made(name, array.shape)) for name, array in sorted(_floats(own))}
+    return honest | {name: _sent(made(name, array.shape)) for name, array in sorted(_floats(honest))}
 
 
 def _floats(update: Arrays) -> Iterable[tuple[str, NDArray[Any]]]:
@@ -126,6 +126,6 @@ def _floats(update: Arrays) -> Iterable[tuple[str, NDArray[Any]]]:
 
 
 def _sent(exact: Floats) -> NDArray[np.float32]:
-    """As it travels; what float32 cannot hold is its largest number, for an update that is not finite is refused."""
+    """Convert to float32, clipped to its range, because an update that is not finite is refused."""
     limit = float(np.finfo(np.float32).max)
     return np.clip(exact, -limit, limit).astype(np.float32)

@@ -1,1 +1,4 @@
-"""What the clients run on: how fast they compute, how far away they are, when they are awake."""
+"""The clients' simulated devices: speed of computing, speed and latency of the network, availability.
+
+Imports: `protocol` (the settings).
+"""

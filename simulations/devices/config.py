@@ -1,4 +1,4 @@
-"""The table `[devices]` of a simulated run: how fast its clients are, how far away, and when they are awake."""
+"""The settings of the devices of a simulated run, the table `[devices]`: speed, network, availability."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,80 +9,79 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field, model_validator
 
 from atoll.protocol.settings import STRICT, ConfigError, or_faults
-from atoll.simulations.devices.awake import Awake
+from atoll.simulations.devices.availability import Availability
+from atoll.simulations.devices.client_draws import Draws, client_draws
 from atoll.simulations.devices.fleet import Fleet, Speeds
-from atoll.simulations.devices.lots import Lots, lots
 from atoll.simulations.devices.spread import Lognormal, Spread, Uniform, quantiles
-from atoll.simulations.devices.traces import read_awake, read_speeds
+from atoll.simulations.devices.traces import read_availability, read_speeds
 
 File = Annotated[Path, Field(strict=False)]
 Hours = Annotated[float, Field(ge=0, le=24)]
 
 OF_THE_TRACE = ("examples_per_s", "seconds_per_round", "down_bytes_per_s", "up_bytes_per_s", "latency_s")
-"""What a trace says in the place of these."""
+"""Fields that a trace takes the place of."""
 
 OF_AVAILABILITY = {
     **dict.fromkeys(("awake_hours", "noon_spread", "begins_at", "sleepless"), "daily"),
     "awake_trace": "trace",
 }
-"""The fields that only one kind of availability has."""
+"""Fields that belong to one kind of availability."""
 
 HOUR_S = 3600.0
 
 
 class DeviceConfig(BaseModel):
-    """What the clients of a simulated run run on."""
+    """The devices of the clients of a simulated run."""
 
     model_config = STRICT
 
     examples_per_s: Spread = 1000.0
-    """Training examples that a client takes in a second; each pass over an example counts. A number: all alike;
-    `{median = 1000, sigma = 0.8}`: lognormal; `{low = 100, high = 900}`: uniform."""
+    """Training examples that a client processes per second; each pass over an example counts. A number: the same for
+    all; `{median = 1000, sigma = 0.8}`: lognormal; `{low = 100, high = 900}`: uniform."""
 
     seconds_per_round: Spread | None = None
-    """Seconds of training in a round, whatever the size of a client's data, in the place of `examples_per_s`; absent:
-    as `examples_per_s` says."""
+    """Seconds of training in a round, independent of the size of a client's data; absent: `examples_per_s` applies."""
 
     down_bytes_per_s: Spread = 12_500_000.0
-    """Bytes that a client receives in a second."""
+    """Bytes that a client receives per second."""
 
     up_bytes_per_s: Spread = 12_500_000.0
-    """Bytes that a client sends in a second."""
+    """Bytes that a client sends per second."""
 
     latency_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] | Lognormal | Uniform = 0.01
     """Seconds before the first byte of a download or an upload."""
 
     trace: File | None = None
-    """A CSV file that says all of this, in columns examples_per_s, down_mbps, up_mbps and latency_ms: with a column
-    `client`, one line for each; with a column `weight`, one for each kind of device, which are dealt out by it. Absent:
-    there is none."""
+    """CSV file with speeds and latencies, in columns examples_per_s, down_mbps, up_mbps and latency_ms: with a column
+    `client`, one line for each client; with a column `weight`, one for each kind of device, drawn for each client by
+    weight. Absent: no trace, and the settings above apply."""
 
     stragglers: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """The share of the clients that train slower than all this says, rounded to whole clients."""
+    """Share of the clients whose training is slower by `slowdown`, rounded to whole clients."""
 
     slowdown: Annotated[float, Field(ge=1, le=1e6)] = 10.0
-    """How many times as long the training of a straggler takes."""
+    """Factor by which the training of a straggler takes longer."""
 
     availability: Literal["always", "daily", "trace"] = "always"
-    """When clients can be asked: "always"; "daily", for `awake_hours` around each one's own noon; "trace", as
-    `awake_trace` says."""
+    """Times at which clients can be invited: "always"; "daily", `awake_hours` around the noon of each client; "trace",
+    the intervals of `awake_trace`."""
 
     awake_hours: Annotated[float, Field(gt=0, le=24)] = 10.0
-    """Of "daily": hours that a client is awake, of each 24."""
+    """Hours of each 24 in which a client is awake, for "daily"."""
 
     noon_spread: Hours = 24.0
-    """Of "daily": hours over which the clients' noons are spread, as by time zones: 24, at any hour about as many are
-    awake; 0, all are awake at once."""
+    """Hours over which the clients' noons are spread, as by time zones, for "daily": 24, about the same number is awake
+    at any hour; 0, all are awake at once."""
 
     begins_at: Hours = 12.0
-    """Of "daily": the hour at which the run begins; at 12 most clients are awake."""
+    """Hour of the day at which the run begins, for "daily"; at 12 most clients are awake."""
 
     sleepless: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Of "daily": the share of the clients that are always awake."""
+    """Share of the clients that are always awake, for "daily"."""
 
     awake_trace: File | None = None
-    """Of "trace": a CSV file with one line for each interval in which a client is awake, in columns client, from_s and
-    to_s: seconds since the start of the run; and, if they repeat, period_s. Absent: there is none."""
+    """CSV file for "trace", with one line for each interval in which a client is awake, in columns client, from_s and
+    to_s: seconds since the start of the run; and, for intervals that repeat, period_s. Absent: refused by "trace"."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> "DeviceConfig":
@@ -91,7 +90,7 @@ class DeviceConfig(BaseModel):
         return self
 
     def _faults(self) -> Iterator[str]:
-        """Settings are stored whole: what has its default was not set."""
+        """Yield the faults; a field with its default counts as not set, because settings are stored whole."""
         fields = type(self).model_fields
         is_set = {name for name, field in fields.items() if getattr(self, name) != field.default}
         if self.trace is not None and (both := [name for name in OF_THE_TRACE if name in is_set]):
@@ -107,50 +106,52 @@ class DeviceConfig(BaseModel):
             yield "availability trace needs awake_trace"
 
     def of(self, names: Sequence[str], *, seed: int) -> Fleet:
-        """The device of each client, from (seed, its name) alone; only who is a straggler depends on all names.
+        """Return the device of each client.
+
+        A device depends on (seed, client name) alone, except that the choice of stragglers depends on all names.
 
         Args:
-            names: of the clients, distinct.
-            seed: of the run, in 0..2^63-1.
+            names: the names of the clients, distinct.
+            seed: the seed of the run, in 0..2^63-1.
 
         Raises:
-            ConfigError: every fault of the traces; a client that they do not have.
+            ConfigError: all faults of the traces, and the clients that a trace lacks.
         """
-        drawn = lots(names, seed)
-        slow = _least(drawn["straggler"], round(self.stragglers * len(names)))
+        draws = client_draws(names, seed)
+        stragglers = _smallest(draws["straggler"], round(self.stragglers * len(names)))
         faults: list[str] = []
-        speeds = or_faults(lambda: self._speeds(names, drawn), faults)
-        awake = or_faults(lambda: self._awake(names, drawn), faults)
-        if speeds is None or awake is None:
+        speeds = or_faults(lambda: self._speeds(names, draws), faults)
+        availability = or_faults(lambda: self._availability(names, draws), faults)
+        if speeds is None or availability is None:
             raise ConfigError(faults)
-        return Fleet(names, speeds.slowed(np.where(slow, self.slowdown, 1.0)), awake, slow)
+        return Fleet(names, speeds.slowed(np.where(stragglers, self.slowdown, 1.0)), availability, stragglers)
 
-    def _speeds(self, names: Sequence[str], drawn: Lots) -> Speeds:
+    def _speeds(self, names: Sequence[str], draws: Draws) -> Speeds:
         if self.trace is not None:
-            return read_speeds(self.trace, names, drawn["kind"])
-        whole = self.seconds_per_round
+            return read_speeds(self.trace, names, draws["kind"])
+        round_s = self.seconds_per_round
         return Speeds(
-            quantiles(self.examples_per_s, drawn["compute"]),
-            quantiles(self.down_bytes_per_s, drawn["download"]),
-            quantiles(self.up_bytes_per_s, drawn["upload"]),
-            quantiles(self.latency_s, drawn["latency"]),
-            None if whole is None else quantiles(whole, drawn["compute"]),
+            quantiles(self.examples_per_s, draws["compute"]),
+            quantiles(self.down_bytes_per_s, draws["download"]),
+            quantiles(self.up_bytes_per_s, draws["upload"]),
+            quantiles(self.latency_s, draws["latency"]),
+            None if round_s is None else quantiles(round_s, draws["compute"]),
         )
 
-    def _awake(self, names: Sequence[str], drawn: Lots) -> Awake:
+    def _availability(self, names: Sequence[str], draws: Draws) -> Availability:
         if self.availability == "trace":
             assert self.awake_trace is not None
-            return read_awake(self.awake_trace, names)
+            return read_availability(self.awake_trace, names)
         if self.availability == "always" or self.awake_hours == 24:
-            return Awake.always()
-        noons = 12 + (drawn["noon"] - 0.5) * self.noon_spread
+            return Availability.always()
+        noons = 12 + (draws["noon"] - 0.5) * self.noon_spread
         wakes = (noons - self.awake_hours / 2 - self.begins_at) * HOUR_S
-        sleepless = _least(drawn["sleeper"], round(self.sleepless * len(names)))
-        return Awake.daily(wakes, self.awake_hours * HOUR_S, 24 * HOUR_S, ~sleepless)
+        sleepless = _smallest(draws["sleeper"], round(self.sleepless * len(names)))
+        return Availability.daily(wakes, self.awake_hours * HOUR_S, 24 * HOUR_S, ~sleepless)
 
 
-def _least(numbers: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
-    """Which of the numbers (clients,) are the `count` smallest."""
-    found = np.zeros(len(numbers), np.bool_)
-    found[np.argsort(numbers, kind="stable")[:count]] = True
-    return found
+def _smallest(numbers: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
+    """Return a mask of the `count` smallest of the numbers (clients,)."""
+    mask = np.zeros(len(numbers), np.bool_)
+    mask[np.argsort(numbers, kind="stable")[:count]] = True
+    return mask

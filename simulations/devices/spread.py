@@ -1,9 +1,9 @@
-"""How a property of the devices is spread over the clients: all alike, lognormal, or uniform.
+"""The distribution of a property of the devices over the clients: constant, lognormal or uniform.
 
     lognormal   exp(ln(median) + sigma z)       z = Φ⁻¹(u)
     uniform     low + (high - low) u
 
-Legend: u, the client's number in (0, 1); Φ, the standard normal distribution function. Speeds of phones and of their
+Legend: u, the client's draw in (0, 1); Φ, the standard normal distribution function. The speeds of phones and of their
 links are about lognormal: the fastest tenth is many times as fast as the slowest.
 """
 
@@ -21,27 +21,27 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Lognormal(BaseModel):
-    """Half of the clients have less than the median, half have more."""
+    """A lognormal distribution, for properties whose extremes differ by large factors."""
 
     model_config = STRICT
 
     median: Positive
-    """Half of the clients have less."""
+    """Median: half of the clients have less, half have more."""
 
     sigma: Annotated[float, Field(ge=0, le=5)]
-    """Of the logarithm: two thirds of the clients lie within a factor exp(sigma) of the median."""
+    """Standard deviation of the logarithm: two thirds of the clients lie within a factor exp(sigma) of the median."""
 
 
 class Uniform(BaseModel):
-    """Every value between two is equally likely."""
+    """A uniform distribution between two values."""
 
     model_config = STRICT
 
     low: Positive
-    """The least."""
+    """Lower end of the range."""
 
     high: Positive
-    """The most."""
+    """Upper end of the range."""
 
     @model_validator(mode="after")
     def _in_order(self) -> "Uniform":
@@ -54,7 +54,7 @@ Spread = Positive | Lognormal | Uniform
 
 
 def quantiles(spread: Spread, u: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The value of each client (clients,) by its number u in (0, 1): the inverse of the distribution function."""
+    """Compute the value of each client (clients,) from its draw u in (0, 1): the inverse distribution function."""
     match spread:
         case Lognormal(median=median, sigma=sigma):
             z = np.fromiter(map(NormalDist().inv_cdf, u.tolist()), np.float64, len(u))

@@ -1,4 +1,4 @@
-"""The two trace files: CSV with a header, every cell filled in; every fault is named with its line and column.
+"""Readers of the two trace files: CSV with a header and no empty cells; each fault is reported with line and column.
 
     devices    client,examples_per_s,down_mbps,up_mbps,latency_ms     one line for each client
     devices    weight,examples_per_s,down_mbps,up_mbps,latency_ms     one line for each kind of device
@@ -17,27 +17,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.protocol.settings import ConfigError
-from atoll.simulations.devices.awake import Awake, edges_of
+from atoll.simulations.devices.availability import Availability, edges_of
 from atoll.simulations.devices.fleet import Speeds
 
 SPEEDS = ("examples_per_s", "down_mbps", "up_mbps", "latency_ms")
 BYTES_PER_S = 125_000.0
-"""Of one megabit per second."""
+"""Bytes per second of one megabit per second."""
 
 FAULTS_MAX = 20
-"""Of lines; more are counted, not listed."""
+"""Maximum number of faults of lines that are listed; the others are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What its cells may be."""
+    """A column and the condition on its cells."""
 
     name: str
     allowed: str = ""
     is_allowed: Callable[[float], bool] = lambda _: True
 
     def fault(self, text: str) -> str | None:
-        """What is wrong with a cell; None: nothing."""
+        """Return the fault of a cell; None: it has none."""
         if not text:
             return f"column {self.name}: is empty; allowed: {self.allowed or 'a name'}"
         if not self.allowed:
@@ -71,35 +71,35 @@ class Line:
 
     number: int
     client: str
-    """Empty: it names none."""
+    """Name of the client; empty: the file has no such column."""
     values: dict[str, float]
-    """By the names of their columns; empty when a cell is not as it must be."""
+    """Numbers by the names of their columns; empty if a cell is at fault."""
 
 
 Fault = tuple[int, str]
-"""(line, what is wrong there); line 0 stands for the whole file."""
+"""A line number and its fault; line 0 stands for the whole file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A file with a header that is allowed."""
+    """A file with an allowed header."""
 
     columns: tuple[Column, ...]
     lines: list[Line]
     faults: list[Fault]
-    """Of cells."""
+    """Faults of cells."""
 
 
 def read_speeds(path: Path, names: Sequence[str], kinds: NDArray[np.float64]) -> Speeds:
-    """The speeds of clients (clients,): of each its own line, or that of a kind of device, drawn by weight.
+    """Read the speeds of all clients (clients,): each client's own line, or that of a kind of device, drawn by weight.
 
     Args:
-        path: of the file.
-        names: of the clients.
-        kinds: a number in (0, 1) for each, which decides about its kind.
+        path: the path of the file.
+        names: the names of the clients.
+        kinds: a draw in (0, 1) for each client (clients,), which selects its kind.
 
     Raises:
-        ConfigError: every fault of the file, and the clients that are not in it.
+        ConfigError: all faults of the file, and the clients that it lacks.
     """
     table = _table(path, (CLIENT, *SPEED_COLUMNS), (WEIGHT, *SPEED_COLUMNS))
     lines, by_name = table.lines, {line.client: line for line in table.lines}
@@ -114,31 +114,31 @@ def read_speeds(path: Path, names: Sequence[str], kinds: NDArray[np.float64]) ->
     return Speeds(compute, down * BYTES_PER_S, up * BYTES_PER_S, latency / 1000)
 
 
-def read_awake(path: Path, names: Sequence[str]) -> Awake:
-    """When clients are awake.
+def read_availability(path: Path, names: Sequence[str]) -> Availability:
+    """Read the intervals in which each client is awake.
 
     Raises:
-        ConfigError: every fault of the file, and the clients that are not in it.
+        ConfigError: all faults of the file, and the clients that it lacks.
     """
     table = _table(path, INTERVAL_COLUMNS, (*INTERVAL_COLUMNS, PERIOD))
     by_name: dict[str, list[Line]] = {line.client: [] for line in table.lines}
     for line in table.lines:
         if line.values:
             by_name[line.client].append(line)
-    for own in by_name.values():
-        own.sort(key=lambda line: line.values["from_s"])
-    overlaps = [fault for own in by_name.values() if own for fault in _faults_of_intervals(own)]
+    for intervals in by_name.values():
+        intervals.sort(key=lambda line: line.values["from_s"])
+    overlaps = [fault for intervals in by_name.values() if intervals for fault in _faults_of_intervals(intervals)]
     _refuse(path, [*table.faults, *overlaps, *_missing(names, by_name)])
     periods = [by_name[name][0].values.get("period_s", math.inf) for name in names]
     edges = [
         edges_of([(line.values["from_s"], line.values["to_s"]) for line in by_name[name]], period)
         for name, period in zip(names, periods, strict=True)
     ]
-    return Awake.of(edges, periods)
+    return Availability.of(edges, periods)
 
 
 def _faults_of_intervals(lines: list[Line]) -> Iterator[Fault]:
-    """Of one client, in order of their beginnings."""
+    """Yield the faults of one client's intervals, which are sorted by their beginnings."""
     period = lines[0].values.get("period_s", math.inf)
     before: Line | None = None
     for line in lines:
@@ -175,7 +175,7 @@ def _missing(names: Sequence[str], known: Collection[str]) -> Iterator[Fault]:
 
 
 def _table(path: Path, *headers: tuple[Column, ...]) -> Table:
-    """The lines of a file that has one of these headers, in any order of its columns."""
+    """Read the lines of a file that has one of these headers, in any order of its columns."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = [(reader.line_num, row) for reader in [csv.reader(file)] for row in reader if row]
@@ -187,7 +187,7 @@ def _table(path: Path, *headers: tuple[Column, ...]) -> Table:
         _refuse(path, [(1, _fault_of_header(names, headers))])
         raise AssertionError
     if len(rows) == 1:
-        _refuse(path, [(2, "there is none; allowed: at least one line below the header")])
+        _refuse(path, [(2, "is missing; allowed: at least one line below the header")])
     places = [(names.index(column.name), column) for column in columns]
     faults: list[Fault] = []
     lines: list[Line] = []
@@ -208,16 +208,16 @@ def _fault_of_header(names: list[str], headers: Sequence[tuple[Column, ...]]) ->
     allowed = " or ".join(",".join(column.name for column in columns) for columns in headers)
     known = {column.name for columns in headers for column in columns}
     unknown = [name for name in names if name not in known]
-    what = f"unknown column {', '.join(map(repr, unknown))}" if unknown else f"got {','.join(names)!r}"
-    return f"{what}; allowed: {allowed}"
+    fault = f"unknown column {', '.join(map(repr, unknown))}" if unknown else f"got {','.join(names)!r}"
+    return f"{fault}; allowed: {allowed}"
 
 
 def _refuse(path: Path, faults: Collection[Fault]) -> None:
-    """Raise when there are any: those of the lines in their order, then those of the whole file."""
+    """Raise ConfigError if there are faults: those of lines in their order, then those of the whole file."""
     by_line = sorted((fault for fault in faults if fault[0]), key=lambda fault: fault[0])
-    found = [f"{path}: line {number}, {what}" for number, what in by_line[:FAULTS_MAX]]
+    texts = [f"{path}: line {number}, {text}" for number, text in by_line[:FAULTS_MAX]]
     if len(by_line) > FAULTS_MAX:
-        found.append(f"{path}: and {len(by_line) - FAULTS_MAX} more faults")
-    found += [f"{path}: {what}" for number, what in faults if not number]
-    if found:
-        raise ConfigError(found)
+        texts.append(f"{path}: and {len(by_line) - FAULTS_MAX} more faults")
+    texts += [f"{path}: {text}" for number, text in faults if not number]
+    if texts:
+        raise ConfigError(texts)

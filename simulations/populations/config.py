@@ -17,57 +17,57 @@ KIND_OPTIONS: Mapping[str, Mapping[str, bool]] = {
     "quantity": {"clients": True, "alpha": False, "sigma": False},
     "feature": {"clients": True, "change": True, "strength": False},
 }
-"""The options of each kind, and whether it must have them; `min_examples` and `seed` are of all."""
+"""The options of each kind, and whether it requires them; every kind has `min_examples` and `seed`."""
 
 NEED_LABELS = ("dirichlet", "shards")
-"""The kinds for which each target must be the number of a class."""
+"""Kinds for which each target must be a class number."""
 
 
 class PopulationConfig(BaseModel):
-    """Who holds what."""
+    """A population: its clients and the rule by which examples are dealt to them."""
 
     model_config = STRICT
 
     kind: Literal["natural", "iid", "dirichlet", "shards", "quantity", "feature"] = "natural"
-    """"natural": the task's own sites, each with its own data. All others pool the sites' data and deal it anew: "iid":
-    shuffled, in equal parts. "dirichlet": label skew, each label's shares drawn from a Dirichlet distribution.
-    "shards": sorted by label and cut into shards (McMahan et al. 2017). "quantity": shuffled, in unequal parts.
-    "feature": as "iid", and what each client sees is changed in its own way."""
+    """Partition of the data among the clients. "natural": the task's own sites, each with its own data. All others pool
+    the sites' data and deal it anew: "iid": shuffled, in equal parts. "dirichlet": label skew, each label's shares
+    drawn from a Dirichlet distribution. "shards": sorted by label and cut into shards (McMahan et al. 2017).
+    "quantity": shuffled, in unequal parts. "feature": as "iid", with a different change of the inputs at each
+    client."""
 
     clients: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Of all kinds but "natural": how many clients there are; they are called c0000, c0001, ...; absent: there is none,
-    and the kind asks for it."""
+    """Number of clients, named c0000, c0001, ...; required by all kinds but "natural", which does not have it."""
 
     alpha: Positive | None = None
-    """Of "dirichlet": the concentration; small values skew more. Of "quantity": the clients' sizes are proportional to
-    a Dirichlet distribution with it."""
+    """Concentration of the Dirichlet distribution from which "dirichlet" draws each label's shares, and "quantity" the
+    clients' sizes; smaller values skew more."""
 
     balanced: bool = False
-    """Of "dirichlet": all clients have equally many examples, and it is each client's mix of labels that is drawn (Hsu
-    et al. 2019, where alpha is divided among the labels); otherwise each label's shares of the clients (as NIID-Bench
-    has it, Li et al. 2022), and sizes differ."""
+    """Equal sizes for "dirichlet": the mix of labels of each client is drawn (Hsu et al. 2019; alpha is divided among
+    the labels). False: the clients' shares of each label are drawn (NIID-Bench, Li et al. 2022), and sizes differ."""
 
     shards_per_client: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Of "shards": how many each client has; absent: 2."""
+    """Shards per client for "shards"; absent: 2."""
 
     sigma: Annotated[float, Field(gt=0, le=10)] | None = None
-    """Of "quantity", instead of alpha: the clients' sizes are proportional to exp(sigma z), with z standard normal; at
-    10 two clients a standard deviation apart differ 22 000 times, and nearly all examples are those of one."""
+    """Spread of the sizes for "quantity", in place of alpha: they are proportional to exp(sigma z), with z standard
+    normal. At 10, sizes a standard deviation apart differ by a factor of 22 000, and one client has nearly all
+    examples."""
 
     change: Literal["noise", "shift", "rotation"] | None = None
-    """Of "feature": "noise": client k of n adds noise with the standard deviation strength k / n (after NIID-Bench).
-    "shift": each client scales and shifts its inputs, by exp(strength z) and strength z', as scanners of another
-    contrast and brightness do. "rotation": images are turned by 0, 90, 180 or 270 degrees, a quarter of the clients
-    each (Ghosh et al. 2020)."""
+    """Change of the inputs for "feature". "noise": client k of n adds noise with the standard deviation strength k / n
+    (after NIID-Bench). "shift": each client scales its inputs by exp(strength z) and shifts them by strength z', as
+    scanners with another contrast and brightness do. "rotation": images are turned by 0, 90, 180 or 270 degrees, a
+    quarter of the clients each (Ghosh et al. 2020)."""
 
     strength: Positive | None = None
-    """Of the changes "noise" and "shift", in units of the inputs; absent: 0.1."""
+    """Strength of the changes "noise" and "shift", in units of the inputs; absent: 0.1."""
 
     min_examples: int = Field(default=1, ge=1, le=1_000_000_000)
-    """No client may have fewer examples to train on."""
+    """Minimum number of training examples of every client; a split with fewer is refused."""
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    """Decides who holds what; absent: the run's seed."""
+    """Seed of the partition; absent: the run's seed."""
 
     @model_validator(mode="after")
     def _only_what_the_kind_has(self) -> "PopulationConfig":

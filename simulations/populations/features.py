@@ -1,4 +1,4 @@
-"""Feature skew: what each client sees is changed in its own way, the same in its training and its test data."""
+"""Feature skew: each client changes its inputs in a way of its own, the same for its training and its test data."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,15 +11,16 @@ from atoll.parallel.local_training.batches import fetcher
 from atoll.simulations.populations.partitions import stream
 
 STRENGTH = 0.1
+"""Default strength of a change, in units of the inputs."""
 
 
 class NotChangeable(ValueError):
-    """The inputs are of a kind that this change does not know."""
+    """Inputs of a kind to which the change does not apply."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureSkew:
-    """How each of `num_clients` clients changes the inputs x of its examples.
+    """The change that each of `num_clients` clients applies to the inputs x of its examples.
 
         noise:     x + s (k + 1) / K z,       z ~ N(0, 1) for each element, drawn once
         shift:     exp(s a_k) x + s b_k,      a_k, b_k ~ N(0, 1)
@@ -37,15 +38,15 @@ class FeatureSkew:
     strength: float = STRENGTH
 
     def of(self, client: int, split: str, dataset: Any) -> TensorDataset:
-        """The client's examples as it sees them, in memory.
+        """Return the client's examples with changed inputs, in memory.
 
         Args:
-            client: its number, from 0.
-            split: "train" or "test", which have noise of their own.
-            dataset: its examples as they were.
+            client: the number of the client, from 0.
+            split: "train" or "test", each with noise of its own.
+            dataset: the client's unchanged examples.
 
         Raises:
-            NotChangeable: inputs are not one tensor of floats, or no square images to rotate.
+            NotChangeable: the inputs are not one tensor of floats, or not square images for a rotation.
         """
         inputs, targets = fetcher(dataset)(torch.arange(len(dataset)))
         if not isinstance(inputs, torch.Tensor) or not inputs.is_floating_point():
@@ -66,8 +67,8 @@ class FeatureSkew:
         noise = stream(self.seed, "noise", client, split).standard_normal(tuple(inputs.shape), np.float32)
         return inputs + self._level(client) * torch.from_numpy(noise).to(inputs.dtype)
 
-    def told(self, client: int) -> str:
-        """What this client does to its inputs, in words."""
+    def description(self, client: int) -> str:
+        """Describe the change of a client in words, such as "rotated by 90°"."""
         if self.change == "rotation":
             return f"rotated by {90 * (client % 4)}°"
         if self.change == "noise":

@@ -1,8 +1,8 @@
-"""How examples are dealt: functions from labels to owners. Arrays in, arrays out.
+"""The rules of partition: pure functions of arrays, from the examples' labels to the examples' owners.
 
-A deal is an array `owner` (N,) int64 that names for each of N examples one of K clients, so that every example belongs
-to exactly one. All kinds but shards first choose `counts` (L, K), how many examples of each of L labels each client
-gets; which ones these are is drawn by `deal`. Where labels play no part, all examples have the label 0 and L = 1.
+A partition is an array `owner` (N,) int64 with one of K clients for each of N examples, so that every example belongs
+to exactly one client. All kinds but shards first choose `counts` (L, K), the number of examples of each of L labels
+for each client; `deal` then draws the examples. Kinds that ignore labels use one label: L = 1, and all labels are 0.
 """
 
 import hashlib
@@ -14,26 +14,26 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 DRAWS = 100
-"""So often a Dirichlet split is drawn until no client has fewer examples than allowed."""
+"""Maximum number of draws of a Dirichlet split until every client has the minimum number of examples."""
 
 
 class Impossible(ValueError):
-    """There is no such split of these examples; the message says by which numbers."""
+    """A split that these examples do not allow; the message has the numbers."""
 
 
 def stream(seed: int, *purpose: object) -> np.random.Generator:
-    """The randomness of one purpose: of its own, so that nothing depends on what else was drawn before."""
+    """Return the random generator of one purpose, independent of all other draws."""
     name = " ".join(["atoll population", str(seed), *map(str, purpose)])
     return np.random.default_rng(int.from_bytes(hashlib.sha256(name.encode()).digest()))
 
 
 def deal(labels: Ints, counts: Ints, rng: np.random.Generator) -> Ints:
-    """Owners (N,) by which client k gets counts[y, k] examples of label y, drawn without replacement.
+    """Draw owners (N,) so that client k gets counts[y, k] examples of label y, without replacement.
 
     Args:
         labels: (N,) in 0..L-1.
         counts: (L, K); row y sums to the number of examples with label y.
-        rng: who gets which.
+        rng: the generator of the draw.
     """
     owner = np.empty(len(labels), np.int64)
     order = np.argsort(labels, kind="stable")
@@ -47,27 +47,27 @@ def deal(labels: Ints, counts: Ints, rng: np.random.Generator) -> Ints:
 
 
 def count(labels: Ints, owner: Ints, num_labels: int, num_clients: int) -> Ints:
-    """Counts (L, K) of a deal: how many examples of each label 0..L-1 each client has."""
+    """Return counts (L, K) of a partition: the number of examples of each label 0..L-1 of each client."""
     cells = labels * num_clients + owner
     return np.bincount(cells, minlength=num_labels * num_clients).reshape(num_labels, num_clients)
 
 
 def even(num_examples: int, num_clients: int) -> Ints:
-    """Counts (K,) that differ by at most one, the larger ones first."""
+    """Return counts (K,) that differ by at most one, the larger ones first."""
     clients = np.arange(num_clients)
     return num_examples // num_clients + (clients < num_examples % num_clients).astype(np.int64)
 
 
 def apportion(sizes: Ints, shares: Floats, rng: np.random.Generator) -> Ints:
-    """Counts (L, K) with the row sums `sizes`, proportional to `shares`: each is its share rounded up or down.
+    """Draw counts (L, K) with the row sums `sizes`, proportional to `shares`: each is its share rounded up or down.
 
     The shares of a row are laid end to end on a line of length n; their ends are moved by one u ~ U[0, 1) and rounded
-    down. So the chance of being rounded up is the remainder exactly, and a small share is not lost for good.
+    down. The probability of rounding up is therefore exactly the remainder, so that small shares are not always lost.
 
     Args:
-        sizes: (L,) how many examples there are of each label.
+        sizes: (L,), the number of examples of each label.
         shares: (L, K), not negative, with positive row sums.
-        rng: of the offsets u.
+        rng: the generator of the offsets u.
     """
     ends = np.cumsum(shares, axis=1)
     ends *= (sizes / ends[:, -1])[:, None]
@@ -77,20 +77,21 @@ def apportion(sizes: Ints, shares: Floats, rng: np.random.Generator) -> Ints:
 
 
 def dirichlet(sizes: Ints, num_clients: int, alpha: float, min_examples: int, rng: np.random.Generator) -> Ints:
-    """Counts (L, K): label by label, the clients' shares of it are one draw from a Dirichlet distribution.
+    """Draw counts (L, K) label by label: the clients' shares of a label are one draw from a Dirichlet distribution.
 
         p_y ~ Dir_K(α, ..., α),    client k gets p_yk n_y examples of label y
 
-    Drawn anew, up to `DRAWS` times, until every client has `min_examples`. Small α: a label lies with few clients, and
-    sizes differ much; α to infinity: all labels evenly everywhere.
+    Draws are repeated, up to `DRAWS` times, until every client has `min_examples`. Small α: few clients have each
+    label, and sizes differ widely; α to infinity: every client has an even share of every label.
 
     Raises:
-        Impossible: no draw had enough for everybody.
+        Impossible: in each draw some client has fewer than `min_examples`.
 
     Source:
         Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019, section 4; Li et
         al., "Federated Learning on Non-IID Data Silos" (NIID-Bench), ICDE 2022, distribution-based label imbalance.
-        Their code also passes over clients that have N / K examples already, which is no Dirichlet split: not here.
+        Their code also skips clients that have N / K examples already, which is not a Dirichlet split; this one does
+        not.
     """
     smallest = 0
     for _ in range(DRAWS):
@@ -105,13 +106,13 @@ def dirichlet(sizes: Ints, num_clients: int, alpha: float, min_examples: int, rn
 
 
 def balanced_dirichlet(sizes: Ints, num_clients: int, alpha: float, rng: np.random.Generator) -> Ints:
-    """Counts (L, K): client by client, its mix of labels is one draw from a Dirichlet distribution; all equally large.
+    """Draw counts (L, K) client by client, all of equal size: a client's mix of labels is one draw from a Dirichlet.
 
         q_k ~ Dir_L(α p),    p_y = n_y / N,    client k draws N / K labels from q_k
 
-    Where a label runs out, the client's mix of those that are left is drawn anew, from Dir(α p) restricted to them.
-    Here α counts for all labels together: α = 1 with ten labels is a tenth for
-    each. Small α: one label for each client, as long as there is enough of it; α to infinity: IID.
+    When a label runs out, the client's mix of the remaining labels is drawn anew, from Dir(α p) restricted to them.
+    Here α counts for all labels together: α = 1 with ten labels is a tenth for each. Small α: one label for each
+    client, until the label runs out; α to infinity: IID.
 
     Source:
         Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification",
@@ -129,17 +130,17 @@ def balanced_dirichlet(sizes: Ints, num_clients: int, alpha: float, rng: np.rand
 
 
 def quantity(num_examples: int, weights: Floats, min_examples: int, rng: np.random.Generator) -> Ints:
-    """Counts (1, K): each client has `min_examples`, and of the rest its share, proportional to its weight."""
+    """Draw counts (1, K): each client has `min_examples` and a share of the rest, proportional to its weight."""
     rest = num_examples - min_examples * len(weights)
     assert rest >= 0, (num_examples, len(weights), min_examples)
     return min_examples + apportion(np.array([rest]), weights[None, :], rng)
 
 
 def shards(labels: Ints, num_clients: int, shards_per_client: int, rng: np.random.Generator) -> Ints:
-    """Owners (N,): the examples sorted by label, cut into equal shards, and each client gets so many at random.
+    """Draw owners (N,): examples sorted by label are cut into equal shards, `shards_per_client` at random per client.
 
-    Where the number of shards does not divide N, their sizes differ by one. A client has at most 2 `shards_per_client`
-    labels when no label has fewer examples than a shard.
+    If the number of shards does not divide N, their sizes differ by one. A client has at most 2 `shards_per_client`
+    labels if no label has fewer examples than a shard.
 
     Source:
         McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
@@ -153,12 +154,13 @@ def shards(labels: Ints, num_clients: int, shards_per_client: int, rng: np.rando
 
 
 def following(counts: Ints, sizes: Ints, rng: np.random.Generator) -> Ints:
-    """Counts (L, K) of other examples in the proportions of the first: who has a tenth of a label gets a tenth again.
+    """Draw counts (L, K) of other examples, such as the test data, in the proportions of a first partition.
 
     Args:
-        counts: (L, K), how the first were dealt.
-        sizes: (L,) how many others there are. A label that was not among the first follows the clients' sizes.
-        rng: of the rounding.
+        counts: (L, K), the first partition.
+        sizes: (L,), the number of other examples of each label. A label that the first partition lacks follows the
+            clients' sizes.
+        rng: the generator of the rounding.
     """
     known = counts.sum(axis=1, keepdims=True) > 0
     return apportion(sizes, np.where(known, counts, counts.sum(axis=0)).astype(float), rng)

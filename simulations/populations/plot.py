@@ -1,4 +1,4 @@
-"""A picture of who holds what: one bar for each client, as high as it has examples, cut by label."""
+"""The plot of a population: a bar for each client, its height the number of examples, divided by label."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LEGEND_MAX = 20
-"""With more labels, a bar of colours stands for the legend."""
+"""Maximum number of labels in a legend; more are shown by a bar of colours."""
 
 NAMES_MAX = 30
-"""With more clients, numbers stand for their names."""
+"""Maximum number of clients that are shown by their names; more are shown by numbers."""
 
 
 class NoPlots(RuntimeError):
-    """There is nothing to draw with; the message says what to install."""
+    """The drawing library is missing; the message says what to install."""
 
 
 def plot(report: Report, path: Path) -> None:
-    """Write the picture; its kind (PNG, SVG, PDF) is that of the name.
+    """Write the plot to a file, whose suffix selects the format (PNG, SVG, PDF).
 
     Raises:
         NoPlots: matplotlib is not installed.
-        ValueError: a kind of picture that matplotlib does not write.
-        OSError: it cannot be written.
+        ValueError: matplotlib does not write this format.
+        OSError: the file cannot be written.
     """
     try:
         from matplotlib.figure import Figure
@@ -40,16 +40,17 @@ def plot(report: Report, path: Path) -> None:
     axes.set(xlabel="client", ylabel="examples", xlim=(-0.5, report.num_clients - 0.5))
     axes.set_ylim(bottom=0)
     if report.num_clients <= NAMES_MAX:
-        axes.set_xticks(range(report.num_clients), [held.client for held in report.clients], rotation=90)
+        axes.set_xticks(range(report.num_clients), [summary.client for summary in report.clients], rotation=90)
     axes.set_title(_title(report), fontsize=10)
     figure.savefig(path, dpi=120)
 
 
 def _draw(axes: "Axes", report: Report) -> None:
-    """Areas with vertical steps: they are drawn fast for thousands of clients, too."""
+    """Draw areas with vertical steps, which is fast for thousands of clients, too."""
     edges = np.arange(report.num_clients + 1) - 0.5
     if report.labels is None:
-        axes.fill_between(edges, _closed(np.array([held.examples for held in report.clients])), step="post")
+        examples = np.array([summary.examples for summary in report.clients])
+        axes.fill_between(edges, _closed(examples), step="post")
         return
     labels, heights = report.labels.labels, counts(report)
     colours = _colours(len(labels))
@@ -66,14 +67,14 @@ def _draw(axes: "Axes", report: Report) -> None:
 
 
 def counts(report: Report) -> Ints:
-    """(L, K) how many examples of each label each client has."""
+    """Return the number of examples of each label of each client (L, K)."""
     assert report.labels is not None
-    rows = [[(held.labels or {}).get(str(label), 0) for held in report.clients] for label in report.labels.labels]
-    return np.array(rows, np.int64)
+    labels = [str(label) for label in report.labels.labels]
+    return np.array([[(one.labels or {}).get(label, 0) for one in report.clients] for label in labels], np.int64)
 
 
 def _closed(heights: Ints) -> Ints:
-    """With the last column twice: a step ends where the next begins."""
+    """Repeat the last column, because a step ends where the next one begins."""
     return np.concatenate([heights, heights[..., -1:]], axis=-1)
 
 

@@ -1,4 +1,4 @@
-"""Several data sets as one, and its labels. Any map-style data sets of (inputs, targets)."""
+"""The pool: several map-style data sets of (inputs, targets) as one, with its labels."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,15 +14,15 @@ from atoll.simulations.populations.partitions import Ints
 
 
 class NoLabels(ValueError):
-    """The targets are no class labels; the message says what they are."""
+    """Targets that are not class labels; the message says what they are."""
 
 
 class Pool:
     """The examples of several data sets, one after the other.
 
     Args:
-        datasets: of the owners that have this split.
-        names: what each is called when it cannot be read; none: nothing.
+        datasets: the data sets of the sites that have this split.
+        names: the name of each in the note on a failed read; empty: no note.
     """
 
     def __init__(self, datasets: Sequence[Any], names: Sequence[str] = ()) -> None:
@@ -34,7 +34,7 @@ class Pool:
 
     @cached_property
     def labels(self) -> Ints:
-        """(N,) the class of each example; looked at once.
+        """The class of each example (N,), read once.
 
         Raises:
             NoLabels: a target is not one whole number.
@@ -46,14 +46,16 @@ class Pool:
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def part(self, indices: Ints) -> "Subset[Any]":
-        """Some of the examples: a view, from which `parallel.batches.fetcher` gets a batch by one index operation where
-        the data sets are tensors, or parts of the same ones."""
+        """Return a view of some examples.
+
+        `fetcher` reads a batch of it by one index operation if the data sets are tensors or parts of one data set.
+        """
         base, chosen = self._joined
         return Subset(base, (indices if chosen is None else chosen[indices]))  # type: ignore[arg-type]
 
     @cached_property
     def _joined(self) -> tuple[Any, Ints | None]:
-        """One data set, and which of its examples are the pool's; None: all, in order."""
+        """One data set, and the indices of the pool's examples in it; None: all, in order."""
         if len(self.datasets) == 1 and type(self.datasets[0]) is not Subset:
             return self.datasets[0], None
         if all(type(one) is Subset and one.dataset is self.datasets[0].dataset for one in self.datasets):
@@ -67,7 +69,7 @@ class Pool:
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Let what fails say whose data were read: many owners' come through the same line of the task."""
+    """Add the name of the data to an error of reading it: the data of many sites pass the same line of the task."""
     try:
         yield
     except Exception as error:
@@ -77,7 +79,7 @@ def reading(name: str) -> Iterator[None]:
 
 
 def _tensors_of(dataset: Any) -> tuple[torch.Tensor, ...]:
-    """What the data set is made of; nothing when it is not made of tensors."""
+    """Return the tensors of a data set; an empty tuple if it does not consist of tensors."""
     if type(dataset) is TensorDataset:
         return dataset.tensors
     if type(dataset) is Subset:
@@ -87,7 +89,7 @@ def _tensors_of(dataset: Any) -> tuple[torch.Tensor, ...]:
 
 
 def labels_of(dataset: Any) -> Ints:
-    """The class of each example, (n,) int64, without touching inputs where the data set shows its targets.
+    """Return the class of each example (n,), int64, without reading the inputs if the data set shows its targets.
 
     Raises:
         NoLabels: a target is not one whole number, or an item is not (inputs, target).
@@ -118,7 +120,7 @@ def _targets_of_row(dataset: "ConcatDataset[Any]", indices: Ints) -> NDArray[Any
 
 
 def _shows_targets(dataset: Any) -> bool:
-    """Whether `.targets` are those of the items, as in torchvision, and not what they were before a transformation."""
+    """Check that `.targets` are the targets of the items, as in torchvision, and not those before a transformation."""
     shown = getattr(dataset, "targets", None)
     if shown is None or not hasattr(shown, "__len__") or len(shown) != len(dataset) or not len(dataset):
         return False

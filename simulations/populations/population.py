@@ -1,4 +1,4 @@
-"""A task whose pooled data is dealt to other owners than its own."""
+"""The population of a run: a task whose pooled data is dealt to simulated clients."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,62 +20,62 @@ from atoll.simulations.populations.pool import NoLabels, Pool, reading
 
 
 @dataclass(frozen=True)
-class Dealt:
-    """One split's examples and their owners."""
+class Partition:
+    """The examples of one split and their owners."""
 
     pool: Pool
     owner: Ints
-    """(N,) the number of the client that has the example."""
+    """The number of the client that has each example (N,)."""
     num_clients: int
 
     @cached_property
     def sizes(self) -> Ints:
-        """(K,) how many examples each client has."""
+        """The number of examples of each client (K,)."""
         return np.bincount(self.owner, minlength=self.num_clients)
 
     @cached_property
     def _order(self) -> tuple[Ints, Ints]:
-        """All examples, one client's behind the other's; and where those of each client end."""
+        """The indices of all examples, client by client (N,), and the end of each client's part (K,)."""
         return np.argsort(self.owner, kind="stable"), np.cumsum(self.sizes)
 
     def part(self, client: int) -> "Subset[Any]":
-        """One client's examples, in the order of the pool."""
+        """Return one client's examples, in the order of the pool."""
         order, ends = self._order
         return self.pool.part(order[ends[client] - self.sizes[client] : ends[client]])
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """The `data` of a task whose examples were dealt: (client, split) -> its part; None where it has nothing."""
+    """The `data` of a task whose examples were dealt: (client, split) -> the client's part, or None if it is empty."""
 
-    splits: Mapping[str, Dealt]
+    splits: Mapping[str, Partition]
     number: Mapping[str, int]
     skew: FeatureSkew | None = None
 
     def __call__(self, site: str, split: str) -> Subset[Any] | TensorDataset | None:
-        """The examples of one client, as `Task.data` has it."""
+        """Return the examples of one client, as `Task.data` does."""
         if site not in self.number:
             raise ValueError(
                 f"there is no client {site!r}; there are {len(self.number)}, from {next(iter(self.number))}"
             )
-        dealt, client = self.splits.get(split), self.number[site]
-        if dealt is None or not dealt.sizes[client]:
+        partition, client = self.splits.get(split), self.number[site]
+        if partition is None or not partition.sizes[client]:
             return None
-        part = dealt.part(client)
+        part = partition.part(client)
         return part if self.skew is None else self.skew.of(client, split, part)
 
 
 @dataclass(frozen=True)
 class Population:
-    """Clients and what each of them holds."""
+    """The clients of a simulated run and the data of each."""
 
     config: PopulationConfig
     seed: int
     task: Task
     """The same task, with the clients as its sites and their data as its data."""
-    train: Dealt = field(repr=False)
-    test: Dealt | None = field(repr=False)
-    """What the clients test on; None: their task has no such data."""
+    train: Partition = field(repr=False)
+    test: Partition | None = field(repr=False)
+    """The clients' test data; None: the task has no such data."""
     skew: FeatureSkew | None = None
 
 
@@ -85,10 +85,10 @@ def populate(config: PopulationConfig, task: Task, seed: int) -> Population:
     Args:
         config: the kind of the population, and its options.
         task: the task whose sites' data is pooled; the data is loaded here, once.
-        seed: the run's; `config.seed` takes its place when it is set.
+        seed: the seed of the run; `config.seed`, if set, takes its place.
 
     Raises:
-        ConfigError: there is no such split of these data; with the numbers at fault.
+        ConfigError: the data do not allow this split; the message has the numbers.
     """
     seed = seed if config.seed is None else config.seed
     pools = {split: _pool(task, split) for split in ("train", "test")}
@@ -96,8 +96,8 @@ def populate(config: PopulationConfig, task: Task, seed: int) -> Population:
         raise ConfigError([f"population: {fault}" for fault in faults])
     if config.kind == "natural":
         natural = {
-            split: Dealt(pool, np.repeat(np.array(whose, np.int64), pool.sizes), len(task.sites))
-            for split, (pool, whose) in pools.items()
+            split: Partition(pool, np.repeat(np.array(owners, np.int64), pool.sizes), len(task.sites))
+            for split, (pool, owners) in pools.items()
         }
         return Population(config, seed, task, natural["train"], natural["test"] if len(pools["test"][0]) else None)
     assert config.clients is not None
@@ -109,20 +109,20 @@ def populate(config: PopulationConfig, task: Task, seed: int) -> Population:
     if config.change is not None:
         skew = FeatureSkew(config.change, config.clients, seed, config.strength or STRENGTH)
     holdings = Holdings(splits, {name: k for k, name in enumerate(names(config.clients))}, skew)
-    _try(holdings)
+    _check_change(holdings)
     dealt = replace(task, data=holdings, sites=tuple(holdings.number))
     return Population(config, seed, dealt, splits["train"], splits.get("test"), skew)
 
 
 def names(num_clients: int) -> tuple[str, ...]:
-    """c0000, c0001, ...: of one length, so that their order is that of their numbers."""
+    """Return the names c0000, c0001, ..., of one length, so that they sort by their numbers."""
     digits = max(4, len(str(num_clients - 1)))
     return tuple(f"c{client:0{digits}}" for client in range(num_clients))
 
 
 def _pool(task: Task, split: str) -> tuple[Pool, list[int]]:
-    """All there is of a split, and the numbers of the sites that have some of it."""
-    names, there = [f"{split} data of site {site!r}" for site in task.sites], {}
+    """Return all examples of a split, and the numbers of the sites that have data in it."""
+    names, datasets = [f"{split} data of site {site!r}" for site in task.sites], {}
     for number, site in enumerate(task.sites):
         with reading(names[number]):
             dataset = task.data(site, split)
@@ -130,12 +130,12 @@ def _pool(task: Task, split: str) -> tuple[Pool, list[int]]:
             continue
         if fault := _no_dataset(dataset):
             raise ConfigError([f"population: task.data({site!r}, {split!r}) gave {fault}"])
-        there[number] = dataset
-    return Pool(list(there.values()), [names[number] for number in there]), list(there)
+        datasets[number] = dataset
+    return Pool(list(datasets.values()), [names[number] for number in datasets]), list(datasets)
 
 
 def _no_dataset(given: Any) -> str:
-    """Why these are no examples that can be counted and asked for one by one; empty: they may be."""
+    """Return the reason that an object is not a map-style dataset; empty if it may be one."""
     if not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
         return f"{type(given).__name__}, which has no length or no items; allowed: a map-style dataset"
     if isinstance(given, tuple) and given and all(isinstance(part, torch.Tensor | np.ndarray) for part in given):
@@ -143,26 +143,25 @@ def _no_dataset(given: Any) -> str:
     return ""
 
 
-def _faults(config: PopulationConfig, task: Task, train: Pool, whose: Sequence[int]) -> Iterator[str]:
-    """What can be said without a look at any example."""
+def _faults(config: PopulationConfig, task: Task, train: Pool, owners: Sequence[int]) -> Iterator[str]:
+    """Yield the faults that show without reading any example."""
     if not task.sites:
         yield "the task has no sites, and so no data to deal; name them in Task(sites=[...])"
         return
     if config.kind == "natural":
-        held = dict(zip(whose, train.sizes.tolist(), strict=True))
+        sizes = dict(zip(owners, train.sizes.tolist(), strict=True))
         for number, site in enumerate(task.sites):
-            if held.get(number, 0) < config.min_examples:
-                few = f"site {site!r} has {held.get(number, 0)} examples to train on"
-                yield f"{few}, and min_examples is {config.min_examples}"
+            if (size := sizes.get(number, 0)) < config.min_examples:
+                yield f"site {site!r} has {size} examples to train on, and min_examples is {config.min_examples}"
         return
-    clients, there = config.clients or 0, len(train)
-    if (needed := clients * config.min_examples) > there:
+    clients, available = config.clients or 0, len(train)
+    if (needed := clients * config.min_examples) > available:
         each = f" with min_examples {config.min_examples}" if config.min_examples > 1 else ""
-        yield f"{clients} clients{each} need {needed} examples, and there are {there}"
-    elif config.kind == "shards" and (needed := clients * _shards_per_client(config)) > there:
+        yield f"{clients} clients{each} need {needed} examples, and there are {available}"
+    elif config.kind == "shards" and (needed := clients * _shards_per_client(config)) > available:
         yield (
             f"{clients} clients with {_shards_per_client(config)} shards each need {needed} examples, "
-            f"and there are {there}"
+            f"and there are {available}"
         )
 
 
@@ -177,8 +176,8 @@ def _explained(config: PopulationConfig, error: Exception) -> str:
     return f"kind {config.kind} needs class labels: {error}; possible are {', '.join(possible)}"
 
 
-def _deal(config: PopulationConfig, train: Pool, test: Pool, seed: int) -> dict[str, Dealt]:
-    """The training examples by the rule of the kind, and the test examples in the same proportions."""
+def _deal(config: PopulationConfig, train: Pool, test: Pool, seed: int) -> dict[str, Partition]:
+    """Deal the training examples by the rule of the kind, and the test examples in the same proportions."""
     (train_labels, test_labels), num_labels = _codes(config, [train, test])
     num_clients = config.clients or 0
     counts = _counts(config, np.bincount(train_labels, minlength=num_labels), stream(seed, config.kind, "counts"))
@@ -188,7 +187,7 @@ def _deal(config: PopulationConfig, train: Pool, test: Pool, seed: int) -> dict[
         counts = partitions.count(train_labels, owner, num_labels, num_clients)
     else:
         owner = partitions.deal(train_labels, counts, rng)
-    splits = {"train": Dealt(train, owner, num_clients)}
+    splits = {"train": Partition(train, owner, num_clients)}
     if (smallest := int(splits["train"].sizes.min())) < config.min_examples:
         raise Impossible(
             f"the smallest client would have {smallest} examples, and min_examples is {config.min_examples}"
@@ -196,12 +195,12 @@ def _deal(config: PopulationConfig, train: Pool, test: Pool, seed: int) -> dict[
     if len(test):
         rng = stream(seed, config.kind, "test")
         test_counts = partitions.following(counts, np.bincount(test_labels, minlength=num_labels), rng)
-        splits["test"] = Dealt(test, partitions.deal(test_labels, test_counts, rng), num_clients)
+        splits["test"] = Partition(test, partitions.deal(test_labels, test_counts, rng), num_clients)
     return splits
 
 
 def _codes(config: PopulationConfig, pools: Sequence[Pool]) -> tuple[list[Ints], int]:
-    """The labels of each pool as numbers 0..L-1, and L; zeros and 1 for a kind in which they play no part."""
+    """Return the labels of each pool as numbers 0..L-1, and L; zeros and 1 for a kind that ignores labels."""
     if config.kind not in NEED_LABELS:
         return [np.zeros(len(pool), np.int64) for pool in pools], 1
     classes = np.unique(np.concatenate([pool.labels for pool in pools]))
@@ -209,7 +208,7 @@ def _codes(config: PopulationConfig, pools: Sequence[Pool]) -> tuple[list[Ints],
 
 
 def _counts(config: PopulationConfig, sizes: Ints, rng: np.random.Generator) -> Ints | None:
-    """(L, K) how many examples of each label each client gets; None for shards, which are not dealt by number."""
+    """Return the number of examples of each label for each client (L, K); None for shards, which have no counts."""
     num_clients, num_examples = config.clients or 0, int(sizes.sum())
     if config.kind == "shards":
         return None
@@ -217,7 +216,7 @@ def _counts(config: PopulationConfig, sizes: Ints, rng: np.random.Generator) -> 
         assert config.alpha is not None
         if config.balanced:
             counts = partitions.balanced_dirichlet(sizes, num_clients, config.alpha, rng)
-            return counts[:, rng.permutation(num_clients)]  # whoever comes last takes what is left: anybody may
+            return counts[:, rng.permutation(num_clients)]  # the last one gets the leftovers: any client may be last
         return partitions.dirichlet(sizes, num_clients, config.alpha, config.min_examples, rng)
     if config.kind == "quantity":
         weights = (
@@ -230,14 +229,14 @@ def _counts(config: PopulationConfig, sizes: Ints, rng: np.random.Generator) -> 
 
 
 def _log_normal(sigma: float, num_clients: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """exp(sigma z) over its largest value: the same proportions, and none of them overflows."""
+    """Draw exp(sigma z) divided by its largest value: the same proportions without overflow."""
     exponents = sigma * rng.standard_normal(num_clients)
     shares: NDArray[np.float64] = np.exp(exponents - exponents.max())
     return shares
 
 
-def _try(holdings: Holdings) -> None:
-    """Change one example, so that what cannot be changed is known now."""
+def _check_change(holdings: Holdings) -> None:
+    """Change one example, so that inputs that cannot be changed are refused at the start."""
     if holdings.skew is None:
         return
     try:

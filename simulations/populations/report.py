@@ -1,4 +1,4 @@
-"""Who holds what, in numbers."""
+"""The report on a population: sizes, labels and their distance from the pooled data."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -11,41 +11,41 @@ from atoll.simulations.populations.population import Population
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What one client holds."""
+class ClientSummary:
+    """The data of one client."""
 
     client: str
     examples: int
     test_examples: int
     labels: dict[str, int] | None
-    """How many examples of each label, without those of which it has none; None: the targets are no labels."""
+    """The number of examples of each label that the client has; None: the targets are not labels."""
     features: str = ""
-    """How its inputs differ from those of the others, in words."""
+    """The change of the client's inputs, in words; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelSummary:
-    """How far the clients' labels are from those of the whole."""
+    """The distance of the clients' labels from the pooled ones."""
 
     labels: tuple[int, ...]
-    """All that there are."""
+    """All labels of the training data."""
     counts: tuple[int, ...]
-    """How many examples of each."""
+    """The number of examples of each label."""
     per_client_min: int
-    """Different labels of the client that has fewest."""
+    """The number of different labels of the client with the fewest."""
     per_client_median: float
     per_client_max: int
     entropy_mean: float
-    """Of a client's labels [bit]: -sum p log2 p, mean over the clients; 0 when each has one label."""
+    """Entropy of a client's labels, -sum p log2 p [bit], mean over the clients; 0 if each client has one label."""
     entropy_pooled: float
-    """Of all labels [bit]."""
+    """Entropy of the pooled labels [bit]."""
     total_variation_mean: float
-    """Between a client's labels and all: 1/2 sum |p_k - p|, mean over the clients; 0 when all are alike."""
+    """Distance of a client's labels from the pooled ones, 1/2 sum |p_k - p|, mean over the clients; 0 if all agree."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Who holds what."""
+    """A population in numbers: sizes, labels, and each client's data."""
 
     kind: str
     seed: int
@@ -57,28 +57,28 @@ class Report:
     examples_mean: float
     examples_max: int
     labels: LabelSummary | None
-    """None: the targets are no labels."""
+    """Statistics of the labels; None: the targets are not labels."""
     no_labels: str
-    """Why there are none; empty when there are."""
-    clients: tuple[Held, ...]
+    """The reason that the targets are not labels; empty if they are."""
+    clients: tuple[ClientSummary, ...]
 
     def plain(self) -> dict[str, Any]:
-        """The same in JSON's own types."""
+        """Return the report as JSON values."""
         return asdict(self)
 
 
 def report(population: Population) -> Report:
-    """Return the sizes and labels of all clients, and their distance from the whole; each target is read once."""
+    """Return the sizes and labels of all clients, and their distance from the pooled ones; each target is read once."""
     train, test = population.train, population.test
     labels, counts, no_labels = _label_counts(population)
     test_sizes = test.sizes if test is not None else np.zeros(train.num_clients, np.int64)
     clients = tuple(
-        Held(
+        ClientSummary(
             client=name,
             examples=int(train.sizes[k]),
             test_examples=int(test_sizes[k]),
             labels=None if counts is None else {str(y): int(n) for y, n in zip(labels, counts[:, k], strict=True) if n},
-            features="" if population.skew is None else population.skew.told(k),
+            features="" if population.skew is None else population.skew.description(k),
         )
         for k, name in enumerate(population.task.sites)
     )
@@ -99,7 +99,7 @@ def report(population: Population) -> Report:
 
 
 def _label_counts(population: Population) -> tuple[list[int], Ints | None, str]:
-    """All labels, how many of each (L, K) every client has, and why there are none."""
+    """Return all labels, their counts for each client (L, K), and the reason that there are none."""
     train = population.train
     try:
         labels, codes = np.unique(train.pool.labels, return_inverse=True)
@@ -111,21 +111,21 @@ def _label_counts(population: Population) -> tuple[list[int], Ints | None, str]:
 def _summary(labels: list[int], counts: Ints) -> LabelSummary:
     different = (counts > 0).sum(axis=0)
     pooled = counts.sum(axis=1, keepdims=True)
-    own, whole = counts / counts.sum(axis=0), pooled / pooled.sum()
+    shares, pooled_shares = counts / counts.sum(axis=0), pooled / pooled.sum()
     return LabelSummary(
         labels=tuple(labels),
         counts=tuple(pooled[:, 0].tolist()),
         per_client_min=int(different.min()),
         per_client_median=float(np.median(different)),
         per_client_max=int(different.max()),
-        entropy_mean=float(_entropy(own).mean()),
-        entropy_pooled=float(_entropy(whole)[0]),
-        total_variation_mean=float(np.abs(own - whole).sum(axis=0).mean() / 2),
+        entropy_mean=float(_entropy(shares).mean()),
+        entropy_pooled=float(_entropy(pooled_shares)[0]),
+        total_variation_mean=float(np.abs(shares - pooled_shares).sum(axis=0).mean() / 2),
     )
 
 
 def _entropy(shares: Floats) -> Floats:
-    """Of each column [bit]."""
+    """Compute the entropy of each column [bit]."""
     logarithms = np.log2(shares, out=np.zeros_like(shares), where=shares > 0)
-    found: Floats = -(shares * logarithms).sum(axis=0)
-    return found
+    entropies: Floats = -(shares * logarithms).sum(axis=0)
+    return entropies

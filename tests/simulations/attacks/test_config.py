@@ -10,7 +10,7 @@ NAMES = [f"c{k:02d}" for k in range(20)]
 
 
 @pytest.mark.parametrize(("malicious", "count"), [(4, 4), (0.2, 4), (0.29, 5), (0, 0), (1.0, 20), (20, 20)])
-def test_as_many_are_malicious_as_asked_for(malicious: int | float, count: int) -> None:
+def test_the_number_of_malicious_clients_is_the_configured_one(malicious: int | float, count: int) -> None:
     chosen = adversary_of(AttackConfig(kind="sign_flip", malicious=malicious), NAMES, seed=7).malicious
     assert len(chosen) == count
     assert chosen <= set(NAMES)
@@ -21,7 +21,7 @@ def test_a_share_is_meant_as_it_is_written() -> None:
     assert len(adversary_of(attack, map(str, range(100)), seed=0).malicious) == 29
 
 
-def test_who_is_malicious_depends_on_the_seed_and_not_on_the_order() -> None:
+def test_the_malicious_clients_depend_on_the_seed_and_not_on_the_order() -> None:
     attack = AttackConfig(kind="alie", malicious=4)
     assert adversary_of(attack, NAMES, 3).malicious == adversary_of(attack, reversed(NAMES), 3).malicious
     assert len({adversary_of(attack, NAMES, seed).malicious for seed in range(20)}) > 15
@@ -30,7 +30,7 @@ def test_who_is_malicious_depends_on_the_seed_and_not_on_the_order() -> None:
     assert max(counts.values()) < 135
 
 
-def test_without_an_attack_nobody_is_malicious() -> None:
+def test_without_an_attack_no_client_is_malicious() -> None:
     assert adversary_of(AttackConfig(), NAMES, 1).malicious == frozenset()
 
 

@@ -90,7 +90,7 @@ def attacked(kind: str, **options: Any) -> Task:
     return Adversary(AttackConfig(kind=kind, **options), frozenset("ab"), seed=5).task(TASK)  # type: ignore[arg-type]
 
 
-def test_only_the_training_data_of_the_malicious_is_poisoned() -> None:
+def test_only_the_training_data_of_malicious_clients_is_poisoned() -> None:
     task = attacked("label_flip")
     for site in "ab":
         assert read(task.data(site, "train"))[1].tolist() == [3, 2, 1, 0] * 3
@@ -119,19 +119,20 @@ def test_the_poisoned_task_goes_to_another_process() -> None:
     assert read(task.data("b", "train"))[1].tolist() == [3, 2, 1, 0] * 3
 
 
-def test_how_many_labels_there_are_is_found_or_said() -> None:
+def test_the_number_of_labels_is_configured_or_that_of_the_data() -> None:
     assert read(attacked("label_flip", num_labels=10).data("a", "train"))[1].tolist() == [9, 8, 7, 6] * 3
-    with pytest.raises(ConfigError, match=r"attack.num_labels: got 3; allowed: integer >= 4, for there is a label 3"):
+    fault = r"attack.num_labels: got 3; allowed: integer >= 4, because the data has a label 3"
+    with pytest.raises(ConfigError, match=fault):
         attacked("label_flip", num_labels=3)
 
 
-def test_a_trigger_causes_a_label_that_somebody_has() -> None:
+def test_a_trigger_causes_a_label_of_the_data() -> None:
     assert attacked("backdoor", target=3)
     with pytest.raises(ConfigError, match=r"attack.target: got 4; allowed: a label of the data, 0 to 3"):
         attacked("backdoor", target=4)
 
 
-def test_what_has_no_labels_cannot_be_flipped() -> None:
+def test_targets_that_are_not_labels_cannot_be_flipped() -> None:
     task = Task(model=model, data=heights, sites=["a"], loss=torch.nn.functional.mse_loss)
     adversary = Adversary(AttackConfig(kind="label_flip"), frozenset("a"), 1)
     with pytest.raises(ConfigError, match=r"label_flip needs labels \(integers\) as targets, got torch.float32"):

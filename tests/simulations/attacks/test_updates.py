@@ -50,14 +50,14 @@ def test_an_attack_sends_what_its_formula_says(kind: str, options: dict[str, obj
     assert sent["n"] == 3  # integers are no direction: what it honestly counted
 
 
-def test_only_the_malicious_among_those_who_report_send_anything_else() -> None:
+def test_only_malicious_clients_that_report_forge_their_updates() -> None:
     assert attacked("sign_flip", "xyz") == {}
     assert sorted(attacked("sign_flip", "acz")) == ["a", "c"]
     assert attacked("label_flip", "a") == {}  # it attacks the data; what it learns of them it sends honestly
     assert attacked("none", "a") == {}
 
 
-def test_those_who_hide_in_the_spread_send_all_the_same() -> None:
+def test_clients_that_hide_in_the_spread_all_send_the_same_update() -> None:
     sent = attacked("alie", "ab", z=2.0)
     np.testing.assert_allclose(sent["a"]["w"], [2 - 2 * 1, 0 - 2 * 2])  # a and b: mean (2, 0), deviation (1, 2)
     np.testing.assert_array_equal(sent["a"]["w"], sent["b"]["w"])
@@ -124,7 +124,7 @@ def test_a_tensor_that_some_leave_out_is_averaged_over_the_others() -> None:
 
 
 class Lazy(Mapping[str, Arrays]):
-    """Updates on a disk: counts what is read."""
+    """Updates that count the reads of each client's."""
 
     def __init__(self) -> None:
         self.read: list[str] = []
@@ -151,7 +151,7 @@ def test_an_adversary_reads_no_more_than_it_knows(kind: str, read: set[str]) -> 
     assert len(updates.read) <= 2 * len(HONEST) + 1
 
 
-def test_nobody_to_imitate_but_oneself_is_enough() -> None:
+def test_an_adversary_without_honest_clients_imitates_its_own() -> None:
     adversary = Adversary(AttackConfig(kind="ipm"), frozenset("abc"), seed=1)
     np.testing.assert_allclose(adversary.updates(1, HONEST, VERSION)["b"]["w"], [-6, -2])
 

@@ -1,4 +1,4 @@
-"""The table [devices]: what it may say, and what comes of it."""
+"""The settings of the table [devices] and the fleets that they describe."""
 
 import hashlib
 import random
@@ -109,7 +109,7 @@ def test_the_faults_of_both_traces_are_named_at_once(tmp_path: Path) -> None:
 
 
 def test_each_property_is_spread_as_scipy_has_it() -> None:
-    """Kolmogorov and Smirnov's test, which an honest sample of this seed passes."""
+    """Apply the Kolmogorov-Smirnov test, which an honest sample of this seed passes."""
     speeds = fleet(
         seed=1,
         examples_per_s={"median": 500.0, "sigma": 0.8},

@@ -1,4 +1,4 @@
-"""docs/devices.md: its examples are read, and what it says of them is true."""
+"""The examples of docs/devices.md are valid, and have the properties that the page states."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Trace files: every hole is found, named with its place, and told with what is allowed."""
+"""Trace files: each fault is reported with its line, its column and the allowed values."""
 
 from collections import Counter
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_kinds_of_devices_are_dealt_out_by_weight(tmp_path: Path) -> None:
             ["line 1, got 'client,examples_per_s,down_mbps,up_mbps'; allowe"],
         ),
         ("client,speed,down_mbps,up_mbps,latency_ms\n", ["line 1, unknown column 'speed'; allowed: client,examples"]),
-        (HEADER, ["line 2, there is none; allowed: at least one line below the header"]),
+        (HEADER, ["line 2, is missing; allowed: at least one line below the header"]),
         (HEADER + "a,1,1,1\n", ["line 2, has 4 cells; allowed: 5, as the header"]),
         (HEADER + "a,1,,1,1\n", ["line 2, column down_mbps: is empty; allowed: a number > 0"]),
         (

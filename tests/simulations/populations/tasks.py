@@ -1,4 +1,4 @@
-"""Tasks to deal: digits of one owner, and small made ones."""
+"""Tasks whose data the tests deal: the digits of one site, and small synthetic data."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -27,12 +27,12 @@ def labelled(labels: "np.ndarray[Any, Any] | list[int]") -> TensorDataset:
 
 
 def places(dataset: Any) -> list[int]:
-    """Which of the examples of `labelled` these are."""
+    """Return the places of examples in the data of `labelled`."""
     return [int(dataset[k][0].item()) for k in range(len(dataset))]
 
 
 class Listed(Dataset[Any]):
-    """A map-style data set that shows nothing of itself, and counts how often it is looked at."""
+    """A map-style data set without an attribute `targets` that counts its reads."""
 
     def __init__(self, items: list[Any]) -> None:
         self.items, self.reads = items, 0

@@ -1,4 +1,4 @@
-"""How examples are dealt: every example once, and as the formulas and papers have it."""
+"""The rules of partition: every example once, with the distributions of the formulas and papers."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from atoll.simulations.populations import partitions
 from atoll.simulations.populations.partitions import Impossible, stream
 
 MANY = np.repeat(np.arange(10), 6000)
-"""As many labels as MNIST nearly has."""
+"""Labels of about the number of MNIST's."""
 
 
 def counts_of(labels: np.ndarray, owner: np.ndarray, num_clients: int) -> np.ndarray:
@@ -63,7 +63,7 @@ def test_a_dirichlet_share_has_the_distribution_of_the_formula() -> None:
 
 
 def test_a_client_s_mix_has_the_distribution_of_the_formula() -> None:
-    """Of a client that comes first, the share of a label with the prior p is Beta(α p, α (1 - p))."""
+    """The first client's share of a label with the prior p is Beta(α p, α (1 - p))."""
     sizes = np.array([60_000, 30_000, 10_000])
     rng = stream(4, "marginal")
     shares = [partitions.balanced_dirichlet(sizes, 10, 3.0, rng)[:, 0] / 10_000 for _ in range(400)]
@@ -92,7 +92,7 @@ def test_a_small_alpha_gives_a_client_one_label_when_all_are_equally_large() -> 
     assert ((counts > 0).sum(axis=0) == 1).mean() > 0.8
 
 
-def test_a_dirichlet_split_that_leaves_somebody_without_data_is_refused_with_its_numbers() -> None:
+def test_a_dirichlet_split_that_leaves_a_client_without_data_is_refused_with_its_numbers() -> None:
     with pytest.raises(Impossible, match=r"100 draws with alpha 0.01 the smallest of 500 clients had 0 .* is 1"):
         partitions.dirichlet(np.full(10, 6000), 500, 0.01, 1, stream(8, "poor"))
 
@@ -121,7 +121,7 @@ def test_a_client_has_at_most_two_labels_for_each_shard(num_clients: int, each: 
     assert counts.sum(axis=1).max() - counts.sum(axis=1).min() <= each
 
 
-def test_quantity_is_proportional_above_the_least_that_everybody_has() -> None:
+def test_quantity_is_proportional_above_the_minimum_of_each_client() -> None:
     counts = partitions.quantity(1000, np.array([1.0, 3.0, 6.0]), 10, stream(10, "quantity"))[0]
     np.testing.assert_allclose(counts, 10 + 970 * np.array([0.1, 0.3, 0.6]), atol=1)
     assert counts.sum() == 1000

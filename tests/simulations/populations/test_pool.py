@@ -1,4 +1,4 @@
-"""Several data sets as one: labels and parts are those of a plain loop over the items, however the sets are nested."""
+"""Several data sets as one: labels and parts equal those of a plain loop over the items, at any nesting."""
 
 import pickle
 from typing import Any

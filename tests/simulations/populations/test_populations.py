@@ -1,4 +1,4 @@
-"""A task dealt to other owners: every example once, seeded, and with the faults said at the start."""
+"""A task whose data is dealt to clients: every example once, by seed, with all faults at the start."""
 
 import re
 import time

@@ -1,4 +1,4 @@
-"""What a report says of a population, against other libraries' formulas; and that it can be drawn."""
+"""The report on a population, against the formulas of other libraries, and its plot."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Awake and asleep: by hand-written intervals, by a plain loop, and by the hour of the day."""
+"""The availability of clients, against hand-written intervals, a plain loop and the hour of the day."""
 
 import itertools
 import math
@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.simulations.devices.awake import Awake, edges_of
+from atoll.simulations.devices.availability import Availability, edges_of
 from atoll.simulations.devices.config import DeviceConfig
 
 DAY_S = 86400.0
 
 
-def one(*intervals: tuple[float, float], period: float = math.inf) -> Awake:
-    return Awake.of([edges_of(intervals, period)], [period])
+def one(*intervals: tuple[float, float], period: float = math.inf) -> Availability:
+    return Availability.of([edges_of(intervals, period)], [period])
 
 
-def changes(awake: Awake, t: float, count: int) -> list[float | None]:
-    """The next few instants of waking or falling asleep."""
+def changes(awake: Availability, t: float, count: int) -> list[float | None]:
+    """Return the next few times of waking or falling asleep."""
     found: list[float | None] = []
     at: float | None = t
     while at is not None and len(found) < count:
