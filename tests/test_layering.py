@@ -124,7 +124,7 @@ def violations(path: str, source: str) -> list[object]:
         ("server/rounds/run_machine.py", "from atoll.server.journal import codec"),
         ("server/journal/codec.py", "def f():\n    from atoll.server.hosting import coordinator"),
         ("client/agent.py", "import atoll.server.errors"),
-        ("server/services/coordinator_service.py", "if True:\n    from atoll.simulations.devices import lots"),
+        ("server/services/coordinator_service.py", "if True:\n    from atoll.simulations.devices import client_draws"),
         ("simulations/federation/run.py", "from atoll.cli.main import run"),
         ("server/process.py", "from atoll import cli"),
         ("server/process.py", "from . import clock"),

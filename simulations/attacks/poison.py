@@ -96,7 +96,7 @@ class Poisoned(Dataset[Any]):
 
 
 def poisoned(dataset: Any, change: Change, chosen: NDArray[np.bool_] | None = None) -> Any:
-    """Return the data set with the chosen examples changed (None: all); tensors stay tensors, which are fast to read."""
+    """Return the data set with the chosen examples changed (None: all); tensors stay tensors, which read fast."""
     if chosen is None:
         chosen = np.ones(len(dataset), bool)
     if not _is_tensors(dataset):
