@@ -1,14 +1,15 @@
-"""A copy of a state directory beside the coordinator that uses it; `restore` is the way back.
+"""The backup of a state directory while a coordinator uses it; `restore` is the way back.
 
-Files of versions and updates never change; they appear before the journal refers to them, and go after it no longer
-does. So: link them (which takes no time and no room), copy the journal as of one instant, and link what has come
-meanwhile. Whatever that journal refers to existed at that instant; it is among the links unless it came after the first
-look and went before the second, which the check at the end finds, and then everything is done again. Only after that
-are bytes copied. Nothing is asked of the coordinator, which may also be dead.
+Files of versions and updates never change. They appear before the journal refers to them, and are deleted after it no
+longer does. So a backup is staged in three steps: hard-link these files (without copying), copy the journal as of one
+instant, and link the files that have appeared meanwhile. Every file that the journal copy refers to existed at that
+instant. It is among the links unless it appeared after the first step and was deleted before the third; a check at the
+end finds such a file, and the staging is repeated. Only then are bytes copied. The coordinator takes no part in this
+and need not run.
 
-    backup.json                  what is in the backup: each file with its size, mode and SHA-256; written last
-    everything else              as in the state directory, but for locks, sockets, partial uploads, and whatever is
-                                 not the coordinator's (`backup_contents.belongs`)
+    backup.json                  the contents: each file with its size, mode and SHA-256; written last
+    everything else              as in the state directory, without locks, sockets, partial uploads, and files that are
+                                 not the coordinator's (`contents.belongs`)
 """
 
 import errno
@@ -36,23 +37,24 @@ CONTENTS = "backup.json"
 STAGING = "backup.part"
 ATTEMPTS = 20
 BLOCK_BYTES = 1 << 20
-PASSING = frozenset({"lock", "coordinator.json", "state.db-wal", "state.db-shm", "backup.lock"})
-FOLDERS_PASSING = frozenset({"incoming", STAGING})
-HALVES = (".part", ".gone", ".new")
-"""Names, and ends of names, of what is the coordinator's and not to last."""
+TRANSIENT = frozenset({"lock", "coordinator.json", "state.db-wal", "state.db-shm", "backup.lock"})
+"""Names of the coordinator's transient files, which are not backed up."""
+TRANSIENT_FOLDERS = frozenset({"incoming", STAGING})
+TRANSIENT_SUFFIXES = (".part", ".gone", ".new")
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 @dataclass(frozen=True, slots=True)
 class Backup:
-    """What a backup holds."""
+    """The result of a backup or a restoration."""
 
     made_at: float
+    """The instant of the journal copy [s since the epoch]."""
     has_keys: bool
     num_bytes: int
     needs: list[Need]
     strangers: tuple[str, ...] = ()
-    """What lies in the state directory, is not the coordinator's, and so was left out: paths in it."""
+    """Paths in the state directory that are not the coordinator's and were left out."""
 
 
 # ---------------------------------------------------------------- making one
@@ -63,12 +65,12 @@ def back_up(state: Path, out: Path, *, keys: bool = True) -> Backup:
 
     Args:
         state: the directory.
-        out: a new folder, or a file if it ends in .tar; nobody but its owner may read it.
-        keys: whether the coordinator's certificates and keys are in it.
+        out: a new folder, or a file if it ends in .tar, readable for its owner alone.
+        keys: include the coordinator's certificates and keys.
 
     Raises:
-        BackupFailed: the journal lies elsewhere, is damaged or finds no room for its copy, which is first made beside
-            it; `out` exists or lies in `state`; or no consistent copy came about.
+        BackupFailed: the journal is in PostgreSQL, is damaged, or has no room for its copy, which is first made beside
+            it; `out` exists or is inside of `state`; or `ATTEMPTS` stagings were all inconsistent.
         OSError: a file cannot be read or written.
     """
     if binding_of(state) is not None:
@@ -79,11 +81,11 @@ def back_up(state: Path, out: Path, *, keys: bool = True) -> Backup:
     if not (state / "state.db").is_file():
         raise BackupFailed(f"{state} is no state directory: there is no state.db in it")
     if Path(os.path.realpath(out)).is_relative_to(os.path.realpath(state)):
-        raise BackupFailed(f"{out} lies in {state}: name a place outside of it")
+        raise BackupFailed(f"{out} is inside of {state}: name a place outside of it")
     _insist_new(out)
     is_tar = out.suffix == ".tar"
     with _alone(state), beside(out, is_file=is_tar) as part:
-        _insist_new(out)  # also by another backup, which had `part` until now
+        _insist_new(out)  # again: another backup may have made it before this one had the lock
         with _staging(state) as staging:
             made_at, needs = _stage(state, staging, keys=keys)
             with naming(out):
@@ -99,7 +101,7 @@ def _insist_new(out: Path) -> None:
 
 @contextmanager
 def _alone(state: Path) -> Iterator[None]:
-    """Only one backup of a directory at a time."""
+    """Allow only one backup of a directory at a time."""
     try:
         lock = lock_file(state / "backup.lock")
     except Locked as error:
@@ -112,12 +114,13 @@ def _alone(state: Path) -> Iterator[None]:
 
 @contextmanager
 def beside(target: Path, *, is_file: bool = False) -> Iterator[Path]:
-    """A new folder or file beside a path, which becomes that path when the block ends well, and else is removed.
+    """Create a folder or file beside a path, and rename it to that path at the end of the context.
 
-    Nobody else has it: two that make the same thing at once do not meet in it, and what was there before is kept.
+    After an error it is removed instead. It is exclusive: two processes with the same target never share it, and an
+    existing file is kept.
 
     Raises:
-        BackupFailed: there is something under its name, or nowhere for it to lie.
+        BackupFailed: its name exists already, or the folder of the target does not exist.
     """
     part = target.with_name(target.name + ".part")
     try:
@@ -126,10 +129,10 @@ def beside(target: Path, *, is_file: bool = False) -> Iterator[Path]:
         else:
             part.mkdir(mode=0o700)
     except FileExistsError as error:
-        what = "what a backup or restore has left that was killed or goes on, or a file of yours"
+        what = "of a backup or restore that was killed or still runs, or a file of yours"
         raise BackupFailed(f"{part} exists ({what}): move it away, or name another place than {target}") from error
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise BackupFailed(f"{target} cannot be made: there is no folder {target.parent}") from error
+        raise BackupFailed(f"{target} cannot be created: there is no folder {target.parent}") from error
     try:
         yield part
         os.replace(part, target)
@@ -141,7 +144,7 @@ def beside(target: Path, *, is_file: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def naming(target: Path) -> Iterator[None]:
-    """Say what there is no room for: writing to an open file, unlike opening it, fails without its name."""
+    """Add the path to an error about a full disk: a write to an open file, unlike its opening, fails without a name."""
     try:
         yield
     except OSError as error:
@@ -152,7 +155,7 @@ def naming(target: Path) -> Iterator[None]:
 
 @contextmanager
 def _staging(state: Path) -> Iterator[Path]:
-    """Where the links are; whoever is alone with the directory may remove what another one has left there."""
+    """Yield the folder for the links, and remove it at the end; the lock of `_alone` protects it."""
     staging = state / STAGING
     try:
         yield staging
@@ -161,7 +164,14 @@ def _staging(state: Path) -> Iterator[Path]:
 
 
 def _stage(state: Path, staging: Path, *, keys: bool) -> tuple[float, list[Need]]:
-    """Links to everything that the journal's copy refers to, and copies of what changes in place."""
+    """Stage a consistent backup: links to the files that the journal copy refers to, and copies of the other files.
+
+    Returns:
+        The instant of the journal copy [s since the epoch], and the files that it refers to.
+
+    Raises:
+        BackupFailed: all `ATTEMPTS` stagings were inconsistent.
+    """
     for _ in range(ATTEMPTS):
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(mode=0o700)
@@ -173,7 +183,7 @@ def _stage(state: Path, staging: Path, *, keys: bool) -> tuple[float, list[Need]
         needs = needs_of(staging)
         missing, torn = lacking(staging, needs), _torn(state, staging)
         if not (missing or torn):
-            _drop_what_is_younger(staging, needs)
+            _drop_unreferenced(staging, needs)
             return made_at, needs
     if torn:
         raise BackupFailed(f"certificates are renewed faster than they can be copied: {torn} changed {ATTEMPTS} times")
@@ -183,7 +193,10 @@ def _stage(state: Path, staging: Path, *, keys: bool) -> tuple[float, list[Need]
 
 
 def _torn(state: Path, staging: Path) -> str:
-    """The first key or certificate that is another one by now: it may not fit to what was copied before it."""
+    """Return the first key or certificate that has changed since its copy; empty: none.
+
+    The copy of a changed one may not fit the key or the certificate that was copied before it.
+    """
     for path in sorted(path.relative_to(staging).as_posix() for path in staging.rglob("*.pem*")):
         with suppress(FileNotFoundError):
             if (state / path).read_bytes() == (staging / path).read_bytes():
@@ -193,27 +206,27 @@ def _torn(state: Path, staging: Path) -> str:
 
 
 def _paths(state: Path) -> Iterator[str]:
-    """Of everything that lies in a state directory, but for locks, sockets, partial uploads; links are not followed."""
+    """Yield the paths of all files in a state directory but the transient ones; symbolic links are not followed."""
     for root, folders, names in os.walk(state):
         links = [name for name in folders if os.path.islink(os.path.join(root, name))]
-        folders[:] = sorted(set(folders) - FOLDERS_PASSING - set(links))
+        folders[:] = sorted(set(folders) - TRANSIENT_FOLDERS - set(links))
         for name in sorted([*names, *links]):
             path = (Path(root) / name).relative_to(state).as_posix()
-            if not _passes(name) or _is_being_renewed(path):
+            if not _is_transient(name) or _is_being_renewed(path):
                 yield path
 
 
-def _passes(name: str) -> bool:
-    return name in PASSING or name.endswith(HALVES)
+def _is_transient(name: str) -> bool:
+    return name in TRANSIENT or name.endswith(TRANSIENT_SUFFIXES)
 
 
 def _is_being_renewed(path: str) -> bool:
-    """Whether it is of a credential whose replacing may have been cut: the next process needs it to finish that."""
+    """Return whether the file is a new credential that may not be in its place yet: the next process moves it there."""
     return path.endswith(".pem.new") and is_key(path)
 
 
 def _files(state: Path) -> Iterator[str]:
-    """Paths of the coordinator's regular files."""
+    """Yield the paths of the coordinator's regular files."""
     for path in filter(belongs, _paths(state)):
         if (state / path).is_file() and not (state / path).is_symlink():
             yield path
@@ -226,18 +239,18 @@ def _link(state: Path, staging: Path) -> None:
         try:
             os.link(state / path, link)
         except (FileExistsError, FileNotFoundError):
-            continue  # linked before, or gone: the check tells whether that matters
+            continue  # linked before, or deleted: the check finds out whether the journal copy refers to it
 
 
 def _copy_database(database: Path, copy: Path) -> None:
-    """As of one instant, whoever writes meanwhile."""
+    """Copy a database as of one instant, also while another process writes to it."""
     with (
         closing(sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True, timeout=60.0)) as source,
         closing(sqlite3.connect(copy)) as target,
     ):
         try:
             source.backup(target)  # in one step: one read transaction
-            target.execute("PRAGMA journal_mode = DELETE")  # all in one file; whoever writes there next changes it back
+            target.execute("PRAGMA journal_mode = DELETE")  # all in one file; the next writer turns the WAL on again
         except sqlite3.Error as error:
             raise BackupFailed(f"{database} cannot be copied to {copy}: {error}") from error
 
@@ -251,19 +264,19 @@ def _copy_the_rest(state: Path, staging: Path, *, keys: bool) -> None:
         try:
             _copy_whole_lines(state / path, copy)
         except FileNotFoundError:
-            continue  # it was never to last
+            continue  # deleted meanwhile: it was a transient file
 
 
 def _copy_whole_lines(path: Path, copy: Path) -> None:
-    """A log is copied up to its last whole line."""
+    """Copy a file; a log is copied up to its last whole line."""
     shutil.copy2(path, copy)
     if path.suffix == ".jsonl":
         data = copy.read_bytes()
         os.truncate(copy, data.rfind(b"\n") + 1)
 
 
-def _drop_what_is_younger(staging: Path, needs: list[Need]) -> None:
-    """What came after the journal's instant, and what it no longer refers to."""
+def _drop_unreferenced(staging: Path, needs: list[Need]) -> None:
+    """Delete the links to updates that the journal copy does not refer to, and to later versions."""
     for need in needs:
         files = RunFiles(staging, need.run_id)
         for folder in (files.folder, *(rank for rank in files.ranks if rank)):
@@ -271,7 +284,7 @@ def _drop_what_is_younger(staging: Path, needs: list[Need]) -> None:
                 if path.stem not in need.updates:
                     path.unlink()
             for path in (folder / "versions").glob("*"):
-                if int(path.name.partition(".")[0]) > need.version:  # `belongs` lets nothing else come here
+                if int(path.name.partition(".")[0]) > need.version:  # `belongs` lets only versions come here
                     path.unlink()
 
 
@@ -279,7 +292,7 @@ def _drop_what_is_younger(staging: Path, needs: list[Need]) -> None:
 
 
 def _write(staging: Path, part: Path, made_at: float, *, has_keys: bool, is_tar: bool) -> int:
-    """Copy what was staged. Returns its size [bytes]."""
+    """Copy the staged files, and return their size [bytes]."""
     with (_Archive if is_tar else _Folder)(part) as target:
         paths = sorted(path for path in staging.rglob("*") if path.is_file())
         parts = [target.add(path, path.relative_to(staging).as_posix()) for path in paths]
@@ -304,7 +317,7 @@ class _Folder:
         pass
 
     def add(self, path: Path, name: str) -> Part:
-        """Copy a file, and say what it holds."""
+        """Copy a file, and return its line of the contents."""
         mode = path.stat().st_mode & 0o700
         with path.open("rb") as file:
             num_bytes, sha256 = copy_durably(file, self._path / name, mode)
@@ -312,7 +325,7 @@ class _Folder:
 
 
 class _Archive:
-    """The same for an empty file that becomes a tar."""
+    """An empty file that becomes a tar file."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("r+b")
@@ -329,7 +342,7 @@ class _Archive:
                 os.fsync(self._file.fileno())
 
     def add(self, path: Path, name: str) -> Part:
-        """Copy a file, and say what it holds."""
+        """Copy a file, and return its line of the contents."""
         stat, info = path.stat(), tarfile.TarInfo(name)
         info.size, info.mode, info.mtime = stat.st_size, stat.st_mode & 0o700, int(stat.st_mtime)
         with path.open("rb") as file:
@@ -339,20 +352,20 @@ class _Archive:
 
 
 class _Hashing:
-    """A file that is being read, and the digest of what was."""
+    """A file that is being read, with the digest of the bytes so far."""
 
     def __init__(self, file: Any) -> None:
         self._file, self.sha256 = file, hashlib.sha256()
 
     def read(self, size: int = BLOCK_BYTES) -> bytes:
-        """The next block."""
+        """Return the next block; empty at the end."""
         block: bytes = self._file.read(size)
         self.sha256.update(block)
         return block
 
 
 def copy_durably(source: Any, path: Path, mode: int) -> tuple[int, str]:
-    """Write a new file that is on disk when this returns; its size [bytes] and its SHA-256."""
+    """Copy an open file to a new, durable one, and return its size [bytes] and its SHA-256."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     reader = _Hashing(source)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:

@@ -1,4 +1,4 @@
-"""What a backup holds: which files of a state directory, and what `backup.json` says of them."""
+"""The contents of a backup: the files of a state directory that belong to it, and the format of `backup.json`."""
 
 import re
 from collections.abc import Iterable
@@ -24,25 +24,27 @@ _IS_KEY = re.compile(rf"{_RANK}{_IDENTITY}|audit/key\.pem", re.A)
 
 
 class BackupFailed(OSError):
-    """There is no backup, or none that can be used; the message says why."""
+    """A backup that cannot be made or used; the message has the reason."""
 
 
 # ---------------------------------------------------------------- files of a state directory
 
 
 def belongs(path: str) -> bool:
-    """Whether a state directory is known to hold a file at this path in it: nothing else is ever in a backup, least of
-    all another backup, which may hold the keys that this one is to be without."""
+    """Return whether the path in a state directory is that of a file of the coordinator.
+
+    No other file is ever in a backup, above all no other backup, which may contain the keys that this one excludes.
+    """
     return _BELONGS.fullmatch(path) is not None
 
 
 def is_immutable(path: str) -> bool:
-    """Whether the file of this path is written once and never changes: a version's or an update's."""
+    """Return whether the file of this path never changes: it is of a version or an update."""
     return _IS_IMMUTABLE.fullmatch(path) is not None
 
 
 def is_key(path: str) -> bool:
-    """Whether the file of this path proves who somebody is."""
+    """Return whether the file of this path is a key or a certificate."""
     return _IS_KEY.fullmatch(path) is not None
 
 
@@ -50,14 +52,14 @@ def is_key(path: str) -> bool:
 
 
 def _inside(path: str) -> str:
-    """A path that leads to one place, and to none outside."""
+    """Return a relative path that cannot lead out of its folder."""
     if "\0" in path or {"", ".", ".."}.intersection(path.split("/")):
         raise ValueError("lies outside, or is no path")
     return path
 
 
 class Part(BaseModel):
-    """One file."""
+    """One file of a backup."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -68,7 +70,7 @@ class Part(BaseModel):
 
 
 def _apart(parts: list[Part]) -> list[Part]:
-    """No path is there twice, or is a folder of another one."""
+    """Return the parts if no path occurs twice or is a folder of another one."""
     paths = {part.path for part in parts}
     folders = {folder for path in paths for folder in _folders(path)}
     if len(paths) < len(parts) or paths & folders:
@@ -81,35 +83,35 @@ def _folders(path: str) -> Iterable[str]:
 
 
 class Contents(BaseModel):
-    """What is in a backup. What is written there by another Atoll of the same format reads the same."""
+    """The content of `backup.json`, the same for every Atoll that knows its format."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     format: int = FORMAT
     atoll: Annotated[str, Field(max_length=100)]
-    """The version that has made it."""
+    """The version of Atoll that made the backup."""
     made_at: Annotated[float, Field(ge=0, le=1e11)]
-    """As of when [s since the epoch]."""
+    """The instant of the journal copy [s since the epoch]."""
     has_keys: bool
     files: Annotated[list[Part], AfterValidator(_apart)]
 
     @property
     def num_bytes(self) -> int:
-        """Of all files."""
+        """The size of all files [bytes]."""
         return sum(part.num_bytes for part in self.files)
 
 
 class _AnyFormat(BaseModel):
-    """Of what a later Atoll has written, only this is read."""
+    """The only field that is read of an unknown format."""
 
     format: Annotated[int, Field(strict=True, ge=0, le=10**6)]
 
 
 def parse_contents(data: bytes) -> Contents:
-    """Read `backup.json`.
+    """Parse `backup.json`.
 
     Raises:
-        BackupFailed: it is not what a backup says of itself; the message names the first fault.
+        BackupFailed: it is damaged or of an unknown format; the message names the first fault.
     """
     try:
         if (found := _AnyFormat.model_validate_json(data).format) != FORMAT:

@@ -1,7 +1,7 @@
-"""What the journal of a state directory refers to, and whether the files are there, and are what it says.
+"""The files that the journal of a state directory refers to, and the check that they exist and are undamaged.
 
-An accepted update whose bytes are not in the journal itself has a file; the global model, and each version that a
-decision may still name, has one too.
+Each accepted update whose bytes are not in the journal has a file. So do the global model and each version that a
+decision may still need.
 """
 
 from collections.abc import Iterator
@@ -28,24 +28,24 @@ from atoll.server.journal.state_directory import run_folder
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """One run, as the last entry of its journal left it, and the files that it needs."""
+    """A run after the last entry of its journal, and the files that it needs."""
 
     run_id: RunId
     state: RunState
     version: Version
     next_round: RoundId
     digests: dict[Version, Digest]
-    """Of the versions that must be there; empty: unknown yet."""
+    """The needed versions with their digests; an empty digest is unknown yet."""
     updates: dict[Digest, StoredUpdateMeta]
-    """Accepted updates whose bytes are in files."""
+    """The needed accepted updates whose bytes are in files."""
 
 
 def needs_of(path: Path) -> list[Need]:
-    """What the journal in a state directory's own database refers to, at one instant.
+    """Return the needs of all runs of a state directory with an SQLite journal, at one instant.
 
     Raises:
-        StoreCorrupted: it cannot be replayed.
-        StateUnusable: it cannot be opened.
+        StoreCorrupted: the journal cannot be replayed.
+        StateUnusable: the journal cannot be opened.
     """
     database = SqliteDatabase(path / "state.db", read_only=True)
     with database.transaction() as connection:
@@ -57,7 +57,7 @@ def _need(connection: Connection, row: RunRow) -> Need:
     keep = Keep.after(0, machine, row.config.round)
     rows = connection.execute(select(VERSIONS).where(VERSIONS.c.run_id == row.run_id))
     wanted = {Version(0), keep.version, *keep.versions}
-    digests = {Version(0): Digest("")}  # of a run that has not begun the journal does not say it yet
+    digests = {Version(0): Digest("")}  # the journal has no digest of it before the run begins
     digests |= {Version(v.version): Digest(v.digest) for v in rows if v.version in wanted}
     of_run = select(UPDATES.c.digest, UPDATES.c.meta).where(UPDATES.c.run_id == row.run_id, UPDATES.c.data.is_(None))
     where = f"run {row.run_id}, update"
@@ -71,7 +71,7 @@ def _need(connection: Connection, row: RunRow) -> Need:
 
 
 class RunFiles:
-    """Where a run's files lie in a state directory: here, or at ranks of the aggregation that lie beside it."""
+    """The paths of a run's files: in a state directory, or at aggregation ranks whose directories are inside of it."""
 
     def __init__(self, path: Path, run_id: RunId) -> None:
         self.folder = run_folder(path, run_id)
@@ -80,23 +80,23 @@ class RunFiles:
         self.ranks = [run_folder(state, run_id) if state.is_dir() else None for state in states]
 
     def manifest(self, version: Version) -> Path:
-        """Of a version."""
+        """Return the path of a version's manifest."""
         return self.folder / "versions" / f"{version:06d}.manifest.json"
 
     def tensors(self, version: Version) -> list[Path]:
-        """Of a version: one file, or one at each rank that is here."""
+        """Return the paths of a version's tensors: one file, or one for each rank on this machine."""
         name = f"{version:06d}.safetensors"
         folders = [self.folder] if not self.num_ranks or version == 0 else [rank for rank in self.ranks if rank]
         return [folder / "versions" / name for folder in folders]
 
     def update(self, digest: Digest, rank: int) -> Path | None:
-        """Of an accepted update; None when it lies at a rank elsewhere."""
+        """Return the path of an accepted update; None: it is at a rank on another machine."""
         folder = self.ranks[rank] if self.num_ranks else self.folder
         return None if folder is None else folder / "updates" / f"{digest}.bin"
 
 
 def lacking(path: Path, needs: list[Need]) -> list[Path]:
-    """The files that the journal refers to and that are not there."""
+    """Return the files that the journal refers to and that do not exist, sorted."""
     wanted: list[Path | None] = []
     for need in needs:
         files = RunFiles(path, need.run_id)
@@ -107,7 +107,7 @@ def lacking(path: Path, needs: list[Need]) -> list[Path]:
 
 
 def damaged(path: Path, needs: list[Need]) -> Iterator[str]:
-    """What is wrong with the files that the journal refers to: every byte is read, and held against its digest."""
+    """Yield the faults of the files that the journal refers to; every byte is read and checked against its digest."""
     yield from (f"{file} is missing" for file in lacking(path, needs))
     for need in needs:
         files = RunFiles(path, need.run_id)
@@ -123,18 +123,18 @@ def damaged(path: Path, needs: list[Need]) -> Iterator[str]:
 def _damage_of_version(files: RunFiles, version: Version, digest: Digest) -> Iterator[str]:
     encoded = files.manifest(version).read_bytes()
     if digest and digest_of(encoded) != digest:
-        yield f"{files.manifest(version)} is not that of version {version}"
+        yield f"{files.manifest(version)} is not the manifest of version {version}"
         return
     [whole, *parts] = files.tensors(version) or [files.manifest(version)]
     if parts or (files.num_ranks and version) or not whole.is_file():
-        return  # of parts each rank knows the digests
+        return  # the ranks have the digests of their parts
     try:
         _, position = parse_header(whole)
         with whole.open("rb") as file:
             file.seek(position)
             for piece in parse_version(encoded).pieces:
                 if sha256_of_next(file, piece.num_bytes) != piece.sha256:
-                    yield f"{whole}: tensor {piece.tensor} has not the SHA-256 of its manifest"
+                    yield f"{whole}: tensor {piece.tensor} does not have the SHA-256 of its manifest"
     except (TensorFileCorrupted, ManifestError, EOFError) as error:
         yield f"{whole}: {error}"
 

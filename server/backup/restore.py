@@ -1,4 +1,4 @@
-"""From a backup to a state directory: every file is held against its digest, and the journal against the files."""
+"""The restoration of a state directory from a backup: each file is checked by its digest, the journal by the files."""
 
 import json
 import os
@@ -13,57 +13,59 @@ from atoll.server.backup.contents import BackupFailed, Contents, Part, parse_con
 from atoll.server.backup.required_files import damaged, needs_of
 
 NO_TAR = (tarfile.TarError, ValueError, OverflowError)
-"""What reading a damaged tar file raises; the last two, where a header names sizes that no file has."""
+"""Errors of reading a damaged tar file; the last two come from impossible sizes in a header."""
 
 
 def restore(source: Path, state: Path) -> Backup:
-    """Make a state directory of a backup; it appears when everything in it was checked.
+    """Restore a state directory from a backup; the directory appears after all of its files were checked.
 
     Raises:
-        BackupFailed: there is something at `state`, or the backup is damaged.
+        BackupFailed: `state` is not empty, or the backup is damaged.
         OSError: a file cannot be read or written.
     """
-    target = Path(os.path.realpath(state))  # of a link to an empty directory: that one
+    target = Path(os.path.realpath(state))  # follows a link to an empty directory
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise BackupFailed(f"{state} is not empty: name a new directory, or move that one away")
     if target == Path.cwd():
-        raise BackupFailed(f"{state} is where you are, and a new directory would take its place: go up, and name it")
+        raise BackupFailed(
+            f"{state} is the current directory, which a new one would replace: change to its parent, and name it there"
+        )
     with beside(target) as part:
         with naming(state):
-            said = _unpack(source, part)
+            contents = _unpack(source, part)
         (part / "runs").mkdir(exist_ok=True)
         needs = needs_of(part)
         if faults := list(damaged(part, needs)):
             raise BackupFailed(f"{source} is damaged: {'; '.join(faults[:5])}")
-    return Backup(said.made_at, said.has_keys, said.num_bytes, needs)
+    return Backup(contents.made_at, contents.has_keys, contents.num_bytes, needs)
 
 
 def _unpack(source: Path, target: Path) -> Contents:
-    """Every file that the backup names, and no other; each must have the digest that is written there."""
+    """Copy exactly the files that the backup's contents list, and check the digest of each."""
     with closing(_opened(source)) as opened:
         try:
-            said = _contents_of(opened)
-            for part in said.files:
-                _take(opened, part, target)
+            contents = _contents_of(opened)
+            for part in contents.files:
+                _copy(opened, part, target)
         except (BackupFailed, *NO_TAR) as error:
-            raise BackupFailed(f"{source} is no whole backup: {error}") from error
-    write_atomically(target / "restored.json", json.dumps({"from": str(source), "made_at": said.made_at}).encode())
-    return said
+            raise BackupFailed(f"{source} is no complete backup: {error}") from error
+    write_atomically(target / "restored.json", json.dumps({"from": str(source), "made_at": contents.made_at}).encode())
+    return contents
 
 
 def _contents_of(opened: "_Folder | _Archive") -> Contents:
     with opened.open(CONTENTS) as file:
-        said = parse_contents(file.read())
-    if all(part.path != "state.db" for part in said.files):
+        contents = parse_contents(file.read())
+    if all(part.path != "state.db" for part in contents.files):
         raise BackupFailed("it has no state.db")
-    return said
+    return contents
 
 
-def _take(opened: "_Folder | _Archive", part: Part, target: Path) -> None:
+def _copy(opened: "_Folder | _Archive", part: Part, target: Path) -> None:
     with opened.open(part.path) as file:
         found = copy_durably(file, target / part.path, part.mode & 0o700)
     if found != (part.num_bytes, part.sha256):
-        raise BackupFailed(f"{part.path} is damaged: its size and SHA-256 are not those that {CONTENTS} says")
+        raise BackupFailed(f"{part.path} is damaged: its size and SHA-256 differ from those in {CONTENTS}")
 
 
 def _opened(path: Path) -> "_Folder | _Archive":
@@ -79,21 +81,21 @@ class _Folder:
         self._path = path
 
     def open(self, name: str) -> IO[bytes]:
-        """One regular file.
+        """Open one regular file.
 
         Raises:
-            BackupFailed: there is none of this name.
+            BackupFailed: there is no such file.
         """
         if not (self._path / name).is_file():
             raise BackupFailed(f"{name} is missing")
         return (self._path / name).open("rb")
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: a folder is not open."""
 
 
 class _Archive:
-    """The same for a tar file."""
+    """A tar file to read files from."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -102,10 +104,10 @@ class _Archive:
             raise BackupFailed(f"{path} is no tar file of a backup: {error}") from error
 
     def open(self, name: str) -> IO[bytes]:
-        """One regular file.
+        """Open one regular file.
 
         Raises:
-            BackupFailed: there is none of this name.
+            BackupFailed: there is no such file.
             NO_TAR: the tar file is damaged, or was cut short.
         """
         try:
@@ -114,9 +116,9 @@ class _Archive:
             raise BackupFailed(f"{name} is missing") from error
         file = self._tar.extractfile(member) if member.isreg() else None
         if file is None:
-            raise BackupFailed(f"{name} is no file")
+            raise BackupFailed(f"{name} is not a regular file")
         return file
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the tar file."""
         self._tar.close()

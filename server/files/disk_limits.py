@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DiskLimits:
-    """What uploads may take of a disk [bytes]."""
+    """The limits of the disk space for uploads [bytes]."""
 
     free_min: int = 64 << 20
-    """They must leave so much: the journal has to be able to say that the disk is full."""
+    """Space that uploads leave free, so that the journal can record that the disk is full."""
     incoming_max: int = 0
-    """Uploads of one run that are not accepted yet, with what is promised to open ones; 0: no limit."""
+    """Most space for a run's uploads that are not accepted yet, reserved space included; 0: no limit."""

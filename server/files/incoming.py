@@ -1,4 +1,4 @@
-"""One upload on its way in: a file that grows, or a few bytes in memory."""
+"""An upload in progress: a file that grows, or a few bytes in memory."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -14,16 +14,16 @@ from atoll.protocol.wire.channel import INLINE_BYTES_MAX
 from atoll.server.files.writeback import begin_writeback
 
 SMALL_BYTES = INLINE_BYTES_MAX
-"""An update up to this size has no file of its own: making and syncing one costs more than all of its bytes."""
+"""Size up to which an update has no file: to create and sync a file costs more than all of its bytes."""
 
 WRITEBACK_BYTES = 8 << 20
-"""So much is sent on its way to the disk at once, while more comes in."""
+"""Bytes after which the kernel is told to write to the disk, while more bytes arrive."""
 
 
 class Incoming:
-    """An upload that is being written; `position` is how much of it is here. Threads must not share one.
+    """An upload that is being written, by one thread; `position` is the number of its bytes that are here.
 
-    A small one is forgotten when its block ends: sent again it costs less than the question where to go on.
+    A small one is discarded when its context ends: sending it again costs less than asking where to resume.
     """
 
     def __init__(
@@ -32,18 +32,18 @@ class Incoming:
         self.path, self.total_bytes = path, total_bytes
         self._on_close, self._has_file = on_close, has_file
         self._data, self._file, self.position = bytearray(), -1, 0
-        self._on_its_way = 0  # bytes that the kernel was told to write to the disk
+        self._written_back = 0  # bytes that the kernel was told to write to the disk
         if not self.is_small:
             self._open()
 
     @property
     def is_small(self) -> bool:
-        """Whether its bytes are in memory alone."""
+        """Return whether the bytes are in memory alone."""
         return not self._has_file and self.total_bytes <= SMALL_BYTES
 
     @property
     def data(self) -> bytes | None:
-        """What is here of a small one."""
+        """The bytes of a small upload so far; None for one with a file."""
         return bytes(self._data) if self.is_small else None
 
     def _open(self) -> None:
@@ -52,14 +52,14 @@ class Incoming:
         if self.position > self.total_bytes:
             os.ftruncate(self._file, self.total_bytes)
             self.position = self.total_bytes
-        self._on_its_way = self.position
+        self._written_back = self.position
 
     def append(self, data: Buffer) -> None:
-        """Take the next bytes.
+        """Append the next bytes.
 
         Raises:
             ValueError: they go beyond the announced size.
-            DiskFull: some of them may be written, and `position` says how many.
+            DiskFull: a part of them may be written; `position` has advanced by that part.
         """
         if self.position + len(data) > self.total_bytes:
             raise ValueError(f"{len(data)} bytes at {self.position} go beyond the announced {self.total_bytes}")
@@ -72,24 +72,28 @@ class Incoming:
     def _write(self, data: Buffer) -> None:
         view = memoryview(data)
         with naming_full_disk(self.path):
-            while view:  # at its own position: two uploads of one digest write the same bytes to the same places
+            while view:  # by position: two uploads of one digest write the same bytes to the same places
                 count = os.pwrite(self._file, view, self.position)
                 self.position += count
                 view = view[count:]
-        if self.position - self._on_its_way >= WRITEBACK_BYTES:
-            begin_writeback(self._file, self._on_its_way, self.position - self._on_its_way)
-            self._on_its_way = self.position
+        if self.position - self._written_back >= WRITEBACK_BYTES:
+            begin_writeback(self._file, self._written_back, self.position - self._written_back)
+            self._written_back = self.position
 
     def inspector(self, pieces: Iterable[Piece]) -> Inspector:
-        """Looks at what is in a file, while more of it comes."""
+        """Return an inspector that checks the bytes of the upload while more of them arrive."""
         return Inspector(self.path, pieces, data=self.data)
 
     def inspect(self, pieces: Iterable[Piece]) -> Inspection:
-        """Look at every byte of a complete upload; TensorFileCorrupted (an OSError) when it is not complete."""
+        """Inspect every byte of a complete upload.
+
+        Raises:
+            TensorFileCorrupted: the upload is not complete (an OSError).
+        """
         return self.inspector(pieces).finish()
 
     def sync(self) -> None:
-        """Let what is written of a file be on disk."""
+        """Sync the written bytes of a file to the disk."""
         if self._file >= 0:
             with naming_full_disk(self.path):
                 os.fdatasync(self._file)

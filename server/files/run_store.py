@@ -1,13 +1,13 @@
-"""The files of one run: versions of the global model, accepted updates, uploads on their way in.
+"""The files of one run: versions of the global model, accepted updates, uploads in progress.
 
     versions/000012.safetensors   +   000012.manifest.json    a version: written by the fold, then its manifest
-    versions/000012.momentum.safetensors  +  .manifest.json   what the server optimizer keeps beside it, written before
+    versions/000012.momentum.safetensors  +  .manifest.json   the state of the server optimizer, written before
     updates/<digest>.bin                                      a sound update as received
-    incoming/<digest>.bin                                     a partial upload: its length is where it goes on
+    incoming/<digest>.bin                                     a partial upload, which resumes at its length
 
-What is known of an accepted update, and all bytes of a small one, is written with the event that accepts it
-(`journal`). A version exists when its manifest is there, which is written last and removed first. So a
-crash at any point leaves something whole, or something that `collect_garbage` finds. Links are never followed.
+The metadata of an accepted update, and all bytes of a small one, are written with the event that accepts it
+(`journal`). A version exists when its manifest does, which is written last and removed first. So a crash at any point
+leaves a complete version, or files that `collect_garbage` finds. Symbolic links are never followed.
 """
 
 import os
@@ -32,10 +32,10 @@ from atoll.server.files.incoming import Incoming
 from atoll.server.journal.codec import StoredUpdateMeta, encode_meta
 
 INCOMING_AGE_MAX_S = 86400.0
-"""A partial upload that nobody has continued for so long is dropped."""
+"""Seconds after its last byte when a partial upload is deleted."""
 
 GONE = ".gone"
-"""The end of the name of a file whose deletion has begun."""
+"""Suffix of a file whose deletion has begun."""
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _UPDATE_FILE = re.compile(r"([0-9a-f]{64})\.bin(\.gone)?")
@@ -48,13 +48,20 @@ class KeptUpdate:
     """A sound update that waits for the machine's decision, or was accepted."""
 
     meta: str
-    """What is known of it, from `encode_meta`."""
+    """Its metadata, from `encode_meta`."""
     data: bytes | None
-    """All bytes of a small one; None: they are in a file."""
+    """All bytes of a small update; None: they are in a file."""
 
 
 class RunStore:
-    """The files of one run; may be used by several threads. A simulation needs no versions that survive a power cut."""
+    """The files of one run, for several threads.
+
+    Args:
+        folder: the folder of the run.
+        disk: the limits of the disk space.
+        has_files_only: also small updates get files.
+        is_durable: versions survive a power cut, which a simulation does not need.
+    """
 
     def __init__(
         self,
@@ -69,7 +76,7 @@ class RunStore:
         self._incoming = folder / "incoming"
         self._disk, self._has_files_only = disk, has_files_only
         self._open: set[Incoming] = set()
-        self._lock = threading.Lock()  # of the set, and between opening an upload and dropping it as garbage
+        self._lock = threading.Lock()  # protects the set, and an upload that opens from garbage collection
         for path in (self._versions, self._updates, self._incoming):
             path.mkdir(parents=True, exist_ok=True)
             if path.is_symlink():
@@ -80,74 +87,78 @@ class RunStore:
     # ------------------------------------------------------------ versions
 
     def version_path(self, version: Version, slot: str = "") -> Path:
-        """Where a version's tensors lie, or those of a slot of the server optimizer."""
+        """Return the path of a version's tensors, or of a slot of the server optimizer beside it."""
         return self._versions / f"{_stem(version, slot)}.safetensors"
 
     def manifest_path(self, version: Version, slot: str = "") -> Path:
-        """Where the manifest of `version_path` lies."""
+        """Return the path of the manifest of `version_path`."""
         return self._versions / f"{_stem(version, slot)}.manifest.json"
 
     def write_manifest(self, version: Version, manifest: bytes, slot: str = "") -> None:
-        """Let a version whose tensors are durable exist; its slots come first."""
+        """Write the manifest that makes a version exist, after its durable tensors and its slots."""
         write_atomically(self.manifest_path(version, slot), manifest, is_durable=self.is_durable)
 
     def read_manifest(self, version: Version, slot: str = "") -> bytes:
-        """The manifest's bytes; FileNotFoundError when the version never was or is no longer kept."""
+        """Return the bytes of a manifest.
+
+        Raises:
+            FileNotFoundError: the version was never made, or was deleted.
+        """
         return self.manifest_path(version, slot).read_bytes()
 
     def versions(self) -> list[Version]:
-        """Those that are kept, oldest first."""
+        """Return the versions on disk, oldest first."""
         names = map(_MANIFEST.fullmatch, os.listdir(self._versions))
         return sorted(Version(int(name[1])) for name in names if name)
 
     def drop_versions_after(self, newest: Version) -> None:
-        """Delete those that are newer than this one, also what there is of them without a manifest."""
+        """Delete all versions newer than this one, and files of theirs without a manifest."""
         _sweep(self._versions, _VERSION_FILE, lambda version, _: int(version) > newest, self._lock)
 
     # ------------------------------------------------------------ updates
 
     def incoming_path(self, digest: Digest) -> Path:
-        """Where an upload's bytes grow."""
+        """Return the path of an upload in progress."""
         return self._incoming / f"{_checked(digest)}.bin"
 
     def update_path(self, digest: Digest) -> Path:
-        """Where an accepted update's bytes lie."""
+        """Return the path of an accepted update."""
         return self._updates / f"{_checked(digest)}.bin"
 
     def digests(self) -> set[Digest]:
-        """Of all updates that are here, whole or in part."""
+        """Return the digests of all updates on disk, complete or partial."""
         names = (
             _UPDATE_FILE.fullmatch(name) for folder in (self._updates, self._incoming) for name in os.listdir(folder)
         )
         return {Digest(name[1]) for name in names if name}
 
     def has_file(self, digest: Digest) -> bool:
-        """Whether an upload was found sound and made a file of `updates`; `kept_before` tells if it still is."""
+        """Return whether a sound upload has become a file in `updates`; `kept_before` checks its bytes again."""
         with self._lock:
             return self.update_path(digest).exists()
 
     def open_incoming(self, digest: Digest, total_bytes: int) -> Incoming:
-        """Begin an upload, or go on with it.
+        """Begin or resume an upload.
 
-        After a crash of the machine the bytes that are there may be wrong: `Incoming.inspect` tells, and the upload
-        is then to be discarded and sent again.
+        After a crash of the machine, bytes on disk may be wrong. `Incoming.inspect` detects that; then the upload must
+        be discarded and sent again.
 
         Raises:
-            DiskFull: what is missing does not fit beside the other open uploads, what must stay free, or what all
-                uploads of the run may take until they are accepted.
+            DiskFull: the missing bytes do not fit: beside the other open uploads and the space that stays free, or in
+                the space for a run's uploads that are not accepted yet.
         """
         path = self.incoming_path(digest)
         with self._lock:
             already = path.stat().st_size if path.exists() else 0
-            promised = sum(upload.total_bytes - upload.position for upload in self._open)
+            reserved = sum(upload.total_bytes - upload.position for upload in self._open)
             missing, free = max(0, total_bytes - already), shutil.disk_usage(self._incoming).free
-            if missing and missing + promised + self._disk.free_min > free:
+            if missing and missing + reserved + self._disk.free_min > free:
                 raise DiskFull(
                     f"{self._incoming}: an update of {total_bytes} bytes does not fit: {free} bytes are free, "
-                    f"{promised} are promised to other uploads, {self._disk.free_min} stay free"
+                    f"{reserved} are reserved for other uploads, {self._disk.free_min} stay free"
                 )
             if missing and self._disk.incoming_max:
-                self._check_quota(missing + promised, total_bytes)
+                self._check_quota(missing + reserved, total_bytes)
             with naming_full_disk(path):
                 upload = Incoming(path, total_bytes, self._closed, has_file=self._has_files_only)
             self._open.add(upload)
@@ -158,7 +169,7 @@ class RunStore:
         if taken + wanted > most:
             what = (
                 f"an update of {total_bytes} bytes does not fit: uploads that are not accepted yet take {taken} bytes, "
-                f"with what is promised {taken + wanted}; allowed are {most} (incoming_max)"
+                f"with this one and the reserved space {taken + wanted}; allowed: {most} (incoming_max)"
             )
             raise DiskFull(f"{self._incoming}: {what}", outside=what)
 
@@ -167,11 +178,11 @@ class RunStore:
             self._open.discard(upload)
 
     def discard_incoming(self, digest: Digest) -> None:
-        """Forget an upload's bytes."""
+        """Delete the bytes of an upload."""
         self.incoming_path(digest).unlink(missing_ok=True)
 
     def keep(self, upload: Incoming, manifest: UpdateManifest, inspection: Inspection) -> KeptUpdate:
-        """Let a complete, sound upload wait for the machine's decision. Its file, if it has one, is durable.
+        """Make a complete, sound upload durable, for the machine's decision.
 
         Raises:
             DiskFull: there is no room; try again.
@@ -183,27 +194,27 @@ class RunStore:
         return KeptUpdate(_meta(manifest, inspection), upload.data)
 
     def kept_before(self, manifest: UpdateManifest) -> KeptUpdate | None:
-        """A sound upload that is here and whose decision, or its answer, was lost; None when it must be sent (again).
+        """Return a sound upload whose decision or answer was lost before; None: the client must send it (again).
 
         Raises:
-            OSError: it cannot be read.
+            OSError: its file cannot be read.
         """
         if not self.has_file(manifest.digest):
             return None
         path = self.update_path(manifest.digest)
         is_whole = path.stat().st_size == manifest.num_bytes
         inspection = inspect(path, manifest.pieces) if is_whole else None
-        if inspection is None or not inspection.is_sound:  # the machine has crashed: what was not synced is lost
+        if inspection is None or not inspection.is_sound:  # bytes that were not synced are lost in a machine's crash
             path.unlink()
             return None
         sync_folder(self._updates)
         return KeptUpdate(_meta(manifest, inspection), None)
 
     def stored_update(self, digest: Digest, meta: StoredUpdateMeta, data: bytes | None) -> StoredUpdate:
-        """An accepted update as the fold reads it; `data` as in `KeptUpdate`.
+        """Return an accepted update for the fold; `data` as in `KeptUpdate`.
 
         Raises:
-            StoreCorrupted: it is missing, damaged, or of another size.
+            StoreCorrupted: its file is missing, damaged, or of another size.
         """
         path = self.update_path(digest)
         if digest_of(meta.manifest) != digest:
@@ -219,7 +230,7 @@ class RunStore:
             raise StoreCorrupted(f"{path}: its bytes are not those of its manifest")
         return StoredUpdate(path, manifest.pieces, meta.magnitudes, data=data)
 
-    # ------------------------------------------------------------ room
+    # ------------------------------------------------------------ disk space
 
     def collect_garbage(
         self,
@@ -230,19 +241,19 @@ class RunStore:
         pinned: Collection[Version] = (),
         keep_incoming: Callable[[Digest, float], bool] | None = None,
     ) -> int:
-        """Delete what no decision can need any more; after a crash half-way, the next time deletes the rest.
+        """Delete files that no decision can need any more; after a crash, the next collection deletes the rest.
 
         Args:
-            live: updates that an open decision refers to, and those that are being received or judged just now; asked
-                before each deletion, between which and `has_file` or `open_incoming` nothing else happens.
-            keep_versions: how many of the newest versions stay, the current one among them; version 0 always does.
-            current: the newest committed version; files of later ones belong to a fold and are let alone.
+            live: updates that an open decision refers to, and those that are being received or judged now. It is
+                queried before each deletion, under the lock that `has_file` and `open_incoming` take.
+            keep_versions: the number of newest versions that stay, with the current one; version 0 always stays.
+            current: the newest committed version; files of later ones belong to a fold and stay.
             pinned: further versions that stay.
-            keep_incoming: of a partial upload that is not live, whether it stays, from its digest and the time of its
-                last byte [s since the epoch]; left out: for a day.
+            keep_incoming: whether a partial upload that is not live stays, by its digest and the time of its last byte
+                [s since the epoch]; left out: for a day.
 
         Returns:
-            What was freed [bytes].
+            The size of the deleted files [bytes].
         """
         assert keep_versions >= 1, keep_versions
         keep = keep_incoming or (lambda _, at: time.time() - at < INCOMING_AGE_MAX_S)
@@ -254,16 +265,16 @@ class RunStore:
         def is_unused(digest: str, _: float) -> bool:
             return digest not in live
 
-        def is_left(digest: str, at: float) -> bool:
+        def is_abandoned(digest: str, at: float) -> bool:
             is_open = any(upload.path.stem == digest for upload in self._open)
             return not is_open and digest not in live and not keep(Digest(digest), at)
 
         freed = _sweep(self._versions, _VERSION_FILE, is_old, self._lock)
         freed += _sweep(self._updates, _UPDATE_FILE, is_unused, self._lock)
-        return freed + _sweep(self._incoming, _UPDATE_FILE, is_left, self._lock)
+        return freed + _sweep(self._incoming, _UPDATE_FILE, is_abandoned, self._lock)
 
     def disk_usage(self) -> dict[str, int]:
-        """Bytes of the files in each of the three folders."""
+        """Return the size of the files in each of the three folders [bytes]."""
         return {folder.name: _size_of(folder) for folder in (self._versions, self._updates, self._incoming)}
 
 
@@ -282,10 +293,15 @@ def _checked(digest: Digest) -> Digest:
 
 
 def _sweep(folder: Path, names: re.Pattern[str], is_garbage: Callable[[str, float], bool], lock: threading.Lock) -> int:
-    """Delete the regular files that are garbage, by the name's first group and the time of the last change.
+    """Delete the regular files that are garbage, manifests before their data, and return their size [bytes].
 
-    A manifest goes before its data. The lock is held while a file is judged and loses its name, which is quick, and
-    not while its blocks are freed, which is not. Returns the sum of their sizes [bytes].
+    The lock is held while a file is judged and renamed, which is quick, and not while its blocks are freed.
+
+    Args:
+        folder: the folder of the files.
+        names: the pattern of their names; other files stay.
+        is_garbage: the decision, by the first group of the name and the time of the last change [s since the epoch].
+        lock: the lock for each decision.
     """
     with os.scandir(folder) as entries:
         files = sorted(entries, key=lambda entry: (not entry.name.endswith(".json"), entry.name))
@@ -311,7 +327,7 @@ def _size_of(folder: Path) -> int:
 
 
 def _stat(entry: "os.DirEntry[str]") -> os.stat_result | None:
-    """Of a regular file; None of anything else, links included, and of what has just gone."""
+    """Return the status of a regular file; None for anything else, links included, and for a file just deleted."""
     try:
         return entry.stat(follow_symlinks=False) if entry.is_file(follow_symlinks=False) else None
     except FileNotFoundError:

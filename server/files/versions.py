@@ -1,4 +1,4 @@
-"""The versions of one run's global model that are on disk: found by number or by identity, ready to be sent."""
+"""The versions of one run's global model on disk, by number or by digest, ready to be sent."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ VERSIONS_CACHED_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class VersionFile:
-    """A version of the global model. Its file holds all of it, or a run of its bytes, or is not here at all."""
+    """A version of the global model. Its file contains all of its bytes, a range of them, or does not exist here."""
 
     version: Version
     digest: Digest
@@ -24,25 +24,25 @@ class VersionFile:
     manifest: VersionManifest
     manifest_bytes: bytes
     data_start: int
-    """Where in the file the version's first byte would lie: negative, when the file holds a later run of them."""
+    """Offset in the file of the version's byte 0; negative when the file begins with a later byte."""
     held: range
-    """The version's bytes that the file holds."""
+    """The version's bytes that the file contains."""
     small_data: bytes
-    """Of all pieces, when they ride in an invitation; otherwise nothing."""
+    """All bytes of a version that is small enough for an invitation; otherwise empty."""
 
 
 class Versions:
-    """The versions of one run, whose files lie in `store`."""
+    """The versions of one run, whose files are in `store`."""
 
     def __init__(self, store: RunStore) -> None:
         self.store = store
         self._cache: dict[Version, VersionFile] = {}
 
     def version(self, version: Version) -> VersionFile:
-        """A version whose manifest is on disk.
+        """Return a version.
 
         Raises:
-            OSError: it is not, or is damaged.
+            OSError: its manifest is missing or damaged.
         """
         file = self._cache.get(version)
         if file is None:
@@ -51,22 +51,22 @@ class Versions:
         return file
 
     def remember(self, file: VersionFile) -> None:
-        """A version that is on disk: who has just written it need not read it."""
+        """Add a version to the cache, for example one that was just written."""
         self._cache = {**dict(list(self._cache.items())[1 - VERSIONS_CACHED_MAX :]), file.version: file}
 
     def num_bytes(self, version: Version) -> int:
-        """Size of a version."""
+        """Return the size of a version [bytes]."""
         return self.version(version).manifest.num_bytes
 
     def known(self, version: Version) -> VersionFile | None:
-        """A version, or None when it never was or is no longer kept."""
+        """Return a version; None: it was never made, or was deleted."""
         try:
             return self.version(version)
         except FileNotFoundError:
             return None
 
     def by_digest(self, digest: str) -> VersionFile | None:
-        """The kept version with this identity."""
+        """Return the version on disk whose manifest has this digest; None: there is none."""
         cached = next((v for v in self._cache.values() if v.digest == digest), None)
         if cached is not None:
             return cached
@@ -78,13 +78,13 @@ class Versions:
 def version_file(
     store: RunStore, version: Version, manifest_bytes: bytes, owned: Iterable[Piece] | None = None
 ) -> VersionFile:
-    """What is kept here of a version.
+    """Return a version with the range of its bytes that a store has.
 
     Args:
-        store: where its file lies; without one, nothing is held.
-        version: its number.
-        manifest_bytes: of the whole version.
-        owned: the run of pieces that the file holds; left out: all of them.
+        store: the store with the file, if there is one.
+        version: the number of the version.
+        manifest_bytes: the manifest of the whole version.
+        owned: the consecutive pieces that the file contains; left out: all of them.
     """
     manifest, path = parse_version(manifest_bytes), store.version_path(version)
     begin = end = 0
@@ -97,7 +97,7 @@ def version_file(
 
 
 def byte_range(manifest: VersionManifest, owned: Iterable[Piece] | None) -> tuple[int, int]:
-    """Where a run of pieces begins and ends among a version's bytes; (0, 0) for no piece."""
+    """Return the begin and end of consecutive pieces among a version's bytes; (0, 0) for no piece."""
     if owned is None:
         return 0, manifest.num_bytes
     run = [(piece.tensor, piece.offsets) for piece in owned]

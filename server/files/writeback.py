@@ -1,15 +1,15 @@
-"""Lets the kernel begin to write a file to the disk while it still grows: a later fdatasync has little to wait for."""
+"""The early writeback of a growing file, so that a later fdatasync has little left to write."""
 
 import ctypes
 
 SYNC_FILE_RANGE_WRITE = 2
-"""Of Linux's fcntl.h."""
+"""A flag of Linux's fcntl.h."""
 
 
 def begin_writeback(fd: int, start: int, num_bytes: int) -> None:
-    """Send these bytes of a file on their way to the disk.
+    """Let the kernel begin to write these bytes of a file to the disk.
 
-    Promises nothing: where there is no such call, or it fails, fdatasync does it all.
+    A hint without a guarantee: where the call does not exist or fails, fdatasync writes everything.
     """
     if _sync_file_range is not None:
         _sync_file_range(fd, start, num_bytes, SYNC_FILE_RANGE_WRITE)

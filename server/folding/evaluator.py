@@ -1,7 +1,7 @@
-"""The coordinator's worker process: it makes version 0 and runs versions on the server's own data.
+"""The coordinator's worker process, which makes version 0 and evaluates versions on the server's own data.
 
-The user's code, and torch, live there: the coordinator's process stays small, starts fast, and survives what the task
-does. A worker that crashes or hangs costs one evaluation, never a round.
+The user's code and torch run there: the coordinator's process stays small, starts fast, and survives the errors of a
+task. A worker that crashes or hangs costs one evaluation, never a round.
 """
 
 import asyncio
@@ -18,15 +18,16 @@ from atoll.server.rounds.events import Sums
 logger = logging.getLogger(__name__)
 
 TASK_TIMEOUT_S = 600.0
+"""Seconds that one request to the worker may take."""
 
 
 class EvaluationFailed(RuntimeError):
-    """The task's code failed, crashed or hung; the message is for the operator."""
+    """A failure, crash or hang of the task's code; the message is for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A task, as its operator named it."""
+    """The operator's reference to a task, with its settings."""
 
     task: str
     local: dict[str, Any]
@@ -34,26 +35,30 @@ class Reference:
 
 
 class Evaluator:
-    """One warm worker, one request at a time, on a thread of its own."""
+    """A warm worker process that serves one request at a time, from its own thread."""
 
     def __init__(self, reference: Reference, log_path: Path, *, timeout_s: float) -> None:
         self._worker = Worker(reference.task, log_path=log_path, local=reference.local, algorithm=reference.algorithm)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="evaluator")
         self._timeout_s = timeout_s
         self.cannot = ""
-        """Why the server can measure no version, once that was found; empty: it can."""
+        """Reason why the server can evaluate no version, once it is known; empty: it can."""
 
     async def check(self) -> None:
-        """Load the task: what is wrong with it is the operator's to know at once."""
+        """Load the task, so that the operator learns of its faults at once.
+
+        Raises:
+            EvaluationFailed: the task cannot be loaded.
+        """
         await self._call(self._worker.start)
 
     async def write_initial(self, out: Path, seed: int) -> tuple[Piece, ...]:
-        """Make version 0 from the task's model, seeded."""
+        """Write version 0 from the task's model, seeded, and return its pieces."""
         answer = await self._ask("initial", seed=seed, out=str(out))
         return tuple(Piece(t, d, tuple(o), tuple(n), s) for t, d, o, n, s in answer["pieces"])
 
     async def evaluate(self, model: Path) -> Sums | str:
-        """Sufficient statistics of a version on the server's data, or why there are none."""
+        """Return the sufficient statistics of a version on the server's data, or the reason why there are none."""
         answer = await self._ask("evaluate", model=str(model), split="server")
         if answer["statistics"] is None:
             self.cannot = str(answer["reason"])
@@ -61,16 +66,16 @@ class Evaluator:
         return {name: tuple(values) for name, values in answer["statistics"].items()}
 
     async def values(self, sums: Sums) -> dict[str, float | None]:
-        """What the task's own metrics make of the sums."""
+        """Return the values of the task's own metrics for sums of sufficient statistics."""
         values: dict[str, float | None] = (await self._ask("values", statistics=dict(sums)))["values"]
         return values
 
     async def rest(self) -> None:
-        """End the process, and its memory; the next request starts another."""
+        """End the process to free its memory; the next request starts another."""
         await self._call(self._worker.kill)
 
     def close(self) -> None:
-        """End the worker."""
+        """End the worker for good."""
         self._worker.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
 

@@ -1,4 +1,4 @@
-"""The settings of a run that say how its updates become the next model: the rule, the norm bound, the optimizer."""
+"""The method of a run, built from its settings for the fold: algorithm, rule, norm bound, optimizer, device."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from atoll.server.rounds.events import Contribution
 
 @dataclass(frozen=True, slots=True)
 class _Gone:
-    """A user's rule whose code is no longer there."""
+    """A stand-in for a user's rule whose code no longer exists; it raises when it is used."""
 
     fault: ConfigError
 
@@ -30,7 +30,7 @@ class _Gone:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How a run's updates become its next model, ready for the fold."""
+    """The method by which a run's updates become its next version, ready for the fold."""
 
     optimizer: Optimizer
     rule: Rule | None = None
@@ -49,10 +49,16 @@ class Method:
         is_over: bool = False,
         sums_here: bool = True,
     ) -> "Method":
-        """As the settings say; raises as `AggregationConfig.build`.
+        """Build the method of a run.
 
-        A run that has ended needs neither rule nor device: that its code or its GPU is gone concerns only who resumes
-        it. Nor is a device needed where others sum (`sums_here`).
+        Args:
+            aggregation: the settings of the aggregation.
+            optimizer: the settings of the server optimizer.
+            is_over: the run has ended: a missing rule or GPU is no error before the run is resumed.
+            sums_here: this process makes the sums; otherwise aggregation ranks do, and it needs no device.
+
+        Raises:
+            ConfigError: the user's own rule or the device does not exist.
         """
         rule: Rule | None
         device: Device | None = None
@@ -74,20 +80,20 @@ class Method:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Names of what is kept beside each version."""
+        """The names of the optimizer's tensors beside each version."""
         return slots_of(self.optimizer, self.rule)
 
     def weights(self, contributions: Sequence[Contribution]) -> tuple[int, ...]:
-        """How much each update counts in the mean."""
-        alike = self.weighting == "uniform"
-        return integer_weights([Share(1 if alike else c.num_examples, c.scale) for c in contributions])
+        """Return the integer weight of each update in the mean."""
+        is_uniform = self.weighting == "uniform"
+        return integer_weights([Share(1 if is_uniform else c.num_examples, c.scale) for c in contributions])
 
     def normalized(self, weights: Sequence[int], steps: Iterable[tuple[float, float]]) -> Normalized:
-        """What FedNova makes of the steps that the updates took; of any other algorithm nothing.
+        """Return FedNova's factors of the updates and of their sum; 1 for any other algorithm.
 
         Args:
-            weights: of the updates.
-            steps: the normalizer and the effective steps that each claims; asked only when they matter.
+            weights: the weights of the updates.
+            steps: the normalizer and the effective steps that each update claims; read by FedNova alone.
         """
         if self.algorithm != "fednova":
             return Normalized((1.0,) * len(weights), 1.0)
@@ -95,5 +101,5 @@ class Method:
         return normalized(weights, [norm for norm, _ in claims], [effective for _, effective in claims])
 
     def factors(self, norms: Sequence[float]) -> Sequence[float]:
-        """What each update is multiplied with so that none is longer than the bound."""
+        """Return the factor of each update by which its norm stays within the bound."""
         return [1.0] * len(norms) if self.norm_bound is None else clip_factors(norms, self.norm_bound)

@@ -1,7 +1,7 @@
-"""What a fold needs to know of a round besides the updates' bytes: weights, factors, totals. Pure.
+"""The plan of a fold: the weights, factors and totals of a round's updates, all but their bytes. Pure.
 
-It is computed once, where the journal is, from the accepted set alone; whoever folds (this process or aggregation
-ranks) is told, and decides nothing.
+The coordinator computes the plan once, from the accepted set alone. The process that folds (the coordinator or an
+aggregation rank) only carries it out and decides nothing.
 """
 
 import math
@@ -20,15 +20,15 @@ from atoll.server.rounds.events import Aggregate
 
 
 class Known(Protocol):
-    """What is known of an accepted update besides its bytes; `codec.StoredUpdateMeta` has it."""
+    """The metadata of an accepted update that a plan needs; `codec.StoredUpdateMeta` is one."""
 
     @property
     def magnitudes(self) -> Mapping[str, float | int]:
-        """Largest |element| of each tensor that it carries."""
+        """The largest |element| of each tensor in the update."""
 
     @property
     def squared_norms(self) -> Mapping[str, float]:
-        """Sum of the squared elements of each tensor."""
+        """The sum of the squared elements of each tensor."""
 
     @property
     def steps(self) -> tuple[float, float]:
@@ -36,16 +36,16 @@ class Known(Protocol):
 
     @property
     def rank(self) -> int:
-        """Of the aggregation, at which its bytes lie."""
+        """The aggregation rank that has the update's bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """How one update takes part: see `means.Weighted`."""
+    """The part of one update in the fold: see `means.Weighted`."""
 
     digest: Digest
     rank: int
-    """Where its bytes lie; 0 when the coordinator has them itself."""
+    """The rank that has its bytes; 0 also when there are no ranks."""
     weight: int
     factor: float
     trained_factor: float
@@ -53,7 +53,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class PlannedAnchor:
-    """See `step.Anchor`."""
+    """The anchor of FedAsync's step: see `step.Anchor`."""
 
     version: Version
     digest: Digest
@@ -62,35 +62,40 @@ class PlannedAnchor:
 
 @dataclass(frozen=True, slots=True)
 class FoldPlan:
-    """One fold, the same for all who take part in it."""
+    """The plan of one fold, the same for all ranks."""
 
     base_version: Version
     base_digest: Digest
     updates: tuple[Planned, ...]
-    """In the order of their client ids."""
+    """The updates, sorted by client id."""
     totals: Mapping[str, Total]
+    """The totals of each tensor, from which the grid of its sum follows."""
     omitted: Mapping[str, tuple[int, ...]]
-    """Of tensors that some updates leave out: their places in `updates`."""
+    """Tensors that some updates leave out, each with the places of these updates in `updates`."""
     scale: float
-    """`step.Step.scale`."""
+    """Factor of the mean: see `step.Step.scale`."""
     anchor: "PlannedAnchor | None"
-    """The version that FedAsync's client trained from, when it is not the base itself."""
+    """The version that FedAsync's client trained from, if it is not the base."""
     buffers: tuple[str, ...]
     """Float tensors of the model that no optimizer trains."""
     aggregation: AggregationConfig
     optimizer: OptimizerConfig
 
     def encode(self) -> bytes:
-        """As it travels to a rank."""
+        """Encode the plan as it is sent to a rank."""
         return encode(self).encode()
 
     def trained(self, layout: Layout) -> frozenset[str]:
-        """What the optimizer moves of the model's tensors."""
+        """Return the names of the model's tensors that the optimizer moves."""
         return trained_of(layout, self.buffers)
 
     @classmethod
     def decode(cls, data: bytes) -> "FoldPlan":
-        """What `encode` wrote; StoreCorrupted when it is something else."""
+        """Decode a plan from `encode`.
+
+        Raises:
+            StoreCorrupted: the bytes are no plan.
+        """
         return decode(cls, data.decode(), where="the plan of a fold")
 
 
@@ -107,13 +112,13 @@ def plan_of(
     """Plan the fold of a round.
 
     Args:
-        effect: what is folded.
-        base: the version that the updates are added to.
-        metas: what is known of each contribution.
-        method: the run's, built from `settings`.
-        digest_of_version: the identity of the base, or of an older version.
-        buffers: see `FoldPlan`.
-        settings: of the run.
+        effect: the contributions to fold.
+        base: the manifest of the version that the updates are added to.
+        metas: the metadata of each contribution.
+        method: the method of the run, built from `settings`.
+        digest_of_version: the digest of the base or of an older version.
+        buffers: the float tensors that no optimizer trains.
+        settings: the settings of the run.
     """
     of_updates = [metas[contribution.digest] for contribution in effect.contributions]
     bounds = method.factors([_float_norm(meta, base.layout) for meta in of_updates])
@@ -146,15 +151,17 @@ def plan_of(
 def weights_and_factors(
     effect: Aggregate, method: Method, factors: Sequence[float]
 ) -> tuple[Sequence[int], Sequence[float]]:
-    """What the fold is told of each contribution besides its bytes.
+    """Return the weight w_k and the factor f_k of each contribution.
 
-    With mean = sum_k w_k f_k u_k / sum_k w_k: the discount s_k is in w_k = n_k s_k, in numerator and denominator; of an
-    asynchronous run w_k = 1 and it is in f_k, so that the divisor is the number of updates K, not the sum of the s_k.
+        mean = sum_k w_k f_k u_k / sum_k w_k
+
+    In a synchronous run the discount s_k is in w_k = n_k s_k, so in numerator and denominator. In an asynchronous run
+    w_k = 1 and the discount is in f_k, so that the divisor is the number of updates K and not the sum of the s_k.
 
     Args:
-        effect: what is to be aggregated.
-        method: the run's.
-        factors: of the norm bound, one for each contribution.
+        effect: the contributions to fold.
+        method: the method of the run.
+        factors: the factors of the norm bound, one for each contribution.
     """
     contributions = effect.contributions
     if effect.mode == "sync":
@@ -173,7 +180,10 @@ def _anchor(effect: Aggregate, digest_of_version: Callable[[Version], Digest]) -
 
 
 def trained_of(layout: Layout, buffers: Iterable[str]) -> frozenset[str]:
-    """Names of what the optimizer moves: all but buffers and control variates; integers do not matter."""
+    """Return the names of the tensors that the optimizer moves: all but buffers and control variates.
+
+    Integer tensors are among them, without effect.
+    """
     return frozenset(tensor.name for tensor in layout if not tensor.name.startswith(CONTROL)).difference(buffers)
 
 
@@ -186,6 +196,6 @@ def _omitted(layout: Layout, metas: Sequence[Known]) -> dict[str, tuple[int, ...
 
 
 def _float_norm(meta: Known, layout: Layout) -> float:
-    """Euclidean length of an update's float tensors."""
+    """Return the Euclidean norm of an update's float tensors."""
     floats = {tensor.name for tensor in layout if tensor.dtype in FLOATS}
     return math.sqrt(math.fsum(square for name, square in meta.squared_norms.items() if name in floats))

@@ -1,7 +1,7 @@
-"""From accepted updates to the next version of the global model, off the event loop.
+"""The fold of accepted updates into the next version of the global model, off the event loop.
 
-The fold is a function of the accepted set alone, so a crash at any point of it is repaired by doing it again: the same
-bits come out, and the file appears under its name whole or not at all.
+The fold is a function of the accepted set alone. So recovery from a crash at any point repeats it: the result has the
+same bits, and its file appears under its name complete or not at all.
 """
 
 import asyncio
@@ -39,7 +39,18 @@ from atoll.server.rounds.events import Aggregate
 
 
 class Reducer(Versions):
-    """The versions of one run: made, found, served, and forgotten."""
+    """The versions of one run: their making, lookup and deletion.
+
+    Args:
+        folder: the folder of the run.
+        folding: the executor of folds.
+        accepted: the accepted updates by digest; called on a thread.
+        settings: the settings of the aggregation and of the optimizer.
+        is_over: the run has ended: see `Method.of`.
+        keep_versions: the number of newest versions that stay on disk.
+        sums_here: this process makes the sums: see `Method.of`.
+        disk: the limits of the disk space.
+    """
 
     def __init__(
         self,
@@ -54,18 +65,18 @@ class Reducer(Versions):
         disk: DiskLimits = DiskLimits(),  # noqa: B008 - frozen
     ) -> None:
         super().__init__(RunStore(folder, disk=disk))
-        self._accepted = accepted  # asked on a thread
+        self._accepted = accepted
         self._folding, self._is_stopping = folding, False
         self.method, self._settings = Method.of(*settings, is_over=is_over, sums_here=sums_here), settings
         self._keep_versions = keep_versions
 
     async def write_initial(self, evaluator: Evaluator, seed: int) -> None:
-        """Version 0, from the task's own model."""
+        """Write version 0 from the task's own model."""
         pieces = await evaluator.write_initial(self.store.version_path(Version(0)), seed)
         self.store.write_manifest(Version(0), VersionManifest.of(pieces).encode())
 
     async def fold(self, effect: Aggregate) -> Digest:
-        """The exact weighted mean of the contributions, added to their base: the next version, durable.
+        """Fold the contributions into the next version, which is durable on return, and return its digest.
 
         Raises:
             ValueError: the updates cannot be folded.
@@ -107,18 +118,18 @@ class Reducer(Versions):
         return plan, metas
 
     async def whole(self, version: Version) -> Path:
-        """The file of a whole version."""
+        """Return the path of a file with all bytes of a version."""
         return self.version(version).path
 
     def publish(self, version: Version) -> None:
-        """From now on this is the global model."""
+        """Prepare a version, which is the global model from now on, for downloads."""
         self.version(version)
 
     def recover(self, version: Version) -> None:
-        """After a crash: the current version must be whole, to the bit, and so must what the optimizer keeps beside it.
+        """Check every byte of the current version and of the optimizer's tensors beside it, after a restart.
 
         Raises:
-            OSError: it is not.
+            OSError: one of them is missing or damaged.
         """
         _check_whole(self.version(version).path, self.version(version).manifest.pieces)
         for slot in self.method.slots if version else ():
@@ -126,7 +137,7 @@ class Reducer(Versions):
             _check_whole(self.store.version_path(version, slot), manifest.pieces)
 
     def stop(self) -> None:
-        """End a fold that is under way; it can be done again."""
+        """Interrupt a fold that is under way; it can be repeated."""
         self._is_stopping = True
 
     def _between_tiles(self) -> None:
@@ -137,13 +148,17 @@ class Reducer(Versions):
     async def collect_garbage(
         self, live: Container[Digest], *, pinned_versions: set[Version], current: Version, oldest_base: Version | None
     ) -> None:
-        """Delete what no decision can need any more; `live` is asked from another thread.
+        """Delete files that no decision can need any more.
 
-        A part of an update whose last byte came before `oldest_base` was made is of an older base, and can never
-        count; None: no part can.
+        Args:
+            live: the updates that stay; queried from another thread.
+            pinned_versions: versions that stay.
+            current: the newest committed version.
+            oldest_base: the oldest version from which an update can still count; None: there is none. A partial upload
+                whose last byte arrived before this version was made is from an older one and can never count.
         """
 
-        def may_go_on(_: Digest, at: float) -> bool:
+        def may_resume(_: Digest, at: float) -> bool:
             return at >= made_at and time.time() - at < INCOMING_AGE_MAX_S
 
         base = None if oldest_base is None else self.store.version_path(oldest_base)
@@ -155,9 +170,9 @@ class Reducer(Versions):
             keep_versions=self._keep_versions,
             current=current,
             pinned=pinned_versions,
-            keep_incoming=may_go_on,
+            keep_incoming=may_resume,
         )
-        await on_thread(None, collect)  # it ends before the process lets go of the state directory
+        await on_thread(None, collect)  # ends before the process releases the state directory
 
 
 def _check_whole(path: Path, pieces: tuple[Piece, ...]) -> None:
@@ -176,7 +191,18 @@ def fold_version(
     threads: int,
     between: Callable[[], None] | None = None,
 ) -> Digest:
-    """Carry out a plan with the updates that it names, in its order: the next version exists, durable, on return.
+    """Carry out a plan: fold its updates, in its order, into the next version, which is durable on return.
+
+    Args:
+        versions: the versions of the run.
+        plan: the plan of the fold.
+        updates: the updates of the plan, in its order.
+        method: the method of the run.
+        threads: the number of threads.
+        between: called between two tiles; it may raise to interrupt the fold.
+
+    Returns:
+        The digest of the next version.
 
     Raises:
         ValueError: the updates cannot be folded.
@@ -203,14 +229,14 @@ def fold_version(
 
 
 def exists_from_now_on(store: RunStore, version: Version, pieces: Iterable[Piece], base: VersionFile) -> Digest:
-    """Let a version whose bytes are durable exist, and give its identity."""
+    """Write the manifest of a version whose bytes are durable, and return its digest."""
     manifest = VersionManifest.of(pieces, model_dtypes=base.manifest.model_dtypes).encode()
     store.write_manifest(version, manifest)
     return digest_of(manifest)
 
 
 def step_of(plan: FoldPlan, layout: Layout, method: Method, store: RunStore) -> Step:
-    """The step of a fold whose files lie in `store`. Version 0 has no slots: there they are as they begin."""
+    """Return the step of a fold whose files are in `store`. Version 0 has no slots: they have their initial values."""
     base, version = plan.base_version, Version(plan.base_version + 1)
     before = {slot: store.version_path(base, slot) for slot in method.slots if base}
     after = {slot: store.version_path(version, slot) for slot in method.slots}

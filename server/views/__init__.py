@@ -1,4 +1,4 @@
 """The read-only views of a run for people: history, sentences, reasons, narration.
 
-Imports: `journal`.
+Imports: `rounds`, `journal`, `files`, `protocol`, `parallel` (metrics), `aggregation` (the header of a version's file).
 """

@@ -1,7 +1,7 @@
-"""What the command line reads: runs, rounds, versions, evaluations, clients. Changes nothing, takes no lock.
+"""The history of a state directory for the command line: runs, rounds, versions, evaluations, clients.
 
-It reads what is on disk, so it works beside a coordinator and after one has died. The open round is in no table: its
-record is what the last snapshot and the journal's entries since make of it.
+It reads the disk alone, changes nothing and takes no lock, so it works beside a coordinator and after one has crashed.
+The open round is in no table: its record comes from a replay of the last snapshot and the journal's entries since.
 """
 
 from dataclasses import replace
@@ -24,18 +24,18 @@ from atoll.server.rounds.run_machine import RunMachine
 
 
 class History:
-    """A state directory, for looking at; every method sees one instant."""
+    """A state directory for reading; every method sees the state of one instant."""
 
     def __init__(self, path: Path, database: str = "") -> None:
-        """Check that there is something to read.
+        """Open the database for reading and check its version.
 
         Args:
             path: the state directory; with a database it may be on another machine.
-            database: the URL of its database; empty: what the directory says.
+            database: the URL of its database; empty: that of the directory.
 
         Raises:
             StateUnusable: there is no state directory at `path`, or no such database.
-            DatabaseAway: the server does not answer.
+            DatabaseAway: the database server does not answer.
             StateTooNew: a later Atoll has written it.
             StoreCorrupted: the database is damaged.
         """
@@ -47,34 +47,34 @@ class History:
             check_version(connection, self.path if self._database.dialect == "sqlite" else self._database.name)
 
     def coordinator(self) -> RunningCoordinator | None:
-        """The process that holds the directory now; None when there is none."""
+        """Return the process that holds the directory now; None: there is none."""
         return running_coordinator(self.path)
 
     def runs(self) -> list[RunRow]:
-        """Every run, in the order of the queue."""
+        """Return every run, in the order of the queue."""
         with self._database.transaction() as connection:
             return run_rows(connection)
 
     def run(self, name: str) -> RunRow:
-        """The run with this id, or else the newest of this name.
+        """Return the run with this id, or else the newest run of this name.
 
         Raises:
-            LookupError: there is none; the message names those that are there.
+            LookupError: there is no such run; the message names the known ones.
         """
         with self._database.transaction() as connection:
             return _run(connection, name)
 
     def rounds(self, run_id: RunId) -> list[RoundRecord]:
-        """The record of every round that is kept, the open one last."""
+        """Return the record of every stored round, the open one last."""
         with self._database.transaction() as connection:
             records = [_record(row) for row in connection.execute(_of_run(ROUNDS, run_id).order_by(ROUNDS.c.round_id))]
             return records + _open_round(connection, run_id)
 
     def round(self, run_id: RunId, round_id: RoundId) -> RoundRecord:
-        """The record of one round.
+        """Return the record of one round.
 
         Raises:
-            LookupError: there is none, or it is no longer kept.
+            LookupError: there is no such round, or its record was deleted.
         """
         with self._database.transaction() as connection:
             row = connection.execute(_of_run(ROUNDS, run_id).where(ROUNDS.c.round_id == round_id)).one_or_none()
@@ -84,19 +84,19 @@ class History:
         return found[0]
 
     def versions(self, run_id: RunId) -> list[VersionRow]:
-        """Every version that was ever committed, also those whose files are no longer kept."""
+        """Return every committed version, also those whose files were deleted."""
         with self._database.transaction() as connection:
             rows = connection.execute(_of_run(VERSIONS, run_id).order_by(VERSIONS.c.version))
             return [VersionRow(**row._mapping) for row in rows]
 
     def evaluations(self, run_id: RunId) -> list[EvaluationRow]:
-        """What each version was found to be worth, by the server's data and the clients'."""
+        """Return the evaluations of all versions, by the server and by the clients."""
         order = (EVALUATIONS.c.version, EVALUATIONS.c.source)
         with self._database.transaction() as connection:
             return [_evaluation(row) for row in connection.execute(_of_run(EVALUATIONS, run_id).order_by(*order))]
 
     def clients(self, run_id: RunId) -> dict[ClientId, Member]:
-        """Every client that ever joined the run; without a coordinator nobody is connected."""
+        """Return every client that has joined the run, by id; without a coordinator none is connected."""
         with self._database.transaction() as connection:
             membership = _machine(connection, run_id).ledger.membership
         if self.coordinator() is None:
@@ -105,7 +105,7 @@ class History:
         return {c: m if membership.is_connected(c) else replace(m, session=None) for c, m in members}
 
     def machine(self, run_id: RunId) -> RunMachine:
-        """The run's machine as the last entry of its journal left it.
+        """Return the run's machine after the last entry of its journal.
 
         Raises:
             LookupError: there is no such run.

@@ -1,4 +1,4 @@
-"""What a person reads while rounds go by: one line for each thing that happened. Pure."""
+"""The log of a run for a person: one line for each noteworthy event or effect. Pure."""
 
 from collections.abc import Iterator
 
@@ -26,7 +26,7 @@ from atoll.server.rounds.run_machine import RunMachine
 
 
 def narrate(machine: RunMachine, event: Event, effects: tuple[Effect, ...]) -> Iterator[str]:
-    """The lines for one event and what the machine made of it."""
+    """Yield the lines for one event and its effects, after the machine has applied it."""
     yield from _of_event(machine, event)
     invited = [e for e in effects if isinstance(e, Invite)]
     if invited:

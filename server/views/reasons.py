@@ -1,4 +1,4 @@
-"""Every reason of the vocabulary as a clause. Pure."""
+"""The reasons of the vocabulary as clauses of a sentence. Pure."""
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -55,14 +55,14 @@ _FAILURES = {
 }
 _LOSSES = {
     LossReason.LEASE_EXPIRED: "it was silent for longer than its lease",
-    LossReason.LEFT: "it said goodbye",
+    LossReason.LEFT: "it left the run",
     LossReason.REVOKED: "its certificate was revoked",
 }
 _CLOSES = {
-    CloseReason.ENOUGH: "as many updates as wanted were in",
-    CloseReason.ALL_ANSWERED: "everyone who was invited had answered",
+    CloseReason.ENOUGH: "all wanted updates were in",
+    CloseReason.ALL_ANSWERED: "all invited clients had answered",
     CloseReason.LINGER_OVER: "the quorum was in and the linger time over",
-    CloseReason.DEADLINE: "the deadline had come",
+    CloseReason.DEADLINE: "the deadline had passed",
     CloseReason.GRACE_OVER: "the grace period after the deadline was over",
     CloseReason.FLUSHED: "the operator stopped the run",
 }
@@ -73,7 +73,7 @@ _ABANDONS = {
     AbandonReason.AGGREGATION_FAILED: "the aggregation failed",
     AbandonReason.SAMPLER_FAILED: "the sampler failed",
     AbandonReason.STOP_REQUESTED: "the operator stopped the run",
-    AbandonReason.PAUSE_REQUESTED: "the operator paused the run before anyone was invited",
+    AbandonReason.PAUSE_REQUESTED: "the operator paused the run before the first invitation",
 }
 _RELEASES = {
     ReleaseReason.ROUND_CLOSED: "the round had closed",
@@ -94,12 +94,12 @@ _WORDS: Mapping[type[StrEnum], Mapping[Any, str]] = {  # by type: a failure and 
 
 
 def explain(reason: StrEnum) -> str:
-    """Any reason of the vocabulary as a clause."""
+    """Return any reason of the vocabulary as a clause."""
     return _WORDS[type(reason)][reason]
 
 
 def explain_named(fate: Fate, reason: str) -> str:
-    """The reason of an invitation that came to `fate`, by its name in the record."""
+    """Return the clause for a reason by its name in the record of an invitation with this fate."""
     order: Iterable[Mapping[Any, str]] = (_REJECTIONS, _FAILURES)
     if fate in (Fate.LOST, Fate.FAILED):
         order = (_LOSSES,) if fate is Fate.LOST else (_FAILURES,)

@@ -1,4 +1,4 @@
-"""A round's record in plain sentences, in one line of a table, and as JSON. Pure."""
+"""The record of a round in plain sentences, as one line of a table, and as JSON. Pure."""
 
 import json
 from typing import Any
@@ -10,27 +10,27 @@ from atoll.server.rounds.record import CarriedRecord, ClientRecord, Outage, Roun
 from atoll.server.views.reasons import explain, explain_named
 
 NAMES_MAX = 20
-"""More clients than this are counted, not named."""
+"""Largest number of clients that a sentence names; the others are counted."""
 
 
 def sentences(record: RoundRecord) -> list[str]:
-    """What happened in the round and why, for an operator: one sentence for each decision."""
-    said = [_headline(record)]
+    """Explain a round to an operator: one sentence for each decision, with its reason."""
+    found = [_headline(record)]
     if record.clients:
-        said.append(_invitation(record))
-    said += (_client(record, client_id, client) for client_id, client in sorted(record.clients.items()))
-    said += (_carried(carried) for carried in record.carried)
-    said += (_in_buffer(row) for row in record.buffer)
+        found.append(_invitation(record))
+    found += (_client(record, client_id, client) for client_id, client in sorted(record.clients.items()))
+    found += (_carried(carried) for carried in record.carried)
+    found += (_in_buffer(row) for row in record.buffer)
     if record.superseded:
-        said.append(_superseded(len(record.superseded)))
-    said += map(_outage, record.outages)
+        found.append(_superseded(len(record.superseded)))
+    found += map(_outage, record.outages)
     if any(client.plain_bytes > client.num_bytes for client in record.clients.values()):
-        said.append(_saved(record))
-    return said
+        found.append(_saved(record))
+    return found
 
 
 def summary(record: RoundRecord) -> dict[str, Any]:
-    """The round as one line of a table: plain values."""
+    """Return the round as one line of a table, in plain values."""
     fates = {fate: sum(client.fate is fate for client in record.clients.values()) for fate in Fate}
     used = [client.num_examples for client in record.clients.values() if client.used_in == record.round_id]
     earlier = [*record.carried, *(row for row in record.buffer if row.round_id != record.round_id)]
@@ -57,12 +57,12 @@ def summary(record: RoundRecord) -> dict[str, Any]:
 
 
 def bytes_saved(client: ClientRecord) -> int:
-    """How many bytes fewer an accepted update was than its values would have been without a codec."""
+    """Return the number of bytes that the codec saved on an accepted update."""
     return client.plain_bytes - client.num_bytes if client.plain_bytes else 0
 
 
 def as_json(record: RoundRecord) -> dict[str, Any]:
-    """Everything in the record, with its sentences."""
+    """Return all fields of the record, and its sentences."""
     fields: dict[str, Any] = json.loads(encode_record(record))
     return {**fields, "sentences": sentences(record)}
 
@@ -98,7 +98,7 @@ def _wanted(record: RoundRecord) -> str:
 
 
 def _why_closed(record: RoundRecord) -> str:
-    """The reason, with the numbers that it was decided by."""
+    """Return the reason why the round closed, with the numbers of that decision."""
     late = f" and {_count(len(record.carried), 'late update')} of earlier rounds" if record.carried else ""
     if record.close_reason is CloseReason.ENOUGH:
         return f"{_wanted(record)}{late} {_was(record.num_in + len(record.carried))} in"
@@ -109,7 +109,7 @@ def _why_closed(record: RoundRecord) -> str:
 
 
 _OF_A_BUFFER = {
-    CloseReason.ALL_ANSWERED: "nobody trained any more, and nobody else could be invited",
+    CloseReason.ALL_ANSWERED: "no client trained any more, and no other could be invited",
     CloseReason.DEADLINE: "the time to fill the buffer was over",
 }
 
@@ -172,7 +172,7 @@ def _late(record: RoundRecord, client: ClientRecord) -> str:
     if client.deadline is not None:
         return _gave_up(record, client)
     text = f"its upload arrived {_how_late(record, client)} and was refused"
-    is_plain = client.reason == RejectReason.TOO_LATE and client.detail.endswith("had closed")  # that is said already
+    is_plain = client.reason == RejectReason.TOO_LATE and client.detail.endswith("had closed")  # as `text` says already
     return f"{text} ({client.reason})" if is_plain else f"{text}: {_given_up(client)}"
 
 
@@ -219,7 +219,7 @@ _FATES = {
 
 
 def _use(record: RoundRecord, client: ClientRecord) -> str:
-    """Where an accepted update went, when that is not plain."""
+    """Return the use of an accepted update, unless it counted in its own round."""
     if client.unused_because:
         return f"; no model holds it: {client.unused_because}"
     if client.used_in is not None and client.used_in != record.round_id:
@@ -240,7 +240,7 @@ def _since_invitation(client: ClientRecord) -> str:
 
 
 def _how_late(record: RoundRecord, client: ClientRecord) -> str:
-    """Since the round closed; or since the deadline, when the round was in its grace period."""
+    """Return the delay after the end of the round, or after its deadline when the round was in the grace period."""
     since = record.closed_at or record.ended_at
     if since is not None and client.fate_at >= since:
         ended = "had been abandoned" if record.closed_at is None else "had closed"
@@ -249,7 +249,7 @@ def _how_late(record: RoundRecord, client: ClientRecord) -> str:
 
 
 def _given_up(client: ClientRecord) -> str:
-    """The reason in words, as the vocabulary has it, and what was said besides."""
+    """Return the reason in words, its name in the vocabulary, and the detail."""
     words = explain_named(client.fate, client.reason)
     detail = f": {client.detail.strip().rstrip('.')}" if client.detail.strip() else ""
     return f"{words} ({client.reason}){detail}"

@@ -1,7 +1,7 @@
-"""Makes `views` in a process of its own: of a run with a million members one takes seconds, and gigabytes.
+"""The making of `views` in a separate process: for a run with a million members a view takes seconds and gigabytes.
 
-The process replays what is on disk, as the commands on this machine do, with less of the processor than rounds have. It
-writes to a file without a name, so that a slow reader keeps nobody else waiting, and ends when the coordinator has.
+The process replays the journal from disk, as the commands on this machine do, at a lower priority than the rounds. It
+writes to an unnamed file, so that a slow reader does not block the next view, and ends with the coordinator.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from atoll.server.views.views import View, look
 logger = logging.getLogger(__name__)
 
 MAKING_MAX = 2
-"""Views that are made at one time; others wait."""
+"""Most views that are made at the same time; others wait."""
 
 MAKING_S = 300.0
 PART_BYTES = 256 * 1024
@@ -36,15 +36,15 @@ COMMAND = (sys.executable, "-P", "-c", "from atoll.server.views.view_process imp
 
 
 class Unseen(Exception):
-    """The state directory cannot be looked at; the message says why."""
+    """A view that cannot be made: the state directory cannot be read, or not in time; the message has the reason."""
 
 
 class Viewer:
-    """Looks at one state directory.
+    """The views of one state directory.
 
     Args:
         state: the directory.
-        database: its URL; empty: what the directory says.
+        database: the URL of its database; empty: that of the directory.
     """
 
     def __init__(self, state: Path, database: str = "") -> None:
@@ -52,11 +52,11 @@ class Viewer:
         self._turns = asyncio.Semaphore(MAKING_MAX)
 
     async def look(self, view: View, run: str, number: int) -> AsyncGenerator[bytes]:
-        """A view as JSON, in parts; the arguments are those of `views.look`.
+        """Yield a view as JSON, in parts; the arguments are those of `views.look`.
 
         Raises:
             LookupError: there is no such run or round.
-            Unseen: the state directory cannot be read, or takes too long.
+            Unseen: the state directory cannot be read, or the view takes too long.
         """
         order = {"state": str(self._state), "database": self._database, "view": view, "run": run, "number": number}
         with TemporaryFile(dir=self._state) as made, TemporaryFile(dir=self._state) as told:
@@ -70,7 +70,7 @@ class Viewer:
 
 
 async def _make(order: bytes, made: IO[bytes], told: IO[bytes]) -> int:
-    """Run the process; its exit code."""
+    """Run the process and return its exit code."""
     environment = {name: value for name, value in os.environ.items() if name != crash_points.VARIABLE}
     process = await asyncio.create_subprocess_exec(
         *COMMAND, stdin=subprocess.PIPE, stdout=made, stderr=told, env=environment
@@ -81,7 +81,7 @@ async def _make(order: bytes, made: IO[bytes], told: IO[bytes]) -> int:
         async with asyncio.timeout(MAKING_S):
             return await process.wait()
     except TimeoutError:
-        raise Unseen(f"it takes more than {MAKING_S:g} s: ask at the coordinator's own machine") from None
+        raise Unseen(f"the view takes more than {MAKING_S:g} s: run the command on the coordinator's machine") from None
     finally:
         with suppress(ProcessLookupError):
             process.kill()
@@ -96,12 +96,12 @@ def _fault(code: int, told: IO[bytes]) -> Exception:
         return LookupError(text)
     if code == EXIT_UNUSABLE:
         return Unseen(text)
-    logger.error("a view could not be made: the process has ended with %d:\n%s", code, text)
+    logger.error("a view could not be made: its process ended with exit code %d:\n%s", code, text)
     return Unseen(f"the view could not be made: {text.rpartition(chr(10))[2]}")
 
 
 def main() -> None:
-    """The process: an order on standard input, its view on standard output."""
+    """Run the process: read an order from standard input and write its view to standard output."""
     os.nice(NICENESS)
     order = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_the_coordinator, daemon=True).start()
@@ -110,7 +110,7 @@ def main() -> None:
         found = look(history, View(order["view"]), order["run"], order["number"])
     except LookupError as error:
         if type(error) is not LookupError:
-            raise  # a KeyError or an IndexError is ours
+            raise  # a KeyError or an IndexError is a bug of ours
         _end(EXIT_MISSING, error)
     except OSError as error:
         _end(EXIT_UNUSABLE, error)

@@ -1,4 +1,4 @@
-"""What there is to see of runs, in JSON's own types: for the commands here, and for whoever asks from elsewhere."""
+"""The views of runs in JSON types, for the commands on this machine and for remote ones."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ Document = dict[str, Any]
 
 
 class View(StrEnum):
-    """What can be asked for."""
+    """The kinds of views."""
 
     RUNS = "runs"
     RUN = "run"
@@ -35,20 +35,21 @@ class View(StrEnum):
 
 
 def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
-    """One view.
+    """Return a view of a state directory.
 
     Args:
-        history: of the state directory.
-        view: which.
-        run: id or name of the run; empty: the newest, but for RUN.
-        number: of the round; 0: the newest.
+        history: the history of the state directory.
+        view: the kind of view.
+        run: id or name of the run; empty: the newest run, except for RUN, which needs one.
+        number: the round; 0: the newest.
 
     Returns:
-        Of RUNS a list. Of the others an object: of RUN the `document`, and its settings as `toml`; of ROUND the record;
-        of the rest the id of the `run`, and its `rows`; of VERSIONS also the `metadata` that their files have.
+        For RUNS a list. For the others an object: for RUN the `document`, and the settings as `toml`; for ROUND the
+        record; for ROUNDS, CLIENTS and VERSIONS the id of the `run` and its `rows`; for VERSIONS also the `metadata`
+        in the files of the versions.
 
     Raises:
-        LookupError: there is no such run or round; the message names those that are there.
+        LookupError: there is no such run or round; the message names the known runs.
     """
     if view is View.RUNS:
         return plain([_run(history, row) for row in history.runs()])
@@ -65,15 +66,15 @@ def look(history: History, view: View, run: str = "", number: int = 0) -> Any:
 
 
 def newest_version(history: History, run_id: RunId) -> int:
-    """The global model as it stands; 0 is the initial one."""
+    """Return the version of the current global model; 0: the initial one."""
     return max((row.version for row in history.versions(run_id)), default=0)
 
 
 def measures(evaluations: Iterable[EvaluationRow]) -> dict[int, dict[str, Document]]:
-    """By version and source ("server" or "clients"): the values of the metrics.
+    """Return the values of the metrics by version and source ("server" or "clients").
 
-    The task's own metrics have said what their sums mean; until they have, two sums are total and count, and any
-    others are shown as they are.
+    The values come from the task's metrics. Before these are computed, two sums count as total and count, and all other
+    sums are shown unchanged.
     """
     found: dict[int, dict[str, Document]] = {}
     for row in evaluations:
@@ -85,7 +86,7 @@ def measures(evaluations: Iterable[EvaluationRow]) -> dict[int, dict[str, Docume
 
 
 def unmeasured(evaluations: Iterable[EvaluationRow]) -> list[Document]:
-    """The versions for which there are no metrics, with the reason."""
+    """Return the versions without metrics, with the reason."""
     return [
         {"version": row.version, "source": row.source, "reason": row.detail}
         for row in evaluations
@@ -94,12 +95,16 @@ def unmeasured(evaluations: Iterable[EvaluationRow]) -> list[Document]:
 
 
 def run_of(history: History, name: str) -> RunRow:
-    """The run with this id or name; without a name the one that was asked for last. Raises LookupError."""
+    """Return the run with this id or name; without a name the newest one.
+
+    Raises:
+        LookupError: there is no such run.
+    """
     if name:
         return history.run(name)
     runs = history.runs()
     if not runs:
-        raise LookupError(f"{history.path} knows no run yet")
+        raise LookupError(f"{history.path} has no run yet")
     return runs[-1]
 
 
@@ -173,7 +178,7 @@ def _metadata(history: History, run_id: RunId) -> dict[str, str]:
 
 
 def _parts(history: History, run_id: RunId) -> dict[int, int]:
-    """The versions that are kept, with the number of parts they lie in."""
+    """Return the versions on disk, each with the number of parts that it is stored in."""
     folder = run_folder(history.path, run_id)
     store, num_ranks = RunStore(folder), num_ranks_of(folder)
     return {v: 1 if store.version_path(v).exists() else max(1, num_ranks) for v in store.versions()}

@@ -182,6 +182,6 @@ async def test_uploads_that_are_not_accepted_have_a_quota(tmp_path, monkeypatch)
         await third.write(pb.UploadRequest(open=pb.UploadOpen(manifest=one.encode())))
         code, detail = await ended(third)
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "allowed are 30 (incoming_max)" in detail
+        assert "allowed: 30 (incoming_max)" in detail
         assert str(tmp_path) not in detail
         call.cancel()

@@ -1,4 +1,4 @@
-"""What a backup holds, what it says of itself, and what of the user's it never touches."""
+"""The content of a backup, its table of contents, and the files of the user that it never touches."""
 
 import io
 import json
@@ -72,7 +72,7 @@ def test_a_backup_does_not_lie_in_the_directory_that_it_is_of(state, out):
     (state.parent / "link").symlink_to(state)
     before = everything(state)
     (fault,) = refused("backup", state, state.parent / out)
-    assert fault == f"{state.parent / out} lies in {state}: name a place outside of it"
+    assert fault == f"{state.parent / out} is inside of {state}: name a place outside of it"
     assert everything(state) == before
 
 
@@ -168,7 +168,7 @@ def test_what_lies_where_a_half_backup_would_is_never_touched(state, out, is_fol
     ):
         (fault,) = refused(*command)
         assert fault.startswith(
-            f"{part} exists (what a backup or restore has left that was killed or goes on, or a file"
+            f"{part} exists (of a backup or restore that was killed or still runs, or a file"
         )
         assert precious.read_text() == "precious"
         assert not (state.parent / out).exists()
@@ -225,7 +225,7 @@ def test_what_fails_leaves_nothing_behind(state, out, monkeypatch):
         ["backup", state, state.parent / "no" / out],
         ["restore", state.parent / "source", state.parent / "no/x"],
     ):
-        assert refused(*command)[0].endswith(f"cannot be made: there is no folder {state.parent / 'no'}")
+        assert refused(*command)[0].endswith(f"cannot be created: there is no folder {state.parent / 'no'}")
     assert everything(state.parent) == before
 
 
@@ -256,7 +256,7 @@ def test_a_state_directory_is_not_made_where_one_stands_but_through_a_link(state
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     assert refused("restore", tmp_path / "b.tar", ".") == [
-        ". is where you are, and a new directory would take its place: go up, and name it"
+        ". is the current directory, which a new one would replace: change to its parent, and name it there"
     ]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link").symlink_to("empty")
@@ -305,7 +305,7 @@ def test_a_member_of_a_tar_file_that_is_no_file_is_refused(state, tmp_path):
         tar.addfile(link)
         tar.add(tmp_path / "b" / "backup.json", "backup.json")
     (fault,) = refused("restore", tmp_path / "b.tar", tmp_path / "new")
-    assert fault.endswith("alive is no file")
+    assert fault.endswith("alive is not a regular file")
 
 
 def test_a_file_of_another_size_than_written_and_a_backup_without_a_journal_are_refused(state, tmp_path):
@@ -315,7 +315,7 @@ def test_a_file_of_another_size_than_written_and_a_backup_without_a_journal_are_
     said["files"][0]["num_bytes"] += 1
     contents.write_text(json.dumps(said))
     (fault,) = refused("restore", tmp_path / "b", tmp_path / "new")
-    assert fault.endswith("alive is damaged: its size and SHA-256 are not those that backup.json says")
+    assert fault.endswith("alive is damaged: its size and SHA-256 differ from those in backup.json")
     contents.write_text(json.dumps(said | {"files": []}))
     assert refused("restore", tmp_path / "b", tmp_path / "new")[0].endswith("it has no state.db")
 

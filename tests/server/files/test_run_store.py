@@ -31,7 +31,7 @@ def update_manifest(client="a"):
 
 @pytest.fixture(autouse=True)
 def small_bytes(monkeypatch):
-    """Here every update has a file, but where a test says otherwise."""
+    """Give every update a file; the returned function restores the limit."""
     monkeypatch.setattr(incoming, "SMALL_BYTES", 0)
     return lambda: monkeypatch.setattr(incoming, "SMALL_BYTES", SMALL_BYTES)
 
@@ -42,7 +42,7 @@ def store(tmp_path):
 
 
 def received(store, client="a"):
-    """An update that is complete and not yet kept."""
+    """Return an update that is complete and not yet kept."""
     manifest = update_manifest(client)
     with store.open_incoming(manifest.digest, manifest.num_bytes) as upload:
         upload.append(VALUES.tobytes()[upload.position :])
@@ -192,7 +192,7 @@ def test_what_was_promised_to_open_uploads_is_not_promised_again(tmp_path, monke
     store = RunStore(tmp_path / "run", disk=DiskLimits(free_min=100))
     with_free(monkeypatch, 1000)
     with store.open_incoming(DIGESTS[1], 600) as first:
-        with pytest.raises(DiskFull, match="600 are promised to other uploads"):
+        with pytest.raises(DiskFull, match="600 are reserved for other uploads"):
             store.open_incoming(DIGESTS[2], 301)
         first.append(b"x" * 200)
         with store.open_incoming(DIGESTS[2], 500):
@@ -321,7 +321,7 @@ def test_an_update_of_another_size_is_named(store):
 
 
 class Crash(BaseException):
-    """The process dies here."""
+    """The simulated death of the process."""
 
 
 def crash_at(monkeypatch, number):

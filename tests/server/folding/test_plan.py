@@ -1,4 +1,4 @@
-"""The plan of a fold: what is computed once, at the coordinator, is what each who folds would find by itself.
+"""The plan of a fold: the coordinator computes once what each rank would find by itself.
 
 Synchronous rounds weigh, asynchronous ones scale.
 """
@@ -35,7 +35,7 @@ NORMALIZERS = {"a": 2.0, "b": 1e9, "c": 40.0}
 
 @dataclass
 class Planning:
-    """A plan, and the updates that it is of."""
+    """A plan and its updates."""
 
     plan: FoldPlan
     base: VersionManifest
@@ -157,7 +157,7 @@ def aggregate(mode: Mode, *rows: tuple[int, float]) -> Aggregate:
 
 
 def mean(weights: object, factors: object, updates: list[float]) -> float:
-    """As the fold has it."""
+    """Compute the mean by the formula of the fold."""
     terms = list(zip(weights, factors, updates, strict=True))  # type: ignore[call-overload]
     return sum(w * f * u for w, f, u in terms) / sum(w for w, _, _ in terms)
 

@@ -21,7 +21,7 @@ IN_ROUND_4 = next(i for i, (at, _) in enumerate(HISTORY) if at == 43.0) + 1
 
 
 def write_history(state, count=None):
-    """Do what the driver does: entries, records and snapshots of the first `count` events."""
+    """Write what the driver does: entries, records and snapshots of the first `count` events."""
     journal = Journal(state)
     journal.add_run(run_row())
     machine = RunMachine(RULES)

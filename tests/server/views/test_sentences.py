@@ -49,7 +49,7 @@ def committed(clients, *, close=CloseReason.ENOUGH, **fields):
 
 
 def said_of(client, record=None):
-    """The sentence about one client."""
+    """Return the sentence about one client."""
     record = record or committed({})
     record.clients["west"] = client
     return next(text for text in sentences(record) if text.startswith("west ("))
@@ -90,7 +90,7 @@ def test_a_round_with_late_updates_and_outages():
     record.superseded = ["x"]
     record.outages = [Outage(5.0, 12.0, 12.0), Outage(9.0, 4000.0, 3588.0)]
     assert sentences(record)[0].endswith(
-        "after 12.4 s: the deadline had come, with 1 of the 4 wanted updates and 3 late updates of earlier rounds "
+        "after 12.4 s: the deadline had passed, with 1 of the 4 wanted updates and 3 late updates of earlier rounds "
         "(quorum 2)."
     )
     assert sentences(record)[3:] == [
@@ -146,7 +146,7 @@ def test_a_round_that_is_open():
     )
     record.phase, record.close_reason, record.closed_at = Phase.AGGREGATING, CloseReason.ALL_ANSWERED, 5.0
     assert sentences(record)[0] == (
-        "Round 7 started from version 6 and is being aggregated: everyone who was invited had answered, "
+        "Round 7 started from version 6 and is being aggregated: all invited clients had answered, "
         "with 1 of the 2 wanted updates (quorum 2)."
     )
 
@@ -282,7 +282,7 @@ def test_a_reason_of_a_later_atoll_is_still_shown():
 
 
 def records():
-    """Every state of every round of a history with a bit of everything."""
+    """Every state of every round of a history that has all kinds of events."""
     machine = RunMachine(RULES)
     for at, event in some_history():
         machine.receive(event, at)
@@ -383,6 +383,6 @@ def test_a_buffer_that_was_closed_early_says_why():
     flow.update("a", at=1)
     flow.update("b", at=2)
     assert sentences(flow.record)[0] == (
-        "Round 1 started from version 0 and is being aggregated: nobody trained any more, and nobody else could be "
+        "Round 1 started from version 0 and is being aggregated: no client trained any more, and no other could be "
         "invited, with 2 of the 5 wanted updates (quorum 2)."
     )

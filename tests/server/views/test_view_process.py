@@ -1,4 +1,4 @@
-"""Views that are made by a process of their own: broken off, slow to be read, failing, or long."""
+"""Views made by a separate process: cancelled, read slowly, failing, or large."""
 
 import asyncio
 import os
