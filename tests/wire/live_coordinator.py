@@ -24,7 +24,7 @@ from atoll.server.config.run import RunFile
 from atoll.server.process import host
 from benchmarks.members import equip
 
-TINY = str(Path(__file__).with_name("four_numbers_task.py")) + ":task"
+TINY = str(Path(__file__).parent / "tasks" / "four_numbers_task.py") + ":task"
 BASE = {
     "round.cohort_size": 2,
     "evaluation.server_every": 0,
@@ -41,7 +41,7 @@ class Live:
         self.address, self.admin_address = ports.address, ports.admin_address
 
     def dialer(self, identity):
-        """Of a member, unless the coordinator is insecure, as it is unless a test says otherwise."""
+        """Return the dialer of a member, insecure unless a test says otherwise."""
         if self.coordinator.config.insecure:
             return InsecureDialer()
         state = self.coordinator.config.state

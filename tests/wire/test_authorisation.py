@@ -1,4 +1,4 @@
-"""What a real coordinator and a real rank let whom do."""
+"""The calls that each role may make, against a real coordinator and a real rank."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -107,7 +107,7 @@ def to_rank(it, address, name):
 
 
 async def fetched(stub, invite):
-    """How many bytes of the invitation's version come."""
+    """Return the number of bytes that come of the invitation's version."""
     stream = Stream(stub.Download)
     opened = pb.DownloadOpen(run_id=invite.run_id, digest=invite.model_digest, credit=1 << 20)
     await stream.write(pb.DownloadRequest(open=opened))

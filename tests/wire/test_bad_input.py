@@ -1,4 +1,4 @@
-"""Everything that a client can get wrong, over real gRPC: a clear refusal, and nothing is lost."""
+"""Client errors of all kinds, over real gRPC: a clear refusal, and nothing is lost."""
 
 import json
 import math

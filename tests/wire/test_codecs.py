@@ -25,7 +25,7 @@ from tests.wire.live_coordinator import running, update_of
 from tests.wire.test_bad_input import refused
 from tests.wire.test_round import committed, live, report
 
-DIGITS = str(Path(__file__).with_name("linear_digits_task.py")) + ":task"
+DIGITS = str(Path(__file__).parent / "tasks" / "linear_digits_task.py") + ":task"
 
 
 TRAINING = threading.Lock()
@@ -92,7 +92,7 @@ async def agents(it, folder, sites, reference):
 
 
 def accuracy(path):
-    """Of a version of the digits, on the server's own images."""
+    """Return the accuracy of a version of the digits on the server's own images."""
     operations = Operations()
     operations.answer({"op": "load", "task": DIGITS, "threads": 1}, Deadline.never())
     sums = operations.answer({"op": "evaluate", "model": path, "split": "server"}, Deadline.never())

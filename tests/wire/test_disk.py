@@ -15,7 +15,7 @@ from tests.wire.test_round import committed, live, report
 
 
 async def limit_pages(it, extra):
-    """Let state.db grow by so many pages of 4 KiB and no further: what SQLite then says is what a full disk says."""
+    """Let state.db grow by `extra` pages of 4 KiB and no further: SQLite then reports what a full disk does."""
 
     def limit():
         with it.coordinator.state.database.transaction() as connection:

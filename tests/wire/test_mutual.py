@@ -1,4 +1,4 @@
-"""Over mutual TLS: every kind of stream, who is not heard, who is not believed, and certificates that are renewed."""
+"""Mutual TLS: every kind of stream, refused callers, unproven names, and certificates that are renewed."""
 
 import asyncio
 import ssl
@@ -31,7 +31,7 @@ NORTH = Identity(Role.CLIENT, "north")
 
 
 async def code_of(channel, request=None):
-    """What somebody on this channel is told who asks for a health check, or something else."""
+    """Return the status code of a health check, or of another request, on this channel."""
     try:
         await (request or _check)(channel)
     except StreamBroken as error:
@@ -151,7 +151,7 @@ async def test_a_renewed_certificate_is_shown_and_used_without_a_restart(tmp_pat
 
 @live
 async def test_an_old_connection_takes_no_new_call_and_ends_none_that_is_open(tmp_path, monkeypatch):
-    """So whoever calls proves anew who it is, with the newest certificate, and no long transfer is cut."""
+    """Check that callers prove themselves anew, with the newest certificate, and that no long transfer is cut."""
     monkeypatch.setattr(channel_module, "CONNECTION_AGE_S", 1)
     authority, peers = Authority.create(tmp_path / "ca", "one"), set()
 

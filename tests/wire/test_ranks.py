@@ -29,7 +29,7 @@ from tests.wire.live_coordinator import running, update_of
 from tests.wire.test_round import committed, live, report
 
 ONE = {"coordinator__aggregators": 1, "coordinator__start_aggregators": False}
-NAMES = str(Path(__file__).with_name("long_names_task.py")) + ":task"
+NAMES = str(Path(__file__).parent / "tasks" / "long_names_task.py") + ":task"
 
 
 class Ranked:

@@ -19,7 +19,7 @@ SETTINGS = {"coordinator__insecure": False, "round__cohort_size": 1, "round__ret
 
 
 class Some(Instant):
-    """Trains for so many rounds, and then for ever."""
+    """A runner that trains for `count` rounds, and then without end."""
 
     def __init__(self, count):
         super().__init__({"w": np.ones(4, np.float32), "count": np.ones((), np.int64)})
@@ -49,7 +49,7 @@ async def at_work(it, folder, runner):
 
 
 def fates(it):
-    """What became of the site a's invitations: their reasons, by round."""
+    """Return the outcomes of the site a's invitations: their reasons, by round."""
     records = it.run.machine.newest_first()
     return {record.round_id: record.clients["a"].reason for record in records if "a" in record.clients}
 

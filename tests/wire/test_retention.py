@@ -1,4 +1,4 @@
-"""What lies on disk after a run's end, and what must lie there before: over real gRPC, found by a hostile review."""
+"""The files on disk after a run's end, and those that must be there before; found by a hostile review."""
 
 import asyncio
 import sqlite3

@@ -1,4 +1,4 @@
-"""What a hostile review found: each test failed once, over real gRPC."""
+"""The faults that a hostile review found: each test failed once, over real gRPC."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ async def until(condition, timeout=10.0):
 
 
 def slow_journal(it, seconds):
-    """Every commit takes so long."""
+    """Let every commit take `seconds`."""
     commit = it.coordinator.journal.commit
 
     def slow(batch):

@@ -38,7 +38,7 @@ async def report(client, value=1.0, **claims):
 
 
 async def committed(live_, version):
-    """Decided, and on disk: whoever ends the coordinator then finds this version again."""
+    """Wait until a version is decided and on disk, where the next coordinator finds it."""
     async with asyncio.timeout(10):
         while (run := live_.run).machine.ledger.version < version:
             await asyncio.sleep(0.01)
@@ -254,14 +254,14 @@ async def test_run_that_has_ended_begins_anew_only_when_asked_to(tmp_path, caplo
         await a.next("run_ended")
     config = settings(tmp_path / "state", rounds=1)
     assert await host(config.coordinator, config.run) == 0
-    assert "run tiny-1 with these settings is finished already (1 rounds are committed): --again begins" in caplog.text
+    assert "run tiny-1 with these settings is finished already (1 rounds are committed): --again starts" in caplog.text
     assert [run.run_id for run in History(tmp_path / "state").runs()] == ["tiny-1"]
     async with running(tmp_path / "state", rounds=2) as it:
         assert list(it.coordinator.runs) == ["tiny-1", "tiny-2"]
         await it.coordinator.stop_run("tiny-2", "enough")
     config = settings(tmp_path / "state", rounds=2)
     assert await host(config.coordinator, config.run) == 1, "as when it was stopped"
-    assert "is stopped already (enough): --stay and `atoll run resume tiny-2` go on with it" in caplog.text
+    assert "is stopped already (enough): --stay and `atoll run resume tiny-2` continue it" in caplog.text
     again = asyncio.ensure_future(host(config.coordinator, config.run, again=True))
     while len(History(tmp_path / "state").runs()) < 3:
         await asyncio.sleep(0.01)

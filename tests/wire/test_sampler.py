@@ -19,7 +19,7 @@ def greedy(candidates, count, rng):
 
 
 async def invited(it, tmp_path, names="abcd"):
-    """Who is in the cohort of round 1 when these clients are there."""
+    """Return the cohort of round 1 when these clients are connected."""
     clients = []
     for name in names:
         context = it.client(name, session=name)

@@ -8,7 +8,7 @@ from torch import nn
 from atoll import Local
 from atoll.parallel.task.task import load_task
 
-digits = load_task(str(Path(__file__).parents[2] / "examples" / "digits.py") + ":task")
+digits = load_task(str(Path(__file__).parents[3] / "examples" / "digits.py") + ":task")
 
 
 def make_model() -> nn.Module:
