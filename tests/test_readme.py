@@ -154,6 +154,15 @@ def test_the_readme_is_short_and_has_blocks_to_run() -> None:
     assert len(blocks("run")) == len(blocks("output")) == 4
 
 
+def test_the_measured_figures_of_the_readme_are_those_of_the_page_of_measurements() -> None:
+    page = (ROOT / "docs" / "benchmarks.md").read_text("utf-8").splitlines()
+    measured = "\n".join(page[i] for i, line in enumerate(page) if re.search("round_vs_flower|x 100 MB", line))
+    rows = re.findall(r"^\| a round of .*? \| ([\d.]+) s \| ([\d.]+) s \(([\d.]+) times\) \|$", README, re.MULTILINE)
+    assert len(rows) == 2
+    for figure in (figure for row in rows for figure in row):
+        assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.])", measured), figure
+
+
 def test_every_make_target_of_the_readme_is_there() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
