@@ -61,8 +61,8 @@ ALIVE_S = 0.5
 """The interval at which the process notes that it is alive [s]."""
 
 _ANOTHER_MOMENT = (
-    "run {} is at version {}, of which {} is missing: the files and the journal are not of the same moment; restore "
-    "both from the same backup"
+    "run {} is at version {}, of which {} is missing: the files and the journal are from different instants; restore "
+    "both from one backup"
 )
 
 

@@ -108,7 +108,7 @@ class OwnCertificates:
         try:
             await keep_renewed(keeper, self._renew(keeper), rng=rng)
         except (MembershipEnded, OSError) as error:
-            logger.error("the certificate of %s is not renewed any more: %s", keeper.identity, error)
+            logger.error("the certificate of %s is no longer renewed: %s", keeper.identity, error)
 
     def _renew(self, keeper: Keeper) -> Renew:
         async def renew(request: bytes, signature: bytes) -> tuple[bytes, bytes]:

@@ -259,7 +259,7 @@ class _Upload:
         total = self.manifest.num_bytes
         if len(data) != total or len(data) > INLINE_BYTES_MAX:
             what = f"{len(data)} bytes of an update of {total}"
-            raise BadRequest(f"UploadOpen has {what}: allowed are all of them, up to {INLINE_BYTES_MAX}, or none")
+            raise BadRequest(f"UploadOpen has {what}; allowed: all of them, up to {INLINE_BYTES_MAX}, or none")
         fresh = data[file.position :]
         file.append(fresh)
         crash_points.reached("upload.mid_chunk")

@@ -66,7 +66,7 @@ class Callers:
         caller = self._known.setdefault(name, _Caller())
         self._known.move_to_end(name)
         if caller.open >= self.open_max:
-            return f"{caller.open} calls of {name} are open, allowed are {self.open_max} at once: wait for one to end"
+            return f"{caller.open} calls of {name} are open; allowed: {self.open_max} at once, wait for one to end"
         if not caller.calls.take(now):
             return f"{name} begins more than {CALLS_PER_S:g} calls a second ({CALLS_BURST} at once): wait a while"
         caller.open += 1

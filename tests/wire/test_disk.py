@@ -145,8 +145,8 @@ def test_files_of_another_moment_than_the_journal_are_an_operators_mistake(tmp_p
     gone = state / "runs" / "tiny-1" / "versions" / file
     gone.unlink()
     assert refused("coordinator", "--state", state, "--insecure", "--set", "coordinator.listen=127.0.0.1:0") == [
-        f"run tiny-1 is at version 1, of which {gone} is missing: the files and the journal are not of the same "
-        "moment; restore both from one backup"
+        f"run tiny-1 is at version 1, of which {gone} is missing: the files and the journal are from different "
+        "instants; restore both from one backup"
     ]
 
 
