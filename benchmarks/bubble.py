@@ -31,6 +31,7 @@ from atoll.parallel.data.batch import Batch
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Axes, Mesh
+from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from benchmarks.report import Bar, conclude, say
 
@@ -101,8 +102,10 @@ def idle_share(plan: Plan, pass_s: float, steps: int) -> float:
     engine = assemble(
         model,
         plan,
-        loss=lambda outputs, _targets: outputs.mean(),
-        make_optimizer=lambda named: torch.optim.SGD([p for _, p in named], lr=0.0),
+        Optimization(
+            loss=lambda outputs, _targets: outputs.mean(),
+            make_optimizer=lambda named: torch.optim.SGD([p for _, p in named], lr=0.0),
+        ),
         axes=axes,
     )
     rows = plan.microbatches

@@ -21,6 +21,7 @@ from torch import nn
 from atoll.parallel.data.batch import Batch
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.mesh import Axes
+from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.models.decoder import Decoder, DecoderConfig
 from atoll.parallel.optimizers.make import OptimizerConfig, make_optimizer
@@ -59,8 +60,10 @@ def measured(
     engine = assemble(
         model,
         plan,
-        loss=lambda outputs, targets: nn.functional.cross_entropy(outputs.flatten(0, 1).float(), targets.flatten()),
-        make_optimizer=lambda named: make_optimizer(OptimizerConfig(name="adamw", lr=1e-4), named),
+        Optimization(
+            loss=lambda outputs, targets: nn.functional.cross_entropy(outputs.flatten(0, 1).float(), targets.flatten()),
+            make_optimizer=lambda named: make_optimizer(OptimizerConfig(name="adamw", lr=1e-4), named),
+        ),
         axes=Axes(plan.mesh, device.type),
         device=device,
     )

@@ -1,4 +1,4 @@
-"""Which process this is among how many: the one place that reads what a launcher says of it."""
+"""The rank of this process among all ranks of a run; the only module that reads a launcher's environment variables."""
 
 import logging
 import os
@@ -12,32 +12,32 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Its default arguments keep the group that there is when it is first imported, which making an optimizer does: then
-# gloo's threads outlive the group, and now and then abort the process when the interpreter ends.
+# Imported early, because its default arguments keep the process group that exists at its first import, which
+# constructing an optimizer does: gloo's threads would outlive the group, and sometimes abort the interpreter's exit.
 import torch.distributed.nn.functional
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-"""What `torchrun` sets. Without all three this process is alone."""
+"""The variables that `torchrun` sets. Without all three this process is alone."""
 
 MPI_VARIABLES = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE")
-"""The same three as Open MPI's `mpirun` calls them."""
+"""The same three under the names of Open MPI's `mpirun`."""
 
 TIMEOUT_S = 300.0
-"""How long a collective may wait for the slowest rank; models are built and compiled before the first."""
+"""Longest wait of a collective for the slowest rank [s]; models are built and compiled before the first collective."""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The process's place among the ranks of one run."""
+    """The rank of this process, and the number of ranks of its run."""
 
     rank: int = 0
-    """0 .. size - 1."""
+    """The rank among all, in 0..size - 1."""
 
     local_rank: int = 0
-    """0 .. ranks on this machine - 1; the index of the rank's GPU."""
+    """The rank among those on this machine, from 0; the index of its GPU."""
 
     size: int = 1
-    """Ranks on all machines."""
+    """The number of ranks on all machines."""
 
     def __post_init__(self) -> None:
         if not (self.size >= 1 and 0 <= self.rank < self.size and 0 <= self.local_rank <= self.rank):
@@ -48,26 +48,26 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which speaks for all."""
+        """The flag of rank 0, which logs and writes for all."""
         return self.rank == 0
 
     def device(self, kind: str) -> torch.device:
-        """This rank's device of a kind, `cpu` or `cuda`."""
+        """Return this rank's device of a kind, `cpu` or `cuda`."""
         return torch.device(kind, self.local_rank) if kind == "cuda" else torch.device(kind)
 
 
 def read_world(environ: Mapping[str, str] = os.environ) -> World:
-    """The place that `torchrun` or `mpirun` has given this process; alone when neither has.
+    """Return the rank that `torchrun` or `mpirun` has assigned to this process; rank 0 of 1 without either.
 
     Raises:
-        ValueError: only some of the variables are there, or one is no number in its range.
+        ValueError: only some of the variables are set, or one is no number in its range.
     """
     for names in (VARIABLES, MPI_VARIABLES):
         given = {name: environ[name] for name in names if name in environ}
         if not given:
             continue
         if len(given) < len(names):
-            raise ValueError(f"the launcher must set {', '.join(names)}; only {', '.join(given)} there")
+            raise ValueError(f"the launcher must set {', '.join(names)}; got only {', '.join(given)}")
         try:
             rank, local_rank, size = (int(given[name]) for name in names)
         except ValueError:
@@ -80,19 +80,19 @@ def read_world(environ: Mapping[str, str] = os.environ) -> World:
 def process_group(
     world: World, device: str = "cpu", *, store: Any = None, timeout_s: float = TIMEOUT_S
 ) -> Iterator[None]:
-    """The default process group while the block runs: NCCL on GPUs (with gloo beside it for the CPU), gloo elsewhere.
+    """Provide the default process group for the block: NCCL on GPUs (with gloo beside it for the CPU), gloo elsewhere.
 
-    Where there is one already, it is that one, and it stays.
+    An existing group is used, and stays.
 
     Args:
-        world: this process's place.
+        world: this process's rank.
         device: `cpu` or `cuda`.
-        store: a torch store where the ranks meet; by default MASTER_ADDR and MASTER_PORT say where, and a rank alone
-            needs none.
-        timeout_s: how long a collective may wait.
+        store: a torch store for the rendezvous; left out: the one at MASTER_ADDR and MASTER_PORT, or for a rank alone
+            one of its own.
+        timeout_s: longest wait of a collective [s].
 
     Raises:
-        ValueError: several ranks, and nobody says where they meet.
+        ValueError: several ranks, and no address for their rendezvous.
     """
     if device == "cuda":
         torch.cuda.set_device(world.device(device))
@@ -104,8 +104,8 @@ def process_group(
         store = dist.HashStore()  # type: ignore[attr-defined]
     if store is None and (missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]):
         raise ValueError(
-            f"{' and '.join(missing)} must say where the {world.size} ranks meet; torchrun sets them, mpirun takes "
-            f"-x MASTER_ADDR=127.0.0.1 -x MASTER_PORT=29500"
+            f"set {' and '.join(missing)} to the address where the {world.size} ranks meet; torchrun sets them, "
+            f"mpirun takes -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT=29500"
         )
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     wait = timedelta(seconds=timeout_s)
@@ -122,8 +122,11 @@ def process_group(
 
 @contextmanager
 def _known_warnings() -> Iterator[None]:
-    """Silence what torch says of things that are meant: local outputs are views, and are never written to; a tensor
-    that is sharded twice over one dimension is gathered in two steps."""
+    """Silence torch's warnings about deliberate choices.
+
+    Local outputs are views, which are never written to; a tensor that is sharded twice over one dimension is gathered
+    in two steps.
+    """
     redistribute = logging.getLogger("torch.distributed.tensor._redistribute")
     level = redistribute.level
     redistribute.setLevel(logging.ERROR)

@@ -1,1 +1,4 @@
-"""One model on one mesh: how it is sharded, and the train step that every strategy shares."""
+"""The engine that trains one model on one mesh: its sharding, and the train step that all strategies share.
+
+Imports: `communication`, `data/batch`, `optimizers`, `world`.
+"""

@@ -1,6 +1,6 @@
-"""From a model and a plan to an engine: cut, lay over the mesh, give it its optimizers."""
+"""The assembly of an engine from a model and a plan: cut into stages, sharded over the mesh, with its optimizers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -11,34 +11,32 @@ from atoll.parallel.engine import recompute
 from atoll.parallel.engine.batchnorm import convert
 from atoll.parallel.engine.blueprint import blocks, blueprint_of, cut, pieces, stage
 from atoll.parallel.engine.mesh import Axes
+from atoll.parallel.engine.optimization import MakeOptimizer, Optimization
 from atoll.parallel.engine.passes import Loss, Passes
 from atoll.parallel.engine.pipeline import Pipeline, stages_of
 from atoll.parallel.engine.plan import SPLIT, Plan
 from atoll.parallel.engine.sharding import apply_data_parallel, apply_tensor_parallel, unmatched
-from atoll.parallel.engine.step import Engine, Executor, trained
+from atoll.parallel.engine.step import Engine, Executor, LocalModel, trained
 from atoll.parallel.engine.ties import Ties, tied_names
-
-MakeOptimizer = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
-"""Named parameters -> their optimizer."""
 
 
 def check_model(model: nn.Module, plan: Plan, *, batch_size: int | None = None) -> None:
-    """Insist that a model, and a global batch, can be cut as the plan has it: before any process group can hang.
+    """Check that a model, and a global batch, fit the plan: before any process group can hang.
 
     Args:
-        model: the whole one, as the task builds it.
+        model: the whole model, as the task builds it.
         plan: of the training.
-        batch_size: examples of the global batch; None when not known.
+        batch_size: examples of the global batch; None if unknown.
 
     Raises:
-        ValueError: with everything that does not fit, by its number.
+        ValueError: with every misfit and its number.
     """
     blueprint, mesh = blueprint_of(model), plan.mesh
     faults: list[str] = []
     if not trained(model):
         faults.append(f"{type(model).__name__} has no parameter to train")
     if mesh.tp > 1 and blueprint.tensor is None:
-        faults.append(f"tp={mesh.tp}: {type(model).__name__} declares no blueprint.tensor, so it cannot be cut")
+        faults.append(f"tp={mesh.tp}: {type(model).__name__} declares no blueprint.tensor, so it cannot be sharded")
     faults += [
         f"tp={mesh.tp} must divide {name}={number}" for name, number in blueprint.divisible.items() if number % mesh.tp
     ]
@@ -62,104 +60,107 @@ def check_model(model: nn.Module, plan: Plan, *, batch_size: int | None = None) 
 
 
 def _twice_in_a_stage(model: nn.Module, stages: list[list[str]]) -> Iterator[str]:
-    """Torch cannot part the gradients of the inputs from those of a weight that both pass through twice."""
+    """Yield the weights that pass through a stage twice: torch cannot split the gradients of its inputs from theirs."""
     for names in tied_names(model):
         for stage_names in stages:
-            here = [name for name in names if name.startswith(tuple(f"{piece}." for piece in stage_names))]
-            if len(here) > 1:
-                yield f"{' and '.join(here)} are one weight: no schedule that parts its gradients ({', '.join(SPLIT)})"
+            within = [name for name in names if name.startswith(tuple(f"{piece}." for piece in stage_names))]
+            if len(within) > 1:
+                yield f"{' and '.join(within)} are one weight, so schedule must be none of {', '.join(SPLIT)}"
 
 
 def assemble(
     model: nn.Module,
     plan: Plan,
+    optimization: Optimization,
     *,
-    loss: Loss,
-    make_optimizer: MakeOptimizer,
     axes: Axes | None = None,
     device: torch.device | str = "cpu",
-    lr: Callable[[int], float] | None = None,
-    clip_norm: float | None = None,
     rows: int | None = None,
 ) -> Engine:
     """Build the engine of this rank.
 
     Args:
-        model: the whole one, with the same values on every rank; it is taken over. On `meta` the parts stay there: the
-            caller materializes them and loads their values.
-        plan: how it is trained.
-        loss: (outputs, targets) -> mean over the units of the batch.
-        make_optimizer: called once for each part; it may leave parameters out, and must not have others.
-        axes: the mesh on the ranks; may be None when the plan has one rank and wraps nothing.
+        model: the whole model, with the same values on every rank; the engine takes it over. On `meta` its parts stay
+            there: the caller materializes them and loads their values.
+        plan: the parallelism of the training.
+        optimization: its loss, optimizers, learning rate and clipping.
+        axes: the mesh on the ranks; may be None if the plan has one rank and wraps nothing.
         device: of this rank.
-        lr: step (from 0) -> learning rate; None leaves it to the optimizer.
-        clip_norm: largest L2 norm of the global gradient (> 0).
         rows: examples of this rank's largest batch, for a pipeline whose first batch may be a smaller one.
 
     Raises:
-        ValueError: the model cannot be cut so, with every reason; or what else is given does not fit.
+        ValueError: the model does not fit the plan, with every reason; or the axes or the optimizer do not.
     """
     device = torch.device(device)
     check_model(model, plan)
-    if clip_norm is not None and not clip_norm > 0:
-        raise ValueError(f"clip_norm must be above 0, got {clip_norm}")
-    if axes is None and (plan.mesh.size > 1 or plan.is_sharded):
-        raise ValueError(f"a plan with {plan.mesh} and zero={plan.zero_stage} needs the axes of its mesh")
     is_meta = any(parameter.is_meta for parameter in model.parameters())
-    if is_meta and plan.mesh.tp == 1 and not plan.is_sharded:
-        raise ValueError(
-            "a model on meta must be sharded or cut along tp: materializing a plain one makes other tensors"
-        )
-    parts, ties = _cut(model, plan, axes)
+    _check_axes(plan, axes, is_meta=is_meta)
+    parts = _stages(model, plan, axes)
     if not is_meta and not plan.offload:
         parts = [part.to(device) for part in parts]
-    parts = [_laid_out(part, plan, axes) for part in parts]
-    separated = None if axes is None or not ties else Ties(ties[0], ties[1], parts, axes)
-    optimizers = [_optimizer(part, make_optimizer) for part in parts]
-    sequence = blueprint_of(model).sequence if plan.mesh.tp > 1 and plan.sequence_parallel else None
-    executor: Executor
-    if plan.mesh.pp > 1:
-        assert axes is not None
-        executor = Pipeline(parts, loss, plan, axes, device, rows)
-    else:
-        executor = Passes(parts[0], loss, plan, device)
-    return Engine(
+    parts = [_wrapped(part, plan, axes) for part in parts]
+    local = LocalModel(
         parts=parts,
-        optimizers=optimizers,
-        executor=executor,
-        plan=plan,
+        ties=_ties(model, parts, plan, axes),
+        optimizers=[_optimizer(part, optimization.make_optimizer) for part in parts],
+        executor=_executor(parts, plan, optimization.loss, axes, device, rows),
+        sequence=blueprint_of(model).sequence if plan.mesh.tp > 1 and plan.sequence_parallel else None,
+    )
+    return Engine(
+        local,
+        plan,
+        optimization,
         axes=axes,
         device=device,
-        lr=lr,
-        clip_norm=clip_norm,
-        sequence=sequence,
-        ties=separated,
         outer=_outer(plan, axes),
         compression=_compression(parts[0], plan, axes),
     )
 
 
-def _cut(
-    model: nn.Module, plan: Plan, axes: Axes | None
-) -> tuple[list[nn.Module], tuple[list[list[str]], dict[str, int]] | None]:
-    """The stages of this rank, and the tied weights that the cut separates with the pp rank of each name."""
+def _check_axes(plan: Plan, axes: Axes | None, *, is_meta: bool) -> None:
+    if axes is None and (plan.mesh.size > 1 or plan.is_sharded):
+        raise ValueError(f"a plan with {plan.mesh} and zero={plan.zero_stage} needs the axes of its mesh")
+    if is_meta and plan.mesh.tp == 1 and not plan.is_sharded:
+        raise ValueError(
+            "a model on meta must be sharded (dp_shard, tp): materializing a plain one makes other tensors"
+        )
+
+
+def _stages(model: nn.Module, plan: Plan, axes: Axes | None) -> list[nn.Module]:
+    """Return the stages of this rank; without a pipeline the model."""
     if plan.mesh.pp == 1 or axes is None:
-        return [model], None
-    found = cut(model, plan.num_stages)
+        return [model]
+    names = cut(model, plan.num_stages)
+    return [stage(model, names[index]) for index in stages_of(axes.coordinates["pp"], plan)]
+
+
+def _ties(model: nn.Module, parts: list[nn.Module], plan: Plan, axes: Axes | None) -> Ties | None:
+    """Return the tied weights whose names lie on different stages, if there are any."""
+    if plan.mesh.pp == 1 or axes is None:
+        return None
     rank_of = {index: rank for rank in range(plan.mesh.pp) for index in stages_of(rank, plan)}
-    stage_of = {piece: index for index, names in enumerate(found) for piece in names}
+    stage_of = {piece: index for index, names in enumerate(cut(model, plan.num_stages)) for piece in names}
     separated: list[list[str]] = []
-    places: dict[str, int] = {}
+    pp_ranks: dict[str, int] = {}
     for names in tied_names(model):
-        at = {name: stage_of[piece] for name in names for piece in pieces(model) if name.startswith(f"{piece}.")}
-        if len(set(at.values())) > 1:
+        stages = {name: stage_of[piece] for name in names for piece in pieces(model) if name.startswith(f"{piece}.")}
+        if len(set(stages.values())) > 1:
             separated.append(names)
-            places |= {name: rank_of[index] for name, index in at.items()}
-    parts = [stage(model, found[index]) for index in stages_of(axes.coordinates["pp"], plan)]
-    return parts, (separated, places) if separated else None
+            pp_ranks |= {name: rank_of[index] for name, index in stages.items()}
+    return Ties(separated, pp_ranks, parts, axes) if separated else None
 
 
-def _laid_out(part: nn.Module, plan: Plan, axes: Axes | None) -> nn.Module:
+def _executor(
+    parts: list[nn.Module], plan: Plan, loss: Loss, axes: Axes | None, device: torch.device, rows: int | None
+) -> Executor:
+    if plan.mesh.pp > 1:
+        assert axes is not None
+        return Pipeline(parts, loss, plan, axes, device, rows)
+    return Passes(parts[0], loss, plan, device)
+
+
+def _wrapped(part: nn.Module, plan: Plan, axes: Axes | None) -> nn.Module:
+    """Return a stage with all wrappers of the plan, in torch's order (`sharding`)."""
     names = blocks(part)
     if plan.batchnorm != "local":
         convert(part, plan.batchnorm, None if axes is None or plan.synced_dp == 1 else axes.dp_group)
@@ -179,12 +180,12 @@ def _laid_out(part: nn.Module, plan: Plan, axes: Axes | None) -> nn.Module:
 def _optimizer(part: nn.Module, make_optimizer: MakeOptimizer) -> torch.optim.Optimizer:
     named = trained(part)
     optimizer = make_optimizer(named)
-    given = {id(parameter) for _, parameter in named}
-    foreign = [p.shape for group in optimizer.param_groups for p in group["params"] if id(p) not in given]
+    allowed = {id(parameter) for _, parameter in named}
+    foreign = [p.shape for group in optimizer.param_groups for p in group["params"] if id(p) not in allowed]
     if foreign:
         raise ValueError(
-            f"make_optimizer must take the parameters that it is given; {len(foreign)} others are in its optimizer, "
-            f"the first of shape {tuple(foreign[0])}"
+            f"make_optimizer must use the parameters that it is called with; {len(foreign)} others are in its "
+            f"optimizer, the first of shape {tuple(foreign[0])}"
         )
     return optimizer
 

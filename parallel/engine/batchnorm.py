@@ -1,4 +1,4 @@
-"""Batch norms whose statistics are those of all ranks together, or of virtual batches of a fixed size.
+"""Batch norms with statistics over all ranks together, or over virtual batches of a fixed size.
 
     sync   mean and variance over the examples of every rank with data; torch has it for GPUs only
     ghost  each N examples are normalized by themselves (Hoffer et al., "Train longer, generalize better", 2017, Alg. 1)
@@ -22,7 +22,7 @@ def convert(part: nn.Module, kind: str, group: dist.ProcessGroup | None) -> None
 
     Args:
         part: of a model.
-        kind: `local` (nothing happens), `sync`, or `ghost:N`.
+        kind: `local` (no change), `sync`, or `ghost:N`.
         group: the ranks with different data; None: this one alone.
     """
     if kind == "local" or (kind == "sync" and group is None):
@@ -37,7 +37,7 @@ def convert(part: nn.Module, kind: str, group: dist.ProcessGroup | None) -> None
 
 
 class _Converted(_BatchNorm):
-    """A batch norm that has taken over another's parameters, buffers and settings."""
+    """A batch norm that takes over another's parameters, buffers and settings."""
 
     def __init__(self, norm: _BatchNorm) -> None:
         super().__init__(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
@@ -63,11 +63,11 @@ class GhostBatchNorm(_Converted):
         self.size = size
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """(B, features, ..) -> the same shape."""
+        """Normalize (B, features, ..); the shape stays."""
         if self._is_inference() or len(input) <= self.size:
             return super().forward(input)
         ghosts = list(torch.split(input, self.size))
-        if len(ghosts[-1]) == 1:  # of one example there is no variance
+        if len(ghosts[-1]) == 1:  # one example has no variance
             ghosts[-2:] = [torch.cat(ghosts[-2:])]
         return torch.cat([super(GhostBatchNorm, self).forward(ghost) for ghost in ghosts])
 
@@ -80,7 +80,7 @@ class SyncedBatchNorm(_Converted):
         self.group = group
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """(B, features, ..) -> the same shape."""
+        """Normalize (B, features, ..); the shape stays."""
         self._check_input_dim(input)
         if self._is_inference():
             return functional.batch_norm(
@@ -93,7 +93,7 @@ class SyncedBatchNorm(_Converted):
         sums = torch.cat([x.sum(dims), count])
         sums = summed(sums, self.group)
         mean = sums[:-1] / sums[-1]
-        centred = x - mean.view(shape)  # two passes: the variance of large means loses nothing
+        centred = x - mean.view(shape)  # two passes: no cancellation in the variance
         squares = summed(centred.square().sum(dims), self.group)
         variance = squares / sums[-1]
         self._update(mean.detach(), variance.detach(), sums[-1].detach())
@@ -118,13 +118,13 @@ class SyncedBatchNorm(_Converted):
 
 
 def summed(x: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
-    """The sum of the ranks' tensors, through which gradients flow."""
+    """Return the sum of the ranks' tensors; gradients flow through it."""
     y: torch.Tensor = _SumOverRanks.apply(x, group)  # type: ignore[no-untyped-call]
     return y
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """y = sum of the ranks' x. Every rank's loss depends on every x, so the gradients are added up as well."""
+    """A sum over ranks, y = sum of x. Every rank's loss depends on every x, so the gradients are summed as well."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:

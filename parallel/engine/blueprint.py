@@ -1,12 +1,13 @@
-"""What a model says of itself, so that it can be cut along every axis.
+"""The blueprint of a model: its own declaration of how it can be divided along every axis.
 
-A model says nothing and trains at once under data parallelism. It says more through an attribute `blueprint`:
+A model without a blueprint trains under data parallelism. Pipelines and tensor parallelism need the attribute
+`blueprint`:
 
     class Net(nn.Module):
         blueprint = Blueprint(chain=("embed", "layers", "head"), tensor=styles, divisible={"heads": 8})
 
-A stage of a pipeline is the model itself in which whatever belongs to other stages does nothing (`nn.Identity`), so
-that its `forward` is untouched and parameters keep their names.
+A stage of a pipeline is the model itself with the modules of other stages replaced by the identity (`nn.Identity`), so
+that its `forward` is unchanged and parameters keep their names.
 """
 
 import copy
@@ -18,55 +19,55 @@ from torch import nn
 from torch.distributed.tensor.parallel import ParallelStyle
 
 Styles = dict[str, ParallelStyle]
-"""By the module's name, in which `*` stands for any part: how torch cuts it."""
+"""Torch's style of sharding by the module's name, in which `*` stands for any part."""
 
 LIGHT = 0.1
-"""What a piece without parameters costs, such as an activation, beside a block (1)."""
+"""The cost of a piece without parameters, such as an activation, relative to a block (1)."""
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blueprint:
-    """How a model can be cut."""
+    """The declaration of how a model can be divided."""
 
     chain: Sequence[str] = ()
-    """Names of the modules that `forward` calls one after another, each with nothing but what the one before returns,
-    which is a tensor. A container (ModuleList, ModuleDict, Sequential) stands for its items, which are the blocks."""
+    """Names of the modules that `forward` calls one after another, each with the output of the one before as its only
+    argument, a tensor. A container (ModuleList, ModuleDict, Sequential) stands for its items, which are the blocks."""
 
     tensor: Callable[[bool, bool], Styles] | None = None
     """(sequence_parallel, loss_parallel) -> the styles of tensor parallelism."""
 
     divisible: Mapping[str, int] = field(default_factory=dict)
-    """By name: numbers that tp must divide, such as the heads of an attention."""
+    """Numbers that tp must divide, such as the heads of an attention, by name."""
 
     sequence: int | None = None
-    """The dimension of the inputs that `tensor` cuts where the sequence is parallel; tp must divide its length."""
+    """The dimension of the inputs that sequence parallelism shards; tp must divide its length."""
 
     weights: Mapping[str, float] = field(default_factory=dict)
-    """By name in the chain: what a piece costs beside a block (1), for the cut into stages. Without parameters it is
-    light unless it is named here."""
+    """The cost of a piece relative to a block (1), by its name in the chain, for the cut into stages. A piece without
+    parameters costs `LIGHT` unless it is named here."""
 
 
 def blueprint_of(model: nn.Module) -> Blueprint:
-    """What the model says; of an `nn.Sequential` that says nothing, that its children are its chain."""
+    """Return the model's blueprint; an `nn.Sequential` without one has its children as its chain."""
     declared = getattr(model, "blueprint", None)
     if isinstance(declared, Blueprint):
         return declared
     if isinstance(model, nn.Sequential):
-        return Blueprint(chain=tuple(model._modules))  # `named_children` leaves out a module that is there twice
+        return Blueprint(chain=tuple(model._modules))  # `named_children` omits the second name of a module
     return Blueprint()
 
 
 def pieces(model: nn.Module) -> list[str]:
-    """The model's chain with its containers opened: names of modules in the order in which they are called.
+    """Return the model's chain with its containers opened: names of modules in the order of their calls.
 
-    A module may be there under several names; a container that is stays closed, for a stage cannot have half of it.
+    A module may have several names; a container with several stays closed, since it cannot be divided between stages.
     """
-    outer = blueprint_of(model).chain
-    modules = [model.get_submodule(name) for name in outer]
+    declared = blueprint_of(model).chain
+    modules = [model.get_submodule(name) for name in declared]
     names = []
-    for name, module in zip(outer, modules, strict=True):
+    for name, module in zip(declared, modules, strict=True):
         if isinstance(module, CONTAINERS) and modules.count(module) == 1:
             names += [f"{name}.{item}" for item in module._modules]
         else:
@@ -75,14 +76,14 @@ def pieces(model: nn.Module) -> list[str]:
 
 
 def blocks(model: nn.Module) -> list[str]:
-    """The repeated parts of a model, each of which is sharded, recomputed and compiled by itself.
+    """Return the names of the repeated parts of a model, each of which is sharded, recomputed and compiled by itself.
 
-    The items of the containers in its chain; of a model without a chain the items of its outermost containers; of a
-    Sequential its own children. Only what is called and holds parameters, each once.
+    They are the items of the containers in its chain; for a model without a chain the items of its outermost
+    containers; for a Sequential its own children. Only modules with parameters, each once.
     """
-    outer = blueprint_of(model).chain
-    if outer and not isinstance(model, nn.Sequential):
-        names = [name for name in pieces(model) if name not in outer]
+    declared = blueprint_of(model).chain
+    if declared and not isinstance(model, nn.Sequential):
+        names = [name for name in pieces(model) if name not in declared]
     else:
         names = list(_outermost_items(model))
     found: dict[nn.Module, str] = {}
@@ -102,13 +103,13 @@ def _outermost_items(module: nn.Module, prefix: str = "") -> Iterator[str]:
 
 
 def cut(model: nn.Module, num_stages: int) -> list[list[str]]:
-    """Which pieces each stage of a pipeline has: runs of the chain whose heaviest is as light as possible.
+    """Return the pieces of each pipeline stage: runs of the chain whose heaviest is as light as possible.
 
-    Each has something to train: a piece that has not goes with the one before it.
+    Each stage has something to train: a piece without trained parameters joins the one before it.
 
     Raises:
-        ValueError: the model has no chain, uses a name or a tensor that cannot lie on one stage, or has fewer pieces
-            to train than stages.
+        ValueError: the model has no chain, uses a name or a tensor that cannot lie on one stage, or has fewer pieces to
+            train than stages.
     """
     names, weights = pieces(model), blueprint_of(model).weights
     if not names:
@@ -135,7 +136,7 @@ def _cost(name: str, model: nn.Module, weights: Mapping[str, float]) -> float:
 
 
 def _outside(model: nn.Module, names: Sequence[str]) -> list[str]:
-    """Parameters and buffers of a model that are in none of these modules."""
+    """Return the names of a model's parameters and buffers that are in none of these modules."""
     tensors = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
     return [tensor for tensor in tensors if not any(tensor.startswith(f"{name}.") for name in names)]
 
@@ -145,7 +146,7 @@ def _is_trained(module: nn.Module) -> bool:
 
 
 def balanced(costs: Sequence[float], num_stages: int) -> list[int]:
-    """Where to cut a row of costs into runs, none empty, so that the costliest run costs least; the cuts, ascending.
+    """Return where to cut a row of costs into runs, none empty, so that the costliest run costs least; ascending.
 
     Dynamic programming over (runs, end): least[r][e] = min over s of max(least[r - 1][s], cost of s..e). Among equals
     the latest cut.
@@ -168,11 +169,11 @@ def balanced(costs: Sequence[float], num_stages: int) -> list[int]:
 
 
 def stage(model: nn.Module, keep: Sequence[str]) -> nn.Module:
-    """A copy of the model in which every other piece of its chain does nothing."""
+    """Return a copy of the model in which every other piece of its chain is the identity."""
     others = {name: model.get_submodule(name) for name in pieces(model) if name not in keep}
-    kept = {module for name in keep for module in model.get_submodule(name).modules()}
-    uncopied: dict[int, object] = {id(module): nn.Identity() for module in others.values() if module not in kept}
+    needed = {module for name in keep for module in model.get_submodule(name).modules()}
+    uncopied: dict[int, object] = {id(module): nn.Identity() for module in others.values() if module not in needed}
     part = copy.deepcopy(model, uncopied)
-    for name in others:  # under one of its names a module may be kept, and not under another
+    for name in others:  # a module with several names may be kept under one and not under another
         part.set_submodule(name, nn.Identity())
     return part

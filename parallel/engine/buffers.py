@@ -1,4 +1,4 @@
-"""Buffers, such as a batch norm's running statistics: each rank's differ, because its data does."""
+"""Buffers, such as a batch norm's running statistics, which differ between ranks because their data does."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,9 +13,10 @@ from atoll.parallel.engine.mesh import Axes
 
 @torch.no_grad()
 def average_buffers(parts: Sequence[nn.Module], axes: Axes | None) -> None:
-    """Make the saved buffers of all ranks with different data equal: floats become their mean, integers the first's.
+    """Make the saved buffers of all ranks with different data equal: floats become their mean, integers the first
+    rank's.
 
-    For before an evaluation, a checkpoint and an export. Parameters are not touched.
+    It is called before an evaluation, a checkpoint and an export. Parameters are not touched.
     """
     if axes is None:
         return
@@ -34,11 +35,11 @@ def average_buffers(parts: Sequence[nn.Module], axes: Axes | None) -> None:
 
 
 Place = tuple[nn.Module, str, torch.Tensor]
-"""The module that holds a buffer, the name that it has there, the buffer."""
+"""The module that holds a buffer, the name of the buffer there, the buffer."""
 
 
 def saved_buffers(module: nn.Module) -> list[Place]:
-    """The buffers that are state; the others are tables that a model could compute again."""
+    """Return the buffers that are state; all others are tables that a model could compute again."""
     return [
         (holder, name, buffer)
         for holder in module.modules()
@@ -49,9 +50,9 @@ def saved_buffers(module: nn.Module) -> list[Place]:
 
 @contextmanager
 def unchanged(module: nn.Module) -> Iterator[None]:
-    """Whatever runs in the block changes copies of the module's saved buffers.
+    """Run the block on copies of the module's saved buffers, so that the buffers stay.
 
-    Copies, because an original that is written back would not be what an earlier pass has kept for its backward pass.
+    Copies, because restoring the originals in place would change what an earlier pass has saved for its backward pass.
     """
     places = saved_buffers(module)
     for holder, name, buffer in places:

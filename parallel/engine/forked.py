@@ -20,22 +20,23 @@ PRELOAD = [
     "torch.distributed.tensor.parallel",
     "atoll.parallel.world",
 ]
+"""The modules that the fork server imports before it forks."""
 
 GRACE_S = 2.0
-"""A rank that fails may be the first to see what another has caused; so long its own reason may take to come."""
+"""Time [s] to wait for further failures after the first: the rank that reports first may only suffer from another's."""
 
 
 class RankFailed(RuntimeError):
-    """A rank raised, died or did not end in time; the message has its own traceback. The other ranks are gone."""
+    """A rank raised, died or did not end in time; the message has its traceback. The other ranks have been killed."""
 
 
 def run_ranks(function: Callable[..., Any], num_ranks: int, *args: Any, timeout_s: float = 120.0) -> list[Any]:
-    """Call `function(*args)` on every rank of a gloo process group, and return what each of them returned.
+    """Call `function(*args)` on every rank of a gloo process group, and return the results by rank.
 
     Args:
         function: importable by name; it finds its rank through `torch.distributed`.
-        num_ranks: processes, each with one thread.
-        args: for every rank the same; they and the results are pickled (nothing here comes from a network).
+        num_ranks: the number of processes, each with one thread.
+        args: the same for every rank; they and the results are pickled (none of them comes from a network).
         timeout_s: for all of it.
 
     Raises:
@@ -72,8 +73,8 @@ def _collect(processes: list[ForkServerProcess], receivers: list[Connection], ti
             break
         for receiver in ready:
             rank = receivers.index(receiver)  # type: ignore[arg-type]
-            is_well, results[rank] = _received(receivers[rank], processes[rank])
-            if not is_well:
+            has_ended_well, results[rank] = _received(receivers[rank], processes[rank])
+            if not has_ended_well:
                 failures.append(f"rank {rank}: {results[rank]}")
                 until = min(until, time.monotonic() + GRACE_S)
     if failures:
@@ -85,11 +86,11 @@ def _collect(processes: list[ForkServerProcess], receivers: list[Connection], ti
 
 def _received(receiver: Connection, process: ForkServerProcess) -> tuple[bool, Any]:
     try:
-        is_well, result = pickle.loads(receiver.recv_bytes())
+        has_ended_well, result = pickle.loads(receiver.recv_bytes())
     except EOFError:
         process.join()
         return False, f"died with exit code {process.exitcode}"
-    return bool(is_well), result
+    return bool(has_ended_well), result
 
 
 def _rank(
@@ -105,11 +106,9 @@ def _rank(
     try:
         with process_group(World(rank, rank, num_ranks), store=_file_store(store, num_ranks)):
             result = function(*args)
-            dist.barrier()  # nobody tears the group down while another still needs it
-        answer = pickle.dumps(
-            (True, result)
-        )  # not `send`, by which torch would share the memory of a process that ends
-    except BaseException:  # whatever it is, whoever waits wants to read it
+            dist.barrier()  # no rank destroys the group while another still needs it
+        answer = pickle.dumps((True, result))  # not `send`: torch would share the memory of a process that ends
+    except BaseException:  # any error is reported to the caller
         answer = pickle.dumps((False, traceback.format_exc()))
     sender.send_bytes(answer)
 

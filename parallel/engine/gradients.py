@@ -1,4 +1,4 @@
-"""The norm of the whole gradient, wherever its parts lie, and clipping by it.
+"""The norm of the whole gradient, over all parts and shards, and clipping by it.
 
 norm² = sum over pp of  sum over the shards of  |local gradient|²,   every element counted once
 """
@@ -15,7 +15,7 @@ from atoll.parallel.optimizers.norms import local, norms
 
 
 def gradients_of(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
-    """The gradients that there are."""
+    """Return the gradients of the parameters that have one."""
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
@@ -23,8 +23,8 @@ def gradients_of(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
 def settle(parameters: Iterable[nn.Parameter], axes: Axes) -> None:
     """Bring each gradient into the placement of its parameter, where torch leaves that to the first use.
 
-    Where the sequence is cut along tp, each rank's gradient of a norm's weight is that of its tokens: those are added
-    up in one all-reduce. `fully_shard` does all this by itself.
+    If the sequence is sharded along tp, each rank's gradient of a norm's weight is that of its tokens: one all-reduce
+    sums them. `fully_shard` does all this by itself.
     """
     waiting: list[nn.Parameter] = []
     for parameter in parameters:
@@ -50,14 +50,15 @@ def _is_replicated(parameter: DTensor) -> bool:
 
 @torch.no_grad()
 def total_norm(gradients: Sequence[torch.Tensor], axes: Axes | None, device: torch.device) -> torch.Tensor:
-    """The L2 norm of the gradient of the whole model, float32, the same on every rank.
+    """Return the L2 norm of the gradient of the whole model, float32, the same on every rank.
 
-    One all-reduce of a number for each tensor over each axis along which tensors are cut, and of one number over pp.
+    One all-reduce of a number for each tensor over each axis along which tensors are sharded, and of one number over
+    pp.
 
     Args:
-        gradients: that this rank holds, plain or DTensors; a tied weight once.
+        gradients: of this rank, plain or DTensors; a tied weight once.
         axes: of the mesh; None on a single device.
-        device: where the result goes.
+        device: of the result.
     """
     square = norms(gradients).to(device, torch.float64).square().sum()
     if axes is not None:

@@ -1,12 +1,12 @@
-"""The mesh: how many ranks lie along each axis, and the groups that they form.
+"""The mesh: the number of ranks along each axis, and the process groups that they form.
 
     pp            pipeline stages, one after another
     dp_replicate  copies of the model (or of each shard of it) with different data
-    dp_shard      ranks with different data that share one copy, cut among them (FSDP, ZeRO)
+    dp_shard      ranks with different data that share one copy, sharded among them (FSDP, ZeRO)
     tp            ranks that compute each layer together
 
 Ranks are numbered with `tp` fastest, so that the ranks of one tensor-parallel group are neighbours on one machine, and
-`pp` slowest: stages talk least.
+`pp` slowest: stages communicate least.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 AXES = ("pp", "dp_replicate", "dp_shard", "tp")
-"""From the slowest to the fastest."""
+"""The axes from the slowest to the fastest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,21 +42,21 @@ class Mesh:
 
     @property
     def degrees(self) -> Mapping[str, int]:
-        """By axis, slowest first."""
+        """The degrees by axis, slowest first."""
         return asdict(self)
 
     @property
     def size(self) -> int:
-        """Ranks of the whole mesh."""
+        """The number of ranks of the whole mesh."""
         return prod(self.degrees.values())
 
     @property
     def dp(self) -> int:
-        """Ranks with different data: dp_replicate x dp_shard."""
+        """The number of ranks with different data: dp_replicate x dp_shard."""
         return self.dp_replicate * self.dp_shard
 
     def check_world(self, world_size: int) -> None:
-        """Insist that the mesh has a place for each rank.
+        """Check that the mesh has exactly one place for each rank.
 
         Raises:
             ValueError: it has more or fewer; with the product.
@@ -70,11 +70,11 @@ class Mesh:
 
 
 def parse_mesh(text: str, *, replicate: bool = False) -> Mesh:
-    """The mesh that a command line names: `dp=2,tp=2`; axes left out are 1.
+    """Parse a mesh as a command line names it: `dp=2,tp=2`; axes left out are 1.
 
     Args:
         text: comma-separated `axis=degree`; `dp` stands for dp_shard, or for dp_replicate if `replicate`.
-        replicate: whether data parallelism keeps whole copies (DDP).
+        replicate: data parallelism with whole copies (DDP).
 
     Raises:
         ValueError: an unknown or repeated axis, or a degree that is no whole number of at least 1.
@@ -97,10 +97,10 @@ def parse_mesh(text: str, *, replicate: bool = False) -> Mesh:
 
 
 class Axes:
-    """The mesh laid over the ranks of the default process group: this rank's place and the groups that it is in.
+    """The mesh on the ranks of the default process group: this rank's coordinates and its groups.
 
     Args:
-        mesh: of as many ranks as the process group has.
+        mesh: with the same number of ranks as the process group.
         device: `cpu` or `cuda`.
 
     Raises:
@@ -115,12 +115,12 @@ class Axes:
 
     @property
     def dp_rank(self) -> int:
-        """Which of the `mesh.dp` parts of each global batch is this rank's: dp_replicate x dp_shard, row-major."""
+        """The index of this rank's part of each global batch, among `mesh.dp`: dp_replicate x dp_shard, row-major."""
         return self.coordinates["dp_replicate"] * self.mesh.dp_shard + self.coordinates["dp_shard"]
 
     @cached_property
     def dp_group(self) -> dist.ProcessGroup:
-        """The ranks with different data. To be asked for by all ranks of the mesh at the same point: it may be made."""
+        """The ranks with different data. All ranks of the mesh first read it at the same point: it may create them."""
         for axis, other in (("dp_replicate", "dp_shard"), ("dp_shard", "dp_replicate")):
             if self.mesh.degrees[other] == 1:
                 return self.group(axis)
@@ -130,11 +130,11 @@ class Axes:
         return found
 
     def group(self, axis: str) -> dist.ProcessGroup:
-        """The ranks that differ from this one in nothing but their place on the axis."""
+        """Return the ranks that differ from this one only in their coordinate on the axis."""
         return self.device_mesh.get_group(axis)
 
     def sum_over(self, tensor: torch.Tensor, *axes: str) -> torch.Tensor:
-        """The sum of the ranks' tensors over some axes, in place; axes of one rank cost nothing."""
+        """Sum the ranks' tensors over some axes, in place; axes of one rank cost nothing."""
         for axis in axes:
             if self.mesh.degrees[axis] > 1:
                 dist.all_reduce(tensor, group=self.group(axis))

@@ -1,4 +1,4 @@
-"""How one rank's batch is divided into micro-batches.
+"""The division of one rank's batch into micro-batches.
 
 A step's loss is the mean over all units of the global batch: examples, or tokens for a language model. A micro-batch
 with c of the T units contributes its own mean times c / T, so that uneven batches on uneven ranks are exact.
@@ -20,16 +20,16 @@ class Micro:
     targets: Any
 
     count: int
-    """Units that its loss averages over. 0: what its loss says must not be asked; a mean over nothing is no number."""
+    """Units over which its loss averages. 0: its loss must not be read, since a mean over nothing is NaN."""
 
     rows: int
-    """Of `targets`; `inputs` may have been filled up with more."""
+    """The rows of `targets`; `inputs` may have been padded with more."""
 
 
 def split(batch: Batch, number: int) -> list[Micro]:
-    """The batch in `number` micro-batches of rows as equal as possible, the larger first.
+    """Split the batch into `number` micro-batches of rows as equal as possible, the larger first.
 
-    With fewer rows than that the rest are fillers: the ranks of a mesh must all take the same number of passes.
+    If it has fewer rows, the rest are fillers: all ranks of a mesh must run the same number of passes.
     """
     num_rows = rows_of(batch)
     if number == 1:
@@ -47,10 +47,10 @@ def split(batch: Batch, number: int) -> list[Micro]:
 
 
 def split_padded(batch: Batch, number: int, size: int) -> list[Micro]:
-    """The batch in `number` micro-batches whose inputs have exactly `size` rows.
+    """Split the batch into `number` micro-batches whose inputs have exactly `size` rows.
 
-    A pipeline sends activations of one shape. Inputs are filled up with the last row, whose copies the loss must not
-    see; targets are not filled up.
+    A pipeline sends activations of one shape. Inputs are padded with the last row, whose copies the loss must not see;
+    targets are not padded.
 
     Raises:
         ValueError: the batch has more rows than fit.
@@ -63,17 +63,17 @@ def split_padded(batch: Batch, number: int, size: int) -> list[Micro]:
         end = max(start, min(start + size, num_rows))
         targets = _rows(batch.targets, slice(start, end))
         count = 0 if end == start else _count(batch, targets)
-        found.append(Micro(_filled(batch.inputs, start, size, num_rows), targets, count, end - start))
+        found.append(Micro(_padded(batch.inputs, start, size, num_rows), targets, count, end - start))
     return found
 
 
 def rows_of(batch: Batch) -> int:
-    """Examples of a batch."""
+    """Return the number of examples of a batch."""
     return len(next(tensors(batch.inputs)))
 
 
 def _count(batch: Batch, targets: Any) -> int:
-    """Units of some rows of a batch; a device is asked only where some of the batch's targets are ignored."""
+    """Return the units of some rows of a batch; the device is read only if some of the batch's targets are ignored."""
     if batch.count == 0:
         return 0
     if isinstance(batch.targets, torch.Tensor) and batch.count == batch.targets.numel():
@@ -85,6 +85,6 @@ def _rows(tree: Any, rows: slice) -> Any:
     return map_tensors(lambda tensor: tensor[rows], tree)
 
 
-def _filled(tree: Any, start: int, size: int, num_rows: int) -> Any:
+def _padded(tree: Any, start: int, size: int, num_rows: int) -> Any:
     rows = torch.arange(start, start + size).clamp(max=num_rows - 1)
     return map_tensors(lambda tensor: tensor[rows.to(tensor.device)], tree)

@@ -1,6 +1,6 @@
-"""Forward and backward through a model that lies on a rank as one part: micro-batches one after another.
+"""Forward and backward passes of a model that is one part on a rank: micro-batches one after another.
 
-Three ways to add up gradients over the ranks are met here: none, DDP, and `fully_shard`.
+Three ways to sum gradients over the ranks are supported: none, DDP, and `fully_shard`.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,12 +26,12 @@ Observe = Callable[[Any, Any], None]
 
 
 Total = Callable[[], int | torch.Tensor]
-"""Units of the global batch, for which the ranks may have to be waited for; as often as one likes."""
+"""() -> units of the global batch; may wait for other ranks, and may be called repeatedly."""
 
 
 def share_of_loss(loss: Loss, outputs: Any, micro: Micro, units: Total) -> torch.Tensor:
-    """What a micro-batch adds to the mean over all units: its own mean times its share of them."""
-    if micro.count == 0:  # its mean is over nothing; but the passes must be taken
+    """Return a micro-batch's summand of the mean over all units: its own mean times its share of them."""
+    if micro.count == 0:  # a mean over nothing; but the passes must be run
         return torch.stack([(tensor * 0.0).nan_to_num().sum() for tensor in tensors(outputs)]).sum()
     found = loss(map_tensors(in_single, outputs), micro.targets)
     if found.dim():
@@ -43,7 +43,7 @@ def share_of_loss(loss: Loss, outputs: Any, micro: Micro, units: Total) -> torch
 
 
 def in_single(tensor: torch.Tensor) -> torch.Tensor:
-    """float32 for the loss, where the model has computed in half precision: its sums need the digits."""
+    """Return float32 for the loss if the model computes in half precision: its sums need the digits."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
@@ -54,23 +54,23 @@ class Passes:
         model: the one part, wrapped.
         loss: of the task.
         plan: for accumulation, precision and loss parallelism.
-        device: where the model computes.
+        device: of the model.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, plan: Plan, device: torch.device) -> None:
         self._model, self._loss, self._plan, self._device = model, loss, plan, device
         self._is_complete = False
-        # DDP takes the mean over its ranks of what is to be a sum.
+        # DDP takes the mean over its ranks, where a sum is needed.
         self._scale = plan.synced_dp if isinstance(model, DistributedDataParallel) else 1
 
     def train(self, batch: Batch, total: Total, after_first: Callable[[int], None] | None = None) -> torch.Tensor:
-        """Leave the gradients of sum (c / total) x mean loss in the parameters; that sum over this rank's batch.
+        """Leave the gradients of sum (c / total) x mean loss in the parameters; return that sum over this rank's batch.
 
         Args:
             batch: of this rank.
-            total: units of the global batch; asked for when the first outputs are there.
+            total: units of the global batch; called when the first outputs are there.
             after_first: called, with this rank's units of the first micro-batch, when the gradients are those of all
-                ranks' first micro-batches; there are two at least then, each added up over the ranks.
+                ranks' first micro-batches; there are at least two then, each summed over the ranks.
         """
         losses = []
         micros = split(batch, self._plan.microbatches if after_first is None else max(2, self._plan.microbatches))
@@ -81,16 +81,17 @@ class Passes:
                 (weighted * self._scale if self._scale != 1 else weighted).backward()  # type: ignore[no-untyped-call]
             losses.append(whole(weighted.detach()))
             if is_last:
-                self._insist_on_gradients()
+                self._check_gradients()
             if index == 0 and after_first is not None:
                 after_first(micro.count)
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
-    def _insist_on_gradients(self) -> None:
-        """Once, under DDP: it adds up nothing of a bucket in which one gradient is missing, and says so a step later.
+    def _check_gradients(self) -> None:
+        """Check, once and under DDP, that no gradient is missing: DDP sums no bucket with a missing one, and reports it
+        late.
 
         Raises:
-            ValueError: a parameter has got none.
+            ValueError: a parameter has no gradient.
         """
         if self._is_complete or not isinstance(self._model, DistributedDataParallel):
             return
@@ -99,11 +100,11 @@ class Passes:
         if missing := [name for name, parameter in named if parameter.requires_grad and parameter.grad is None]:
             raise ValueError(
                 f"{', '.join(missing)}: no gradient, which DDP waits for; freeze what is not used "
-                "(requires_grad_(False)), or share out the model (dp_shard)"
+                "(requires_grad_(False)), or shard the model (dp_shard)"
             )
 
     def evaluate(self, batch: Batch, observe: Observe) -> None:
-        """Let `observe` see outputs and targets of a batch; of a filler nothing is seen."""
+        """Let `observe` see outputs and targets of a batch; fillers are not observed."""
         with torch.no_grad(), self._casting():
             outputs = self._model(batch.inputs)
             outputs = map_tensors(whole, outputs)
@@ -112,9 +113,9 @@ class Passes:
 
     @contextmanager
     def _synchronizing(self, must: bool, is_last: bool) -> Iterator[None]:
-        """Add up gradients over the ranks in this backward pass, or leave them to the last one.
+        """Sum gradients over the ranks in this backward pass, or leave that to the last one.
 
-        What ZeRO 1 and 2 have gathered stays gathered from pass to pass, until the optimizer changes it.
+        Parameters that ZeRO 1 and 2 have gathered stay gathered from pass to pass, until the optimizer changes them.
         """
         model, stage = self._model, self._plan.zero_stage
         if isinstance(model, DistributedDataParallel) and not must:
@@ -132,7 +133,7 @@ class Passes:
             yield
 
     def _casting(self) -> AbstractContextManager[Any]:
-        """bfloat16 where `fully_shard` does not cast."""
+        """Return autocast to bfloat16 where `fully_shard` does not cast."""
         if self._plan.precision == "fp32" or self._plan.is_sharded:
             return nullcontext()
         return torch.autocast(self._device.type, dtype=torch.bfloat16)

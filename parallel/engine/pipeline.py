@@ -1,7 +1,7 @@
-"""Forward and backward through a pipeline: the stages of this rank, and torch's schedule of their passes.
+"""Forward and backward passes through a pipeline: the stages of this rank, and torch's schedule of their passes.
 
-Every micro-batch has the same shape; a batch that is smaller is filled up, and the loss sees only what is real. What
-the schedule passes around as targets are the numbers of the micro-batches, so that targets may be any tree.
+Every micro-batch has the same shape; a smaller batch is padded, and the loss sees only the real rows. The targets that
+the schedule passes around are the numbers of the micro-batches, so that targets may be any tree.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,24 +24,24 @@ from atoll.parallel.engine.sharding import whole
 
 
 def stages_of(rank: int, plan: Plan) -> list[int]:
-    """Which stages of the pipeline a rank of the `pp` axis has, ascending."""
+    """Return the stages of the pipeline on a rank of the `pp` axis, ascending."""
     if plan.schedule in V_SHAPED:
         return [rank, plan.num_stages - 1 - rank]
     return list(range(rank, plan.num_stages, plan.mesh.pp))
 
 
 class Stage(PipelineStage):
-    """A stage whose buffers do not see the pass that torch makes to learn the shapes, and that can be evaluated.
+    """A stage whose buffers do not see torch's pass for shape inference, and that can be evaluated.
 
-    Without a backward pass two stages of one rank have no gradients to hand over; torch would insist.
+    Without a backward pass two stages of one rank have no gradients to hand over, which torch would demand.
     """
 
     def get_local_bwd_output(self, mb_index: int) -> Any:
-        """Gradients of its inputs for the stage before, if that is on the same rank."""
+        """Return the gradients of its inputs for the stage before, if that is on the same rank."""
         return super().get_local_bwd_output(mb_index) if self.has_backward else ()  # type: ignore[no-untyped-call]
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
-        """Gradients of its outputs from the stage after, if that is on the same rank."""
+        """Take the gradients of its outputs from the stage after, if that is on the same rank."""
         if self.has_backward:
             super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
@@ -49,7 +49,7 @@ class Stage(PipelineStage):
         with unchanged(module):
             return super()._compute_outputs(*args, module=module, **kwargs)
 
-    def _shape_inference(self, *args: Any, **kwargs: Any) -> Any:  # what it is called in torch 2.11
+    def _shape_inference(self, *args: Any, **kwargs: Any) -> Any:  # its name in torch 2.11
         with unchanged(self.submod):
             return super()._shape_inference(*args, **kwargs)  # type: ignore[misc]
 
@@ -62,8 +62,8 @@ class Pipeline:
         loss: of the task.
         plan: for the schedule.
         axes: of the mesh.
-        device: where the stages compute.
-        rows: examples of this rank's largest batch; None: the first one is as large as any.
+        device: of the stages.
+        rows: examples of this rank's largest batch; None: no batch is larger than the first.
     """
 
     def __init__(
@@ -96,14 +96,14 @@ class Pipeline:
         self._rows = None if rows is None else -(-rows // plan.microbatches)
 
     def train(self, batch: Batch, total: Total, after_first: Callable[[int], None] | None = None) -> torch.Tensor:
-        """As `passes.Passes.train`; the loss is 0 on ranks without the last stage.
+        """Train as `passes.Passes.train` does; the loss is 0 on ranks without the last stage.
 
         Raises:
-            ValueError: the inputs are no single tensor; the batch has more rows than `rows`, or than the first one
-                had; or a measurement after the first micro-batch is asked for, which a pipeline has not.
+            ValueError: the inputs are no single tensor; the batch has more rows than `rows`, or than the first one had;
+                or `after_first` is given, which a pipeline does not support.
         """
         if after_first is not None:
-            raise ValueError("a pipeline has no moment at which the gradients are those of one micro-batch")
+            raise ValueError("a pipeline cannot measure noise: its gradients are never those of one micro-batch")
         losses: list[torch.Tensor] = []
         self._total = total
         with loss_parallel() if self._plan.loss_parallel else nullcontext():

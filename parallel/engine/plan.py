@@ -1,4 +1,4 @@
-"""The plan: everything that decides how a model is trained on a mesh and nothing of what it learns."""
+"""The plan of a training: all settings that decide how it is computed on a mesh, and none of what it learns."""
 
 import math
 from collections.abc import Iterator
@@ -17,16 +17,17 @@ SCHEDULES = {
     "zbv-zero-bubble": ("ZBVZeroBubble", 2),
     "dualpipe-v": ("DualPipeV", 2),
 }
-"""By our name: torch's name of the pipeline schedule, and how many stages a rank has at least."""
+"""The pipeline schedules by our name: torch's name, and the least number of stages on a rank."""
 
 V_SHAPED = ("zbv-zero-bubble", "dualpipe-v")
-"""In these the model goes down the ranks and comes back: rank r of p has the stages r and 2p - 1 - r."""
+"""Schedules in which the model goes down the ranks and comes back: rank r of p has the stages r and 2p - 1 - r."""
 
 SPLIT = ("interleaved-zero-bubble", "zbv-zero-bubble", "dualpipe-v")
-"""These go back through a stage twice: for the gradients of its inputs, and later for those of its weights."""
+"""Schedules with two backward passes through a stage: for the gradients of its inputs, and later for those of its
+weights."""
 
 FULL = ("1f1b", "dualpipe-v")
-"""These need a micro-batch for each stage."""
+"""Schedules that need at least one micro-batch for each stage."""
 
 PRECISIONS = ("fp32", "bf16")
 RECOMPUTE = ("none", "selective", "full")
@@ -35,59 +36,60 @@ BATCHNORM = ("local", "sync")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How each step is computed. Whatever it says, the losses are those of one process."""
+    """The computation of each step. Under every plan the losses are those of one process."""
 
     mesh: Mesh = field(default_factory=Mesh)
     """The degree of each axis."""
 
     zero: int | None = None
-    """What the ranks of dp_shard share out (Rajbhandari et al. 2020): 1 the optimizer state, 2 also the gradients,
-    3 also the parameters; 0 nothing. None: 3 where dp_shard > 1 (2 under a pipeline), 0 elsewhere."""
+    """The state that the ranks of dp_shard divide among them (Rajbhandari et al. 2020): 1 the optimizer state, 2 also
+    the gradients, 3 also the parameters; 0 none. None: 3 if dp_shard > 1 (2 under a pipeline), else 0."""
 
     accumulate: int = 1
-    """Micro-batches that one step takes one after another (>= 1). ZeRO 0 and 1 synchronize after the last alone; 2 and
-    3 after each, for their gradients are never whole."""
+    """Micro-batches of one step, one after another (>= 1). ZeRO 0 and 1 synchronize after the last alone; 2 and 3 after
+    each, for their gradients are never whole."""
 
     schedule: str = "1f1b"
     """The order of a pipeline's forward and backward passes."""
 
     num_microbatches: int | None = None
-    """Of a pipeline (>= 1); None: twice the stages."""
+    """Micro-batches of a pipeline (>= 1); None: twice the stages."""
 
     stages_per_rank: int | None = None
-    """Of an interleaved schedule (>= 2); None: 2."""
+    """Stages on each rank of an interleaved schedule (>= 2); None: 2."""
 
     sequence_parallel: bool = True
-    """Whether, under tp, what lies between the layers is cut along the sequence (Korthikanti et al. 2022)."""
+    """Shard the activations between the layers along the sequence, under tp (Korthikanti et al. 2022)."""
 
     loss_parallel: bool = False
-    """Whether, under tp, the logits stay cut along the vocabulary and the cross entropy is computed so."""
+    """Leave the logits sharded along the vocabulary, under tp, and compute the cross entropy from the shards."""
 
     precision: str = "fp32"
-    """fp32, or bf16: computed in bfloat16 with float32 master weights, gradients and optimizer state."""
+    """The precision: fp32, or bf16 (computed in bfloat16 with float32 master weights, gradients and optimizer
+    state)."""
 
     reduce_dtype: str = "fp32"
-    """fp32 or bf16: in which gradients travel."""
+    """The dtype in which gradients are reduced: fp32 or bf16."""
 
     compression: str = "none"
-    """Of DDP's gradients: none, fp16, bf16, int8, onebit, powersgd:RANK."""
+    """The compression of DDP's gradients: none, fp16, bf16, int8, onebit, powersgd:RANK."""
 
     recompute: str = "none"
-    """Activations: none are recomputed; selective keeps the products of matrices and attention; full keeps only what
-    enters a block."""
+    """The activations that are recomputed: none; selective: all but the products of matrices and attention; full: all
+    but the inputs of a block."""
 
     offload: bool = False
-    """Whether parameters, gradients and optimizer state lie in host memory, where the optimizer steps."""
+    """Put parameters, gradients and optimizer state in host memory, where the optimizer steps."""
 
     compile: bool = False
-    """Whether each block is compiled (`torch.compile`)."""
+    """Compile each block (`torch.compile`)."""
 
     batchnorm: str = "local"
     """Statistics of batch norms: local to a rank, sync over all ranks with data, ghost:N for virtual batches of N."""
 
     outer: str = "none"
-    """Between the copies along dp_replicate: none synchronizes each step; local_sgd:H, diloco:H and delayed:D do it
-    rarely or late."""
+    """Synchronization of the copies along dp_replicate: none means in each step; local_sgd:H, diloco:H and delayed:D do
+    it rarely or late."""
 
     def __post_init__(self) -> None:
         if faults := list(_faults(self)):
@@ -95,26 +97,26 @@ class Plan:
 
     @property
     def zero_stage(self) -> int:
-        """The stage of ZeRO that None stands for."""
+        """The stage of ZeRO, with the default for None."""
         if self.zero is not None:
             return self.zero
         return 0 if self.mesh.dp_shard == 1 else 2 if self.mesh.pp > 1 else 3
 
     @property
     def is_sharded(self) -> bool:
-        """Whether `fully_shard` wraps the model: also where it has nothing to shard but must compose or cast."""
+        """The use of `fully_shard`: also where it shards nothing but must compose with other wrappers, or cast."""
         mesh = self.mesh
         needs_composition = (mesh.tp > 1 or mesh.pp > 1) and (self.synced_dp > 1 or self.precision == "bf16")
         return self.zero_stage > 0 or mesh.dp_shard > 1 or self.offload or needs_composition
 
     @property
     def is_ddp(self) -> bool:
-        """Whether `DistributedDataParallel` wraps the model."""
+        """The use of `DistributedDataParallel`."""
         return not self.is_sharded and self.synced_dp > 1
 
     @property
     def synced_dp(self) -> int:
-        """Ranks of data parallelism whose gradients are added up in each step."""
+        """Ranks of data parallelism whose gradients are summed in each step."""
         return self.mesh.dp_shard * (self.mesh.dp_replicate if self.outer == "none" else 1)
 
     @property
@@ -157,11 +159,11 @@ def _faults(plan: Plan) -> Iterator[str]:
 
 
 def _conflicts(plan: Plan) -> Iterator[str]:
-    """What does not go together, given that each value is possible."""
+    """Yield the values that exclude each other, given that each of them is valid."""
     mesh = plan.mesh
     least = SCHEDULES[plan.schedule][1]
     if mesh.dp_shard > 1 and plan.zero == 0:
-        yield f"plan.zero: 0 shares out nothing, so dp_shard must be 1 (use dp_replicate), got dp_shard={mesh.dp_shard}"
+        yield f"plan.zero: 0 shards nothing, so dp_shard must be 1 (use dp_replicate), got dp_shard={mesh.dp_shard}"
     if mesh.pp > 1:
         yield from _pipeline_conflicts(plan, least)
     elif plan.num_microbatches is not None:
@@ -197,9 +199,9 @@ def _pipeline_conflicts(plan: Plan, least: int) -> Iterator[str]:
     ):
         yield (f"plan.num_microbatches: {plan.schedule} needs a multiple of pp={plan.mesh.pp}, got {plan.microbatches}")
     if plan.schedule in SPLIT and plan.zero_stage == 3:
-        yield f"plan.zero: {plan.schedule} needs its weights until their gradients are there: 1 or 2, got 3"
+        yield f"plan.zero: {plan.schedule} needs its weights until their gradients are computed: 1 or 2, got 3"
     if plan.schedule in SPLIT and plan.recompute != "none":
-        yield f"plan.recompute: {plan.schedule} goes back through a stage twice: must be none, got {plan.recompute}"
+        yield f"plan.recompute: {plan.schedule} has two backward passes per stage: must be none, got {plan.recompute}"
     if plan.schedule in FULL and plan.microbatches < plan.num_stages:
         stages = plan.num_stages
         yield f"plan.num_microbatches: {plan.schedule} needs at least {stages}, its stages, got {plan.microbatches}"

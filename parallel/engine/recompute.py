@@ -1,4 +1,4 @@
-"""Activation checkpointing: what a block computes on its way is computed again for the backward pass.
+"""Activation checkpointing: a block's intermediate results are computed again for the backward pass.
 
 Sources: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; Korthikanti et al., "Reducing Activation
 Recomputation in Large Transformer Models", 2022, section 5 (selective).
@@ -16,7 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from atoll.parallel.engine.buffers import saved_buffers, unchanged
 
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
-"""Around the forward pass, and around its repetition."""
+"""The contexts of the forward pass and of its repetition."""
 
 EXPENSIVE = frozenset(
     {
@@ -34,11 +34,11 @@ EXPENSIVE = frozenset(
         torch.ops._c10d_functional.all_reduce.default,
     }
 )
-"""Whose results the selective kind keeps: products, attention, and what has travelled."""
+"""The operations whose results the selective kind saves: products, attention, and collectives."""
 
 
 def recompute(block: nn.Module, kind: str) -> None:
-    """Let a block keep only what enters it (`full`), or that and its expensive results (`selective`).
+    """Let a block save only its inputs (`full`), or also its expensive results (`selective`).
 
     Its `forward` is wrapped, not the module, so that names and hooks stay as they are. Buffers that are state, such as
     running statistics, do not see the repetition.

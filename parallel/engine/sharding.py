@@ -1,4 +1,4 @@
-"""How a part of the model is laid over the ranks: tensor parallelism first, data parallelism around it.
+"""The sharding of a part of the model over the ranks: tensor parallelism first, data parallelism around it.
 
 The order is torch's: cut into stages, tensor parallelism, recomputation, compilation, `fully_shard`.
 """
@@ -21,12 +21,13 @@ from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.ties import tied_names
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""Torch's dtypes by the names of `Plan.precision`."""
 
 
 class Replicated(ParallelStyle):
-    """A module that every rank of a tensor-parallel group computes alike; its parameters are DTensors like the others.
+    """The style of a module that all ranks of a tensor-parallel group compute alike; its parameters become DTensors.
 
-    The optimizers and the clipping treat many tensors at once, and refuse plain tensors among DTensors.
+    The optimizers and the clipping process many tensors at once, and refuse plain tensors among DTensors.
     """
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
@@ -49,14 +50,16 @@ def _as_local(value: Any) -> Any:
 
 
 def apply_tensor_parallel(part: nn.Module, mesh: DeviceMesh, plan: Plan) -> None:
-    """Cut a part's layers along `tp` as its blueprint says; what it says nothing of is computed by each rank.
+    """Shard a part's layers along `tp` by its blueprint; every other module is replicated.
 
     Raises:
         ValueError: the model declares no styles.
     """
     declared = blueprint_of(part).tensor
     if declared is None:
-        raise ValueError(f"tp={plan.mesh.tp}: {type(part).__name__} declares no blueprint.tensor, so it cannot be cut")
+        raise ValueError(
+            f"tp={plan.mesh.tp}: {type(part).__name__} declares no blueprint.tensor, so it cannot be sharded"
+        )
     tied = tied_names(part)
     frozen = [name for name, parameter in part.named_parameters(remove_duplicate=False) if not parameter.requires_grad]
     found = _matching(part, declared(plan.sequence_parallel, plan.loss_parallel))
@@ -72,7 +75,7 @@ def apply_tensor_parallel(part: nn.Module, mesh: DeviceMesh, plan: Plan) -> None
 
 
 def _matching(part: nn.Module, styles: Styles) -> Styles:
-    """The styles by the full names of modules that are there; what a stage has not is an `nn.Identity`."""
+    """Return the styles by the full names of existing modules; a module of another stage is an `nn.Identity` here."""
     found: Styles = {}
     for pattern, style in styles.items():
         for name, module in part.named_modules():
@@ -86,22 +89,22 @@ def _matching(part: nn.Module, styles: Styles) -> Styles:
 
 
 def unmatched(model: nn.Module, styles: Styles) -> list[str]:
-    """Those of a whole model's styles that no module has the name for."""
+    """Return the patterns of a whole model's styles that match no module."""
     return [pattern for pattern, style in styles.items() if not _matching(model, {pattern: style})]
 
 
 def _tie(part: nn.Module, names: list[str]) -> None:
-    """Make parameters one again that were cut one by one.
+    """Tie parameters again that were sharded separately.
 
     Raises:
-        ValueError: they were cut in different ways.
+        ValueError: they were sharded in different ways.
     """
     first = part.get_parameter(names[0])
     for name in names[1:]:
         other = part.get_parameter(name)
         if isinstance(first, DTensor) and isinstance(other, DTensor) and first.placements != other.placements:
             raise ValueError(
-                f"tied weights {names[0]} and {name} are cut differently along tp: "
+                f"tied weights {names[0]} and {name} are sharded differently along tp: "
                 f"{first.placements} and {other.placements}"
             )
         parent, _, attribute = name.rpartition(".")
@@ -109,7 +112,7 @@ def _tie(part: nn.Module, names: list[str]) -> None:
 
 
 def apply_data_parallel(part: nn.Module, axes: Axes, plan: Plan, block_names: list[str]) -> nn.Module:
-    """The part with its gradients added up over the ranks with different data; `fully_shard` or DDP as the plan says.
+    """Wrap a part so that its gradients are summed over the ranks with different data, by `fully_shard` or DDP.
 
     Gradients are sums: each rank's loss is already weighted by its share of the units.
     """
@@ -130,12 +133,12 @@ def apply_data_parallel(part: nn.Module, axes: Axes, plan: Plan, block_names: li
     for module in part.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo knows no other; with a factor of 1 it costs nothing
+            module.set_force_sum_reduction_for_comms(True)  # gloo supports no other; with factor 1 it is free
     return part
 
 
 def _separable(part: nn.Module, block_names: list[str]) -> list[str]:
-    """The blocks that share no parameter with what is outside them: `fully_shard` gathers it in one place."""
+    """Return the blocks without a parameter in modules outside: `fully_shard` gathers a parameter in one place."""
     tied = tied_names(part)
 
     def is_separable(block: str) -> bool:
@@ -145,7 +148,7 @@ def _separable(part: nn.Module, block_names: list[str]) -> list[str]:
 
 
 def _data_mesh(axes: Axes, plan: Plan) -> DeviceMesh:
-    """Two-dimensional where there are copies of shards, so that these are added up across the copies."""
+    """Return the mesh of `fully_shard`: two-dimensional if there are copies of shards, to sum across copies."""
     if axes.mesh.dp_replicate > 1 and plan.outer == "none":
         return axes.device_mesh["dp_replicate", "dp_shard"]
     return axes.device_mesh["dp_shard"]
@@ -166,10 +169,10 @@ def _ddp(part: nn.Module, axes: Axes) -> DistributedDataParallel:
             part,
             process_group=axes.group("dp_replicate"),
             gradient_as_bucket_view=True,
-            broadcast_buffers=False,  # `average_buffers` makes them equal where it matters
+            broadcast_buffers=False,  # `average_buffers` makes them equal before they are used
         )
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The full tensor of a DTensor, on every rank of its mesh (a collective); a plain tensor itself."""
+    """Return the full tensor of a DTensor, on every rank of its mesh (a collective); a plain tensor as it is."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,4 +1,4 @@
-"""One step, one state: what every strategy has in common."""
+"""The train step that all strategies share, and its state."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from atoll.parallel.data.batch import Batch, tensors
 from atoll.parallel.engine.buffers import average_buffers
 from atoll.parallel.engine.gradients import clip, gradients_of, settle, total_norm
 from atoll.parallel.engine.mesh import Axes
+from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.passes import Observe, Total
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.ties import Ties
@@ -23,10 +24,10 @@ DP_AXES = ("dp_replicate", "dp_shard")
 
 
 class Executor(Protocol):
-    """Forward and backward passes: `passes.Passes` or `pipeline.Pipeline`."""
+    """The forward and backward passes: `passes.Passes` or `pipeline.Pipeline`."""
 
     def train(self, batch: Batch, total: Total, after_first: Callable[[int], None] | None = None) -> torch.Tensor:
-        """Leave the gradients in the parameters; the weighted loss of this rank's units."""
+        """Leave the gradients in the parameters; return the weighted loss of this rank's units."""
 
     def evaluate(self, batch: Batch, observe: Observe) -> None:
         """Let `observe` see outputs and targets."""
@@ -37,84 +38,108 @@ class NoiseSample:
     """The squared norms of two gradients at the same weights, for the gradient noise scale (McCandlish et al. 2018)."""
 
     small_units: int
-    """Units that the smaller gradient is the mean over: the first micro-batches of all ranks."""
+    """Units over which the smaller gradient is the mean: the first micro-batches of all ranks."""
     small_square: torch.Tensor
-    """Its squared L2 norm."""
+    """The squared L2 norm of the smaller gradient."""
     big_units: int
+    """Units over which the larger gradient is the mean: the global batch."""
     big_square: torch.Tensor
+    """The squared L2 norm of the larger gradient."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a step has shown, as tensors on the device, so that nobody waits for them who does not look."""
+    """The measurements of a step, as tensors on the device: only a reader of their values waits for them."""
 
     loss: torch.Tensor
-    """Mean over the units of the global batch, before the step; of this rank's share alone unless it was reported."""
+    """The mean over the units of the global batch, before the step; if it was not reported, this rank's share of it."""
     grad_norm: torch.Tensor | None
-    """L2 norm of the global gradient before clipping; None when it was neither clipped nor reported."""
+    """The L2 norm of the global gradient before clipping; None if it was neither clipped nor reported."""
     noise: NoiseSample | None = None
+    """The noise sample, if it was requested and both gradients have units."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalModel:
+    """The parts of a model on this rank, with their optimizers and their passes."""
+
+    parts: Sequence[nn.Module]
+    """The stages on this rank, wrapped; without a pipeline one."""
+    ties: Ties | None
+    """The tied weights that lie on different stages."""
+    optimizers: Sequence[torch.optim.Optimizer]
+    """The optimizer of each part."""
+    executor: Executor
+    """The forward and backward passes."""
+    sequence: int | None
+    """The dimension of the inputs that sequence parallelism shards, if it does."""
 
 
 class Engine:
-    """A model on its mesh: the parts of it that lie on this rank, their optimizers, and the step.
+    """A model on its mesh: the parts on this rank, their optimizers, and the step. `assemble.assemble` builds it.
 
-    Built by `assemble.assemble`. The state is `parts`, `optimizers`, `steps` and, where there are such, what the copies
-    have between their meetings (`outer`) and what compression owes (`compression`).
+    The state is `parts`, `optimizers`, `steps` and, if they exist, the state of the copies between synchronizations
+    (`outer`) and the residuals of compression (`compression`).
+
+    Args:
+        local: the parts of the model on this rank.
+        plan: the parallelism of the training.
+        optimization: learning rate and clipping of the steps.
+        axes: the mesh on the ranks; None for one rank.
+        device: of this rank.
+        outer: the synchronization of the copies along dp_replicate, if it is not in every step.
+        compression: the state of the gradients' compression.
     """
 
     def __init__(
         self,
-        *,
-        parts: Sequence[nn.Module],
-        optimizers: Sequence[torch.optim.Optimizer],
-        executor: Executor,
+        local: LocalModel,
         plan: Plan,
+        optimization: Optimization,
+        *,
         axes: Axes | None,
         device: torch.device,
-        lr: Callable[[int], float] | None = None,
-        clip_norm: float | None = None,
-        sequence: int | None = None,
-        ties: Ties | None = None,
         outer: Outer | None = None,
         compression: HookState | None = None,
     ) -> None:
-        self.parts, self.optimizers, self.plan, self.axes, self.device = parts, optimizers, plan, axes, device
+        self.parts, self.optimizers = local.parts, local.optimizers
+        self.plan, self.axes, self.device = plan, axes, device
         self.steps = 0
         """Steps taken since the beginning of the training."""
         self.outer, self.compression = outer, compression
-        self._executor, self._lr, self._clip_norm, self._ties = executor, lr, clip_norm, ties
-        self.parameters = dict(pair for part in parts for pair in trained(part))
-        """By name in the whole model: those that lie here and are trained."""
-        self._sequence = sequence
+        self._executor, self._ties, self._sequence = local.executor, local.ties, local.sequence
+        self._lr, self._clip_norm = optimization.lr, optimization.clip_norm
+        self.parameters = dict(pair for part in self.parts for pair in trained(part))
+        """The trained parameters on this rank, by their names in the whole model."""
         self._values = list(self.parameters.values())
 
     def step(
         self, batch: Batch, *, total: int | None = None, report: bool = True, measure_noise: bool = False
     ) -> Measured:
-        """Take one step of every optimizer on the global batch of which `batch` is this rank's part.
+        """Take one step of every optimizer on the global batch, of which `batch` is this rank's part.
 
-        Every rank must call it with the same `report` and `measure_noise`; ranks of one data-parallel place (stages,
-        tp) with the same batch.
+        Every rank must call it with the same `report` and `measure_noise`; ranks with the same data (stages, tp) with
+        the same batch.
 
         Args:
             batch: of this rank; `count` 0 if it has none.
-            total: units of the global batch where the caller knows them, which saves a small all-reduce.
-            report: whether the loss of the global batch and the norm of the gradient are wanted.
-            measure_noise: whether a `NoiseSample` is wanted; the batch is taken in at least two micro-batches.
+            total: units of the global batch, if the caller knows them, which saves a small all-reduce.
+            report: compute the loss of the global batch and the norm of the gradient.
+            measure_noise: take a `NoiseSample`; the batch is processed in at least two micro-batches.
 
         Raises:
-            ValueError: tp cannot cut the sequence of these inputs.
+            ValueError: tp cannot divide the sequence of these inputs.
         """
         self._check(batch)
         for part in self.parts:
             part.train()
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        asked = self._total(batch) if total is None else lambda: total
+        global_units = self._total(batch) if total is None else lambda: total
         first: list[tuple[int, torch.Tensor]] = []
         after_first = (lambda count: first.append(self._after_first(count))) if measure_noise else None
-        loss = self._executor.train(batch, asked, after_first)
-        units = asked()
+        loss = self._executor.train(batch, global_units, after_first)
+        units = global_units()
         self._settle()
         norm = self._norm() if report or measure_noise or self._clip_norm is not None else None
         noise = _noise(first[0], int(units), norm) if first and norm is not None else None
@@ -124,7 +149,7 @@ class Engine:
         return Measured(self._global(loss, units) if report else loss, norm, noise)
 
     def flush(self) -> None:
-        """Make one model of all ranks: for before an evaluation, a checkpoint, an export."""
+        """Make the ranks' models equal, before an evaluation, a checkpoint or an export."""
         if self.outer is not None:
             self.outer.flush(self.parameters)
         average_buffers(self.parts, self.axes)
@@ -132,7 +157,7 @@ class Engine:
     def evaluate(self, batch: Batch, observe: Observe) -> None:
         """Let `observe` see outputs and targets, in eval mode; on the ranks of the last stage, once for each tp group.
 
-        Every rank must call it as often as the others, with fillers where it has nothing.
+        Every rank must call it the same number of times, with fillers if it has no data.
 
         Raises:
             ValueError: as `step`.
@@ -144,7 +169,7 @@ class Engine:
         self._executor.evaluate(batch, observe if is_seen else _ignore)
 
     def _check(self, batch: Batch) -> None:
-        """Every rank of a tp group has the same inputs, so that none of them goes on without the others."""
+        """Check the length of the sequence. All ranks of a tp group have the same inputs, so they fail together."""
         if self._sequence is None or self.axes is None:
             return
         tp = self.axes.mesh.tp
@@ -172,23 +197,23 @@ class Engine:
         self.steps += 1
 
     def _synced_axes(self) -> tuple[str, ...]:
-        """The axes along which gradients are added up in each step."""
+        """Return the axes along which gradients are summed in each step."""
         return DP_AXES if self.plan.outer == "none" else ("dp_shard",)
 
     def _total(self, batch: Batch) -> Total:
-        """Ask the other ranks for their units, and go on; the forward pass hides the answer's way."""
+        """Start the sum of all ranks' units, and return a function that waits for it; the forward pass hides it."""
         if self.axes is None or self.plan.synced_dp == 1:
             return lambda: batch.count
         group = self.axes.dp_group if self.plan.outer == "none" else self.axes.group("dp_shard")
         total = torch.tensor(batch.count, device=self.device)
-        on_its_way = [dist.all_reduce(total, group=group, async_op=True)]
+        pending = [dist.all_reduce(total, group=group, async_op=True)]
 
-        def answer() -> torch.Tensor:
-            while on_its_way:
-                on_its_way.pop().wait()
+        def summed() -> torch.Tensor:
+            while pending:
+                pending.pop().wait()
             return total
 
-        return answer
+        return summed
 
     def _norm(self) -> torch.Tensor:
         owned = gradients_of(self._values if self._ties is None else self._ties.owned(self._values))
@@ -201,12 +226,12 @@ class Engine:
         if self.plan.outer == "none":
             return total
         both = torch.stack([total * units, torch.as_tensor(units, dtype=total.dtype, device=total.device)])
-        weighted, of_all = self.axes.sum_over(both, "dp_replicate")  # each copy has a mean of its own
-        mean: torch.Tensor = weighted / of_all.clamp(min=1)
+        weighted, all_units = self.axes.sum_over(both, "dp_replicate")  # each copy has a mean of its own
+        mean: torch.Tensor = weighted / all_units.clamp(min=1)
         return mean
 
     def _after_first(self, count: int) -> tuple[int, torch.Tensor]:
-        """Units of all ranks' first micro-batches, and the squared norm of what the gradients are now."""
+        """Return the units of all ranks' first micro-batches, and the squared norm of their gradients."""
         units = count
         if self.axes is not None:
             units = int(self.axes.sum_over(torch.tensor(count, device=self.device), *self._synced_axes()))
@@ -215,13 +240,13 @@ class Engine:
 
 
 def trained(part: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The parameters of a part that an optimizer moves, by their names in the whole model."""
+    """Return the parameters of a part that an optimizer moves, by their names in the whole model."""
     inner = part.module if isinstance(part, DistributedDataParallel) else part
     return [(name, parameter) for name, parameter in inner.named_parameters() if parameter.requires_grad]
 
 
 def _noise(first: tuple[int, torch.Tensor], units: int, norm: torch.Tensor) -> NoiseSample | None:
-    """None when the first micro-batches had no units, or all. Their gradient was weighted by small / units."""
+    """Return None if the first micro-batches had no units, or all. Their gradient was weighted by small / units."""
     small, square = first
     if not 0 < small < units:
         return None
@@ -229,4 +254,4 @@ def _noise(first: tuple[int, torch.Tensor], units: int, norm: torch.Tensor) -> N
 
 
 def _ignore(_outputs: Any, _targets: Any) -> None:
-    """What another rank observes already."""
+    """Discard outputs and targets: another rank observes them already."""

@@ -1,7 +1,7 @@
-"""Tied weights whose two places lie on different stages of a pipeline, such as an embedding and a head.
+"""Tied weights on different stages of a pipeline, such as an embedding and a head.
 
-Each stage has a copy. Their gradients are added up after the passes, so that equal optimizers keep the copies equal;
-the norm counts one of them.
+Each stage has a copy. The copies' gradients are summed after the passes, so that equal optimizers keep the copies
+equal; the norm counts one of them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from atoll.parallel.optimizers.norms import local
 
 
 def tied_names(model: nn.Module) -> list[list[str]]:
-    """Names of parameters that are one and the same, in groups, each in the order of the model."""
+    """Return the names of parameters that are one and the same, in groups, each in the order of the model."""
     groups: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), []).append(name)
@@ -25,11 +25,11 @@ def tied_names(model: nn.Module) -> list[list[str]]:
 class Ties:
     """The tied weights that the cut into stages has separated.
 
-    Every rank of the mesh must build it, at the same point: it makes process groups.
+    Every rank of the mesh must build it, at the same point: it creates process groups.
 
     Args:
         tied: as `tied_names` of the whole model.
-        places: of each name, the rank on the `pp` axis that has its stage.
+        places: by name, the rank on the `pp` axis that has its stage.
         parts: the stages of this rank, each with parameters under the names of the whole model.
         axes: of the mesh.
     """
@@ -37,17 +37,17 @@ class Ties:
     def __init__(
         self, tied: Sequence[Sequence[str]], places: dict[str, int], parts: Sequence[nn.Module], axes: Axes
     ) -> None:
-        mine = {name: parameter for part in parts for name, parameter in part.named_parameters(remove_duplicate=False)}
+        local_ones = dict(pair for part in parts for pair in part.named_parameters(remove_duplicate=False))
         here = axes.coordinates["pp"]
         self._copies: list[tuple[list[nn.Parameter], dist.ProcessGroup | None]] = []
         self._foreign: set[int] = set()
         for names in tied:
             holders = sorted({places[name] for name in names})
             group = _group(holders, axes) if len(holders) > 1 else None
-            copies = list({id(mine[name]): mine[name] for name in names if places[name] == here}.values())
+            copies = list({id(local_ones[name]): local_ones[name] for name in names if places[name] == here}.values())
             if copies:
                 self._copies.append((copies, group))
-                first = [mine[names[0]]] if places[names[0]] == here else []
+                first = [local_ones[names[0]]] if places[names[0]] == here else []
                 self._foreign |= {id(copy) for copy in copies} - {id(copy) for copy in first}
 
     def add_up(self) -> None:
@@ -65,12 +65,12 @@ class Ties:
                 other.copy_(gradients[0])
 
     def owned(self, parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-        """Those that are no second copy."""
+        """Return the parameters without the second copies."""
         return [parameter for parameter in parameters if id(parameter) not in self._foreign]
 
 
 def _group(holders: Sequence[int], axes: Axes) -> dist.ProcessGroup | None:
-    """Among the ranks that differ in nothing but their stage, those that hold a copy. Made by all ranks alike."""
+    """Return the group of a weight's holders that share this rank's other coordinates; all ranks create all groups."""
     lines = axes.device_mesh.mesh.flatten(1).T.tolist()  # one for each place on the other axes
     found = None
     for line in lines:

@@ -1,4 +1,4 @@
-"""The algorithms in which the client takes part, and what each of them demands of a client's training."""
+"""The algorithms in which the client takes part, and the requirements of each on a client's training."""
 
 from collections.abc import Iterator
 
@@ -6,20 +6,20 @@ from atoll.parallel.task.errors import TaskBroken
 from atoll.parallel.task.local import Local
 
 ALGORITHMS = ("fedavg", "fednova", "scaffold")
-"""By the name that an invitation uses. Of "fedavg" the client need not know; FedSGD and FedProx are settings of
-`Local`."""
+"""The algorithms by their names in an invitation. "fedavg" needs nothing of the client; FedSGD and FedProx are settings
+of `Local`."""
 
 
 def check_algorithm(algorithm: str, local: Local | None, *, has_fit: bool = False) -> None:
-    """Insist that an algorithm can be carried out with a task's own training.
+    """Check that a task's training fits an algorithm.
 
     Args:
-        algorithm: as the run has it.
+        algorithm: the run's algorithm.
         local: the training of one round; None for a task that trains by itself (an `ArrayTask`).
-        has_fit: whether the task has a `fit` in place of the built-in loop.
+        has_fit: the task has a `fit` in place of the built-in loop.
 
     Raises:
-        TaskBroken: it cannot; with every reason.
+        TaskBroken: it does not fit; with every reason.
     """
     faults = list(_faults(algorithm, local, has_fit))
     if faults:
@@ -28,7 +28,7 @@ def check_algorithm(algorithm: str, local: Local | None, *, has_fit: bool = Fals
 
 def _faults(algorithm: str, local: Local | None, has_fit: bool) -> Iterator[str]:
     if algorithm not in ALGORITHMS:
-        yield f"this version of Atoll knows {', '.join(ALGORITHMS)}"
+        yield f"this version of Atoll supports {', '.join(ALGORITHMS)}"
     elif algorithm != "fedavg":
         if local is None or has_fit:
             kind = "a `fit` of its own" if has_fit else "a training of its own (an ArrayTask)"
@@ -41,7 +41,7 @@ def _faults(algorithm: str, local: Local | None, has_fit: bool) -> Iterator[str]
             )
 
 
-_PLAIN = "the control variate is what all steps moved over their number: each must be lr times the gradient"
+_PLAIN = "the control variate is the mean of the steps' gradients: each step must be lr times its gradient"
 
 _NEEDED: dict[str, list[tuple[str, object, str]]] = {
     "fednova": [("optimizer", "sgd", "the normalizer counts its steps")],
@@ -53,4 +53,4 @@ _NEEDED: dict[str, list[tuple[str, object, str]]] = {
         ("prox_mu", 0.0, _PLAIN),
     ],
 }
-"""Of each algorithm: the field of `Local`, its only value, and why."""
+"""The fields of `Local` with a required value, by algorithm, each with the value and the reason."""

@@ -1,4 +1,4 @@
-"""Which examples make up a step, and their collation. Any map-style dataset of (inputs, targets)."""
+"""The examples of each step and their collation, for any map-style data set of (inputs, targets)."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,9 +12,9 @@ Fetch = Callable[[torch.Tensor], Any]
 
 
 def batch_sizes(num_examples: int, batch_size: int | None, *, model: torch.nn.Module) -> list[int]:
-    """Sizes of one epoch's batches; a short last batch is kept.
+    """Return the sizes of one epoch's batches; a short last batch is kept.
 
-    One exception: BatchNorm cannot normalize a batch of one example. When the model has such a layer and the last batch
+    One exception: BatchNorm cannot normalize a batch of one example. If the model has such a layer and the last batch
     would be of one, that example joins the batch before it.
     """
     size = num_examples if batch_size is None else batch_size
@@ -25,13 +25,13 @@ def batch_sizes(num_examples: int, batch_size: int | None, *, model: torch.nn.Mo
 
 
 def epoch(num_examples: int, sizes: list[int], generator: torch.Generator | None) -> Iterator[torch.Tensor]:
-    """The indices of each batch of one epoch, in a new order if there is a generator."""
+    """Yield the indices of each batch of one epoch, in a new order if there is a generator."""
     order = torch.arange(num_examples) if generator is None else torch.randperm(num_examples, generator=generator)
     yield from torch.split(order, sizes)
 
 
 def fetcher(dataset: Any) -> Fetch:
-    """How to get a batch: by one index operation where the dataset is tensors, else example by example."""
+    """Return the function that fetches a batch: by one index operation from tensors, else example by example."""
     if type(dataset) is Subset:
         inner, chosen = fetcher(dataset.dataset), torch.as_tensor(dataset.indices)
         return lambda indices: inner(chosen[indices])
@@ -43,7 +43,7 @@ def fetcher(dataset: Any) -> Fetch:
 
 
 def to_device(batch: Any, device: torch.device | str) -> Any:
-    """The batch with all its tensors on the device."""
+    """Return the batch with all its tensors on the device."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device)
     if isinstance(batch, Mapping):

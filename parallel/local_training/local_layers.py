@@ -1,4 +1,4 @@
-"""Layers that never leave their site: batch norms (FedBN), a head of its own, whatever a run's settings name.
+"""Layers that never leave their site: batch norms (FedBN), a local head, or any others that a run's settings name.
 
 Source: Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021. The
 authors look for `bn` in names; here the type of the module decides.
@@ -18,14 +18,14 @@ BATCHNORM = "batchnorm"
 
 
 def names_that_stay(model: torch.nn.Module, keep: str | None) -> frozenset[str]:
-    """The tensors of a model that stay at the site.
+    """Return the names of a model's tensors that stay at the site.
 
     Args:
-        model: of the task.
-        keep: as in `Local.keep`: `batchnorm`, or names with wildcards (`*`, `?`, `[...]`), several with commas.
+        model: the task's model.
+        keep: as in `Local.keep`: `batchnorm`, or names with wildcards (`*`, `?`, `[...]`), separated by commas.
 
     Raises:
-        TaskBroken: a word fits no tensor, or nothing is left to travel.
+        TaskBroken: a word fits no tensor, or no tensor is left to travel.
     """
     if keep is None:
         return frozenset()
@@ -34,10 +34,10 @@ def names_that_stay(model: torch.nn.Module, keep: str | None) -> frozenset[str]:
     for word in map(str.strip, keep.split(",")):
         found = [name for name in names if (name in normalized if word == BATCHNORM else fnmatchcase(name, word))]
         if not found:
-            raise TaskBroken(f"local.keep: {word!r} fits no tensor of the model (they are: {', '.join(names)})")
+            raise TaskBroken(f"local.keep: {word!r} fits no tensor of the model (its tensors: {', '.join(names)})")
         stays.update(found)
     if len(stays) == len(names):
-        raise TaskBroken(f"local.keep: {keep!r} keeps the whole model, and nothing is left to learn together")
+        raise TaskBroken(f"local.keep: {keep!r} keeps the whole model, so no tensor is left to train together")
     return frozenset(stays)
 
 

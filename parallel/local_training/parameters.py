@@ -1,4 +1,4 @@
-"""Between a model and named arrays: initial parameters, loading, the update.
+"""The conversion between a model and named arrays: initial parameters, loading, the update.
 
 The global model is float32 masters and integers, whatever the model computes in: float16 and bfloat16 tensors travel as
 float32, both ways. A tensor that a model holds under two names (tied weights) travels once, under the first.
@@ -22,7 +22,7 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The model's tensors that travel: its state_dict, each piece of memory once.
+    """Return the model's tensors that travel: its state_dict, each piece of memory once.
 
     Raises:
         TaskBroken: a tensor has a dtype that may not travel, or an entry is no tensor; all of them are listed.
@@ -34,7 +34,7 @@ def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
             faults.append(f"{name} is a {type(tensor).__name__}, and only tensors can travel")
             continue
         if name.startswith(CONTROL):
-            faults.append(f"{name}: names that begin with {CONTROL} are kept for control variates")
+            faults.append(f"{name}: names that begin with {CONTROL} are reserved for control variates")
             continue
         if tensor.dtype not in _FLOATS + _INTEGERS:
             allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in _FLOATS + _INTEGERS)
@@ -50,15 +50,15 @@ def state_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def parameters_of(model: torch.nn.Module) -> Arrays:
-    """A copy of the model's tensors as arrays that travel."""
+    """Return a copy of the model's tensors as arrays that travel."""
     return {name: _array(tensor) for name, tensor in state_of(model).items()}
 
 
 def initial_parameters(task: "Task", seed: int) -> Arrays:
-    """The parameters of a newly built model; the same seed gives the same bits.
+    """Return the parameters of a newly built model; the same seed gives the same bits.
 
     Raises:
-        TaskBroken: `task.model()` gives no module, or tensors that may not travel.
+        TaskBroken: `task.model()` returns no module, or tensors that may not travel.
         NotFinite: the model starts with NaN or infinite values.
     """
     torch.manual_seed(seed)
@@ -68,19 +68,19 @@ def initial_parameters(task: "Task", seed: int) -> Arrays:
 
 
 def buffers_of(model: torch.nn.Module) -> list[str]:
-    """Names of the travelling float tensors that no optimizer trains, such as a batch norm's running mean; sorted."""
+    """Return the sorted names of the travelling float tensors that are not trained, such as a running mean."""
     trained = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     return sorted(name for name, tensor in state_of(model).items() if tensor.dtype in _FLOATS and name not in trained)
 
 
 def trained_by_name(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """The travelling parameters that an optimizer moves."""
+    """Return the travelling parameters that an optimizer moves."""
     parameters = dict(model.named_parameters())
     return {name: parameters[name] for name in state_of(model) if name in parameters and parameters[name].requires_grad}
 
 
 def build_model(task: "Task") -> torch.nn.Module:
-    """The task's model, on the CPU.
+    """Return the task's model, on the CPU.
 
     Raises:
         TaskBroken: it is no module.
@@ -92,7 +92,7 @@ def build_model(task: "Task") -> torch.nn.Module:
 
 
 def load_parameters(model: torch.nn.Module, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """Copy global parameters into the model, on whatever device and in whatever precision it is.
+    """Copy global parameters into the model, on any device and in any precision.
 
     Raises:
         TaskMismatch: names, shapes or dtypes differ; every difference is listed, and the model is unchanged.
@@ -105,13 +105,13 @@ def load_parameters(model: torch.nn.Module, arrays: Mapping[str, np.ndarray[Any,
 
 
 def update_of(before: Mapping[str, np.ndarray[Any, Any]], model: torch.nn.Module) -> Arrays:
-    """local - global (Reddi et al. 2021, Algorithm 2), after the model was trained from `before`.
+    """Return local - global (Reddi et al. 2021, Algorithm 2), after the model was trained from `before`.
 
-    Floats are subtracted in float32. What a float16 or bfloat16 model lost of the float32 global parameters when they
-    were loaded is no part of its update: an untrained model has an update of zeros.
+    Floats are subtracted in float32. The rounding of the float32 global parameters to a float16 or bfloat16 model, when
+    they were loaded, is no part of its update: an untrained model has an update of zeros.
 
     Raises:
-        TaskMismatch: `before` is not of this model.
+        TaskMismatch: `before` does not belong to this model.
         NotFinite: a tensor has NaN or infinite values.
         ValueError: the difference of two integers does not fit its dtype.
     """
@@ -130,7 +130,11 @@ def update_of(before: Mapping[str, np.ndarray[Any, Any]], model: torch.nn.Module
 
 
 def integer_difference(name: str, local: np.ndarray[Any, Any], start: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """local - global of whole numbers; raises ValueError where it does not fit their dtype."""
+    """Return local - global of whole numbers.
+
+    Raises:
+        ValueError: a difference does not fit their dtype.
+    """
     difference = local.astype(np.int64) - start.astype(np.int64)
     narrow: np.ndarray[Any, Any] = difference.astype(local.dtype)
     if not np.array_equal(narrow, difference):

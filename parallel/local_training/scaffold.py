@@ -1,4 +1,4 @@
-"""SCAFFOLD at the client, with option II: control variates take the drift of the local steps away.
+"""SCAFFOLD at the client, with option II: control variates correct the drift of the local steps.
 
 Legend: x the global and y the local model, K steps really taken, rate η, c the server's and c_i this client's variate.
 
@@ -22,7 +22,7 @@ from atoll.parallel.task.arrays import Arrays, check_finite
 
 
 class ControlVariates:
-    """c and c_i of one client in one round, by the name of the parameter; float32.
+    """The variates c and c_i of one client in one round, by the name of the parameter; float32.
 
     Args:
         server: c.
@@ -35,11 +35,11 @@ class ControlVariates:
 
     @property
     def corrections(self) -> Arrays:
-        """c - c_i, which is added to each gradient."""
+        """The summands c - c_i of the gradients."""
         return {name: c - self._client[name] for name, c in self._server.items()}
 
     def after(self, update: Mapping[str, np.ndarray[Any, Any]], *, num_steps: int, lr: float) -> tuple[Arrays, Arrays]:
-        """What is sent, c_i+ - c_i, and what is kept, c_i+; both under `control/<parameter>`.
+        """Return what to send, c_i+ - c_i, and what to store, c_i+; both under `control/<parameter>`.
 
         Args:
             update: y - x.
@@ -50,17 +50,17 @@ class ControlVariates:
             NotFinite: a value leaves float32.
         """
         sent: Arrays = {}
-        kept: Arrays = {}
+        stored: Arrays = {}
         with np.errstate(over="ignore"):
             for name, c in self._server.items():
                 exact = -c.astype(np.float64) - update[name].astype(np.float64) / (num_steps * lr)
                 sent[CONTROL + name] = exact.astype(np.float32)
-                kept[CONTROL + name] = self._client[name] + sent[CONTROL + name]
-        check_finite(kept, "control variate")
-        return sent, kept
+                stored[CONTROL + name] = self._client[name] + sent[CONTROL + name]
+        check_finite(stored, "control variate")
+        return sent, stored
 
 
 def split(arrays: Mapping[str, np.ndarray[Any, Any]]) -> tuple[Arrays, Arrays]:
-    """A version's, or a client's own, tensors: those of the model, and the control variates by their parameters."""
+    """Split the tensors of a version, or of a client, into those of the model and the control variates by parameter."""
     model = {name: array for name, array in arrays.items() if not name.startswith(CONTROL)}
     return model, {name.removeprefix(CONTROL): arrays[name] for name in arrays if name.startswith(CONTROL)}

@@ -32,27 +32,27 @@ __all__ = [
 ]
 
 RECENT_STEPS = 5
-"""The next step is expected to take as long as the longest of this many last ones."""
+"""Number of last steps, the longest of which is the expected duration of the next step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one local training did."""
+    """The work of one local training."""
 
     num_examples: int
-    """Size of the data set (n_k), the weight in FedAvg; not the number of examples seen."""
+    """The size of the data set (n_k), the weight in FedAvg; not the number of examples seen."""
 
     work: float
     """Steps done / steps requested, in (0, 1]."""
 
     statistics: Statistics
-    """Of the loss and the task's metrics over the batches seen, before each step; empty with `fit`."""
+    """The statistics of the loss and the task's metrics over the batches seen, before each step; empty with `fit`."""
 
     steps: int
-    """Optimizer steps done; 0 with `fit`, which counts for itself."""
+    """The number of optimizer steps done; 0 with `fit`, whose steps are not counted."""
 
     normalizer: Normalizer | None = None
-    """What FedNova makes of the steps; None with `fit`."""
+    """The normalizer of FedNova over the steps; None with `fit`."""
 
 
 def train_locally(
@@ -74,8 +74,8 @@ def train_locally(
     `corrections` are SCAFFOLD's c - c_i by parameter, which are added to the gradients of the built-in loop.
 
     Raises:
-        TaskBroken: the data set is empty, or `fit` gives no work in (0, 1].
-        OutOfTime: not one step was possible before the deadline.
+        TaskBroken: the data set is empty, or `fit` returns no work in (0, 1].
+        OutOfTime: the deadline came before the first step.
 
     Source:
         McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017,
@@ -110,7 +110,7 @@ def train_locally(
 
 
 class Step:
-    """One step of the local optimizer, whose state lasts for this training.
+    """A step of the local optimizer, whose state lasts for this training.
 
     FedProx adds the gradient μ (w - w_global) of its proximal term to that of the loss (Li et al., "Federated
     Optimization in Heterogeneous Networks", MLSys 2020, Algorithm 2). SCAFFOLD adds its corrections (`scaffold`).
@@ -133,7 +133,7 @@ class Step:
         self._optimizer = make_optimizer(local, self._parameters)
 
     def __call__(self, batch: Any, num_examples: int) -> Statistics:
-        """Take the step; the statistics are those of the model before it."""
+        """Take the step; return the statistics of the model before it."""
         inputs, targets = batch
         self._optimizer.zero_grad(set_to_none=True)
         outputs = self._model(inputs)
@@ -154,7 +154,7 @@ class Step:
 
 
 def make_optimizer(local: Local, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer that `local` names, with a fresh state."""
+    """Return the optimizer that `local` names, with a fresh state."""
     if local.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay)
     kind = torch.optim.Adam if local.optimizer == "adam" else torch.optim.AdamW
@@ -169,7 +169,7 @@ def evaluate(
     batch_size: int = 256,
     device: torch.device | str = "cpu",
 ) -> Statistics:
-    """The statistics of the loss and the task's metrics over the whole data set, in eval mode."""
+    """Return the statistics of the loss and the task's metrics over the whole data set, in eval mode."""
     model.to(device).eval()
     fetch = fetcher(dataset)
     sums: Statistics = {} if "loss" in task.metrics else {"loss": (0.0, 0.0)}
@@ -192,7 +192,7 @@ def seed_everything(seed: int) -> None:
 
 def _order(num_examples: int, sizes: list[int], local: Local) -> Iterator[torch.Tensor]:
     generator = None
-    if local.shuffle:  # one of its own, as in DataLoader: what the model draws does not change the order
+    if local.shuffle:  # a generator of its own, as in DataLoader: the model's draws do not change the order
         generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
     for _ in range(local.epochs):
         yield from epoch(num_examples, sizes, generator)
@@ -207,7 +207,7 @@ def _statistics(task: Task, loss: torch.Tensor, outputs: Any, targets: Any, num_
 
 def _fit(fit: Any, model: torch.nn.Module, dataset: Any, local: Local, deadline: Deadline) -> float:
     if deadline.passed():
-        raise OutOfTime("no time to begin")
+        raise OutOfTime("the deadline passed before the training began")
     work = fit(model, dataset, local, deadline)
     if not is_work(work):
         raise TaskBroken(f"fit must return the work done, a number in (0, 1], got {work!r}")

@@ -1,1 +1,4 @@
-"""Models that say of themselves how they can be cut: a decoder, an MLP and a CNN."""
+"""Models with a blueprint of how they can be divided over ranks: a decoder, an MLP and a CNN.
+
+Imports: `engine`.
+"""

@@ -11,14 +11,14 @@ from atoll.parallel.engine.blueprint import Blueprint, Styles
 
 
 class CNN(nn.Module):
-    """Images (B, channels[0], side, side) -> (B, classes).
+    """A map of images (B, channels[0], side, side) to logits (B, classes).
 
     Args:
-        channels: from the image's over those of each stage, which halves the side; at least two.
+        channels: of the image and of each stage, which halves the side; at least two.
         side: of the image, a multiple of 2^stages.
         hidden: features between the two linear layers.
         classes: outputs.
-        norm: whether convolutions are followed by a batch norm.
+        norm: put a batch norm after each convolution.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class CNN(nn.Module):
 
     @property
     def blueprint(self) -> Blueprint:
-        """Under tp the head is cut, the convolutions are computed by each rank."""
+        """The blueprint: under tp the head is sharded, the convolutions are replicated."""
         return Blueprint(chain=("features", "flatten", "head"), tensor=_styles, divisible={"hidden": self.hidden})
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """(B, C, side, side) -> (B, classes)."""
+        """Compute (B, C, side, side) -> (B, classes)."""
         x = images
         for stage in self.features:
             x = stage(x)

@@ -23,26 +23,26 @@ from atoll.parallel.engine.blueprint import Blueprint, Styles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """The size of a decoder."""
+    """The dimensions of a decoder."""
 
     vocab: int
-    """V"""
+    """V, the number of words."""
     dim: int
-    """D, a multiple of `heads`."""
+    """D, the number of features; a multiple of `heads`."""
     layers: int
-    """Blocks."""
+    """The number of blocks."""
     heads: int
-    """H"""
+    """H, the number of heads."""
     kv_heads: int | None = None
-    """K, a divisor of H; None: H."""
+    """K, the number of key/value heads, a divisor of H; None: H."""
     ffn: int | None = None
-    """F; None: 8/3 D, rounded up to a multiple of 32."""
+    """F, the number of features inside the MLP; None: 8/3 D, rounded up to a multiple of 32."""
     sequence: int = 1024
-    """S at most."""
+    """The largest S, the number of tokens of a sequence."""
     tied: bool = False
-    """Whether the head's weights are the embedding's."""
+    """Share the embedding's weights with the head."""
     rope_base: float = 10_000.0
-    """Wavelengths of the rotary positions go from 2π to 2π times this."""
+    """The base of the rotary positions: their wavelengths go from 2π to 2π times this."""
 
     def __post_init__(self) -> None:
         kv_heads = self.kv_heads or self.heads
@@ -61,7 +61,7 @@ class DecoderConfig:
 
     @property
     def hidden(self) -> int:
-        """F"""
+        """The number F of features inside the MLP."""
         return self.ffn or (8 * self.dim // 3 + 31) // 32 * 32
 
 
@@ -84,7 +84,7 @@ class Attention(nn.Module):
         self.register_buffer("sines", sines, persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, S, D) -> (B, S, D); the heads may be this rank's alone."""
+        """Map (B, S, D) to (B, S, D), with all heads or this rank's alone."""
         queries, keys, values = (self._heads(project(x)) for project in (self.query, self.key, self.value))
         length = queries.shape[2]
         cosines, sines = self.cosines[:length].to(queries.dtype), self.sines[:length].to(queries.dtype)
@@ -104,7 +104,7 @@ class Attention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """out(silu(gate x) * up x): (B, S, D) -> (B, S, D)."""
+    """The gated MLP out(silu(gate x) * up x): (B, S, D) -> (B, S, D)."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -113,13 +113,13 @@ class SwiGLU(nn.Module):
         self.out = nn.Linear(config.hidden, config.dim, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, S, D) -> (B, S, D)."""
+        """Map (B, S, D) to (B, S, D)."""
         projected: torch.Tensor = self.out(functional.silu(self.gate(x)) * self.up(x))
         return projected
 
 
 class Block(nn.Module):
-    """x + attention(norm x), then x + mlp(norm x)."""
+    """A block of the decoder: x + attention(norm x), then x + mlp(norm x)."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -129,14 +129,14 @@ class Block(nn.Module):
         self.mlp = SwiGLU(config)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, S, D) -> (B, S, D)."""
+        """Map (B, S, D) to (B, S, D)."""
         x = x + self.attention(self.attention_norm(x))
         y: torch.Tensor = x + self.mlp(self.mlp_norm(x))
         return y
 
 
 class Decoder(nn.Module):
-    """Tokens (B, S) int64 -> logits (B, S, V)."""
+    """A causal language model: tokens (B, S) int64 -> logits (B, S, V)."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class Decoder(nn.Module):
 
     @property
     def blueprint(self) -> Blueprint:
-        """How it is cut along every axis."""
+        """The blueprint: divisible along every axis."""
         config = self.config
         return Blueprint(
             chain=("embed", "layers", "norm", "head"),
@@ -167,7 +167,7 @@ class Decoder(nn.Module):
         )
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Tokens (B, S) int64 -> logits (B, S, V)."""
+        """Map tokens (B, S) int64 to logits (B, S, V)."""
         x = self.embed(tokens)
         for block in self.layers:
             x = block(x)
@@ -175,7 +175,7 @@ class Decoder(nn.Module):
         return logits
 
     def _initialize(self) -> None:
-        """N(0, 0.02); what ends a residual branch / sqrt(2 layers) (Radford et al. 2019, section 2.3)."""
+        """Draw N(0, 0.02), the last layer of a residual branch / sqrt(2 layers) (Radford et al. 2019, section 2.3)."""
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
                 is_last = name.endswith("out.weight")
@@ -183,23 +183,24 @@ class Decoder(nn.Module):
 
 
 def rotations(length: int, head_dim: int, base: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin of position x frequency, each (length, head_dim / 2); frequency i is base^(-2i / head_dim)."""
+    """Return cos and sin of position x frequency, each (length, head_dim / 2); frequency i is base^(-2i / head_dim)."""
     frequencies = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim)
     angles = torch.outer(torch.arange(length, dtype=torch.float32, device="cpu"), frequencies)
     return angles.cos(), angles.sin()
 
 
 def rotated(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Each pair (x_i, x_{i + d/2}) of (B, H, S, d) turned by its angle."""
+    """Rotate each pair (x_i, x_{i + d/2}) of (B, H, S, d) by its angle."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
 
 
 def styles(sequence_parallel: bool, loss_parallel: bool) -> Styles:
-    """How its modules are cut along tp: attention by heads, MLP by hidden features, embedding and head by words.
+    """Return the sharding of its modules along tp: attention by heads, MLP by hidden features, embedding and head by
+    words.
 
     Every block costs two all-reduces in each direction, or their halves (reduce-scatter, then all-gather) when the
-    sequence is cut in between (Korthikanti et al., "Reducing Activation Recomputation", 2022, figure 5).
+    sequence is sharded in between (Korthikanti et al., "Reducing Activation Recomputation", 2022, figure 5).
     """
     between = Shard(1) if sequence_parallel else Replicate()
     shared = PrepareModuleInput(input_layouts=(between,), desired_input_layouts=(Replicate(),))  # once for q, k and v

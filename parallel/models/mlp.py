@@ -11,10 +11,10 @@ from atoll.parallel.engine.blueprint import Blueprint, Styles
 
 
 class MLP(nn.Module):
-    """(B, sizes[0]) or (B, ..) that flattens to it -> (B, sizes[-1]).
+    """A map of (B, sizes[0]), or (B, ..) that flattens to it, to (B, sizes[-1]).
 
     Args:
-        sizes: features from the inputs over the hidden layers to the outputs; at least two.
+        sizes: numbers of features, from the inputs over the hidden layers to the outputs; at least two.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -28,7 +28,7 @@ class MLP(nn.Module):
 
     @property
     def blueprint(self) -> Blueprint:
-        """Layers in pairs: the first of each is cut by its outputs, the second by its inputs; then comes a sum."""
+        """The blueprint: layers in pairs, the first sharded by its outputs, the second by its inputs; a sum follows."""
         return Blueprint(
             chain=("layers",),
             tensor=self._styles,
@@ -36,7 +36,7 @@ class MLP(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, ..) -> (B, outputs)."""
+        """Map (B, ..) to (B, outputs)."""
         x = x.flatten(1)
         for layer in self.layers:
             x = layer(x)

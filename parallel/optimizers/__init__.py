@@ -1,1 +1,4 @@
-"""Optimizers and rules for large batches: layer-wise steps, learning-rate schedules, noise scale, sharpness."""
+"""Optimizers and rules for large batches: layer-wise steps, learning-rate schedules, noise scale, sharpness.
+
+Imports: no other folder.
+"""

@@ -17,37 +17,37 @@ from typing import Any
 import numpy as np
 
 REACH = 1000.0
-"""B_crit is looked for from the smallest batch / REACH to the largest batch x REACH."""
+"""Factor of the search for B_crit: from the smallest batch / REACH to the largest batch x REACH."""
 
 GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 @dataclass(frozen=True, slots=True)
 class CriticalBatch:
-    """The law that was found in a sweep of the batch size."""
+    """The law that a sweep of the batch size gave."""
 
     min_steps: float
-    """S_min: steps to the target with an endless batch."""
+    """S_min: steps to the target with an infinite batch."""
 
     min_examples: float
     """E_min: examples to the target with a batch of one."""
 
     @property
     def batch(self) -> float:
-        """B_crit, in examples."""
+        """The critical batch size B_crit, in examples."""
         return self.min_examples / self.min_steps
 
     def steps(self, batch: float) -> float:
-        """S: steps to the target with this batch."""
+        """Return S, the steps to the target with this batch."""
         return self.min_steps + self.min_examples / batch
 
     def examples(self, batch: float) -> float:
-        """E: examples to the target with this batch."""
+        """Return E, the examples to the target with this batch."""
         return self.min_examples + self.min_steps * batch
 
 
 def fit_critical_batch(steps: Mapping[int, float]) -> CriticalBatch:
-    """The law with the least squares of log S to what was measured.
+    """Return the law with the least squares of log S from the measurements.
 
     For a given B_crit the best S_min is a mean of logs, so only B_crit is searched for: on a grid, then by golden
     section.
@@ -64,23 +64,23 @@ def fit_critical_batch(steps: Mapping[int, float]) -> CriticalBatch:
     batches = np.array(sorted(steps), dtype=np.float64)
     logs = np.log([steps[int(batch)] for batch in batches])
 
-    def fault(log_critical: float) -> float:
+    def variance(log_critical: float) -> float:
         return float(np.var(logs - np.log1p(np.exp(log_critical) / batches)))
 
     low, high = math.log(batches[0] / REACH), math.log(batches[-1] * REACH)
     grid = np.linspace(low, high, 400)
-    best = int(np.argmin([fault(point) for point in grid]))
+    best = int(np.argmin([variance(point) for point in grid]))
     if best in (0, len(grid) - 1):
         where = "below the smallest batch" if best == 0 else "above the largest batch"
         raise ValueError(f"the steps have no bend: the critical batch is far {where}, of {dict(steps)}")
-    critical = math.exp(_lowest(fault, grid[best - 1], grid[best + 1]))
+    critical = math.exp(_lowest(variance, grid[best - 1], grid[best + 1]))
     min_steps = math.exp(float(np.mean(logs - np.log1p(critical / batches))))
     return CriticalBatch(min_steps, critical * min_steps)
 
 
-def _lowest(fault: Any, low: float, high: float) -> float:
-    """Where the function of one number is lowest between the two, by golden section."""
+def _lowest(function: Any, low: float, high: float) -> float:
+    """Return where the function of one number is lowest between the two, by golden section."""
     for _ in range(80):
         left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
-        low, high = (low, right) if fault(left) < fault(right) else (left, high)
+        low, high = (low, right) if function(left) < function(right) else (left, high)
     return (low + high) / 2

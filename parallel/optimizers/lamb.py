@@ -5,7 +5,7 @@ Legend: w the layer's weights, g its gradient, t the number of the step from 1, 
     m <- β₁ m + (1 - β₁) g;            m̂ = m / (1 - β₁^t)
     v <- β₂ v + (1 - β₂) g²;           v̂ = v / (1 - β₂^t)
     u = m̂ / (sqrt(v̂) + ε) + λ w
-    w <- w - η φ(|w|) / |u| u          a ratio of one where |w| or |u| is zero; φ(z) = z, or z held within `bounds`
+    w <- w - η φ(|w|) / |u| u          a ratio of one where |w| or |u| is zero; φ(z) = z, or z clamped to `bounds`
 
 The paper's third version has no bias correction (m̂ = m, v̂ = v); its last one has.
 
@@ -23,7 +23,7 @@ from atoll.parallel.optimizers.layerwise import Block, LayerwiseOptimizer, check
 
 
 class LAMB(LayerwiseOptimizer):
-    """Layer-wise adaptive moments.
+    """The optimizer LAMB: layer-wise adaptive moments.
 
     Args:
         parameters: as every torch optimizer takes them.
@@ -31,7 +31,7 @@ class LAMB(LayerwiseOptimizer):
         betas: β₁ and β₂, in [0, 1).
         eps: ε > 0.
         weight_decay: λ >= 0.
-        bias_correction: divide the moments by what is missing in them at first.
+        bias_correction: divide the moments by 1 - β^t.
         bounds: γ_l and γ_u, the smallest and largest φ(|w|); None: φ(z) = z.
         skip_1d: parameters of at most one dimension (biases, norms) get no trust ratio and no decay: Adam.
 
@@ -66,7 +66,7 @@ class LAMB(LayerwiseOptimizer):
             torch._foreach_add_(block.weights, updates, alpha=-block.group["lr"])
 
     def _directions(self, block: Block) -> list[Tensor]:
-        """u of each layer: Adam's step and the decay."""
+        """Return u of each layer: Adam's step and the decay."""
         beta1, beta2 = block.group["betas"]
         first, second = self._buffers(block, "exp_avg"), self._buffers(block, "exp_avg_sq")
         torch._foreach_lerp_(first, block.gradients, 1 - beta1)
@@ -84,7 +84,7 @@ class LAMB(LayerwiseOptimizer):
         return list(updates)
 
     def _count(self, parameter: Tensor) -> float:
-        """The number of this step; it is kept on the CPU, as torch's optimizers do, so reading it waits for nothing."""
+        """Return the number of this step; it lies on the CPU, as in torch's optimizers, so reading it does not wait."""
         state = self.state[parameter]
         state["step"] = state.get("step", torch.zeros((), dtype=torch.float32)) + 1
         return float(state["step"])

@@ -1,4 +1,4 @@
-"""LARC: SGD with momentum, in which no layer goes faster than its LARS rate allows.
+"""LARC: SGD with momentum in which a layer's rate is clipped to its LARS rate.
 
 Legend: w the layer's weights, g its gradient, γ the learning rate, η the trust coefficient, m the momentum, β the
 weight decay, v the momentum buffer, which begins at zero.
@@ -20,7 +20,7 @@ from atoll.parallel.optimizers.layerwise import Block, LayerwiseOptimizer, check
 
 
 class LARC(LayerwiseOptimizer):
-    """Layer-wise adaptive rate clipping.
+    """The optimizer LARC: layer-wise adaptive rate clipping.
 
     Args:
         parameters: as every torch optimizer takes them.

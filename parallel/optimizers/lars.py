@@ -1,4 +1,4 @@
-"""LARS: each layer has a learning rate of its own, in proportion to the norm of its weights over that of its gradient.
+"""LARS: a learning rate for each layer, in proportion to the norm of its weights over that of its gradient.
 
 Legend: w the layer's weights, g its gradient, γ the learning rate, η the trust coefficient, m the momentum, β the
 weight decay, v the momentum buffer, which begins at zero.
@@ -7,8 +7,8 @@ weight decay, v the momentum buffer, which begins at zero.
     v <- m v + γ λ (g + β w)
     w <- w - v
 
-The paper has γ inside the momentum, so a learning rate that falls leaves its past in v. With `lr_in_momentum=False` the
-buffer is free of it, as in `torch.optim.SGD`; the two are the same while γ is constant:
+The paper has γ inside the momentum, so v remembers the higher rates of the past when the rate falls. With
+`lr_in_momentum=False` the rate is outside, as in `torch.optim.SGD`; the two are the same while γ is constant:
 
     v <- m v + λ (g + β w);    w <- w - γ v
 
@@ -24,7 +24,7 @@ from atoll.parallel.optimizers.layerwise import Block, LayerwiseOptimizer, check
 
 
 class LARS(LayerwiseOptimizer):
-    """Layer-wise adaptive rate scaling.
+    """The optimizer LARS: layer-wise adaptive rate scaling.
 
     Args:
         parameters: as every torch optimizer takes them.

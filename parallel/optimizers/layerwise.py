@@ -1,7 +1,7 @@
-"""What the layer-wise optimizers share: they work on the shards that a rank holds, and treat each tensor as one layer.
+"""The common part of the layer-wise optimizers: they work on this rank's shards, and treat each tensor as one layer.
 
 The state of a sharded parameter is sharded like it (a DTensor), so `torch.distributed.checkpoint` saves it as it is;
-what is one number per layer is a 0-d tensor, the same on all ranks. Nothing here waits for the device.
+a state of one number per layer is a 0-d tensor, the same on all ranks. Nothing here waits for the device.
 """
 
 import math
@@ -19,26 +19,26 @@ from atoll.parallel.optimizers.norms import local, norms_of_shards
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Parameters of one group that are treated alike."""
+    """Parameters of one group with the same treatment."""
 
     group: dict[str, Any]
     """The group's learning rate and other options."""
 
     is_skipped: bool
-    """Whether they are biases and norms, which get no trust ratio and no weight decay."""
+    """The flag of biases and norms, which get no trust ratio and no weight decay."""
 
     parameters: list[Tensor]
-    """As the model has them."""
+    """The parameters as the model has them."""
 
     weights: list[Tensor]
-    """This rank's shards of them; a step changes these in place."""
+    """This rank's shards of the parameters; a step changes these in place."""
 
     gradients: list[Tensor]
-    """The shards of their gradients, cut in the same way."""
+    """This rank's shards of their gradients, sharded in the same way."""
 
     @property
     def weight_decay(self) -> float:
-        """β, which is zero for those that are skipped."""
+        """The decay β, which is zero for skipped parameters."""
         return 0.0 if self.is_skipped else float(self.group["weight_decay"])
 
 
@@ -47,7 +47,7 @@ class LayerwiseOptimizer(Optimizer):
 
     Args:
         parameters: as every torch optimizer takes them; plain tensors and DTensors may be mixed.
-        defaults: of the groups' options; `skip_1d` and `weight_decay` are always among them.
+        defaults: of the groups' options, with `skip_1d` and `weight_decay` among them.
     """
 
     def __init__(self, parameters: Iterable[Any], defaults: dict[str, Any]) -> None:
@@ -55,7 +55,7 @@ class LayerwiseOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step on all parameters that have a gradient; the closure's loss, when there is one."""
+        """Take one step on all parameters that have a gradient; return the closure's loss, if there is one."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -65,22 +65,22 @@ class LayerwiseOptimizer(Optimizer):
         return loss
 
     def _update(self, blocks: list[Block]) -> None:
-        """Change the weights; all norms of all blocks should be asked for at once."""
+        """Change the weights; the norms of all blocks should be requested at once."""
         raise NotImplementedError
 
     def _blocks(self) -> list[Block]:
         blocks = []
         for group in self.param_groups:
-            given = [parameter for parameter in group["params"] if parameter.grad is not None]
+            with_gradient = [parameter for parameter in group["params"] if parameter.grad is not None]
             for is_skipped in (False, True):
-                chosen = [p for p in given if (bool(group["skip_1d"]) and p.ndim <= 1) is is_skipped]
+                chosen = [p for p in with_gradient if (bool(group["skip_1d"]) and p.ndim <= 1) is is_skipped]
                 if chosen:
                     gradients = [_gradient(parameter) for parameter in chosen]
                     blocks.append(Block(group, is_skipped, chosen, [local(p) for p in chosen], gradients))
         return blocks
 
     def _buffers(self, block: Block, key: str) -> list[Tensor]:
-        """The shards of a state that has the parameter's shape; zeros at first."""
+        """Return the shards of a state of the parameter's shape; zeros at first."""
         for parameter in block.parameters:
             if key not in self.state[parameter]:
                 self.state[parameter][key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
@@ -94,20 +94,21 @@ def _gradient(parameter: Tensor) -> Tensor:
     if gradient.is_sparse:
         raise ValueError("a sparse gradient has no layer-wise step; use a dense embedding")
     if isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
-        if gradient.placements != parameter.placements:  # such as a sum over the ranks that is still to be made
+        if gradient.placements != parameter.placements:  # such as an unfinished sum over ranks
             gradient = gradient.redistribute(placements=parameter.placements)
         return gradient.to_local()
     return local(gradient)
 
 
 def norms_by_block(blocks: Sequence[Block], *kinds: Sequence[Sequence[Tensor]]) -> list[tuple[Tensor, ...]]:
-    """Norms of all layers, with one exchange: for each block, one tensor (layers of the block,) for each kind.
+    """Return the norms of all layers, with one exchange: for each block, one tensor (layers of the block,) for each
+    kind.
 
     Args:
-        blocks: whose parameters say how everything is cut.
+        blocks: with the parameters, which tell the sharding.
         kinds: such as the weights and the gradients; for each block a list of shards.
     """
-    shards = [shard for kind in kinds for of_block in kind for shard in of_block]
+    shards = [shard for kind in kinds for block_shards in kind for shard in block_shards]
     layouts = [parameter for block in blocks for parameter in block.parameters] * len(kinds)
     sizes = [len(block.parameters) for block in blocks]
     split = torch.split(norms_of_shards(shards, layouts), sizes * len(kinds))
@@ -115,7 +116,7 @@ def norms_by_block(blocks: Sequence[Block], *kinds: Sequence[Sequence[Tensor]]) 
 
 
 def ratio_or_one(over: Tensor, under: Tensor, *must_be_positive: Tensor) -> Tensor:
-    """over / under for each layer, and one where a norm is zero, so that a layer of zeros can leave zero."""
+    """Return over / under for each layer, and one where a norm is zero, so that a layer of zeros can leave zero."""
     is_defined = torch.stack([norm > 0 for norm in must_be_positive]).all(dim=0)
     return torch.where(is_defined, over / under, torch.ones_like(over))
 
@@ -129,15 +130,15 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "trust": (lambda trust: 0 < trust < math.inf, "positive and finite"),
     "bounds": (lambda bounds: bounds is None or 0 <= bounds[0] < bounds[1], "none, or two numbers 0 <= low < high"),
 }
-"""By option: whether a value is allowed, and what is."""
+"""The check of each option, and the values that it allows."""
 
 
 def check_ranges(optimizer: str, **options: object) -> None:
-    """Complain about all options at once.
+    """Check all options at once.
 
     Args:
         optimizer: its name.
-        options: as they were given; each is held against its range.
+        options: by name; each is checked against its range.
 
     Raises:
         ValueError: names each option that is out of range.

@@ -1,9 +1,9 @@
-"""From a config to an optimizer: which methods there are, what each may be told, and which parameters decay."""
+"""The construction of optimizers from a config: the methods, their options, and the parameters that decay."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "lamb": {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "bias_correction": True, "bounds": None},
     "novograd": {"betas": (0.95, 0.98), "eps": 1e-8, "weight_decay": 0.001, "averaging": False},
 }
-"""Of each method, its options and what they are unless they are given."""
+"""The options of each method, with their defaults."""
 
 LAYERWISE: dict[str, Any] = {"lars": LARS, "larc": LARC, "lamb": LAMB, "novograd": NovoGrad}
 ELEMENTWISE: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
@@ -31,56 +31,60 @@ ELEMENTWISE: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerConfig:
-    """A method and its options; None leaves an option to the method, as `OPTIONS` has it."""
+    """A method and its options; None leaves an option at the method's default in `OPTIONS`.
+
+    Raises:
+        ValueError: options out of their ranges, or of another method; the message lists all faults.
+    """
 
     name: str = "sgd"
-    """sgd, adam, adamw, lars, larc, lamb or novograd."""
+    """The method: sgd, adam, adamw, lars, larc, lamb or novograd."""
 
     lr: float = 0.1
-    """Learning rate (> 0), until a schedule sets another."""
+    """The learning rate (> 0), until a schedule sets another."""
 
     momentum: float | None = None
-    """Of sgd, lars and larc, in [0, 1)."""
+    """The momentum of sgd, lars and larc, in [0, 1)."""
 
     nesterov: bool | None = None
-    """Of sgd, with a momentum: look ahead."""
+    """Use Nesterov's momentum; sgd with a momentum."""
 
     betas: tuple[float, float] | None = None
-    """Of adam, adamw, lamb and novograd: how much of the first and the second moment stays in a step, in [0, 1)."""
+    """The decays of the first and the second moment of adam, adamw, lamb and novograd, in [0, 1)."""
 
     eps: float | None = None
-    """Of adam, adamw, lamb and novograd: what is added to the square root of the second moment (> 0)."""
+    """The summand of the square root of the second moment in adam, adamw, lamb and novograd (> 0)."""
 
     weight_decay: float | None = None
-    """L2 penalty of sgd, adam, lars and larc, decoupled decay of adamw, part of the step in lamb and novograd; >= 0."""
+    """The L2 penalty of sgd, adam, lars and larc, decoupled decay of adamw, part of the step in lamb and novograd; >=
+    0."""
 
     trust: float | None = None
-    """Of lars and larc: a layer's rate is this much of its weights' norm over its gradient's (> 0)."""
+    """The trust coefficient of lars and larc: a layer's rate over the quotient of its weights' and its gradient's norm
+    (> 0)."""
 
     lr_in_momentum: bool | None = None
-    """Of lars: whether the momentum remembers steps, as in the paper, or gradients, as torch's sgd does."""
+    """Accumulate steps in the momentum of lars, as the paper does, instead of gradients, as torch's sgd does."""
 
     bias_correction: bool | None = None
-    """Of lamb: whether the moments are divided by what is missing in them at first."""
+    """Divide the moments of lamb by 1 - β^t."""
 
     bounds: tuple[float, float] | None = None
-    """Of lamb: the smallest and the largest norm that a layer's weights count with; None: any."""
+    """The smallest and the largest norm with which a layer's weights count in lamb; None: any."""
 
     averaging: bool | None = None
-    """Of novograd: whether its momentum is a mean instead of a sum."""
+    """Let the momentum of novograd be a mean instead of a sum."""
 
     skip_1d: bool = True
-    """Whether biases and norms (at most one dimension) go without decay, and in lars, larc and lamb without trust."""
+    """Exempt biases and norms (at most one dimension) from decay, and in lars, larc and lamb from trust."""
 
     def __post_init__(self) -> None:
         if self.name not in OPTIONS:
             raise ValueError(f"optimizer.name: must be one of {', '.join(OPTIONS)}, got {self.name!r}")
+        foreign = self._given() - OPTIONS[self.name].keys()
         faults = [
-            *(self._fault(key, allowed) for key, is_met, allowed in _rules() if not is_met(getattr(self, key))),
-            *(
-                self._fault(key, "belongs to " + ", ".join(_owners(key)))
-                for key in self._given() - OPTIONS[self.name].keys()
-            ),
+            *(self._fault(key, rule.allowed) for key, rule in RULES.items() if not rule.is_met(getattr(self, key))),
+            *(self._fault(key, "belongs to " + ", ".join(_owners(key))) for key in foreign),
         ]
         if not faults and self.nesterov and not self.momentum:
             faults.append(self._fault("nesterov", "needs a momentum"))
@@ -89,7 +93,7 @@ class OptimizerConfig:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of the method, with those that were given."""
+        """The options of the method, with the given values in place of defaults."""
         return OPTIONS[self.name] | {key: getattr(self, key) for key in self._given()}
 
     def _given(self) -> set[str]:
@@ -100,32 +104,54 @@ class OptimizerConfig:
         return f"optimizer.{key}: {allowed}, got {getattr(self, key)!r} for {self.name}"
 
 
-def _rules() -> list[tuple[str, Any, str]]:
-    """Of each field: when it is well, and what is allowed."""
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
-    def number(value: Any) -> bool:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
-    def pair(value: Any) -> bool:
-        return isinstance(value, tuple) and len(value) == 2 and all(map(number, value))
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(map(_is_number, value))
 
-    def flag(value: Any) -> bool:
-        return value is None or isinstance(value, bool)
 
-    return [
-        ("lr", lambda v: number(v) and v > 0, "must be positive and finite"),
-        ("momentum", lambda v: v is None or (number(v) and 0 <= v < 1), "must be in [0, 1)"),
-        ("betas", lambda v: v is None or (pair(v) and min(v) >= 0 and max(v) < 1), "must be two numbers in [0, 1)"),
-        ("eps", lambda v: v is None or (number(v) and v > 0), "must be positive and finite"),
-        ("weight_decay", lambda v: v is None or (number(v) and v >= 0), "must be finite and not negative"),
-        ("trust", lambda v: v is None or (number(v) and v > 0), "must be positive and finite"),
-        ("bounds", lambda v: v is None or (pair(v) and 0 <= v[0] < v[1]), "must be two numbers 0 <= low < high"),
-        *(
-            (key, flag, "must be true or false")
-            for key in ("nesterov", "lr_in_momentum", "bias_correction", "averaging")
-        ),
-        ("skip_1d", lambda v: isinstance(v, bool), "must be true or false"),
-    ]
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and value > 0
+
+
+def _is_decay(value: Any) -> bool:
+    return _is_number(value) and 0 <= value < 1
+
+
+class Rule(NamedTuple):
+    """The check of one field of `OptimizerConfig`."""
+
+    accepts: Callable[[Any], bool]
+    allowed: str
+    """The allowed values in words."""
+    is_optional: bool = True
+    """The field may be None."""
+
+    def is_met(self, value: Any) -> bool:
+        """Return whether the field may have this value."""
+        return (self.is_optional and value is None) or self.accepts(value)
+
+
+POSITIVE = Rule(_is_positive, "must be positive and finite")
+FLAG = Rule(lambda value: isinstance(value, bool), "must be true or false")
+
+RULES: dict[str, Rule] = {
+    "lr": POSITIVE._replace(is_optional=False),
+    "momentum": Rule(_is_decay, "must be in [0, 1)"),
+    "betas": Rule(lambda pair: _are_numbers(pair) and all(map(_is_decay, pair)), "must be two numbers in [0, 1)"),
+    "eps": POSITIVE,
+    "weight_decay": Rule(lambda decay: _is_number(decay) and decay >= 0, "must be finite and not negative"),
+    "trust": POSITIVE,
+    "bounds": Rule(lambda pair: _are_numbers(pair) and 0 <= pair[0] < pair[1], "must be two numbers 0 <= low < high"),
+    "nesterov": FLAG,
+    "lr_in_momentum": FLAG,
+    "bias_correction": FLAG,
+    "averaging": FLAG,
+    "skip_1d": FLAG._replace(is_optional=False),
+}
+"""The rule of each field, by its name."""
 
 
 def _owners(key: str) -> list[str]:
@@ -135,10 +161,10 @@ def _owners(key: str) -> list[str]:
 def make_optimizer(
     config: OptimizerConfig, named_parameters: Iterable[tuple[str, torch.nn.Parameter]]
 ) -> torch.optim.Optimizer:
-    """The optimizer of one model, or of one part of it; frozen parameters are left out.
+    """Return the optimizer of one model, or of one part of it, without frozen parameters.
 
-    Torch's own methods are fused on CUDA and go over all tensors at once elsewhere, as long as the parameters are alike
-    (all plain, or all on one mesh); a mixture is stepped one by one.
+    Torch's own methods are fused on CUDA and process all tensors at once elsewhere, if the parameters are alike (all
+    plain, or all on one mesh); a mixture is stepped one by one.
 
     Args:
         config: the method.
@@ -158,9 +184,8 @@ def make_optimizer(
             parameters, config.lr, skip_1d=config.skip_1d, **config.options
         )
         return made
-    are_alike = (
-        len({parameter.device_mesh if isinstance(parameter, DTensor) else None for parameter in parameters}) == 1
-    )
+    meshes = {parameter.device_mesh if isinstance(parameter, DTensor) else None for parameter in parameters}
+    are_alike = len(meshes) == 1
     on_cuda = all(parameter.is_cuda for parameter in parameters)
     how = {"fused": are_alike and on_cuda, "foreach": are_alike and not on_cuda}
     made = ELEMENTWISE[config.name](_groups(config, parameters), config.lr, **config.options, **how)
@@ -168,7 +193,7 @@ def make_optimizer(
 
 
 def _groups(config: OptimizerConfig, parameters: list[torch.nn.Parameter]) -> list[dict[str, Any]]:
-    """What decays, and what does not."""
+    """Return the groups of parameters with and without decay."""
     free: list[Tensor] = [p for p in parameters if config.skip_1d and p.ndim <= 1]
     decayed: list[Tensor] = [p for p in parameters if not (config.skip_1d and p.ndim <= 1)]
     groups: list[dict[str, Any]] = [{"params": decayed}, {"params": free, "weight_decay": 0.0}]

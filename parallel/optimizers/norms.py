@@ -2,9 +2,9 @@
 
     norm_i = sqrt( sum over the shards s of tensor i of |shard_s|² )
 
-The squared norms of the shards that a rank holds are stacked into one vector, and that vector is summed over each axis
-of the mesh on which the tensors are sharded. Nothing is summed where a tensor is replicated, and plain tensors need no
-communication at all.
+The squared norms of this rank's shards are stacked into one vector, and that vector is summed over each axis of the
+mesh on which the tensors are sharded. Replicated tensors are not summed, and plain tensors need no communication at
+all.
 """
 
 from collections.abc import Sequence
@@ -17,37 +17,37 @@ from torch.distributed.tensor import DTensor
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The shard that this rank holds, as a view; a plain tensor itself."""
+    """Return this rank's shard, as a view; a plain tensor as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()
 def norms(tensors: Sequence[Tensor]) -> Tensor:
-    """The L2 norm of each of n whole tensors: (n,), in float32, or in float64 when a tensor is.
+    """Return the L2 norm of each of n whole tensors: (n,), in float32, or in float64 if a tensor is.
 
     Every rank of the tensors' meshes must call it with the same tensors in the same order.
 
     Raises:
-        ValueError: a tensor is a sum that is still to be made over an axis (Partial), so it has no norm yet.
+        ValueError: a tensor is an unfinished sum over an axis (Partial), so it has no norm yet.
     """
     return norms_of_shards([local(tensor) for tensor in tensors], tensors)
 
 
 def total_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """The L2 norm of all the tensors as one vector: ()."""
+    """Return the L2 norm of all the tensors as one vector: ()."""
     return norms(tensors).square().sum().sqrt()
 
 
 @torch.no_grad()
 def norms_of_shards(shards: Sequence[Tensor], layouts: Sequence[Tensor]) -> Tensor:
-    """The norms of n whole tensors of which only this rank's shards are at hand: (n,).
+    """Return the norms of n whole tensors from this rank's shards: (n,).
 
     Args:
-        shards: what this rank holds of each tensor.
-        layouts: for each, a tensor that is sharded in the same way, such as the parameter that it is a step for.
+        shards: this rank's shard of each tensor.
+        layouts: for each, a tensor that is sharded in the same way, such as the parameter of a step.
 
     Raises:
-        ValueError: a layout has a sum that is still to be made (Partial).
+        ValueError: a layout is an unfinished sum (Partial).
     """
     if not shards:
         return torch.zeros(0)
@@ -64,12 +64,12 @@ def norms_of_shards(shards: Sequence[Tensor], layouts: Sequence[Tensor]) -> Tens
 def _squares(shards: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     if all(shard.is_cuda for shard in shards):
         return [norm.square() for norm in torch._foreach_norm(list(shards), 2, dtype)]
-    # not torch's norm: on a CPU it adds one number after the other, and is 0.4 % off for 50 million of them
+    # not torch's norm: on a CPU it sums sequentially, with an error of 0.4 % for 50 million numbers
     return [shard.to(dtype).square().sum() for shard in shards]
 
 
 def _groups(layouts: Sequence[Tensor]) -> list[tuple[dist.ProcessGroup, list[int]]]:
-    """Of each mesh axis on which something is sharded, the group of ranks along it, and which tensors those are.
+    """Return, for each mesh axis with sharded tensors, the group of ranks along it and the indices of those tensors.
 
     The order is that of the first tensor that needs an axis, thus the same on all ranks.
     """
@@ -82,7 +82,7 @@ def _groups(layouts: Sequence[Tensor]) -> list[tuple[dist.ProcessGroup, list[int
                 raise ValueError(
                     f"tensor {i} has no norm yet: it is {placement} on axis {axis} of {layout.device_mesh}"
                 )
-            # whatever is neither partial nor replicated is cut: Shard, and _StridedShard, which is no Shard
+            # anything neither partial nor replicated is sharded: Shard, and _StridedShard, which is no Shard
             if placement.is_replicate() or layout.device_mesh.size(axis) == 1:
                 continue
             group = layout.device_mesh.get_group(axis)

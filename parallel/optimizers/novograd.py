@@ -1,4 +1,5 @@
-"""NovoGrad: momentum over gradients that are each divided by a running norm of their layer; one second moment a layer.
+"""NovoGrad: momentum over gradients that are each divided by a running norm of their layer; one second moment per
+layer.
 
 Legend: w the layer's weights, g its gradient, λ the learning rate, d the weight decay.
 
@@ -6,8 +7,8 @@ Legend: w the layer's weights, g its gradient, λ the learning rate, d the weigh
     m <- β₁ m + g / (sqrt(v) + ε) + d w           with `averaging`, the new part times (1 - β₁)
     w <- w - λ m
 
-There is no bias correction. ε is ours where the paper has none at the first step: it keeps a layer whose gradients
-have all been zero where it is.
+There is no bias correction. ε at the first step is ours, the paper has none there: with it a layer whose gradients have
+all been zero does not move.
 
 Source: Ginsburg et al., "Stochastic Gradient Methods with Layer-wise Adaptive Moments for Training of Deep Networks",
 2019, Algorithm 1.
@@ -23,7 +24,7 @@ from atoll.parallel.optimizers.layerwise import Block, LayerwiseOptimizer, check
 
 
 class NovoGrad(LayerwiseOptimizer):
-    """Normalized gradients with layer-wise second moments.
+    """The optimizer NovoGrad: normalized gradients with layer-wise second moments.
 
     Args:
         parameters: as every torch optimizer takes them.
@@ -67,7 +68,7 @@ class NovoGrad(LayerwiseOptimizer):
             torch._foreach_add_(block.weights, buffers, alpha=-group["lr"])
 
     def _second_moments(self, block: Block, squared: Tensor, beta2: float) -> Tensor:
-        """v of each layer: (layers,)."""
+        """Return v of each layer: (layers,)."""
         states = [self.state[parameter] for parameter in block.parameters]
         past = torch.stack(
             [state.get("exp_avg_sq", torch.zeros_like(new)) for state, new in zip(states, squared, strict=True)]

@@ -1,7 +1,7 @@
-"""The learning rate as a pure function of the step, and what it becomes when the batch grows.
+"""The learning rate as a pure function of the step, and its scaling with the batch.
 
-Legend: t the step from 0, W the warm-up steps, T all steps, D the steps of the last decay, a the rate that the warm-up
-starts from, η the peak, z the end rate, p in [0, 1] the way through the decay.
+Legend: t the step from 0, W the warm-up steps, T all steps, D the steps of the last decay, a the rate at which the
+warm-up starts, η the peak, z the end rate, p in [0, 1] the progress of the decay.
 
     warm-up, t < W:     a + (η - a) (t + 1) / W                      linear per step; the W-th step has η
     then, with p = (t - W) / (T - W):
@@ -36,25 +36,25 @@ class Schedule:
     """The peak η (> 0)."""
 
     steps: int
-    """T (>= 1); the warm-up is among them."""
+    """T, the number of steps (>= 1), including the warm-up."""
 
     kind: str = "constant"
-    """What follows the warm-up: constant, linear, cosine, polynomial or wsd."""
+    """The course after the warm-up: constant, linear, cosine, polynomial or wsd."""
 
     warmup_steps: int = 0
-    """W, in 0..T."""
+    """W, the number of warm-up steps, in 0..T."""
 
     warmup_from: float = 0.0
-    """The rate a that the warm-up rises from (>= 0); a step at this rate itself is never made."""
+    """The rate a from which the warm-up rises (>= 0); no step has this rate itself."""
 
     end_lr: float = 0.0
-    """The rate z that a decay ends at (>= 0)."""
+    """The rate z at which a decay ends (>= 0)."""
 
     power: float = 2.0
-    """Of polynomial (> 0)."""
+    """The exponent of polynomial (> 0)."""
 
     decay_steps: int | None = None
-    """Of wsd: D, in 1..T - W; None: a tenth of all steps."""
+    """D, the decay of wsd, in 1..T - W; None: a tenth of all steps."""
 
     def __post_init__(self) -> None:
         rules = [
@@ -77,7 +77,7 @@ class Schedule:
             raise ValueError("; ".join(faults))
 
     def __call__(self, step: int) -> float:
-        """The learning rate of a step, counted from 0.
+        """Return the learning rate of a step, counted from 0.
 
         Raises:
             ValueError: the step is negative.
@@ -89,7 +89,7 @@ class Schedule:
         return self.end_lr + (self.lr - self.end_lr) * self._left(step)
 
     def _left(self, step: int) -> float:
-        """How much of the way from the end rate to the peak is left: 1 at the peak."""
+        """Return the remaining fraction of the way from the end rate to the peak: 1 at the peak."""
         if self.kind == "constant":
             return 1.0
         decay = self.steps - self.warmup_steps
@@ -102,7 +102,7 @@ class Schedule:
 
 
 def scaled_lr(base_lr: float, batch: int, base_batch: int, rule: str = "linear") -> float:
-    """The learning rate for a batch of another size.
+    """Return the learning rate for a batch of another size.
 
         linear: η B / B₀        the sum of the examples' steps stays the same; for sgd, up to the critical batch size
         sqrt:   η sqrt(B / B₀)  the variance of a step stays the same; used with adam and lamb
@@ -133,10 +133,10 @@ def scaled_lr(base_lr: float, batch: int, base_batch: int, rule: str = "linear")
 def set_lr(optimizer: torch.optim.Optimizer, lr: float, *, correct_momentum: bool = False) -> None:
     """Give all groups a new learning rate.
 
-    Where the rate is inside the momentum (v <- m v + η g, as in the paper's LARS), old gradients go on at the rate of
-    their own time. `correct_momentum` brings them to the new rate, v <- v η_new / η_old, which makes such a group step
-    as one with the rate outside. Torch's own sgd has the rate outside (w <- w - η v) and needs no correction: it is
-    left as it is.
+    If the rate is inside the momentum (v <- m v + η g, as in the paper's LARS), old gradients keep the rate of their
+    own time. `correct_momentum` brings them to the new rate, v <- v η_new / η_old, which makes such a group step as one
+    with the rate outside. Torch's own sgd has the rate outside (w <- w - η v) and needs no correction: it is left as it
+    is.
 
     Source:
         Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 3, remark 3 (equation 10).

@@ -1,11 +1,11 @@
-"""How sharp a minimum is: by how much the loss can rise when every weight may move a little.
+"""The sharpness of a minimum: the largest rise of the loss within a small box around the weights.
 
     φ(ε) = 100 (max of f over the box - f(w)) / (1 + f(w)),       box: |w'_i - w_i| <= ε (|w_i| + 1)
 
-The paper climbs with ten iterations of L-BFGS-B. Here it is the conditional gradient method (Frank, Wolfe): go towards
-the corner of the box that the gradient points to, and half as far as long as that does not raise f. It needs no step
-length and stays in the box by itself. Both give lower bounds of the maximum: on small nets ten iterations of either end
-within -15 % and +50 % of each other.
+The paper climbs with ten iterations of L-BFGS-B. Here it is the conditional gradient method (Frank, Wolfe): step to the
+corner of the box to which the gradient points, and halve the step until it raises f. It needs no step length and stays
+in the box by itself. Both give lower bounds of the maximum: on small nets ten iterations of either end within -15 % and
++50 % of each other.
 
 Source: Keskar et al., "On Large-Batch Training for Deep Learning: Generalization Gap and Sharp Minima", ICLR 2017,
 section 2.2.2, metric 2.1 (with A the identity).
@@ -19,7 +19,7 @@ from torch import Tensor
 from atoll.parallel.optimizers.norms import local
 
 HALVINGS = 6
-"""How often a step is halved before the climb is over."""
+"""Number of halvings of a step after which the climb ends."""
 
 
 def sharpness(
@@ -30,15 +30,15 @@ def sharpness(
     iterations: int = 10,
     seed: int = 0,
 ) -> float:
-    """φ(ε), in percent of 1 + f; the parameters are left as they were.
+    """Return φ(ε), in percent of 1 + f; the parameters are restored.
 
     Args:
-        loss: f at the present weights, a mean over all the data and always over the same; its value is the same on all
-            ranks when the parameters are sharded.
-        parameters: the weights that may move; those that are not reached by the loss stay.
+        loss: f at the present weights, a mean over all the data and always over the same; the same on all ranks if the
+            parameters are sharded.
+        parameters: the weights that may move; those on which the loss does not depend stay.
         epsilon: ε > 0; the paper has 1e-3 and 5e-4.
         iterations: of the climb.
-        seed: for the way to go where the gradient is exactly zero, as at the bottom of a bowl.
+        seed: for the direction where the gradient is exactly zero, as at the bottom of a bowl.
 
     Raises:
         ValueError: ε or the iterations are not positive, or f is not finite.
@@ -71,7 +71,7 @@ def _corner(
     reach: list[Tensor],
     generator: torch.Generator,
 ) -> list[Tensor]:
-    """The corner of the box that the gradient points to."""
+    """Return the corner of the box to which the gradient points."""
     with torch.enable_grad():
         gradients = torch.autograd.grad(loss(), list(parameters), allow_unused=True)
     corner = []
@@ -80,8 +80,8 @@ def _corner(
             corner.append(middle)
             continue
         coin = torch.randint(0, 2, middle.shape, generator=generator).to(middle) * 2 - 1
-        way = local(gradient).sign()
-        corner.append(middle + width * torch.where(way == 0, coin, way))
+        direction = local(gradient).sign()
+        corner.append(middle + width * torch.where(direction == 0, coin, direction))
     return corner
 
 
@@ -89,7 +89,7 @@ def _corner(
 def _climb(
     loss: Callable[[], Tensor], weights: list[Tensor], here: list[Tensor], corner: list[Tensor], top: float
 ) -> float | None:
-    """Move the weights to where the loss is above `top` and return it; None, and back, when no such place is found."""
+    """Move the weights to a loss above `top` and return it; move them back and return None if there is none."""
     for halving in range(HALVINGS + 1):
         _place(weights, [a.lerp(b, 0.5**halving) for a, b in zip(here, corner, strict=True)])
         value = _value(loss)
@@ -103,7 +103,7 @@ def _climb(
 def _value(loss: Callable[[], Tensor]) -> float:
     value = float(loss())
     if value - value != 0:
-        raise ValueError(f"the loss is {value}")
+        raise ValueError(f"the loss must be finite, got {value}")
     return value
 
 

@@ -27,6 +27,7 @@ from atoll.parallel.engine import pipeline
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.forked import PRELOAD, RankFailed
 from atoll.parallel.engine.mesh import AXES, Axes
+from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.step import Engine
 from atoll.parallel.models.decoder import Decoder, DecoderConfig
 from atoll.parallel.planner.candidate import Candidate, coordinates
@@ -161,9 +162,9 @@ class _Unmoved(Decoder):
 
 def _build(model: nn.Module, shape: ModelShape, candidate: Candidate, axes: Axes, device: str = "cpu") -> Engine:
     """The engine, with a pipeline that neither asks its neighbours for shapes nor looks at fake values."""
-    make_optimizer = OPTIMIZERS[candidate.optimizer]
+    optimization = Optimization(loss=_loss, make_optimizer=OPTIMIZERS[candidate.optimizer])
     with patch.object(pipeline, "Stage", _stage_kind(shape, candidate)):
-        engine = assemble(model, candidate.plan, loss=_loss, make_optimizer=make_optimizer, axes=axes, device=device)
+        engine = assemble(model, candidate.plan, optimization, axes=axes, device=device)
     if isinstance(engine._executor, pipeline.Pipeline):
         targets = torch.zeros(candidate.microbatch, shape.sequence, device=device)
         engine._executor._schedule._loss_fn = lambda outputs, _number: _loss(outputs, targets)

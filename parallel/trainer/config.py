@@ -1,4 +1,4 @@
-"""What a centralized training needs beside the task and the plan."""
+"""The settings of a centralized training, beside the task and the plan."""
 
 import math
 from collections.abc import Mapping
@@ -18,6 +18,7 @@ CHOICES: dict[str, tuple[str | None, ...]] = {
     "last": get_args(Last),
     "goal": ("min", "max"),
 }
+"""The allowed values of each field with a fixed set of them."""
 
 AT_LEAST_1_OR_NONE = (
     "epochs",
@@ -31,42 +32,44 @@ AT_LEAST_1_OR_NONE = (
     "noise_every",
     "threads",
 )
+"""The fields that are a number of at least 1, or none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """How long, with which batches, how often to look, when to stop. The rest is the task's own `local`."""
+    """The length, batches, evaluations, checkpoints and early stopping of a training; see the task's `local` for more."""
 
     epochs: int | None = None
-    """Passes over the pooled data (>= 1); none: `local.epochs`, what one round asks of every site."""
+    """Passes over the pooled data (>= 1); none: `local.epochs`, the epochs of every site in one round."""
 
     steps: int | None = None
-    """Optimizer steps (>= 1), whatever the epochs say; none: `local.max_steps`, or those of the epochs."""
+    """Optimizer steps (>= 1), whatever the number of epochs; none: `local.max_steps`, or those of the epochs."""
 
     batch_size: int | None = None
     """Examples of one step on all ranks together (>= 1); none: `local.batch_size` for each data-parallel rank."""
 
     optimizer: str | None = None
-    """sgd, adam, adamw, lars, larc, lamb or novograd; none: `local.optimizer`. With another than `local` has, momentum
-    and weight decay are the method's own."""
+    """The optimizer: sgd, adam, adamw, lars, larc, lamb or novograd; none: `local.optimizer`. If it differs from that
+    of `local`, momentum and weight decay are its own defaults."""
 
     schedule: str = "constant"
-    """What the learning rate does after the warm-up: constant, linear, cosine, polynomial or wsd."""
+    """The learning rate after the warm-up: constant, linear, cosine, polynomial or wsd."""
 
     warmup_steps: int = 0
-    """Steps in which it rises to its peak (>= 0)."""
+    """Steps in which the learning rate rises to its peak (>= 0)."""
 
     end_lr: float = 0.0
-    """What it falls to at the end (>= 0), unless it is constant."""
+    """The learning rate at the end (>= 0), unless it is constant."""
 
     lr_rule: str = "none"
-    """How `local.lr` grows with the batch: linear, sqrt or none."""
+    """The rule by which `local.lr` grows with the batch: linear, sqrt or none."""
 
     base_batch: int | None = None
-    """The batch that `local.lr` was chosen for (>= 1); none: `local.batch_size`."""
+    """The batch for which `local.lr` was chosen (>= 1); none: `local.batch_size`."""
 
     sampling: str = "global"
-    """global: any rank may get any example; partition: each data-parallel rank has its own part."""
+    """The assignment of examples. global: any rank may get any example; partition: each data-parallel rank has its own
+    part."""
 
     last: str = "uneven"
     """The examples that fill no batch at the end of an epoch: uneven (a smaller batch), drop or wrap."""
@@ -75,47 +78,47 @@ class TrainConfig:
     """Batches that are fetched ahead (>= 0)."""
 
     workers: int = 0
-    """Processes that fetch, where reading an example takes Python long; 0: a thread does (>= 0)."""
+    """Processes that fetch, for data sets whose examples take Python long to read; 0: a thread does (>= 0)."""
 
     threads: int | None = None
-    """Of each process, for the arithmetic on a CPU (>= 1); none: one for a model of fewer than a million parameters,
-    whose products are too small to share, and for others as many as torch or OMP_NUM_THREADS says."""
+    """Threads of each process for the arithmetic on a CPU (>= 1); none: one for a model of fewer than a million
+    parameters, whose products are too small to share, and for others the number of torch or of OMP_NUM_THREADS."""
 
     seed: int = 0
-    """Of the initial weights, the order of the examples and what the model draws (>= 0)."""
+    """The seed of the initial weights, of the order of the examples, and of the model's own randomness (>= 0)."""
 
     log_every: int = 10
     """Steps between two lines of the log (>= 1)."""
 
     eval_every: int | None = None
-    """Steps between two evaluations (>= 1); none: once in each epoch. There is always one at the end."""
+    """Steps between two evaluations (>= 1); none: once in each epoch. The last step is always evaluated."""
 
     eval_batch_size: int | None = None
     """Examples of one batch of an evaluation, on all ranks together (>= 1); none: as in training."""
 
     checkpoint_every: int | None = None
-    """Steps between two checkpoints (>= 1); none: once in each epoch. There is always one at the end."""
+    """Steps between two checkpoints (>= 1); none: once in each epoch. The last step always has one."""
 
     keep: int = 3
     """Checkpoints that are kept (>= 1)."""
 
     asynchronous: bool = True
-    """Whether the training goes on while a checkpoint is written (with a mesh; one process always waits)."""
+    """Continue the training while a checkpoint is written (with a mesh; one process always waits)."""
 
     patience: int | None = None
-    """Evaluations without a better `watch` before the training stops early (>= 1); none: it never does."""
+    """Evaluations without a better `watch` after which the training stops early (>= 1); none: it never does."""
 
     watch: str = "loss"
-    """The metric that decides: on the sites' own test data where there is such, else on the task's."""
+    """The metric for early stopping: on the sites' own test data if they have any, else on the task's."""
 
     goal: str = "min"
-    """Whether a better `watch` is a smaller one (min) or a larger one (max)."""
+    """The direction of a better `watch`: smaller (min) or larger (max)."""
 
     min_delta: float = 0.0
-    """How much better it must be to count (>= 0)."""
+    """The smallest difference that counts as better (>= 0)."""
 
     noise_every: int | None = None
-    """Steps between two measurements of the gradient noise scale (>= 1), which says how large a batch would still pay;
+    """Steps between two measurements of the gradient noise scale (>= 1), the batch size up to which larger batches pay;
     none: it is not measured."""
 
     def __post_init__(self) -> None:
@@ -123,25 +126,25 @@ class TrainConfig:
             raise ValueError("; ".join(faults))
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> "TrainConfig":
-        """A copy with other values, as from `--set train.epochs=24`; errors as `overrides.overridden`."""
+        """Return a copy with other values, as from `--set train.epochs=24`; errors as in `overrides.overridden`."""
         return overridden(self, "train", overrides)
 
 
 def _range_faults(config: TrainConfig) -> list[str]:
-    """What is out of range, given that the types are right."""
+    """List the values out of their ranges, given that the types are right."""
     faults = []
 
-    def insist(is_met: bool, name: str, rule: str) -> None:
+    def check(is_met: bool, name: str, rule: str) -> None:
         if not is_met:
             faults.append(f"train.{name}: {rule}, got {getattr(config, name)!r}")
 
     for name in ("log_every", "keep"):
-        insist(getattr(config, name) >= 1, name, "must be at least 1")
+        check(getattr(config, name) >= 1, name, "must be at least 1")
     for name in AT_LEAST_1_OR_NONE:
         value = getattr(config, name)
-        insist(value is None or value >= 1, name, "must be at least 1, or none")
+        check(value is None or value >= 1, name, "must be at least 1, or none")
     for name in ("warmup_steps", "end_lr", "prefetch", "workers", "seed", "min_delta"):
-        insist(0 <= getattr(config, name) < math.inf, name, "must be finite and not negative")
+        check(0 <= getattr(config, name) < math.inf, name, "must be finite and not negative")
     for name, allowed in CHOICES.items():
-        insist(getattr(config, name) in allowed, name, f"must be one of {', '.join(c or 'none' for c in allowed)}")
+        check(getattr(config, name) in allowed, name, f"must be one of {', '.join(c or 'none' for c in allowed)}")
     return faults

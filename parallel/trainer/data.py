@@ -1,4 +1,4 @@
-"""The pooled data of a task: what all its sites would train on if it lay in one place."""
+"""The pooled data of a task: the data of all its sites, in one place."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,22 +13,22 @@ from atoll.parallel.task.task import Task
 
 
 def pooled(task: Task, split: str) -> Any | None:
-    """The data of all sites, one after another; None when no site has such a split.
+    """Return the data of all sites, one after another; None if no site has such a split.
 
     Args:
-        task: whose sites.
+        task: with its sites.
         split: "train" or "test".
     """
     found = [data for site in task.sites if (data := task.data(site, split)) is not None and len(data)]
     if not found:
         return None
-    if all(type(data) is TensorDataset for data in found):  # read by one index operation, not one by one
+    if all(type(data) is TensorDataset for data in found):  # one index operation reads a batch
         return TensorDataset(*(torch.cat(columns) for columns in zip(*(data.tensors for data in found), strict=True)))
     return ConcatDataset(found)
 
 
 def training_data(task: Task) -> Any:
-    """The pooled training data.
+    """Return the pooled training data.
 
     Raises:
         TaskBroken: there is none.
@@ -40,12 +40,12 @@ def training_data(task: Task) -> Any:
 
 
 def test_data(task: Task) -> Mapping[str, Any]:
-    """What is evaluated: `sites`, their own test data pooled, and `test`, the task's; those that there are."""
+    """Return the data for evaluations that exist: `sites`, the sites' test data pooled, and `test`, the task's own."""
     found = {"sites": pooled(task, "test"), "test": task.test_data() if task.test_data is not None else None}
     return {name: data for name, data in found.items() if data is not None and len(data)}
 
 
 def in_order(data: Any, *, batch_size: int, num_ranks: int, rank: int, device: torch.device) -> Loader:
-    """Every example once, in as many batches on each rank."""
+    """Return a loader of every example once, with the same number of batches on each rank."""
     order = Order(num_examples=len(data), batch_size=max(batch_size, num_ranks), num_ranks=num_ranks, shuffle=False)
     return Loader(data, order, rank=rank, device=device)

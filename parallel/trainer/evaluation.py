@@ -1,4 +1,4 @@
-"""The metrics of a model on a mesh: each rank sees its share of the data, and the sums of all make the exact values."""
+"""The metrics of a model on a mesh: each rank evaluates its share of the data, the sums of all give exact values."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,7 +13,7 @@ from atoll.parallel.task.task import Task
 
 
 def evaluate(engine: Engine, task: Task, batches: Iterable[Batch], ranks: Ranks) -> dict[str, float | None]:
-    """The values of the loss and the task's metrics; the same on every rank, and the same for any number of ranks.
+    """Return the values of the loss and the task's metrics; the same on every rank, and for any number of ranks.
 
     The loss is the mean over its units (examples, or tokens that count). Sums are exact for counts and correctly
     rounded for the rest. Every rank must call it.
@@ -21,7 +21,7 @@ def evaluate(engine: Engine, task: Task, batches: Iterable[Batch], ranks: Ranks)
     Args:
         engine: at rest, flushed.
         task: for the loss and the metrics.
-        batches: of this rank; on every rank as many.
+        batches: of this rank; the same number on every rank.
         ranks: to exchange the sums.
     """
     sums: Statistics = {}
@@ -40,5 +40,5 @@ def evaluate(engine: Engine, task: Task, batches: Iterable[Batch], ranks: Ranks)
 
 
 def _readable(tensor: torch.Tensor) -> torch.Tensor:
-    """Half precision is for computing the outputs, not for judging them."""
+    """Widen half precision, in which outputs are computed but not judged."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor

@@ -1,11 +1,11 @@
-"""How much arithmetic an example costs, and how much a device can do: their quotient is the utilization (MFU).
+"""The arithmetic of an example and the peak of a device: their quotient is the utilization (MFU).
 
-Counted are the products of matrices, convolutions and attention of one forward and backward pass, a multiplication and
+The products of matrices, convolutions and attention of one forward and backward pass are counted, a multiplication and
 an addition as two, on a copy of the model without memory. For a decoder that is, per token,
 
     6 N_matmul + 12 L h s        N_matmul parameters in matrices, L layers, h features, s tokens of the sequence
 
-without a discount for the causal mask, and without what recomputation does twice (Chowdhery et al., "PaLM", 2022,
+without a discount for the causal mask, and without the repetition of recomputation (Chowdhery et al., "PaLM", 2022,
 appendix B; the convention of torchtitan).
 """
 
@@ -28,12 +28,12 @@ PEAKS = {
     "V100": (125e12, 15.7e12),
     "T4": (65e12, 8.1e12),
 }
-"""FLOP/s of dense products by a word in the device's name: at 16 bits, and at float32 without tensor cores; from
+"""Peak of dense products [FLOP/s] by a word in the device's name: at 16 bits, and at float32 without tensor cores; from
 NVIDIA's data sheets."""
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
-    """FLOP/s that a device can do at best; None when it is not known.
+    """Return the peak of a device [FLOP/s]; None if it is unknown.
 
     Args:
         device: of this rank.
@@ -47,10 +47,10 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
 
 
 def flops_per_example(task: Task, inputs: Any) -> float | None:
-    """Of one forward and backward pass; None when the model cannot be built or run without memory.
+    """Return the FLOP of one forward and backward pass; None if the model cannot be built or run without memory.
 
     Args:
-        task: whose model.
+        task: with its model.
         inputs: of at least one example.
     """
     model = model_on_meta(task)

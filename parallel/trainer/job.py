@@ -1,4 +1,4 @@
-"""What is to be trained, and everything that is wrong with it: found before any process group can hang."""
+"""The job of a training, and the checks of it before any process group can hang."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from atoll.parallel.trainer.recipe import batch_size_of
 
 
 class JobRefused(ValueError):
-    """The job cannot be begun; the message has every reason, separated by semicolons."""
+    """The job cannot begin; the message has every reason, separated by semicolons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class Job:
     """A task, and how it is trained."""
 
     name: str
-    """Of the task, wherever its file lies (`task.task_name`)."""
+    """The name of the task, wherever its file lies (`task.task_name`)."""
 
     task: Task
     config: TrainConfig
@@ -29,10 +29,10 @@ class Job:
 
 
 def check_job(job: Job, world_size: int) -> None:
-    """Insist that the job can be begun by so many ranks, as far as can be said without the data.
+    """Check that this number of ranks can begin the job, as far as that is known without the data.
 
     Raises:
-        JobRefused: with everything that does not fit.
+        JobRefused: with every misfit.
     """
     task, config, plan = job.task, job.config, job.plan
     faults = []
@@ -41,7 +41,7 @@ def check_job(job: Job, world_size: int) -> None:
     except ValueError as error:
         faults.append(str(error))
     if task.fit is not None:
-        faults.append("the task brings a loop of its own (fit), which the trainer cannot spread over a mesh or resume")
+        faults.append("the task has its own loop (fit), which the trainer can neither distribute nor resume")
     if not task.sites:
         faults.append("the task names no sites, so there is no data to pool")
     if config.noise_every is not None and plan.mesh.pp > 1:
@@ -63,7 +63,7 @@ def check_job(job: Job, world_size: int) -> None:
 
 
 def model_on_meta(task: Task) -> nn.Module:
-    """The model without memory for its values; with, if its own code cannot build it so."""
+    """Return the model without memory for its values; with memory, if its own code cannot build it otherwise."""
     try:
         with torch.device("meta"):
             return task.model()

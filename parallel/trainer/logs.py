@@ -1,6 +1,6 @@
-"""What a training reports, and where it is written: one JSON object for each event, and TensorBoard's files.
+"""The events of a training and their logs: one JSON object for each event, and TensorBoard's files.
 
-begin        step (that it goes on from), steps, the settings
+begin        step (from which it continues), steps, the settings
 step         step, epoch, loss (before the step), grad_norm, lr, examples_per_s, memory_bytes, seconds, ...
 evaluation   step, and DATA/METRIC for each
 checkpoint   step
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 Event = dict[str, Any]
-"""Plain values; `event` says which kind."""
+"""Plain values; `event` is the kind."""
 
 Report = Callable[[Event], None]
 
@@ -22,7 +22,7 @@ NOT_DRAWN = ("event", "step", "epoch")
 
 
 def to_all(*reports: Report) -> Report:
-    """One report that reaches several."""
+    """Return one report that passes events on to several."""
 
     def report(event: Event) -> None:
         for each in reports:
@@ -32,9 +32,9 @@ def to_all(*reports: Report) -> Report:
 
 
 def json_log(path: Path) -> Report:
-    """Append each event to a file, as one line that is there at once.
+    """Return a report that appends each event to a file, as one line at once.
 
-    After a restart the steps behind the checkpoint come again: of several lines of one step, the last counts.
+    After a restart the steps after the checkpoint come again: of several lines of one step, the last counts.
     """
 
     def report(event: Event) -> None:
@@ -45,12 +45,12 @@ def json_log(path: Path) -> Report:
 
 
 def has_tensorboard() -> bool:
-    """Whether the package is installed (the extra `tensorboard`)."""
+    """Return whether the package is installed (the extra `tensorboard`)."""
     return find_spec("tensorboard") is not None
 
 
 def tensorboard(folder: Path) -> Report:
-    """Draw every number of steps and evaluations, in TensorBoard's own files."""
+    """Return a report that draws every number of steps and evaluations, in TensorBoard's own files."""
     from torch.utils.tensorboard import SummaryWriter
 
     writer: Any = SummaryWriter(str(folder))
@@ -69,7 +69,7 @@ def tensorboard(folder: Path) -> Report:
 
 
 def read_log(path: Path, kind: str) -> dict[int, Event]:
-    """The events of a kind by their step; of several of one step the last."""
+    """Return the events of a kind by their step; of several for one step the last."""
     found = {}
     for line in path.read_text("utf-8").splitlines():
         event = json.loads(line)

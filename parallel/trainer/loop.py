@@ -1,4 +1,4 @@
-"""The training itself: step, look, save; until it is done, told to stop, or no longer gets better."""
+"""The training loop: step, evaluate, save; until the last step, a request to stop, or the end of patience."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ from atoll.parallel.trainer.saver import Saver
 from atoll.parallel.trainer.stopping import Agreement
 
 Values = dict[str, float | None]
-"""Of the metrics, by DATA/METRIC."""
+"""The values of the metrics, by DATA/METRIC."""
 
 MODEL, BEST = "model.safetensors", "best.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What follows a step."""
+    """The actions that are due after a step."""
 
     log: bool
     evaluation: bool
@@ -39,7 +39,7 @@ class Due:
 
     @property
     def any(self) -> bool:
-        """Whether the step's numbers are wanted."""
+        """The need for the step's numbers."""
         return self.log or self.evaluation or self.checkpoint
 
 
@@ -52,10 +52,10 @@ class Training:
     recipe: Recipe
     engine: Engine
     loader: Loader
-    """Of the training data."""
+    """The loader of the training data."""
 
     tests: Mapping[str, Loader]
-    """What is evaluated, by name."""
+    """The loaders of the data for evaluation, by name."""
 
     saver: Saver
     agreement: Agreement
@@ -66,22 +66,22 @@ class Training:
     ranks: Ranks
     report: Report
     folder: Path
-    """Where the model goes."""
+    """The folder of the model's files."""
 
     tied: list[list[str]]
     """Names of the tied weights of the whole model."""
 
     values: Values | None = None
-    """Of the last evaluation, if it was after the last step."""
+    """The values of the last evaluation, if it was after the last step."""
 
     def run(self) -> str:
         """Train to the end.
 
         Returns:
-            Why it ended: finished, early or interrupted. In each case the last checkpoint is complete.
+            The reason of the end: finished, early or interrupted. In each case the last checkpoint is complete.
 
         Raises:
-            NotFinite: the loss is no number any more; the checkpoints are of steps before that.
+            NotFinite: the loss is no longer finite; the checkpoints are of steps before that.
         """
         self.meter.resume()
         for batch in self._batches():
@@ -104,7 +104,7 @@ class Training:
         return self._finish()
 
     def _batches(self) -> Iterator[Batch]:
-        """Those that are left."""
+        """Yield the remaining batches."""
         while self.engine.steps < self.recipe.steps and not self.patience.is_over:
             for batch in self.loader:
                 yield batch
@@ -112,7 +112,7 @@ class Training:
                     return
 
     def _due(self) -> Due:
-        """What follows the step whose batch the loader has just handed out."""
+        """Return the actions after the step whose batch the loader has just yielded."""
         step, config = self.engine.steps + 1, self.config
         is_last = step == self.recipe.steps
         ends_epoch = self.loader.step == len(self.loader)
@@ -135,10 +135,10 @@ class Training:
     def _check_finite(self) -> None:
         if (step := self.guard.first_bad_step()) is not None:
             newest = self.saver.newest
-            kept = f"the checkpoint of step {newest} is kept" if newest else "there is no checkpoint yet"
+            remains = f"the checkpoint of step {newest} is kept" if newest else "there is no checkpoint yet"
             raise NotFinite(
                 f"the loss or its gradient is no finite number in step {step} "
-                f"(learning rate {self.recipe.schedule(step - 1):g}); {kept}"
+                f"(learning rate {self.recipe.schedule(step - 1):g}); {remains}"
             )
 
     def _log(self, measured: Measured) -> None:
@@ -164,7 +164,7 @@ class Training:
         return found
 
     def _watch(self, found: Values) -> None:
-        """Look whether it became better; if so, this is the model to keep."""
+        """Record the watched metric; export the model if it is the best so far."""
         if self.config.patience is not None:
             self.patience.see(found.get(f"{next(iter(self.tests))}/{self.config.watch}"))
             if self.patience.waited == 0:
@@ -176,7 +176,7 @@ class Training:
             self.report({"event": "checkpoint", "step": self.engine.steps})
 
     def _finish(self) -> str:
-        """What there is at the end of every training, also of one that had ended before."""
+        """Leave the results of every training, also of one that had ended before."""
         if self.values is None:
             self._evaluate()
         self._save()

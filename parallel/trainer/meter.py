@@ -1,4 +1,4 @@
-"""How fast a training is, how much memory it takes, and how long it still needs."""
+"""The speed of a training, its memory, and its remaining time."""
 
 import resource
 import sys
@@ -10,18 +10,18 @@ import torch
 from atoll.parallel.data.batch import Batch
 
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024
-"""Bytes in which the system counts a resident set."""
+"""Unit of the system's resident set size [bytes]."""
 
 
 class Meter:
-    """Takes the time of the steps, without what lies between them.
+    """A stopwatch of the steps, without the time between them.
 
     Args:
-        clock: the present instant [s], monotonic.
+        clock: returns the present instant [s], monotonic.
         steps: of the whole training.
         device: of this rank.
-        flops: of one example, forward and backward; None when not known.
-        peak: FLOP/s of all ranks together; None when not known.
+        flops: of one example, forward and backward; None if unknown.
+        peak: FLOP/s of all ranks together; None if unknown.
     """
 
     def __init__(
@@ -42,25 +42,25 @@ class Meter:
 
     @property
     def seconds(self) -> float:
-        """Of the training so far, those of earlier processes included [s]."""
+        """Duration of the training so far, including earlier processes [s]."""
         return self._before + self._clock() - self._began
 
     def step(self, batch: Batch, examples: int) -> None:
-        """One more step, of so many examples on all ranks; the first batch says how many tokens each has."""
+        """Count one more step with this number of examples on all ranks; the first batch tells an example's tokens."""
         if self._done == 0:
             self._tokens = tokens_of(batch)
         self._examples += examples
         self._done += 1
 
     def resume(self) -> None:
-        """Something else has ended, such as an evaluation: the steps' time goes on from here."""
+        """Restart the steps' time, after other work such as an evaluation."""
         self._resumed, self._examples = self._clock(), 0
 
     def read(self, step: int) -> dict[str, float]:
-        """Since the last reading.
+        """Return the measurements since the last reading.
 
         Args:
-            step: how many steps of the training are done.
+            step: the number of steps done in the training.
         """
         now = self._clock()
         rate = self._examples / max(now - self._resumed, 1e-9)
@@ -76,23 +76,23 @@ class Meter:
         return found
 
     def _memory(self) -> int:
-        """The most that this rank has held: on the GPU, or of the process."""
+        """Return the peak memory of this rank: of the GPU, or of the process."""
         if self._device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._device))
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         return {"seconds": self.seconds}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore the state of a checkpoint."""
         self._before, self._began = state["seconds"], self._clock()
         self.resume()
 
 
 def tokens_of(batch: Batch) -> int | None:
-    """Tokens of one example, where targets are sequences of integers (B, S); else None."""
+    """Return the tokens of one example, if targets are sequences of integers (B, S); else None."""
     targets = batch.targets
     if isinstance(targets, torch.Tensor) and targets.ndim == 2 and not targets.is_floating_point():
         return int(targets.shape[1])

@@ -1,4 +1,4 @@
-"""The gradient noise scale while a training goes on: about the batch size beyond which larger batches pay little."""
+"""The gradient noise scale during a training: about the batch size beyond which larger batches pay little."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,11 +7,11 @@ from atoll.parallel.engine.step import NoiseSample
 from atoll.parallel.optimizers.noise_scale import NoiseScale, estimate
 
 DECAY = 0.95
-"""Looks back over about twenty measurements."""
+"""The decay of the means: they look back over about twenty measurements."""
 
 
 class NoiseMeter:
-    """Averages what single steps show (see `optimizers.noise_scale`).
+    """Means of the noise samples of single steps (see `optimizers.noise_scale`).
 
     Args:
         every: steps between two measurements; None: it never measures.
@@ -22,11 +22,11 @@ class NoiseMeter:
         self._scale = NoiseScale(DECAY)
 
     def is_due(self, step: int) -> bool:
-        """Whether the step of this number (from 1) is to be measured."""
+        """Return whether to measure the step of this number (from 1)."""
         return self._every is not None and step % self._every == 0
 
     def see(self, sample: NoiseSample | None) -> None:
-        """Take in a measurement; None: the batch was too small to be split."""
+        """Record a measurement; None: the batch was too small to be split."""
         if sample is not None:
             self._scale.add(
                 estimate(
@@ -38,14 +38,14 @@ class NoiseMeter:
             )
 
     def read(self) -> dict[str, float]:
-        """The noise scale in units of the loss, where there is a sensible one yet."""
+        """Return the noise scale in units of the loss; empty until its estimate is positive."""
         simple = self._scale.simple
         return {} if simple is None else {"noise_scale": simple}
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         return self._scale.state_dict()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore the state of a checkpoint."""
         self._scale.load_state_dict(state)

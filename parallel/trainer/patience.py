@@ -1,4 +1,4 @@
-"""When to stop early: the metric has not become better for too long."""
+"""Early stopping: the end of a training whose metric no longer improves."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from atoll.parallel.trainer.config import TrainConfig
 
 
 class Patience:
-    """Counts evaluations without a better value. Without `patience` in the config it is endless.
+    """A count of evaluations without a better value; endless without `patience` in the config.
 
     Args:
         config: of the training.
@@ -19,15 +19,15 @@ class Patience:
         self.best: float | None = None
         """The best value so far."""
         self.waited = 0
-        """Evaluations since then."""
+        """The number of evaluations since the best one."""
 
     @property
     def is_over(self) -> bool:
-        """Whether the training should stop."""
+        """The verdict: the training should stop."""
         return self._config.patience is not None and self.waited >= self._config.patience
 
     def see(self, value: float | None) -> None:
-        """Take in one evaluation; a value that is undefined or no number is not better."""
+        """Record one evaluation; a value that is undefined or not finite is not better."""
         if value is not None and math.isfinite(value) and self._is_better(value):
             self.best, self.waited = value, 0
         else:
@@ -40,9 +40,9 @@ class Patience:
         return gain > self._config.min_delta
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         return {"best": self.best, "waited": self.waited}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore the state of a checkpoint."""
         self.best, self.waited = state["best"], state["waited"]

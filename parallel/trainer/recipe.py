@@ -1,4 +1,4 @@
-"""From a task's `Local`, a config and the size of the pooled data to all that a training of so many ranks needs."""
+"""The recipe of a training, from a task's `Local`, a config and the size of the pooled data, for a number of ranks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from atoll.parallel.trainer.config import TrainConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What decides the sequence of models: with the seed and the initial weights all of it."""
+    """The settings that, with the seed and the initial weights, determine the sequence of models."""
 
     order: Order
-    """Which examples make up each step."""
+    """The examples of each step."""
 
     steps: int
-    """Of the whole training."""
+    """The number of steps of the whole training."""
 
     optimizer: OptimizerConfig
 
@@ -30,9 +30,10 @@ class Recipe:
 
     @property
     def described(self) -> dict[str, Any]:
-        """As plain values, by the names under which an operator sets them.
+        """The recipe as plain values, by the names under which an operator sets them.
 
-        Not the number of ranks: it changes nothing. And of a constant rate not the steps, so that one may train on.
+        Without the number of ranks, which changes nothing; and, for a constant rate, without the number of steps, so
+        that a training can be prolonged.
         """
         order, schedule = self.order, self.schedule
         is_constant = schedule.kind == "constant"
@@ -55,17 +56,17 @@ class Recipe:
 
 
 def make_recipe(local: Local, config: TrainConfig, *, num_examples: int, num_ranks: int, least_rows: int = 1) -> Recipe:
-    """Settle everything.
+    """Compute the recipe.
 
     Args:
         local: of the task.
         config: of the training.
         num_examples: of the pooled training data.
         num_ranks: data-parallel ranks.
-        least_rows: fewest examples of a rank in a step; 2 where BatchNorm must normalize them.
+        least_rows: fewest examples of a rank in a step; 2 if BatchNorm must normalize them.
 
     Raises:
-        ValueError: with everything that does not fit together.
+        ValueError: with all conflicts.
     """
     batch = batch_size_of(local, config, num_examples, num_ranks)
     order = Order(
@@ -93,22 +94,22 @@ def make_recipe(local: Local, config: TrainConfig, *, num_examples: int, num_ran
 
 
 def batch_size_of(local: Local, config: TrainConfig, num_examples: int, num_ranks: int) -> int:
-    """Examples of one step on all ranks together."""
+    """Return the examples of one step on all ranks together."""
     if config.batch_size is not None:
         return config.batch_size
     return num_examples if local.batch_size is None else local.batch_size * num_ranks
 
 
-def _steps(local: Local, config: TrainConfig, of_epoch: int) -> int:
+def _steps(local: Local, config: TrainConfig, steps_per_epoch: int) -> int:
     if config.steps is not None:
         return config.steps
     if config.epochs is not None:
-        return config.epochs * of_epoch
-    return min(local.epochs * of_epoch, local.max_steps or local.epochs * of_epoch)
+        return config.epochs * steps_per_epoch
+    return min(local.epochs * steps_per_epoch, local.max_steps or local.epochs * steps_per_epoch)
 
 
 def _optimizer(local: Local, config: TrainConfig, lr: float) -> OptimizerConfig:
-    """The task's own method exactly as its sites have it: there, biases and norms decay like the rest."""
+    """Return the task's own method exactly as its sites use it (there, biases and norms decay too), or the config's."""
     if config.optimizer in (None, local.optimizer):
         momentum = local.momentum if local.optimizer == "sgd" else None
         return OptimizerConfig(
@@ -118,6 +119,6 @@ def _optimizer(local: Local, config: TrainConfig, lr: float) -> OptimizerConfig:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What two descriptions do not agree on."""
+    """List the values in which two descriptions differ."""
     keys = sorted(before.keys() | now.keys())
     return [f"{key} was {before.get(key)!r}, now {now.get(key)!r}" for key in keys if before.get(key) != now.get(key)]

@@ -1,4 +1,4 @@
-"""One rank's whole training: from a job to a model on disk. Everything that can be wrong is found first."""
+"""One rank's whole training: from a job to a model on disk. All checks come first."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -18,6 +18,7 @@ from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.data.loader import Loader
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.mesh import Axes
+from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.step import Engine
 from atoll.parallel.engine.ties import tied_names
 from atoll.parallel.local_training.training import seed_everything
@@ -37,27 +38,27 @@ from atoll.parallel.trainer.stopping import Agreement
 from atoll.parallel.world import World, process_group
 
 CHECKPOINTS, LOG, RESULT, TENSORBOARD = "checkpoints", "log.jsonl", "result.json", "tensorboard"
-"""What lies in the folder of a training, beside the models."""
+"""The entries in the folder of a training, beside the models."""
 
 SMALL = 1_000_000
-"""Parameters from which on products are worth more than one thread."""
+"""Number of parameters from which on products are worth more than one thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a training has come to."""
+    """The result of a training, as `result.json` has it."""
 
     task: str
     why: str
-    """finished, early or interrupted"""
+    """The reason of its end: finished, early or interrupted."""
     steps: int
     epochs: float
     examples: int
-    """That were trained on, those of later epochs again."""
+    """The number of examples trained on, counted again in each epoch."""
     metrics: Values
-    """By DATA/METRIC, of the last model; empty where an interruption came before its evaluation."""
+    """The values of the last model's metrics, by DATA/METRIC; empty if it was interrupted before its evaluation."""
     seconds: float
-    """All processes together [s]."""
+    """The duration over all processes [s]."""
     mesh: str
     ranks: int
     device: str
@@ -66,30 +67,31 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What a rank is given by whoever starts it."""
+    """The environment of a rank, from its launcher."""
 
     world: World
     device: str
-    """cpu or cuda"""
+    """The kind of device: cpu or cuda."""
     folder: Path
-    """Of this training; on storage that all ranks share."""
+    """The folder of this training; on storage that all ranks share."""
     clock: Callable[[], float]
     """The present instant [s], monotonic."""
     is_told_to_stop: Callable[[], bool]
+    """() -> whether the training was asked to stop."""
     report: Report
-    """Of the first rank; the others' do nothing."""
+    """The report of events on the first rank; on the others it does nothing."""
 
 
 def train(job: Job, here: Surroundings) -> Result:
-    """Train, or go on where the newest checkpoint in the folder is.
+    """Train, or continue from the newest checkpoint in the folder.
 
     Every rank of the job calls it. The first one writes log, models and result.
 
     Raises:
-        JobRefused: the job does not fit itself, its data or the world; with every reason, before any process group.
-        TaskBroken: there is nothing to train on.
+        JobRefused: the job conflicts with itself, its data or the world; with every reason, before any process group.
+        TaskBroken: there is no data to train on.
         RunDiffers, CheckpointMismatch: the folder holds another training.
-        NotFinite: the loss is no number any more.
+        NotFinite: the loss is no longer finite.
     """
     check_job(job, here.world.size)
     data, tests = training_data(job.task), test_data(job.task)
@@ -101,7 +103,7 @@ def train(job: Job, here: Surroundings) -> Result:
 
 
 def threads_for(model: nn.Module, wanted: int | None) -> int:
-    """How many threads of a CPU share one product: those wanted, or one where more would only wait for each other."""
+    """Return the number of CPU threads for one product: `wanted`, or one if more would only wait for each other."""
     if wanted is not None:
         return wanted
     return 1 if sum(parameter.numel() for parameter in model.parameters()) < SMALL else torch.get_num_threads()
@@ -133,7 +135,7 @@ def _threads(number: int) -> Iterator[None]:
 
 @contextmanager
 def _axes(job: Job, here: Surroundings) -> Iterator[Axes | None]:
-    """The mesh over a process group, ours or one that is there; None where one process needs neither."""
+    """Provide the mesh over a process group, a new or an existing one; None if one process needs neither."""
     if job.plan.mesh.size == 1 and not job.plan.is_sharded:
         yield None
     elif dist.is_initialized():
@@ -163,7 +165,7 @@ class _Builder:
         job, here, config = self.job, self.here, self.job.config
         tied = tied_names(self.model)
         engine = self._engine()
-        seed_generators(config.seed, 0, self.dp_rank)  # ranks with the same data draw the same
+        seed_generators(config.seed, 0, self.dp_rank)  # ranks with the same data draw the same numbers
         loader = Loader(
             data,
             self.recipe.order,
@@ -209,12 +211,14 @@ class _Builder:
         return assemble(
             self.model,
             self.job.plan,
-            loss=self.job.task.loss,
-            make_optimizer=lambda named: make_optimizer(self.recipe.optimizer, named),
+            Optimization(
+                loss=self.job.task.loss,
+                make_optimizer=lambda named: make_optimizer(self.recipe.optimizer, named),
+                lr=self.recipe.schedule,
+                clip_norm=self.recipe.clip_norm,
+            ),
             axes=self.axes,
             device=self.device,
-            lr=self.recipe.schedule,
-            clip_norm=self.recipe.clip_norm,
             rows=max(order.counts(step)[self.dp_rank] for step in {0, order.num_steps - 1}),
         )
 
@@ -255,13 +259,13 @@ class _Builder:
     def _result(self, training: Training, why: str) -> Result:
         steps, order = training.engine.steps, self.recipe.order
         epochs, rest = divmod(steps, order.num_steps)
-        of_epoch = order.batch_size * (order.num_steps - 1) + order.size(order.num_steps - 1)
+        examples_per_epoch = order.batch_size * (order.num_steps - 1) + order.size(order.num_steps - 1)
         result = Result(
             task=self.job.name,
             why=why,
             steps=steps,
             epochs=round(steps / order.num_steps, 4),
-            examples=epochs * of_epoch + rest * order.batch_size,
+            examples=epochs * examples_per_epoch + rest * order.batch_size,
             metrics=training.values or {},
             seconds=training.meter.seconds,
             mesh=str(self.job.plan.mesh),
@@ -276,7 +280,7 @@ class _Builder:
 
 
 def _write(path: Path, text: str) -> None:
-    """Let a small file appear at once."""
+    """Write a small file that appears at once."""
     part = path.with_name(f"{path.name}.part")
     part.write_text(text, "utf-8")
     part.replace(path)

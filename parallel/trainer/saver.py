@@ -1,4 +1,4 @@
-"""Saves and restores a training: the model, and all else that makes the next step what it would have been."""
+"""The checkpoints of a training: the model, and all other state on which the next step depends."""
 
 import json
 from collections.abc import Mapping
@@ -14,21 +14,21 @@ from atoll.parallel.trainer.recipe import Recipe, differences
 
 
 class RunDiffers(ValueError):
-    """The folder holds a training with other settings; the message names what differs."""
+    """The folder holds a training with other settings; the message names the differences."""
 
 
 class Carried(Protocol):
-    """Something with a state of plain values that must survive a restart."""
+    """An object with a state of plain values that must survive a restart."""
 
     def state(self) -> dict[str, Any]:
-        """What it is now."""
+        """Return the present state."""
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Become what it was."""
+        """Restore an earlier state."""
 
 
 def settings_of(job: Job, recipe: Recipe) -> dict[str, Any]:
-    """What decides the sequence of models. Not the mesh: under every mesh it is the same one."""
+    """Return the settings that determine the sequence of models; not the mesh, under which it does not change."""
     of_plan = {f"plan.{name}": getattr(job.plan, name) for name in ("precision", "batchnorm", "outer", "compression")}
     plain: dict[str, Any] = json.loads(json.dumps({"task": job.name, **recipe.described, **of_plan}))
     return plain
@@ -38,10 +38,10 @@ class Saver:
     """The checkpoints of one training. Every method is called by all ranks, at the same point.
 
     Args:
-        checkpointer: where they go.
-        settings: as `settings_of`; a run with others is not gone on with.
-        engine: what is trained.
-        carried: by name.
+        checkpointer: the store of the checkpoints.
+        settings: as `settings_of`; a training with others is refused.
+        engine: the engine, whose state is saved.
+        carried: further objects with a state, by name.
         seed: for random numbers on another mesh.
     """
 
@@ -56,10 +56,10 @@ class Saver:
         self._checkpointer, self._settings, self._engine = checkpointer, dict(settings), engine
         self._carried, self._seed = carried, seed
         self.newest: int | None = None
-        """Steps of the newest checkpoint, complete or being written."""
+        """The step of the newest checkpoint, complete or being written."""
 
     def save(self) -> None:
-        """Make one model of all ranks and save it; nothing when this step is saved already."""
+        """Make the ranks' models equal and save them, unless this step is saved already."""
         engine = self._engine
         if self.newest == engine.steps:
             return
@@ -71,7 +71,7 @@ class Saver:
         self.newest = engine.steps
 
     def restore(self) -> bool:
-        """Go on from the newest checkpoint; False when there is none.
+        """Restore the newest checkpoint; return False if there is none.
 
         Raises:
             RunDiffers: it is of a training with other settings.
@@ -100,5 +100,5 @@ def _check_settings(path: Path, settings: dict[str, Any]) -> None:
     if found := differences(before, settings):
         raise RunDiffers(
             f"{path.parent.parent} holds a training with other settings: {'; '.join(found)}; "
-            "go on with those, or choose another folder (--out)"
+            "continue with those, or choose another folder (--out)"
         )

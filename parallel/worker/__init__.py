@@ -1,4 +1,4 @@
-"""The worker process that holds a task and answers requests: train, evaluate, initialize.
+"""The process that runs a user's training and evaluation, apart from the process that holds the connection.
 
-Imports: `local_training`.
+Imports: `task`, `local_training`, and of `aggregation` the places that `parallel` may import.
 """

@@ -1,4 +1,4 @@
-"""An `ArrayTask` and one site, ready for work; nothing of what it returns is believed unchecked."""
+"""The bench of an `ArrayTask` and one site; all that the task returns is checked."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from atoll.parallel.worker.bench import Outcome, Received
 
 
 class ArrayBench:
-    """The bench of an `ArrayTask`."""
+    """The bench of an `ArrayTask`; see `bench.Bench`."""
 
     def __init__(self, task: ArrayTask, request: dict[str, Any]) -> None:
         self.metrics: Metrics = getattr(task, "metrics", {})
@@ -24,41 +24,43 @@ class ArrayBench:
         check_algorithm(request.get("algorithm") or "fedavg", None)
 
     def initial(self, seed: int) -> Arrays:
-        """As the task gives them."""
+        """Return the task's initial arrays, checked."""
         arrays = self._task.initial(seed)
         layout_of(arrays)
         if reserved := [name for name in arrays if name.startswith(CONTROL)]:
-            raise TaskBroken(f"names that begin with {CONTROL} are kept for control variates: {', '.join(reserved)}")
+            raise TaskBroken(
+                f"names that begin with {CONTROL} are reserved for control variates: {', '.join(reserved)}"
+            )
         check_finite(arrays, "initial model")
         return arrays
 
     def buffers(self) -> list[str]:
-        """None: arrays do not tell."""
+        """Return no names: arrays do not tell which of them are trained."""
         return []
 
     def num_examples(self) -> int | None:
-        """As the task says; None when it does not, or without a site."""
+        """Return the task's own number; None without a site, or if the task has none."""
         count = getattr(self._task, "num_examples", None)
         return int(count(self._site)) if count is not None and self._site is not None else None
 
     def train(self, arrays: Received, request: dict[str, Any], deadline: Deadline) -> Outcome:
-        """Let the task train; the deadline is its own to keep."""
+        """Let the task train; it has to observe the deadline by itself."""
         if self._site is None:
             raise TaskBroken("this worker was started without a site, so it has no data to train on")
         check_algorithm(request.get("algorithm") or "fedavg", None)
         if deadline.passed():
-            raise OutOfTime("no time to begin")
+            raise OutOfTime("the deadline passed before the training began")
         local = self._local | (request.get("local") or {})
         parameters = arrays.version
         layout = layout_of(parameters)
         instructions = Instructions(self._site, request["seed"], request.get("round_id", 0), deadline, local)
         trained = checked(self._task.train(parameters, instructions))
-        check_like(trained.update, layout, may_omit=True)  # whether the run takes a part is the coordinator's to say
+        check_like(trained.update, layout, may_omit=True)  # the coordinator decides about partial updates
         check_finite(trained.update, "update")
         return Outcome(trained, {"steps": 0})
 
     def evaluate(self, arrays: Received, request: dict[str, Any]) -> Statistics | str:
-        """As the task measures."""
+        """Return the statistics of the task's own `evaluate`, or the reason why there are none."""
         evaluate, split = getattr(self._task, "evaluate", None), request["split"]
         site = None if split == "server" else self._site
         if evaluate is None or (split != "server" and site is None):

@@ -1,4 +1,4 @@
-"""A task and a site, ready for work: what a worker process asks of either kind of task."""
+"""The bench, a task with one site ready for work: the interface of both kinds of task to the worker process."""
 
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -13,23 +13,23 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """The tensors that a job begins with."""
+    """The tensors at the beginning of a job."""
 
     version: Arrays
-    """Of the global model."""
+    """The tensors of the global model."""
     own: Arrays | None = None
-    """What this site has kept for itself; None: nothing yet."""
+    """The tensors that this site has stored for itself; None before the first training."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a training has come to."""
+    """The results of one training."""
 
     trained: Trained
     report: Json
-    """What else the answer says."""
+    """Further fields of the answer."""
     own: Arrays = field(default_factory=dict)
-    """What stays at the site: a control variate, layers of its own."""
+    """The tensors that stay at the site: a control variate, local layers."""
 
 
 class Bench(Protocol):
@@ -37,25 +37,25 @@ class Bench(Protocol):
 
     @property
     def metrics(self) -> Metrics:
-        """How statistics become values."""
+        """The metrics, which turn statistics into values."""
         ...
 
     def initial(self, seed: int) -> Arrays:
-        """The tensors of version 0."""
+        """Return the tensors of version 0."""
         ...
 
     def buffers(self) -> list[str]:
-        """Float tensors of the model that are not trained."""
+        """Return the names of the model's float tensors that are not trained."""
         ...
 
     def num_examples(self) -> int | None:
-        """Size of the site's training data; None when it is not known, or there is no site."""
+        """Return the size of the site's training data; None if it is unknown, or there is no site."""
         ...
 
     def train(self, arrays: Received, request: Json, deadline: Deadline) -> Outcome:
-        """One training."""
+        """Train once, from these tensors, until the deadline at most."""
         ...
 
     def evaluate(self, arrays: Received, request: Json) -> Statistics | str:
-        """Statistics of these parameters on the request's split, or why there are none."""
+        """Return the statistics of these parameters on the request's split, or the reason why there are none."""
         ...

@@ -1,39 +1,39 @@
-"""The worker process: `python -m atoll.parallel.worker.main`. One JSON object a line in, one a line out.
+"""The worker process: `python -m atoll.parallel.worker.main`. Requests and answers are JSON objects, one a line.
 
-    main thread     one request after another, in the order in which they came
+    main thread     one request after another, in the order of their arrival
     reader thread   stdin: queues requests; obeys `stop` and `extend` at once, also while the main thread trains;
-                    ends the process when stdin ends, which is when whoever started it is gone
+                    ends the process when stdin ends, which is when its supervisor is gone
     the kernel      SIGALRM ends the process `lease_s` after its deadline, also when a C extension holds the GIL so that
-                    neither thread can run, and nobody is left to kill it
+                    neither thread can run, and no supervisor is left to kill it
 
-Requests, and the fields of their answers (`?` may be left out):
+Requests, and the fields of their answers (`?`: optional):
 
-    load      task, site?, local?, algorithm?, threads?, device?  -> (nothing)
-    describe                                             -> num_examples (null when not known), layout
+    load      task, site?, local?, algorithm?, threads?, device?  -> (none)
+    describe                                             -> num_examples (null if unknown), layout
     initial   seed, out                                  -> pieces
     train     model, own?, out, own_out, seed, model_seed?, round_id?, local?, algorithm?, codec?, owed?, residual?
                                                          -> num_examples, work, steps, statistics, stopped, pieces,
                                                             has_own, normalizer?, effective_steps? (FedNova's)
     evaluate  model, own?, model_seed?, local?, split: train | test | server
-                                                         -> statistics (null, and then a reason, when there are none)
+                                                         -> statistics (null, with a reason, if there are none)
     values    statistics                                 -> values (null: undefined), by the task's metrics
-    quit                                                 -> (nothing), then the process ends
+    quit                                                 -> (none), then the process ends
 
-`model`, `own`, `out` and `own_out` are safetensors files: the version, what the site has kept for itself, the update,
-what it is to keep (written when `has_own`).
+`model`, `own`, `out` and `own_out` are safetensors files: the version, the site's own tensors before the training, the
+update, the site's own tensors after it (written if `has_own`).
 
 Every request may have `budget_s`, from now to its deadline, and `lease_s` beyond that. Every answer has `seconds`, and,
-when the task failed, `error` and `detail` instead of its other fields. `layout` lists [name, dtype, shape], `pieces`
+if the task failed, `error` and `detail` instead of its other fields. `layout` lists [name, dtype, shape], `pieces`
 lists [tensor, dtype, offsets, lengths, sha256] of the file that was written, both in canonical order; an encoded piece
-has [codec, encoded_bytes] besides. `codec` is what the update is encoded with, `owed` lists the files of what biased
-codecs left out before, and `residual` is where to write what this one leaves out.
+also has [codec, encoded_bytes]. `codec` encodes the update, `owed` lists the residual files of biased codecs, and
+`residual` is the file for the new residual.
 
-Without an answer of their own, and only for the request that runs (if they name a `round_id`: only if it is its):
+Without an answer of their own, and only for the running request (with a `round_id`: only if it is the same):
 
-    stop      round_id?                 end the training early, with what there is
-    extend    budget_s, round_id?       the deadline is now `budget_s` from now
+    stop      round_id?                 end the training early, with the steps done so far
+    extend    budget_s, round_id?       move the deadline to `budget_s` from now
 
-The file descriptors 0 and 1 belong to the user's code: it reads nothing, and what it prints goes to stderr, the log. An
+The file descriptors 0 and 1 belong to the user's code: its reads find nothing, and its prints go to stderr, the log. An
 `extend` that arrives while a C extension holds the GIL takes effect when it lets go; until then the old lease counts.
 """
 
@@ -55,7 +55,7 @@ from atoll.parallel.worker.operations import Operations
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request with its deadline, which began when the request was read."""
+    """A request with its deadline, which runs from the moment when the request was read."""
 
     request: dict[str, Any]
     deadline: Deadline
@@ -63,7 +63,7 @@ class Job:
 
 
 class Inbox:
-    """Reads stdin in a thread of its own, keeps the deadline and the kernel's alarm of the running job."""
+    """A thread that reads stdin, and maintains the deadline and the kernel's alarm of the running job."""
 
     def __init__(self, requests_fd: int) -> None:
         self._fd = requests_fd
@@ -72,7 +72,7 @@ class Inbox:
         self.jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
 
     def read_until_the_end(self) -> None:
-        """Run the reader; ends the process with stdin, at once, whatever else it does."""
+        """Run the reader; end the process as soon as stdin ends, whatever it is doing."""
         try:
             with open(self._fd, "rb") as lines:
                 for line in lines:
@@ -97,7 +97,7 @@ class Inbox:
                 self._set_deadline(request.get("budget_s"))
                 self.jobs.put(self._job)
             elif self._job is None or request.get("round_id") not in (None, self._job.request.get("round_id")):
-                pass  # it came too late: what it is about has ended
+                pass  # too late: its request has ended
             elif request["op"] == "stop":
                 self._job.deadline.stop()
             else:
@@ -115,7 +115,7 @@ class Inbox:
 
 
 def private_pipes() -> tuple[int, int]:
-    """Move the two pipes away from where user code reads and prints; gives (requests, replies)."""
+    """Move the two pipes away from the descriptors of user code; return (requests, replies)."""
     requests, replies = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

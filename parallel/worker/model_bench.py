@@ -1,4 +1,4 @@
-"""A `Task` and one site, ready for work; data and model stay warm from one request to the next."""
+"""The bench of a `Task` and one site; data and model stay warm from one request to the next."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ from atoll.parallel.worker.bench import Json, Outcome, Received
 
 
 class ModelBench:
-    """The bench of a `Task`."""
+    """The bench of a `Task`; see `bench.Bench`."""
 
     def __init__(self, task: Task, request: dict[str, Any]) -> None:
         if request.get("threads"):
@@ -43,12 +43,12 @@ class ModelBench:
         self._algorithm: str = request.get("algorithm") or "fedavg"
         check_algorithm(self._algorithm, self._local, has_fit=task.fit is not None)
         self._model: torch.nn.Module | None = None
-        if self._site is not None:  # torch imports a third of itself with the first optimizer: not on a round's time
+        if self._site is not None:  # torch imports a third of itself with the first optimizer: before a round
             make_optimizer(self._local, [torch.nn.Parameter(torch.zeros(1))])
         self._datasets: dict[str, Any] = {}
 
     def initial(self, seed: int) -> Arrays:
-        """Of a newly built model, without what stays at the sites; for SCAFFOLD with the server's variate, zeros."""
+        """Return a newly built model's tensors without the local layers; for SCAFFOLD also the server's variate, 0."""
         model = build_model(self._task)
         stays = names_that_stay(model, self._local.keep)
         arrays = {name: array for name, array in initial_parameters(self._task, seed).items() if name not in stays}
@@ -57,13 +57,13 @@ class ModelBench:
         return arrays
 
     def buffers(self) -> list[str]:
-        """Of the task's model, without what stays at the sites."""
+        """Return the names of the model's untrained float tensors, without the local layers."""
         model = self._model if self._model is not None else build_model(self._task)
         stays = names_that_stay(model, self._local.keep)
         return [name for name in buffers_of(model) if name not in stays]
 
     def num_examples(self) -> int | None:
-        """Of the training split; None without a site."""
+        """Return the size of the training split; None without a site."""
         return None if self._site is None else len(self._training_data())
 
     def train(self, arrays: Received, request: Json, deadline: Deadline) -> Outcome:
@@ -87,14 +87,14 @@ class ModelBench:
         own = {name: array for name, array in parameters_of(model).items() if name in stays} if stays else {}
         update = {name: array for name, array in update.items() if name not in stays}
         if control:
-            sent, kept = control.after(update, num_steps=work.steps, lr=local.lr)
-            update, own = update | sent, own | kept
+            sent, stored = control.after(update, num_steps=work.steps, lr=local.lr)
+            update, own = update | sent, own | stored
         if algorithm == "fednova" and (counted := work.normalizer):
             report |= {"normalizer": counted.normalizer, "effective_steps": counted.effective_steps}
         return Outcome(Trained(update, work.num_examples, work.statistics, work.work), report, own)
 
     def evaluate(self, arrays: Received, request: Json) -> Statistics | str:
-        """On the site's own split, with its own layers; or on the server's data."""
+        """Evaluate on the site's split with its local layers, or on the server's data."""
         local, where = self._local.with_overrides(request.get("local") or {}), request["split"]
         dataset = self._dataset(where)
         if dataset is None:
@@ -108,7 +108,7 @@ class ModelBench:
         return evaluate(self._task, model, dataset, device=self._device)
 
     def is_empty(self, split: str) -> bool:
-        """Whether there is a data set for this split, and no example in it."""
+        """Return whether the data set of this split exists and has no examples."""
         dataset = self._dataset(split)
         return dataset is not None and not len(dataset)
 
@@ -118,10 +118,10 @@ class ModelBench:
         return self._model
 
     def _merged(self, arrays: Received, local: Local, request: Json) -> tuple[Arrays, frozenset[str]]:
-        """A version's model with the layers of this site, as they begin when it has none yet; and their names."""
+        """Return a version's tensors with the site's local layers (initial ones before a training), and their names."""
         version, stays = split(arrays.version)[0], names_that_stay(self._the_model(), local.keep)
         if travelled := sorted(stays & version.keys()):
-            raise TaskMismatch(f"local.keep lets {', '.join(travelled)} stay here, and the global model has them")
+            raise TaskMismatch(f"local.keep keeps {', '.join(travelled)} at the site, but the global model has them")
         own = split(arrays.own or {})[0]
         if stays and not own:
             own = initial_parameters(self._task, request.get("model_seed") or 0)
@@ -132,7 +132,7 @@ class ModelBench:
             raise TaskBroken("this worker was started without a site, so it has no data to train on")
         dataset = self._dataset("train")
         if dataset is None:
-            raise TaskBroken(f"task.data({self._site!r}, 'train') gave no data set")
+            raise TaskBroken(f"task.data({self._site!r}, 'train') returned no data set")
         return dataset
 
     def _dataset(self, split: str) -> Any:
@@ -153,7 +153,7 @@ def _control_variates(model: torch.nn.Module, arrays: Received, stays: frozenset
 
 
 def _device(name: str) -> str:
-    """ "auto" is a GPU when torch finds one; only here, in the worker, is torch there to ask."""
+    """Return the name of the device; "auto" is a GPU if torch finds one. Only the worker has torch to ask."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""The files that a worker leaves: version 0 of a task's model, and the update of one training, plain or encoded."""
+"""The files that a worker writes: version 0 of a task's model, and the update of one training, plain or encoded."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -16,11 +16,11 @@ from atoll.parallel.task.errors import NotFinite
 from atoll.parallel.worker.bench import Bench
 
 CODEC_STREAM = 1
-"""Beside the seed of the training: the codec's own random numbers."""
+"""The stream of the codec's random numbers, beside that of the training with the same seed."""
 
 
 def write_initial(out: Path, bench: Bench, seed: int) -> tuple[Piece, ...]:
-    """Version 0, with a note of the tensors that no optimizer trains; raises as `Bench.initial`."""
+    """Write version 0, with a list of its untrained float tensors in the header; raises as `Bench.initial`."""
     arrays, buffers = bench.initial(seed), bench.buffers()
     metadata = {safetensors_file.BUFFERS: json.dumps(buffers)} if buffers else None
     return safetensors_file.write(out, arrays, metadata=metadata, piece_bytes=piece_bytes_of(layout_of(arrays)))
@@ -36,16 +36,16 @@ def write_update(
     owed: Sequence[Path] = (),
     residual: Path | None = None,
 ) -> tuple[Piece, ...]:
-    """The file of an update; whoever spools it makes it durable.
+    """Write the file of an update; the spool makes it durable.
 
     Args:
-        out: where it appears.
+        out: of the file.
         update: local - global.
-        codec: what it is encoded with; empty: nothing.
+        codec: of the float tensors; empty: none.
         seed: of the training.
-        buffers: of the model, which stay plain, as control variates do.
-        owed: what a biased codec has left out of the updates before.
-        residual: where to write what it leaves out of this one; None: it is forgotten.
+        buffers: names of the model's untrained tensors, which stay plain, as control variates do.
+        owed: files of the residuals of a biased codec.
+        residual: the file for the new residual; None: the remainder is dropped.
 
     Raises:
         NotFinite: a value that the codec cannot take.

@@ -1,4 +1,4 @@
-"""What a worker process does for each request. It keeps the task, the data and the model warm between requests."""
+"""The operations of a worker process, one for each request. Task, data and model stay warm between requests."""
 
 import errno
 import traceback
@@ -25,7 +25,7 @@ DETAIL_CHARS_MAX = 2000
 
 
 class Operations:
-    """The requests by name; state is the bench that `load` sets up."""
+    """The requests by name; the state is the bench that `load` sets up."""
 
     def __init__(self) -> None:
         self._bench: Bench | None = None
@@ -39,12 +39,12 @@ class Operations:
         }
 
     def answer(self, request: Json, deadline: Deadline) -> Json:
-        """Do what is asked. What goes wrong in the task's code comes back as `error` and `detail`."""
+        """Carry out a request. Errors of the task's code are returned as `error` and `detail`."""
         op = request["op"]
         try:
             return self._by_name[op](request, deadline)
         except (Exception, SystemExit) as error:
-            traceback.print_exc()  # whole, for the worker's log
+            traceback.print_exc()  # the full one, for the worker's log
             return {"error": kind_of(error, op), "detail": detail_of(error)}
 
     def _load(self, request: Json, deadline: Deadline) -> Json:
@@ -81,7 +81,7 @@ class Operations:
         }
 
     def _write(self, update: Arrays, request: Json) -> tuple[Piece, ...]:
-        """The file of the update, encoded if that is asked for; the spool makes it durable."""
+        """Write the file of the update, encoded if requested; the spool makes it durable."""
         residual = request.get("residual")
         return write_update(
             Path(request["out"]),
@@ -96,7 +96,7 @@ class Operations:
     def _evaluate(self, request: Json, deadline: Deadline) -> Json:
         split = request["split"]
         if split not in ("train", "test", "server"):
-            raise ValueError(f"split {split!r} is none of train, test, server")
+            raise ValueError(f"split {split!r} is not one of train, test, server")
         found = self._loaded().evaluate(_received(request), request)
         return {"statistics": None, "reason": found} if isinstance(found, str) else {"statistics": found}
 
@@ -114,12 +114,12 @@ def _received(request: Json) -> Received:
 
 
 def layout_fields(layout: Layout) -> list[tuple[Any, ...]]:
-    """[name, dtype, shape] of each tensor."""
+    """Return [name, dtype, shape] of each tensor."""
     return [(tensor.name, tensor.dtype, tensor.shape) for tensor in layout]
 
 
 def piece_fields(pieces: tuple[Piece, ...]) -> list[tuple[Any, ...]]:
-    """[tensor, dtype, offsets, lengths, sha256] of each piece; of an encoded one also [codec, encoded_bytes]."""
+    """Return [tensor, dtype, offsets, lengths, sha256] of each piece; if encoded, also [codec, encoded_bytes]."""
     return [
         (p.tensor, p.dtype, p.offsets, p.lengths, p.sha256, *((p.codec, p.encoded_bytes) if p.codec else ()))
         for p in pieces
@@ -127,7 +127,7 @@ def piece_fields(pieces: tuple[Piece, ...]) -> list[tuple[Any, ...]]:
 
 
 def kind_of(error: BaseException, op: str) -> str:
-    """Why the client gives up, in the protocol's words (its FailureReason)."""
+    """Return the protocol's name for an error (its FailureReason)."""
     if isinstance(error, TaskNotFound | TaskBroken):
         return "task_broken"
     if isinstance(error, TaskMismatch):
@@ -142,7 +142,7 @@ def kind_of(error: BaseException, op: str) -> str:
 
 
 def detail_of(error: BaseException) -> str:
-    """What to tell a person: the sentence of an error of ours, the last lines of the traceback of any other.
+    """Return the text of an error for a person: the message of an error of ours, the last traceback lines of any other.
 
     Faults of settings are a line each.
     """

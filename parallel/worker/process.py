@@ -2,11 +2,11 @@
 
     WorkerCrashed   the process ended: exit code or signal, and the tail of its log
     WorkerHung      it did not answer in time, or outlived its lease; it has been killed
-    WorkerError     the task's own code failed; the process is well, and goes on
+    WorkerError     the task's own code failed; the process is intact and continues
 
-User code runs in a process of its own because it may crash, hang, leak or hold the GIL, and none of that may reach
-whoever holds the connection. The process is started anew (never forked), in a session of its own, so that Ctrl-C in a
-terminal reaches us first and a kill reaches what the user's code has started.
+User code runs in a process of its own because it may crash, hang, leak or hold the GIL, none of which may affect the
+process that holds the connection. The process is started anew (never forked), in a session of its own, so that Ctrl-C
+in a terminal reaches the supervisor first, and a kill reaches all processes that the user's code has started.
 """
 
 import json
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 LOG_BYTES_MAX = 8 << 20
-"""A log that is longer when a worker starts becomes `<name>.1`."""
+"""Size [bytes] above which a log becomes `<name>.1` when a worker starts."""
 
 TAIL_BYTES = 2000
 START_TIMEOUT_S = 120.0
@@ -32,22 +32,24 @@ DIE_TIMEOUT_S = 10.0
 
 
 class WorkerCrashed(RuntimeError):
-    """The worker process ended by itself, or was killed by `kill()` or by somebody else."""
+    """The worker process ended by itself, by `kill()`, or by a signal from elsewhere."""
 
     def __init__(self, exit_code: int, log_tail: str) -> None:
         self.exit_code = exit_code
-        """As in subprocess: negative for a signal."""
+        """The exit code as in subprocess: negative for a signal."""
         self.log_tail = log_tail
         """The last lines that this process wrote to its log."""
-        super().__init__(f"the worker {_ending(exit_code)}" + (f"; its last words:\n{log_tail}" if log_tail else ""))
+        super().__init__(
+            f"the worker {_ending(exit_code)}" + (f"; the end of its log:\n{log_tail}" if log_tail else "")
+        )
 
 
 class WorkerHung(RuntimeError):
-    """The worker did not answer in time; its process is dead now."""
+    """The worker did not answer in time; its process has been killed."""
 
 
 class WorkerError(RuntimeError):
-    """The task's code failed. `kind` is the protocol's word for it, `detail` is for a person."""
+    """The task's code failed. `kind` is the protocol's name for the error, `detail` its text for a person."""
 
     def __init__(self, kind: str, detail: str) -> None:
         self.kind, self.detail = kind, detail
@@ -55,18 +57,18 @@ class WorkerError(RuntimeError):
 
 
 class Worker:
-    """One task of one site, in a process that is started when it is needed, and again after it died.
+    """One task of one site, in a process that is started on demand, and again after it has ended.
 
     Any thread may use any method at any time; calls wait for each other.
 
     Args:
         task: `module:attribute` or `path/to/file.py:attribute`.
-        log_path: where the process's stderr, and all that the user's code prints, is appended.
+        log_path: the file to which the process's stderr, and all prints of the user's code, are appended.
         site: the owner of the data; None for a worker that only evaluates on the server's data.
         local: overrides of the task's local training.
-        algorithm: of the run; a task that cannot go with it does not load.
-        threads: of one process; None for the libraries' own choice.
-        device: where torch computes: "cpu", "cuda", or "auto" for a GPU when there is one.
+        algorithm: the run's algorithm; a task that does not fit it does not load.
+        threads: number of threads of the process; None: the libraries' own choice.
+        device: torch's device: "cpu", "cuda", or "auto" for a GPU if there is one.
     """
 
     def __init__(
@@ -96,22 +98,22 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """Of the living process; None when there is none."""
+        """The process id of the living process; None without one."""
         process = self._process
         return process.pid if process and process.alive else None
 
     @property
     def alive(self) -> bool:
-        """Whether the process lives."""
+        """The flag of a living process."""
         return self.pid is not None
 
     def start(self) -> None:
-        """Start the process and load the task, if it does not live already. Raises as `call`."""
+        """Start the process and load the task, unless it lives already. Raises as `call`."""
         with self._calls:
             self._running()
 
     def call(self, op: str, timeout_s: float, **args: Any) -> dict[str, Any]:
-        """Send a request and wait for its answer; `worker_main` lists both. Starts the process if need be.
+        """Send a request and wait for its answer; `worker/main` lists both. Start the process if needed.
 
         Args:
             op: the request's name.
@@ -126,7 +128,7 @@ class Worker:
             return self._running().ask(op, timeout_s, args)
 
     def tell(self, op: str, **args: Any) -> None:
-        """Send `stop` or `extend` to the request that runs, from another thread; nothing happens if none does."""
+        """Send `stop` or `extend` to the running request, from another thread; without one it has no effect."""
         process = self._process
         if process and process.alive:
             process.tell(op, args)
@@ -138,24 +140,24 @@ class Worker:
             process.kill()
 
     def close(self) -> None:
-        """Kill the process and start none again."""
+        """Kill the process and start no other."""
         self._is_closed = True
         self.kill()
 
     def _running(self) -> "_Process":
         if self._process and self._process.alive:
             return self._process
-        self._insist_on_open()
+        self._check_open()
         process = self._process = _Process(self._log_path, self._threads)
         try:
-            self._insist_on_open()  # close() may have come too early to see this process
+            self._check_open()  # close() may have run before this process existed
             process.ask("load", START_TIMEOUT_S, self._load)
         except BaseException:
             process.kill()
             raise
         return process
 
-    def _insist_on_open(self) -> None:
+    def _check_open(self) -> None:
         if self._is_closed:
             raise RuntimeError("the worker is closed")
 
@@ -199,7 +201,7 @@ class _Process:
             self._send(op, args)
             answer = self._wait(op)
         except BaseException:
-            self.kill()  # its answer, if it comes, must not be taken for that of the next request
+            self.kill()  # a late answer must not be taken for that of the next request
             raise
         if op == "quit":
             self._reaper.join(DIE_TIMEOUT_S)
@@ -251,14 +253,14 @@ class _Process:
                     self._answers.put(json.loads(line))
 
     def _reap(self) -> None:
-        """Wait for the end; then end what the process has started while its process group surely is its own."""
+        """Wait for the end; then kill what it has started, while its process group id cannot be reused."""
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         with self._life:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
             exit_code = self._popen.wait()
             self._exit_code = exit_code
-        self._reader.join(1.0)  # an answer may have come just before
+        self._reader.join(1.0)  # an answer may have arrived just before
         with self._writing, suppress(BrokenPipeError):
             assert self._popen.stdin is not None
             self._popen.stdin.close()

@@ -33,6 +33,6 @@ def test_what_a_launcher_got_wrong_is_named(environ: dict[str, str], named: str)
 def test_ranks_that_nobody_tells_where_to_meet_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     monkeypatch.setenv("MASTER_PORT", "1")
-    with pytest.raises(ValueError, match=r"^MASTER_ADDR must say where the 2 ranks meet; .*mpirun takes -x"):
+    with pytest.raises(ValueError, match=r"^set MASTER_ADDR to the address where the 2 ranks meet; .*mpirun takes -x"):
         with process_group(World(0, 0, 2)):
             pass

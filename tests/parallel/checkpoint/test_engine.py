@@ -10,6 +10,7 @@ from atoll.parallel.checkpoint.checkpointer import Checkpointer
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Axes, Mesh
+from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.sharding import whole
 from atoll.parallel.engine.step import Engine
@@ -28,8 +29,7 @@ def engine_of(plan: Plan) -> tuple[Engine, list[list[str]], Axes | None]:
     made = assemble(
         model,
         plan,
-        loss=reference.token_loss,
-        make_optimizer=lambda named: reference.make_optimizer("adamw", named),
+        Optimization(loss=reference.token_loss, make_optimizer=lambda named: reference.make_optimizer("adamw", named)),
         axes=axes,
     )
     return made, names, axes

@@ -12,6 +12,7 @@ from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.buffers import average_buffers
 from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Axes, Mesh
+from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.sharding import whole
 from atoll.parallel.models.cnn import CNN
@@ -140,11 +141,13 @@ def train(case: Case, device: str = "cpu") -> Trace:
     engine = assemble(
         case.model(),
         plan,
-        loss=case.loss(),
-        make_optimizer=lambda named: reference.make_optimizer(case.optimizer, named),
+        Optimization(
+            loss=case.loss(),
+            make_optimizer=lambda named: reference.make_optimizer(case.optimizer, named),
+            clip_norm=case.clip_norm,
+        ),
         axes=axes,
         device=device,
-        clip_norm=case.clip_norm,
     )
     losses, norms = [], []
     for inputs, targets in case.batches():

@@ -8,6 +8,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel
 from atoll.parallel.engine.assemble import assemble, check_model
 from atoll.parallel.engine.blueprint import Blueprint
 from atoll.parallel.engine.mesh import Mesh
+from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from tests.parallel.engine import reference
 from tests.parallel.engine.cases import OwnModule, decoder, mlp, repeating
@@ -111,7 +112,7 @@ def twice_in_a_stage() -> nn.Module:
         (
             twice_in_a_stage(),
             Plan(mesh=Mesh(pp=2), schedule="zbv-zero-bubble"),
-            "3.weight and 5.weight are one weight: no schedule that parts its gradients",
+            "3.weight and 5.weight are one weight, so schedule must be none of",
         ),
         (mlp(), Plan(accumulate=8), "global batch of 7 is too small for dp=1 ranks with 8"),
     ],
@@ -123,14 +124,15 @@ def test_a_model_that_cannot_be_cut_is_refused_before_any_rank_waits(model: nn.M
 
 def test_the_largest_norm_must_be_positive() -> None:
     with pytest.raises(ValueError, match=r"clip_norm must be above 0, got -1.0"):
-        assemble(mlp(), Plan(), loss=nn.functional.cross_entropy, make_optimizer=sgd, clip_norm=-1.0)
+        Optimization(loss=nn.functional.cross_entropy, make_optimizer=sgd, clip_norm=-1.0)
 
 
 def test_an_optimizer_of_other_parameters_is_refused() -> None:
     """Those of the model before it was cut, say: nothing would be trained."""
     other = [("weight", nn.Parameter(torch.zeros(3, 2)))]
+    optimization = Optimization(loss=nn.functional.cross_entropy, make_optimizer=lambda _named: sgd(other))
     with pytest.raises(ValueError, match=r"1 others are in its optimizer, the first of shape \(3, 2\)"):
-        assemble(mlp(), Plan(), loss=nn.functional.cross_entropy, make_optimizer=lambda _named: sgd(other))
+        assemble(mlp(), Plan(), optimization)
 
 
 def sgd(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
@@ -142,6 +144,5 @@ def test_a_mesh_needs_its_axes() -> None:
         assemble(
             mlp(),
             Plan(mesh=Mesh(dp_shard=2)),
-            loss=nn.functional.cross_entropy,
-            make_optimizer=sgd,
+            Optimization(loss=nn.functional.cross_entropy, make_optimizer=sgd),
         )

@@ -13,6 +13,7 @@ from atoll.parallel.data.batch import Batch, count_units
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.forked import RankFailed, run_ranks
 from atoll.parallel.engine.mesh import Axes, Mesh
+from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.engine.sharding import whole
 from atoll.parallel.engine.step import Engine
@@ -23,7 +24,9 @@ from tests.parallel.engine.cases import cnn_with_norms, mine, mlp, small
 def engine_of(model: nn.Module, plan: Plan, loss: Any = nn.functional.cross_entropy, **options: Any) -> Engine:
     axes = Axes(plan.mesh, "cpu") if plan.mesh.size > 1 or plan.is_sharded else None
     make = options.pop("make_optimizer", lambda named: reference.make_optimizer("sgd", named))
-    return assemble(model, plan, loss=loss, make_optimizer=make, axes=axes, **options)
+    rows = options.pop("rows", None)
+    optimization = Optimization(loss=loss, make_optimizer=make, **options)
+    return assemble(model, plan, optimization, axes=axes, rows=rows)
 
 
 def evaluated(plan: Plan, last: int) -> tuple[float, int]:
@@ -98,7 +101,7 @@ def test_the_noise_sample_has_the_norms_of_two_plain_gradients(plan: Plan) -> No
 
 
 def test_a_pipeline_has_no_noise_sample_and_says_so() -> None:
-    with pytest.raises(RankFailed, match="a pipeline has no moment"):
+    with pytest.raises(RankFailed, match="a pipeline cannot measure noise"):
         run_ranks(noise_sample, 2, Plan(mesh=Mesh(pp=2)))
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import AXES, Axes, Mesh
+from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.models.decoder import Decoder, DecoderConfig
 from atoll.parallel.planner.counting import Watch
@@ -40,8 +41,7 @@ def measured(plan: Plan) -> tuple[Calls, list[int]]:
     engine = assemble(
         model(),
         plan,
-        loss=reference.token_loss,
-        make_optimizer=lambda named: reference.make_optimizer("adamw", named),
+        Optimization(loss=reference.token_loss, make_optimizer=lambda named: reference.make_optimizer("adamw", named)),
         axes=axes,
     )
     batch = mine(*reference.token_batches(64, 16)[0], axes)

@@ -72,7 +72,7 @@ def test_a_task_that_does_not_go_with_the_algorithm_does_not_load() -> None:
 
     with pytest.raises(TaskBroken, match=r"a `fit` of its own.*local.optimizer must be 'sgd'.*got 'adam'"):
         ModelBench(make_task(fit=fit), {"local": {"optimizer": "adam"}, "algorithm": "fednova"})
-    with pytest.raises(TaskBroken, match=r"knows fedavg, .*fednova"):
+    with pytest.raises(TaskBroken, match=r"supports fedavg, .*fednova"):
         ModelBench(make_task(), {"algorithm": "fedmoon"})
 
 

@@ -156,7 +156,7 @@ def test_several_words_and_every_kind_of_batch_norm() -> None:
 @pytest.mark.parametrize(
     ("keep", "fault"),
     [
-        ("hed.*", r"local.keep: 'hed.\*' fits no tensor of the model \(they are: 0.weight, "),
+        ("hed.*", r"local.keep: 'hed.\*' fits no tensor of the model \(its tensors: 0.weight, "),
         ("3.*, batchnorms", "'batchnorms' fits no tensor"),
         ("*", "keeps the whole model"),
     ],
@@ -179,7 +179,7 @@ def test_empty_words_are_no_setting(keep: str) -> None:
 
 def test_a_global_model_that_has_what_stays_here_is_another_one() -> None:
     task = make_task(normalized)
-    with pytest.raises(TaskMismatch, match=r"lets 1\.bias, .* stay here, and the global model has them"):
+    with pytest.raises(TaskMismatch, match=r"keeps 1\.bias, .* at the site, but the global model has them"):
         trained(task, "a", initial_parameters(task, 0), None, FEDBN)
 
 

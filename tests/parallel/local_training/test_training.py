@@ -116,7 +116,7 @@ import hashlib, torch
 from atoll import Local
 from atoll.parallel.local_training.parameters import initial_parameters
 from tests.parallel.tasks import make_task
-from tests.parallel.test_training import trained
+from tests.parallel.local_training.test_training import trained
 from torch import nn
 torch.set_num_threads(1)
 task = make_task(lambda: nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.Linear(16, 3)))

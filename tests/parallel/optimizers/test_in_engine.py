@@ -8,6 +8,7 @@ from torch import nn
 from atoll.parallel.engine.assemble import assemble
 from atoll.parallel.engine.forked import run_ranks
 from atoll.parallel.engine.mesh import Axes, Mesh
+from atoll.parallel.engine.optimization import Optimization
 from atoll.parallel.engine.plan import Plan
 from atoll.parallel.optimizers.make import OptimizerConfig, make_optimizer
 from atoll.parallel.optimizers.schedule import Schedule
@@ -23,10 +24,12 @@ def losses(plan: Plan, config: OptimizerConfig) -> list[float]:
     engine = assemble(
         mlp(),
         plan,
-        loss=nn.functional.cross_entropy,
-        make_optimizer=partial(make_optimizer, config),
+        Optimization(
+            loss=nn.functional.cross_entropy,
+            make_optimizer=partial(make_optimizer, config),
+            lr=Schedule(lr=config.lr, steps=3, warmup_steps=2, kind="cosine"),
+        ),
         axes=Axes(plan.mesh, "cpu") if plan.mesh.size > 1 else None,
-        lr=Schedule(lr=config.lr, steps=3, warmup_steps=2, kind="cosine"),
     )
     return [float(engine.step(mine(*batch, engine.axes)).loss) for batch in reference.image_batches()[:3]]
 

@@ -76,7 +76,7 @@ def test_parameters_that_the_loss_does_not_reach_stay() -> None:
 
 def test_a_loss_that_is_not_finite_is_refused_and_the_weights_are_put_back() -> None:
     weights = nn.Parameter(torch.full((2,), 0.5))
-    with pytest.raises(ValueError, match="the loss is nan"):
+    with pytest.raises(ValueError, match="the loss must be finite, got nan"):
         sharpness(lambda: -(0.51 - weights).log().sum(), [weights], epsilon=0.1)
     assert torch.equal(weights.detach(), torch.full((2,), 0.5))
 

@@ -85,7 +85,7 @@ def test_what_has_finished_is_not_trained_again_and_may_be_trained_on(tmp_path: 
 
 def test_a_folder_with_other_settings_is_refused_with_what_differs(tmp_path: Path) -> None:
     run(tmp_path, config=replace(CONFIG, epochs=1))
-    with pytest.raises(RunDiffers, match=r"settings: local\.lr was 0\.2, now 0\.3; train\.seed was 0, now 1; go"):
+    with pytest.raises(RunDiffers, match=r"settings: local\.lr was 0\.2, now 0\.3; train\.seed was 0, now 1; continue"):
         run(
             tmp_path,
             task=replace(tasks.task, local=replace(tasks.task.local, lr=0.3)),
@@ -145,7 +145,7 @@ def test_everything_that_does_not_fit_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(JobRefused) as error:
         run(tmp_path, task=own_loop, config=replace(CONFIG, batch_size=3, noise_every=1), plan=mesh(pp=4, tp=2))
     faults = str(error.value).split("; ")
-    for words in ("8 ranks, but there are 1", "of its own (fit)", "no sites", "noise_every", "tp=2", "of 3 is too"):
+    for words in ("8 ranks, but there are 1", "its own loop (fit)", "no sites", "noise_every", "tp=2", "of 3 is too"):
         assert any(words in fault for fault in faults), (words, faults)
 
 

@@ -127,7 +127,7 @@ def test_worker_evaluates_every_split(make: Make, version: Path) -> None:
     assert [splits[split]["statistics"] for split in splits] == [{"sum": [3.0, 2.0]}, None, {"sum": [3.0, 1.0]}]
     values = worker.call("values", 60, statistics={"sum": [3.0, 2.0], "none": [0.0, 0.0]})["values"]
     assert values == {"sum": 1.5, "none": None}
-    with pytest.raises(WorkerError, match="split 'dev' is none of train, test, server"):
+    with pytest.raises(WorkerError, match="split 'dev' is not one of train, test, server"):
         worker.call("evaluate", 60, model=str(version), split="dev")
 
 
@@ -153,7 +153,7 @@ def test_worker_quits_and_comes_back(make: Make, version: Path) -> None:
 @pytest.mark.parametrize(
     ("do", "exit_code", "words"),
     [
-        ("exit", 3, "exited with code 3; its last words:\nfarewell"),
+        ("exit", 3, "exited with code 3; the end of its log:\nfarewell"),
         ("segfault", -signal.SIGSEGV, "was ended by SIGSEGV.*Segmentation fault"),
         ("abort", -signal.SIGABRT, "was ended by SIGABRT"),
     ],
@@ -257,7 +257,7 @@ def test_training_knows_its_deadline(make: Make, version: Path) -> None:
 
 
 def test_a_deadline_that_has_passed_is_out_of_time(make: Make, version: Path) -> None:
-    with pytest.raises(WorkerError, match="out_of_time: no time to begin"):
+    with pytest.raises(WorkerError, match="out_of_time: the deadline passed before the training began"):
         train(make(), version, budget_s=0.0, lease_s=30.0)
 
 
