@@ -126,7 +126,7 @@ class Coordinator:
         """Recover every run from the journal and continue where the last process stopped."""
         down_since = self.state.last_alive() or self.clock.now()
         self.audit.record(Action.COORDINATOR_START, str(self.state.path))
-        for run_id in self.journal.deleted_runs():  # the last process may have ended in between
+        for run_id in self.journal.deleted_runs():  # the last process may have ended before it removed their files
             await on_thread(None, remove_files, self.state, run_id)
         for row in self.journal.runs():
             await self._recover(row, min(down_since, self.clock.now()))

@@ -313,7 +313,7 @@ class RunDriver:
         self._tasks.discard(task)
         self._measuring.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.critical("run %s cannot go on", self.run_id, exc_info=error)
+            logger.critical("run %s ends this process after a mistake of ours", self.run_id, exc_info=error)
             self._crash(error)
 
     async def _draw(self, effect: DrawCohort) -> None:

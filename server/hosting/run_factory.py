@@ -129,7 +129,7 @@ def remove_files(state: StateDirectory, run_id: RunId) -> None:
     folder = state.run(run_id)
     num_ranks = num_ranks_of(folder)
     of_ranks = (state_of_rank(state.path, rank, num_ranks) for rank in range(num_ranks))
-    for path in (*(run_folder(of_rank, run_id) for of_rank in of_ranks), folder):  # last the one with the number
+    for path in (*(run_folder(of_rank, run_id) for of_rank in of_ranks), folder):  # `num_ranks_of` needs the last
         shutil.rmtree(path, ignore_errors=True)
 
 

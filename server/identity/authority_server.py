@@ -84,7 +84,7 @@ class AuthorityServer:
         if leaf.identity != identity:
             raise NotSigned(f"{leaf.identity} asks to become {identity}")
         if leaf.expires_at <= now:
-            raise NotSigned(f"the certificate of {identity} has expired: it takes a new invitation")
+            raise NotSigned(f"the certificate of {identity} has expired: invite it again")
 
     def issue(self, request: bytes, identity: Identity, why: str) -> bytes:
         """Issue a certificate for any identity, and log it.
@@ -112,7 +112,7 @@ class AuthorityServer:
             identity = Identity(Role(order.role), order.name)
             pem = self.sign(order.request, identity, renewal)
         except (NotSigned, CertificateError, ValueError, OSError) as error:
-            logger.warning("not signed for %s %s: %s", order.role[:20], order.name[:80], error)
+            logger.warning("refused to sign for %s %s: %s", order.role[:20], order.name[:80], error)
             return pb.SignAnswer(number=order.number, refusal=str(error)[:2000])
         logger.info("signed for %s", identity)
         return pb.SignAnswer(number=order.number, certificate_pem=pem)

@@ -133,7 +133,7 @@ class Enrolments:
         if self._register.revocations.is_refused(older):
             raise Refused(f"the certificate of {older.identity} is revoked")
         if not self._renewals.take(older.identity.uri, time.monotonic()):
-            raise TooOften(f"{older.identity} renews more than {RENEWALS_PER_S:g} times a second")
+            raise TooOften(f"{older.identity} renews more than {RENEWALS_PER_S:g} times a second: wait and try again")
         key_sha256 = key_fingerprint(read_request(request))
         check_consent(certificate_pem, request, signature)
         pem = await self._signer.sign(request, older.identity, Renewal(certificate_pem, signature))

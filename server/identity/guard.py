@@ -59,7 +59,7 @@ class _Call:
     peer: Peer
     task: "asyncio.Task[Any]"
     run_id: RunId | None = None
-    has_claimed: bool = False  # until then, a message that names nothing is not one that this method begins with
+    has_claimed: bool = False  # a message has named something; the first one of a call must
     denied: Denied | None = None  # the refusal that came after it had begun
 
 
@@ -227,7 +227,7 @@ async def _open_to_all() -> AsyncIterator[None]:
 
 def _fault_of_caller(rule: Rule | None, method: str, peer: Peer | None) -> Denied:
     if peer is None:
-        what = f"{method[1:]} takes the certificate of a member: enrol first"
+        what = f"{method[1:]} needs the certificate of a member: enrol first"
         return Denied(grpc.StatusCode.UNAUTHENTICATED, what)
     return Denied(grpc.StatusCode.PERMISSION_DENIED, f"{peer.identity} may not call {method[1:]}: {needed(rule)}")
 

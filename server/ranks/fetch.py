@@ -55,7 +55,7 @@ async def fetch_manifest(
         raise kind(f"the manifest of version {digest[:12]}: {error.code().name}: {error.details()}") from None
     encoded: bytes = reply.manifest
     if digest_of(encoded) != digest:
-        raise NotFetched(f"the manifest that came is not that of version {digest[:12]}")
+        raise NotFetched(f"the coordinator has sent another manifest than that of version {digest[:12]}")
     return Version(reply.version), await off_loop(len(encoded), parse_version, encoded), encoded
 
 

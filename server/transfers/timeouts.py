@@ -94,7 +94,7 @@ async def next_bytes(messages: AsyncIterator[T], patience: Patience) -> tuple[T 
         what = f"nothing came for {waited:.0f} s"
         if patience.floor:
             what = f"fewer than {patience.floor:g} bytes a second came, for more than {patience.most:.0f} s of waiting"
-        raise Silent(f"{what}: connect again, and go on") from None
+        raise Silent(f"{what}: connect again and continue") from None
 
 
 def patience_of(floor: float) -> Patience:
@@ -107,7 +107,7 @@ async def _within(seconds: float, what: Awaitable[T]) -> T:
         async with asyncio.timeout(seconds):
             return await what
     except TimeoutError:
-        raise Silent(f"nothing came for {seconds:g} s: connect again, and go on") from None
+        raise Silent(f"nothing came for {seconds:g} s: connect again and continue") from None
 
 
 async def opening(requests: AsyncIterator[Any], context: Context, kind: str) -> Any:

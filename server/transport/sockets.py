@@ -56,4 +56,4 @@ def _places(connection: socket.socket) -> tuple[Place, Place] | None:
 
 def _place(name: tuple[str, int]) -> Place:
     host, port = name[:2]
-    return str(host).removeprefix("::ffff:"), int(port)  # gRPC takes IPv4 on a socket of both, and names it IPv4
+    return str(host).removeprefix("::ffff:"), int(port)  # gRPC names an IPv4 peer of a dual-stack socket as IPv4
