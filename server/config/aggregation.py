@@ -1,58 +1,25 @@
 """The settings that turn a run's updates into the next version: algorithm, rule, norm bound, codec, optimizer."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from atoll.aggregation.codecs.names import FAMILIES, codec_name
 from atoll.aggregation.fold.device import Device
-from atoll.aggregation.optimizers import OPTIMIZERS, Optimizer
-from atoll.aggregation.rules.coordinate import Median, TrimmedMean
-from atoll.aggregation.rules.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
+from atoll.aggregation.optimizers import Optimizer
+from atoll.aggregation.rules.geometric import NearestNeighbourMixing
 from atoll.aggregation.rules.rule import Rule, check_count
 from atoll.protocol.reference import check_known_or_reference, resolve
 from atoll.protocol.settings import STRICT, ConfigError
+from atoll.server.config.kinds import CODECS, RULES, SERVER_OPTIMIZERS, CodecKind, OptimizerKind, RuleKind
 from atoll.server.rounds.policy import StragglerPolicy
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
-RULES: Mapping[str, Callable[..., Rule]] = {
-    "median": Median,
-    "trimmed_mean": TrimmedMean,
-    "multi_krum": MultiKrum,
-    "geometric_median": GeometricMedian,
-    "centered_clipping": CenteredClipping,
-}
-"""The robust rules by their names in a run's TOML; beside them there is "mean", the exact weighted mean."""
-
-RULE_OPTIONS: Mapping[str, Mapping[str, bool]] = {
-    "mean": {},
-    "median": {},
-    "trimmed_mean": {"malicious": True},
-    "multi_krum": {"malicious": True, "num_selected": False},
-    "geometric_median": {"num_steps": False},
-    "centered_clipping": {"radius": True, "num_steps": False},
-}
-"""The options of each rule, each with whether it is required."""
-
-CODEC_OPTIONS: Mapping[str, Mapping[str, bool]] = {
-    "none": {},
-    **{family: {} for family in FAMILIES},
-    "topk": {"topk_fraction": True},
-}
-"""The options of each codec, each with whether it is required."""
-
-OPTIMIZER_OPTIONS: Mapping[str, frozenset[str]] = {
-    "fedavg": frozenset({"lr"}),
-    "fedavgm": frozenset({"lr", "momentum", "nesterov"}),
-    "fedadagrad": frozenset({"lr", "beta1", "tau"}),
-    "fedadam": frozenset({"lr", "beta1", "beta2", "tau"}),
-    "fedyogi": frozenset({"lr", "beta1", "beta2", "tau"}),
-    "diloco": frozenset({"lr", "momentum"}),
-}
+RULE_FIELDS = ("malicious", "num_selected", "num_steps", "radius")
+"""The options of the rules, among the settings of `AggregationConfig`."""
 
 
 class AggregationConfig(BaseModel):
@@ -121,7 +88,7 @@ class AggregationConfig(BaseModel):
     @field_validator("rule")
     @classmethod
     def _known_or_reference(cls, rule: str) -> str:
-        return check_known_or_reference(rule, RULE_OPTIONS, "object")
+        return check_known_or_reference(rule, RULES.variants, "object")
 
     @model_validator(mode="after")
     def _algorithm_has_what_it_needs(self) -> "AggregationConfig":
@@ -147,41 +114,38 @@ class AggregationConfig(BaseModel):
     def _only_what_the_rule_has(self) -> "AggregationConfig":
         if self.rule != "mean" and self.device != "cpu":
             raise ValueError(f"device {self.device} is for the rule mean, and rule is {self.rule}: allowed is cpu")
-        options = dict(RULE_OPTIONS.get(self.rule, {}))
-        if self.mix_neighbours:
-            if self.rule == "mean":
-                raise ValueError("mix_neighbours goes before a rule, and rule is mean")
-            options["malicious"] = True
-        if wrong := sorted(self._given().keys() - options.keys()):
-            allowed = ", ".join(sorted(options)) or "none"
-            raise ValueError(f"{', '.join(wrong)} is no option of {self.rule} (allowed: {allowed})")
-        if missing := sorted(name for name, must in options.items() if must and getattr(self, name) is None):
-            raise ValueError(f"{self.rule}{' with mix_neighbours' * self.mix_neighbours} needs {', '.join(missing)}")
+        if self.mix_neighbours and self.rule == "mean":
+            raise ValueError("mix_neighbours goes before a rule, and rule is mean")
+        self._rule_kind()
+        if self.mix_neighbours and self.malicious is None:
+            raise ValueError(f"{self.rule} with mix_neighbours needs malicious")
         return self
 
     @model_validator(mode="after")
     def _only_what_the_codec_has(self) -> "AggregationConfig":
-        options = CODEC_OPTIONS[self.codec]
-        if self.topk_fraction is not None and "topk_fraction" not in options:
-            raise ValueError(f"topk_fraction is no option of codec {self.codec} (allowed: none)")
-        if missing := sorted(name for name, must in options.items() if must and getattr(self, name) is None):
-            raise ValueError(f"codec {self.codec} needs {', '.join(missing)}")
+        self._codec_kind()
         return self
+
+    def _rule_kind(self) -> RuleKind | None:
+        """The rule with its options; None: the user's own."""
+        given = {name: getattr(self, name) for name in RULE_FIELDS}
+        return RULES.pick(self.rule, given, also={"malicious"} if self.mix_neighbours else frozenset())
+
+    def _codec_kind(self) -> CodecKind:
+        kind = CODECS.pick(self.codec, {"topk_fraction": self.topk_fraction}, label=f"codec {self.codec}")
+        assert kind is not None
+        return kind
 
     @property
     def codec_name(self) -> str:
         """The name of the codec in invitations and manifests, such as "topk:0.01"; empty: no codec."""
-        return "" if self.codec == "none" else codec_name(self.codec, self.topk_fraction)
-
-    def _given(self) -> dict[str, int | float]:
-        names = ("malicious", "num_selected", "num_steps", "radius")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        return self._codec_kind().name
 
     def faults_of_rounds(self, policy: StragglerPolicy) -> Iterator[str]:
         """Yield the faults of a straggler policy that this rule or algorithm cannot work with. Loads no user code."""
-        if self.rule in RULES:
+        if (kind := self._rule_kind()) is not None and (rule := kind.build()) is not None:
             try:
-                check_count(self._mixed(self._built_in()), policy.quorum_count)
+                check_count(self._mixed(rule), policy.quorum_count)
             except ValueError as fault:
                 yield f"aggregation: a round may end with its quorum, and {fault}"
         if self.num_clients is None:
@@ -201,9 +165,9 @@ class AggregationConfig(BaseModel):
         Raises:
             ConfigError: the user's own is not there, or has no `reduce`.
         """
-        if self.rule == "mean":
-            return None
-        return self._mixed(self._built_in() if self.rule in RULES else load_rule(self.rule))
+        kind = self._rule_kind()
+        rule = load_rule(self.rule) if kind is None else kind.build()
+        return None if rule is None else self._mixed(rule)
 
     def open_device(self) -> Device | None:
         """Return the device of the sums; None: this process's CPU.
@@ -215,10 +179,6 @@ class AggregationConfig(BaseModel):
             return None if self.device == "cpu" else Device(self.device)
         except ValueError as fault:
             raise ConfigError([f"aggregation: {fault}; allowed here: cpu"]) from None
-
-    def _built_in(self) -> Rule:
-        options = {name: value for name, value in self._given().items() if name in RULE_OPTIONS[self.rule]}
-        return RULES[self.rule](**options)
 
     def _mixed(self, rule: Rule) -> Rule:
         if not self.mix_neighbours:
@@ -270,15 +230,14 @@ class OptimizerConfig(BaseModel):
 
     @model_validator(mode="after")
     def _only_what_it_has(self) -> "OptimizerConfig":
-        allowed = OPTIMIZER_OPTIONS[self.name]
-        if wrong := sorted(self._given().keys() - allowed):
-            raise ValueError(f"{', '.join(wrong)} is no option of {self.name} (allowed: {', '.join(sorted(allowed))})")
+        self._kind()
         return self
 
-    def _given(self) -> dict[str, float | bool]:
-        return {option: value for option, value in self if option != "name" and value is not None}
+    def _kind(self) -> OptimizerKind:
+        kind = SERVER_OPTIMIZERS.pick(self.name, {option: value for option, value in self if option != "name"})
+        assert kind is not None
+        return kind
 
     def build(self) -> Optimizer:
         """Return the optimizer of these settings."""
-        optimizer: Optimizer = OPTIMIZERS[self.name](**self._given())
-        return optimizer
+        return self._kind().build()

@@ -4,8 +4,7 @@ The string under a field is its documentation: `docs/configuration.md` is genera
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator
 from typing import Annotated
 
 from pydantic import BaseModel, Field, field_validator, model_validator
@@ -13,12 +12,13 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from atoll.protocol.reference import Reference, check_known_or_reference
 from atoll.protocol.settings import STRICT
 from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
+from atoll.server.config.kinds import COHORT_SAMPLERS, SamplerKind
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.rounds.oort_pacer import PACER_WINDOW
 from atoll.server.rounds.policy import Seconds, SecondsOrNone, StragglerPolicy
 from atoll.server.rounds.update_intake import RunRules
 from atoll.server.selection.oort import Oort
-from atoll.server.selection.sampling import SAMPLERS, Sampler, load_sampler, power_of_choice
+from atoll.server.selection.sampling import Sampler, load_sampler
 
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
 
@@ -27,26 +27,6 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Plain = bool | int | Finite | str
 """A value that an invitation may carry; it cannot contain code."""
 
-
-NAMES = (*SAMPLERS, "power_of_choice", "oort")
-"""The samplers that are known by name."""
-
-COHORT_OPTIONS: Mapping[str, Mapping[str, bool]] = {
-    "power_of_choice": {"candidates": True},
-    "oort": dict.fromkeys(
-        (
-            "exploration",
-            "exploration_decay",
-            "exploration_min",
-            "penalty",
-            "patience",
-            "patience_step",
-            "pacer_window",
-        ),
-        False,
-    ),
-}
-"""The options of each sampler that has any, each with whether it is required."""
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -91,20 +71,17 @@ class CohortConfig(BaseModel):
     @field_validator("sampler")
     @classmethod
     def _known_or_reference(cls, sampler: str) -> str:
-        return check_known_or_reference(sampler, NAMES, "function")
+        return check_known_or_reference(sampler, COHORT_SAMPLERS.variants, "function")
 
     @model_validator(mode="after")
     def _only_what_the_sampler_has(self) -> "CohortConfig":
-        options = COHORT_OPTIONS.get(self.sampler, {})
-        if wrong := sorted(self._given().keys() - options.keys()):
-            allowed = ", ".join(sorted(options)) or "none"
-            raise ValueError(f"{', '.join(wrong)} is no option of {self.sampler} (allowed: {allowed})")
-        if missing := sorted(name for name, must in options.items() if must and getattr(self, name) is None):
-            raise ValueError(f"{self.sampler} needs {', '.join(missing)}")
+        self._kind()
         return self
 
-    def _given(self) -> dict[str, int | float]:
-        return {name: value for name, value in self if name != "sampler" and value is not None}
+    def _kind(self) -> SamplerKind | None:
+        """The sampler with its options; None: the user's own."""
+        given = {name: value for name, value in self if name != "sampler"}
+        return COHORT_SAMPLERS.pick(self.sampler, given)
 
     def faults_of_rounds(self, policy: StragglerPolicy) -> Iterator[str]:
         """Yield the faults of a straggler policy that this sampler cannot work with."""
@@ -115,7 +92,7 @@ class CohortConfig(BaseModel):
     @property
     def is_ours(self) -> bool:
         """Return whether the sampler is a built-in one."""
-        return self.sampler in NAMES
+        return self.sampler in COHORT_SAMPLERS.variants
 
     @property
     def window_of_the_pacer(self) -> int:
@@ -128,11 +105,8 @@ class CohortConfig(BaseModel):
         Raises:
             ConfigError: there is no such sampler of the user's own.
         """
-        if self.sampler == "oort":
-            return Oort(**{name: value for name, value in self._given().items() if name != "pacer_window"})
-        if self.candidates is not None:
-            return partial(power_of_choice, num_considered=self.candidates)
-        return load_sampler(self.sampler)
+        kind = self._kind()
+        return load_sampler(self.sampler) if kind is None else kind.build()
 
 
 class EvaluationConfig(BaseModel):

@@ -19,7 +19,8 @@ from atoll.aggregation.fold.step import Step
 from atoll.aggregation.fold.streaming import fold
 from atoll.aggregation.optimizers import OPTIMIZERS
 from atoll.aggregation.tensors import safetensors_file
-from atoll.server.config.aggregation import CODEC_OPTIONS, OPTIMIZER_OPTIONS, RULES, AggregationConfig, OptimizerConfig
+from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
+from atoll.server.config.kinds import CODECS, RULES, SERVER_OPTIMIZERS
 from atoll.server.folding.method import Method
 from tests.aggregation.models import store
 from tests.aggregation.reference_rules import (
@@ -102,10 +103,10 @@ def cohort(seed, num_updates=9):
 
 
 def test_the_contract_covers_every_name_of_the_tables():
-    assert set(SETTINGS) == {"mean", *RULES}
+    assert set(SETTINGS) == set(RULES.variants)
     assert set(TWINS) == set(SETTINGS)
-    assert set(OPTIMIZERS) == set(OPTIMIZER_OPTIONS)
-    assert set(CODEC_OPTIONS) == {"none", *FAMILIES}
+    assert set(OPTIMIZERS) == set(SERVER_OPTIMIZERS.variants)
+    assert set(CODECS.variants) == {"none", *FAMILIES}
 
 
 # ---------------------------------------------------------------- rules

@@ -61,7 +61,7 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
             "secrets.py",
             "threads.py",
         ),
-        ("strict_json.py", "value_type.py", "vocabulary.py"),
+        ("strict_json.py", "value_type.py", "variants.py", "vocabulary.py"),
         ("audit", "settings.py"),
         ("reference.py", "wire"),
         ("identity", "manifest.py"),

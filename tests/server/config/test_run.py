@@ -11,11 +11,13 @@ from pydantic import BaseModel
 
 from atoll.aggregation.codecs.names import FAMILIES, parse_codec
 from atoll.aggregation.optimizers import OPTIMIZERS
-from atoll.aggregation.rules.geometric import NearestNeighbourMixing
+from atoll.aggregation.rules.coordinate import Median, TrimmedMean
+from atoll.aggregation.rules.geometric import CenteredClipping, GeometricMedian, MultiKrum, NearestNeighbourMixing
 from atoll.client.config import AgentConfig
 from atoll.protocol.settings import ConfigError, describe, effective, load_text
 from atoll.protocol.vocabulary import ClientId, Digest
-from atoll.server.config.aggregation import CODEC_OPTIONS, OPTIMIZER_OPTIONS, RULES, AggregationConfig, OptimizerConfig
+from atoll.server.config.aggregation import AggregationConfig, OptimizerConfig
+from atoll.server.config.kinds import CODECS, SERVER_OPTIMIZERS
 from atoll.server.config.process import AggregatorConfig, CoordinatorConfig, HostFile
 from atoll.server.config.run import CohortConfig, RunConfig, RunFile
 from atoll.server.folding.method import Method
@@ -230,7 +232,7 @@ def test_every_option_of_an_optimizer_reaches_it_and_no_other_is_taken(name: str
     values = {"lr": 0.25, "momentum": 0.5, "nesterov": True, "beta1": 0.5, "beta2": 0.75, "tau": 0.125}
     assert type(OptimizerConfig(name=name).build()) is OPTIMIZERS[name]
     for option, value in values.items():
-        if option in OPTIMIZER_OPTIONS[name]:
+        if option in SERVER_OPTIMIZERS.options_of(name):
             assert getattr(OptimizerConfig(**{"name": name, option: value}).build(), option) == value
         else:
             with pytest.raises(ValueError, match=f"{option} is no option of {name} .allowed: "):
@@ -245,19 +247,26 @@ RULE_SETTINGS = {
     "geometric_median": {"num_steps": 3},
     "centered_clipping": {"radius": 1.5},
 }
+RULE_CLASSES = {
+    "median": Median,
+    "trimmed_mean": TrimmedMean,
+    "multi_krum": MultiKrum,
+    "geometric_median": GeometricMedian,
+    "centered_clipping": CenteredClipping,
+}
 
 
 @pytest.mark.parametrize("rule", sorted(RULE_SETTINGS))
 def test_every_rule_is_built_with_its_options(rule: str) -> None:
     built = AggregationConfig(rule=rule, **RULE_SETTINGS[rule]).build()
-    assert built is None if rule == "mean" else isinstance(built, RULES[rule])
+    assert built is None if rule == "mean" else isinstance(built, RULE_CLASSES[rule])
     for option, value in RULE_SETTINGS[rule].items():
         assert getattr(built, option) == value
     if rule != "mean":
         settings = {"malicious": 1} | RULE_SETTINGS[rule]
         mixed = AggregationConfig(rule=rule, mix_neighbours=True, **settings).build()
         assert isinstance(mixed, NearestNeighbourMixing)
-        assert isinstance(mixed.rule, RULES[rule])
+        assert isinstance(mixed.rule, RULE_CLASSES[rule])
 
 
 @pytest.mark.parametrize(
@@ -313,7 +322,7 @@ def test_every_codec_has_the_name_that_travels(settings: dict[str, Any], name: s
     if name:
         assert parse_codec(name).name == name
     assert (
-        set(CODEC_OPTIONS) == {"none", *FAMILIES} == set(get_args(AggregationConfig.model_fields["codec"].annotation))
+        set(CODECS.variants) == {"none", *FAMILIES} == set(get_args(AggregationConfig.model_fields["codec"].annotation))
     )
 
 

@@ -16,7 +16,7 @@ from atoll.protocol.vocabulary import (
     ReleaseReason,
     RunState,
 )
-from atoll.server.config.run import NAMES
+from atoll.server.config.kinds import COHORT_SAMPLERS
 from atoll.server.rounds.cohort_round import Round
 from atoll.server.rounds.events import DrawCohort, EndRun, Reject, Release
 from atoll.server.rounds.policy import StragglerPolicy
@@ -87,7 +87,7 @@ def test_the_worlds_exercise_every_reason_fate_and_end() -> None:
     wanted |= {RunState.FINISHED, RunState.STOPPED, RunState.FAILED}
     wanted |= {"carried", "stale", "superseded", "restart", "killed"}
     wanted |= {"fedbuff", "fedasync", "in a buffer, stale", "twice in a buffer", *ReleaseReason}
-    wanted |= {*NAMES, "relaxed"}
+    wanted |= {*COHORT_SAMPLERS.variants, "relaxed"}
     assert {what for what in wanted if not seen[what]} == set()
 
 

@@ -1,0 +1,228 @@
+"""The kinds of rules, codecs, server optimizers and samplers as discriminated unions: each with its own options.
+
+The tables of a run's TOML stay flat: `aggregation.py` and `run.py` declare and document the options, and pick here.
+"""
+
+from functools import partial
+from typing import Literal
+
+from atoll.aggregation.codecs.names import codec_name
+from atoll.aggregation.optimizers import OPTIMIZERS, Optimizer
+from atoll.aggregation.rules.coordinate import Median, TrimmedMean
+from atoll.aggregation.rules.geometric import CenteredClipping, GeometricMedian, MultiKrum
+from atoll.aggregation.rules.rule import Rule
+from atoll.protocol.variants import Choice, Variant
+from atoll.server.selection.oort import Oort
+from atoll.server.selection.sampling import SAMPLERS, Sampler, power_of_choice
+
+# ------------------------------------------------------------ rules
+
+
+class MeanKind(Variant):
+    """The exact weighted mean, which is no rule over all updates: it is folded."""
+
+    rule: Literal["mean"]
+
+    def build(self) -> Rule | None:
+        """Return None: the fold itself."""
+        return None
+
+
+class MedianKind(Variant):
+    """The median of each element."""
+
+    rule: Literal["median"]
+
+    def build(self) -> Rule | None:
+        """Return the rule."""
+        return Median()
+
+
+class TrimmedMeanKind(Variant):
+    """The mean of each element without its extremes."""
+
+    rule: Literal["trimmed_mean"]
+    malicious: int | float
+
+    def build(self) -> Rule | None:
+        """Return the rule."""
+        return TrimmedMean(self.malicious)
+
+
+class MultiKrumKind(Variant):
+    """The mean of the updates with the nearest neighbours."""
+
+    rule: Literal["multi_krum"]
+    malicious: int | float
+    num_selected: int | None = None
+
+    def build(self) -> Rule | None:
+        """Return the rule."""
+        return MultiKrum(**self.options("rule"))
+
+
+class GeometricMedianKind(Variant):
+    """The point with the smallest sum of distances to the updates."""
+
+    rule: Literal["geometric_median"]
+    num_steps: int | None = None
+
+    def build(self) -> Rule | None:
+        """Return the rule."""
+        return GeometricMedian(**self.options("rule"))
+
+
+class CenteredClippingKind(Variant):
+    """The mean of the updates, clipped to a ball around the last aggregate."""
+
+    rule: Literal["centered_clipping"]
+    radius: float
+    num_steps: int | None = None
+
+    def build(self) -> Rule | None:
+        """Return the rule."""
+        return CenteredClipping(**self.options("rule"))
+
+
+RuleKind = MeanKind | MedianKind | TrimmedMeanKind | MultiKrumKind | GeometricMedianKind | CenteredClippingKind
+RULES: Choice[RuleKind] = Choice(RuleKind, "rule")
+
+# ------------------------------------------------------------ codecs
+
+
+class PlainKind(Variant):
+    """No codec: updates travel as they are."""
+
+    codec: Literal["none"]
+
+    @property
+    def name(self) -> str:
+        """The name in invitations and manifests: empty."""
+        return ""
+
+
+class FamilyKind(Variant):
+    """A codec without options."""
+
+    codec: Literal["bf16", "fp16", "qsgd8", "sign"]
+
+    @property
+    def name(self) -> str:
+        """The name in invitations and manifests."""
+        return codec_name(self.codec, None)
+
+
+class TopKKind(Variant):
+    """The largest elements of each chunk."""
+
+    codec: Literal["topk"]
+    topk_fraction: float
+
+    @property
+    def name(self) -> str:
+        """The name in invitations and manifests, such as "topk:0.01"."""
+        return codec_name(self.codec, self.topk_fraction)
+
+
+CodecKind = PlainKind | FamilyKind | TopKKind
+CODECS: Choice[CodecKind] = Choice(CodecKind, "codec")
+
+# ------------------------------------------------------------ server optimizers
+
+
+class ServerOptimizer(Variant):
+    """A server optimizer; what is not given has the default of its class in `aggregation.optimizers`."""
+
+    name: str
+    lr: float | None = None
+
+    def build(self) -> Optimizer:
+        """Return the optimizer."""
+        optimizer: Optimizer = OPTIMIZERS[self.name](**self.options("name"))
+        return optimizer
+
+
+class FedAvgKind(ServerOptimizer):
+    """The mean, times a learning rate."""
+
+    name: Literal["fedavg"]
+
+
+class FedAvgMKind(ServerOptimizer):
+    """Momentum."""
+
+    name: Literal["fedavgm"]
+    momentum: float | None = None
+    nesterov: bool | None = None
+
+
+class FedAdagradKind(ServerOptimizer):
+    """Adaptive, with the sum of the squares."""
+
+    name: Literal["fedadagrad"]
+    beta1: float | None = None
+    tau: float | None = None
+
+
+class FedAdamKind(ServerOptimizer):
+    """Adaptive, with a moving average of the squares."""
+
+    name: Literal["fedadam", "fedyogi"]
+    beta1: float | None = None
+    beta2: float | None = None
+    tau: float | None = None
+
+
+class DiLoCoKind(ServerOptimizer):
+    """Nesterov momentum with the settings of DiLoCo."""
+
+    name: Literal["diloco"]
+    momentum: float | None = None
+
+
+OptimizerKind = FedAvgKind | FedAvgMKind | FedAdagradKind | FedAdamKind | DiLoCoKind
+SERVER_OPTIMIZERS: Choice[OptimizerKind] = Choice(OptimizerKind, "name")
+
+# ------------------------------------------------------------ samplers
+
+
+class PlainSampler(Variant):
+    """A sampler without options."""
+
+    sampler: Literal["uniform", "weighted", "stratified"]
+
+    def build(self) -> Sampler | Oort:
+        """Return the sampler."""
+        return SAMPLERS[self.sampler]
+
+
+class PowerOfChoiceKind(Variant):
+    """The largest losses among some drawn clients."""
+
+    sampler: Literal["power_of_choice"]
+    candidates: int
+
+    def build(self) -> Sampler | Oort:
+        """Return the sampler."""
+        return partial(power_of_choice, num_considered=self.candidates)
+
+
+class OortKind(Variant):
+    """High utility and short round times."""
+
+    sampler: Literal["oort"]
+    exploration: float | None = None
+    exploration_decay: float | None = None
+    exploration_min: float | None = None
+    penalty: float | None = None
+    patience: float | None = None
+    patience_step: float | None = None
+    pacer_window: int | None = None
+
+    def build(self) -> Sampler | Oort:
+        """Return the sampler; the pacer's window belongs to the ledger of the run, not to the sampler."""
+        return Oort(**self.options("sampler", "pacer_window"))
+
+
+SamplerKind = PlainSampler | PowerOfChoiceKind | OortKind
+COHORT_SAMPLERS: Choice[SamplerKind] = Choice(SamplerKind, "sampler")
