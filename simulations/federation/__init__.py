@@ -1,1 +1,6 @@
-"""A federation in one process: the deployed machines of both sides under virtual time, with real training and folds."""
+"""A federation in one process: the deployed state machines of coordinator and clients in virtual time, with real
+training and folds.
+
+Imports: `attacks`, `devices`, `engines`, `populations`; `server` (rounds, selection, the fold, the files of versions),
+`client` (the session), `parallel` (the task, the worker's benches), `aggregation`, `protocol`.
+"""

@@ -1,4 +1,4 @@
-"""The settings of a simulated run: those of a deployed one, and who its clients are."""
+"""The settings of a simulated run: those of a deployed run, and those of its clients."""
 
 from typing import Annotated, Literal, Self
 
@@ -14,48 +14,48 @@ EngineName = Literal["auto", "sequential", "processes", "batched", "ray"]
 
 
 class SimulationConfig(BaseModel):
-    """How the clients are trained on this machine. Nothing of it changes what is decided; engines round differently."""
+    """The computation of the clients' training on this machine: engines decide alike, and round differently."""
 
     model_config = STRICT
 
     engine: EngineName = "auto"
-    """"sequential": one client after the other, in this process, with the bits of a deployed client. "processes": the
-    same in several processes. "batched": many clients in one product. "ray": on more machines than one. "auto":
-    whichever of the first three is fastest in a short measurement."""
+    """Engine that trains the clients. "sequential": one client after the other, in this process, with the bits of a
+    deployed client. "processes": the same in several processes. "batched": many clients in one matrix product. "ray":
+    on several machines. "auto": the fastest of the first three in a short measurement."""
 
     workers: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Processes that train; 0: as many as there are cores."""
+    """Number of processes that train; 0: the number of cores."""
 
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Of each process; those of Ray have one. With more than one the bits may change from run to run, and each of
-    several processes unpickles the task, which one of lambdas cannot be."""
+    """Threads of each process; processes of Ray have one. With more than one, bits may differ from run to run, and each
+    process of several unpickles the task, which is impossible for a task of lambdas."""
 
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where the models compute."""
+    """Device on which the models compute."""
 
     ray_address: str | None = None
-    """Of "ray": the cluster to use; absent: a local one is started."""
+    """Address of the cluster for "ray"; absent: a local one is started."""
 
     @model_validator(mode="after")
     def _check_address(self) -> Self:
         if self.ray_address is not None and self.engine != "ray":
             raise ValueError(
-                f'ray_address is of the engine "ray", and engine is "{self.engine}": name it, or leave one out'
+                f'ray_address is of engine "ray", and engine is "{self.engine}"; set engine = "ray", or leave it out'
             )
         return self
 
 
 class SimulationFile(RunFile):
-    """What a simulated run's TOML may hold: that of a deployed run, and beside it the clients."""
+    """The TOML file of a simulated run: the tables of a deployed run, and those of its clients."""
 
     population: PopulationConfig = PopulationConfig()
-    """Who holds what."""
+    """Clients and their data."""
 
     devices: DeviceConfig = DeviceConfig()
-    """What the clients run on."""
+    """Devices of the clients."""
 
     attack: AttackConfig = AttackConfig()
-    """What some of the clients do to the others."""
+    """Attack of malicious clients."""
 
     simulation: SimulationConfig = SimulationConfig()
-    """How the clients are trained on this machine."""
+    """Computation of the clients' training on this machine."""

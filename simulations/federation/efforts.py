@@ -1,4 +1,4 @@
-"""What a round asks of each client: how many steps of its local optimizer, and how long its device takes for them."""
+"""The effort of a round for each client: steps of its local optimizer, and the seconds that its device needs."""
 
 from collections.abc import Mapping
 from functools import cached_property
@@ -15,12 +15,12 @@ from atoll.simulations.federation.trainings import Effort
 
 
 class Efforts:
-    """Those of all clients; of each the same in every round.
+    """The efforts of all clients, each the same in every round.
 
     Args:
-        task: of the run.
-        overrides: of its local settings.
-        num_examples: of each client.
+        task: the task of the run.
+        overrides: the run's overrides of the task's local settings.
+        num_examples: the number of training examples of each client.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Efforts:
         self._known: dict[ClientId, Effort] = {}
 
     def of(self, client_id: ClientId, device: Device) -> Effort:
-        """Of one client, on its device."""
+        """Return the effort of a client on its device."""
         if client_id not in self._known:
             self._known[client_id] = self._effort(self._num_examples[client_id], device)
         return self._known[client_id]
@@ -41,9 +41,9 @@ class Efforts:
         local = self._local
         if self._task.fit is not None:
             return Effort(num_examples, None, device.train_seconds(num_examples * local.epochs))
-        whole = local.epochs * len(batch_sizes(num_examples, local.batch_size, model=self._model))
-        steps = min(whole, local.max_steps or whole)
-        return Effort(num_examples, steps, device.train_seconds(num_examples * local.epochs) * steps / whole)
+        all_steps = local.epochs * len(batch_sizes(num_examples, local.batch_size, model=self._model))
+        steps = min(all_steps, local.max_steps or all_steps)
+        return Effort(num_examples, steps, device.train_seconds(num_examples * local.epochs) * steps / all_steps)
 
     @cached_property
     def _model(self) -> Any:

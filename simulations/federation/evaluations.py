@@ -1,4 +1,4 @@
-"""Versions of the model on the server's own data, and on the clients'."""
+"""Evaluation of model versions on the server's test data and on the clients'."""
 
 from typing import Any
 
@@ -13,47 +13,55 @@ from atoll.protocol.bounded_mapping import BoundedMapping
 from atoll.protocol.settings import ConfigError
 from atoll.protocol.vocabulary import ClientId
 from atoll.server.files.versions import VersionFile
+from atoll.simulations.federation.client_states import ClientStates
 from atoll.simulations.federation.models import Models
-from atoll.simulations.federation.own import OwnStates
 
 BENCHES_MAX = 64
-"""Clients whose data stay loaded from one evaluation to the next."""
+"""Maximum number of clients whose data stay loaded between evaluations."""
 
 
 class Evaluations:
-    """As a worker of the coordinator, and those of the clients, would measure; here, in this process."""
+    """The measurements of the workers of coordinator and clients, made in this process.
 
-    def __init__(self, task: Task | ArrayTask, request: dict[str, Any], versions: Models, own: OwnStates) -> None:
-        self._task, self._request, self._versions, self._own = task, request, versions, own
+    Args:
+        task: the task of the run.
+        request: the settings of a worker's request.
+        versions: the versions of the model.
+        states: the states of the clients.
+    """
+
+    def __init__(self, task: Task | ArrayTask, request: dict[str, Any], versions: Models, states: ClientStates) -> None:
+        self._task, self._request, self._versions, self._states = task, request, versions, states
         self._server = bench_of(task, request)
         self._benches: BoundedMapping[ClientId, Bench] = BoundedMapping(BENCHES_MAX)
         self._sizes: dict[ClientId, int] = {}
 
     def check(self, server_every: int) -> None:
-        """That the server, which is to measure every so many versions, can: data without an example are a mistake.
+        """Check that the server has test data if it measures every `server_every`-th version (0: none).
 
         Raises:
-            ConfigError: it cannot.
+            ConfigError: the test data has no examples.
         """
         if server_every and isinstance(self._server, ModelBench) and self._server.is_empty("server"):
             what = f"got {server_every}, and the task's test_data has no examples; allowed: 0, or data to measure on"
             raise ConfigError([f"evaluation.server_every: {what}"])
 
     def of_server(self, version: VersionFile) -> Statistics | str:
-        """On the server's own data; or why there are none."""
+        """Measure a version on the server's test data; return the sums, or the reason that there are none."""
         received = Received(self._versions.arrays(version.digest))
         return self._server.evaluate(received, self._request | {"split": "server"})
 
     def of_client(self, client_id: ClientId, request: EvaluationRequest) -> Statistics | str:
-        """On a client's own test data; or why there are none."""
+        """Measure a version on a client's test data; return the sums, or the reason that there are none."""
         version = self._versions.version(request.version)
-        own = self._own.find(client_id, request.counted_round)
-        received = Received(self._versions.arrays(version.digest), own)
-        asked = self._request | {"split": "test", "model_seed": request.model_seed}
-        return self._bench(client_id).evaluate(received, asked)
+        state = self._states.find(client_id, request.counted_round)
+        received = Received(self._versions.arrays(version.digest), state)
+        return self._bench(client_id).evaluate(
+            received, self._request | {"split": "test", "model_seed": request.model_seed}
+        )
 
     def num_examples(self, client_id: ClientId) -> int:
-        """Of a client's test data."""
+        """Return the number of a client's test examples."""
         if client_id not in self._sizes:
             data = self._task.data(client_id, "test") if isinstance(self._task, Task) else None
             self._sizes[client_id] = 0 if data is None else len(data)
@@ -66,5 +74,5 @@ class Evaluations:
 
 
 def bench_of(task: Task | ArrayTask, request: dict[str, Any]) -> Bench:
-    """As `parallel.worker_ops` makes one."""
+    """Return the bench of a task, as the worker's operations make it."""
     return ModelBench(task, request) if isinstance(task, Task) else ArrayBench(task, request)

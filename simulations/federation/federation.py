@@ -1,10 +1,10 @@
-"""A whole federation under virtual time: its coordinator's machine, its clients' sessions, real training, real folds.
+"""A whole federation in virtual time: the coordinator's run machine, the clients' sessions, real training, real folds.
 
     with Federation(setting, folder) as federation:
         result = federation.run()
 
-What is decided, and what comes out of it, depends on the settings alone: not on how long anything really takes, nor on
-the number of workers. An interruption is a crash of everybody at the end of a round: who was still at work begins anew.
+Decisions and outcome depend on the settings alone, not on real durations or the number of workers. An interruption is
+a crash of all processes at the end of a round: clients that were at work begin anew.
 """
 
 import time
@@ -38,17 +38,17 @@ from atoll.server.selection.sampling import Sampler
 from atoll.simulations.attacks.adversary import Adversary
 from atoll.simulations.devices.fleet import Fleet
 from atoll.simulations.engines.engine import Training as TrainingOfAll
+from atoll.simulations.federation.client_states import ClientStates
 from atoll.simulations.federation.config import SimulationConfig
 from atoll.simulations.federation.efforts import Efforts
 from atoll.simulations.federation.evaluations import Evaluations, bench_of
 from atoll.simulations.federation.garbage import few_collections
-from atoll.simulations.federation.keeping import Keeper, Snapshot
-from atoll.simulations.federation.longer import reopen
 from atoll.simulations.federation.models import Models
-from atoll.simulations.federation.own import OwnStates
 from atoll.simulations.federation.report import Json, Measured, RunFolder, line_of
+from atoll.simulations.federation.round_count import reopen
 from atoll.simulations.federation.service import Service
 from atoll.simulations.federation.site import Environment, Site
+from atoll.simulations.federation.snapshots import Snapshot, SnapshotFile
 from atoll.simulations.federation.timeline import Timeline
 from atoll.simulations.federation.training_engine import engine_of, kind_of
 from atoll.simulations.federation.trainings import Trainings
@@ -58,37 +58,37 @@ from atoll.simulations.federation.work import ClientWork
 
 @dataclass(frozen=True)
 class Setting:
-    """Everything that a federation is made of."""
+    """The parts of which a federation is built."""
 
     config: RunConfig
     task: Task | ArrayTask
-    """Its sites are the clients."""
+    """The task, whose sites are the clients."""
     num_examples: Mapping[ClientId, int]
-    """Of each client's training data, in the order of the clients."""
+    """The number of training examples of each client, in the order of the clients."""
     fleet: Fleet
     training: TrainingOfAll
     simulation: SimulationConfig
     sampler: Sampler | Oort
     adversary: Adversary | None = None
     lease: float = 30.0
-    who_holds_what: Callable[[], Json] | None = None
-    """The report on the population, when somebody dealt it."""
+    population_report: Callable[[], Json] | None = None
+    """The report on the population; None: the task's data was not dealt."""
 
 
 class Federation:
-    """See the module docstring.
+    """A simulated run, as the module describes.
 
     Args:
-        setting: what it is made of.
-        folder: of the run; what an interrupted run has left there is gone on with.
-        on_round: is shown each round's line.
-        tell: is told what else an operator should know.
-        clock: real seconds.
+        setting: its parts.
+        folder: the folder of the run; an interrupted run in it is resumed.
+        on_round: a callback for each round's line.
+        tell: a callback for other notes to the operator.
+        clock: the real time [s].
 
     Raises:
-        ConfigError: the task cannot be trained by the engine that was asked for, is not deterministic, has no examples
-            to measure on, or lacks clients of the run that is gone on with.
-        StoreCorrupted: what an earlier process has left is damaged.
+        ConfigError: the chosen engine cannot train the task; the task is not deterministic, has no examples to measure
+            on, or lacks clients of the resumed run.
+        StoreCorrupted: the files of an earlier process are damaged.
     """
 
     def __init__(
@@ -102,23 +102,24 @@ class Federation:
     ) -> None:
         self.setting, self._on_round, self._clock = setting, on_round, clock
         config = setting.config
-        self._keeper = Keeper(folder, clock)
-        found = self._keeper.load()
-        if gone := sorted((found.sites if found else {}).keys() - setting.num_examples.keys()):
-            raise ConfigError([f"{folder}: the run there has clients that the task has no more: {', '.join(gone[:5])}"])
-        if found:
-            reopen(found.ledger, config.rounds)
-        self.machine = RunMachine(config.rules, found.ledger if found else None)
+        self._snapshot_file = SnapshotFile(folder, clock)
+        saved = self._snapshot_file.load()
+        if missing := sorted((saved.sites if saved else {}).keys() - setting.num_examples.keys()):
+            what = f"the run there has clients that the task lacks: {', '.join(missing[:5])}"
+            raise ConfigError([f"{folder}: {what}; choose another --out"])
+        if saved:
+            reopen(saved.ledger, config.rounds)
+        self.machine = RunMachine(config.rules, saved.ledger if saved else None)
         next_round = self.machine.ledger.next_round
         self.timeline = Timeline(self.machine.ledger.now)
         threads = setting.simulation.threads
         request = {"local": dict(config.local), "algorithm": config.aggregation.algorithm, "threads": threads}
-        keep = Keep.after(0, self.machine, config.round) if found else None
+        keep = Keep.after(0, self.machine, config.round) if saved else None
         self.versions = Models(folder / "models", config, bench_of(setting.task, request), threads, keep)
         numbers = {name: number for number, name in enumerate(setting.num_examples)}
-        self.own = OwnStates(folder / "clients", numbers, found.own if found else ())
-        self.updates = Updates(folder / "updates", self.versions.row_layout, found.updates if found else ())
-        self.evaluations = Evaluations(setting.task, request, self.versions, self.own)
+        self.client_states = ClientStates(folder / "clients", numbers, saved.client_states if saved else ())
+        self.updates = Updates(folder / "updates", self.versions.row_layout, saved.updates if saved else ())
+        self.evaluations = Evaluations(setting.task, request, self.versions, self.client_states)
         self.evaluations.check(config.evaluation.server_every)
         self.engine = engine_of(
             setting.simulation,
@@ -126,27 +127,27 @@ class Federation:
             self.versions.arrays(self.versions.version(self.machine.ledger.version).digest),
             list(numbers),
             cohort=config.round.num_wanted,
-            before=found.engine if found else "",
+            before=saved.engine if saved else "",
             tell=tell,
         )
-        self.trainings = Trainings(self.engine, self.versions.arrays, self._own_of, self._num_wanted)
-        due = found.round_due if found else None
+        self.trainings = Trainings(self.engine, self.versions.arrays, self._state_of, self._num_wanted)
+        due = saved.round_due if saved else None
         self.service = Service(
             self, self.timeline, self.versions, config, self.machine, setting.sampler, setting.lease, due
         )
-        self.work = self._client_work(found.train if found else {})
+        self.work = self._client_work(saved.train if saved else {})
         self.sites = self._sites()
         self._report = RunFolder(folder, next_round - 1)
         self._measured: dict[Version, Measured] = {}
         self._pending: tuple[Commit | Abandon, Json] | None = None
         self._is_over = self._is_interrupted = self._has_stopped = False
         self._is_saved = True  # the last round that has ended
-        self._began, self._before = clock(), found.totals if found else {}
-        if found:
-            self._take_up(found)
+        self._began, self._before = clock(), saved.totals if saved else {}
+        if saved:
+            self._restore_sites(saved)
 
     def _client_work(self, statistics: Mapping[str, Statistics]) -> ClientWork:
-        """Return the clients' work, with what the trainings of an interrupted run have measured."""
+        """Return the clients' work, with the sums that the trainings of an interrupted run have measured."""
         setting = self.setting
         return ClientWork(
             efforts=Efforts(setting.task, setting.config.local, setting.num_examples),
@@ -154,7 +155,7 @@ class Federation:
             evaluations=self.evaluations,
             versions=self.versions,
             updates=self.updates,
-            own=self.own,
+            states=self.client_states,
             has_codec=bool(setting.config.aggregation.codec_name),
             statistics={Digest(digest): sums for digest, sums in statistics.items()},
         )
@@ -175,24 +176,26 @@ class Federation:
     # ------------------------------------------------------------ life
 
     def run(self) -> Json:
-        """Until the run has ended; its result, which is also in the folder."""
+        """Run to the end, or to an interruption; return the result, which is also written to the folder."""
         with few_collections():
             self._begin()
             while not (self._is_over or self._has_stopped) and self.timeline.step():
                 pass
         if not (self._is_over or self._has_stopped):
-            raise RuntimeError("the federation hangs: nothing is planned, and the run has not ended")
+            raise RuntimeError("the federation hangs: no action is planned, and the run has not ended")
         if self._is_over:
             self._flush()
-            self._keeper.save(self._snapshot())
-            self._tidy(at_once=True)
+            self._snapshot_file.save(self._snapshot())
+            self._collect_garbage(at_once=True)
         result = self._result()
         self._report.finish(result)
         return result
 
     def interrupt(self) -> None:
-        """Let `run` return when the last round that has ended is saved, from which the same folder goes on: now, or,
-        if nobody has found the time to save that one, at the end of the next."""
+        """Let `run` return as soon as the last ended round is saved, so that the folder can be resumed.
+
+        That is now, or at the end of the next round if the last one was not saved.
+        """
         self._is_interrupted = True
         self._has_stopped = self._is_saved
 
@@ -209,7 +212,7 @@ class Federation:
             if self.setting.fleet.is_awake(name, now):
                 site.wake()
             elif name in ledger.training:
-                self.service.awaited(site)  # otherwise its place would be taken until its deadline
+                self.service.start_lease(site)  # otherwise its place would be taken until its deadline
             self._plan_change(site)
 
     def _plan_change(self, site: Site) -> None:
@@ -226,11 +229,11 @@ class Federation:
 
     # ------------------------------------------------------------ training
 
-    def _own_of(self, client_id: ClientId, invitation: Invitation) -> Arrays | None:
-        return self.own.find(client_id, invitation.counted_round)
+    def _state_of(self, client_id: ClientId, invitation: Invitation) -> Arrays | None:
+        return self.client_states.find(client_id, invitation.counted_round)
 
     def _num_wanted(self) -> int:
-        """Updates that the open round still waits for."""
+        """Return the number of updates that the open round still waits for."""
         round_, policy = self.machine.round, self.setting.config.round
         if round_ is None:
             return 1
@@ -239,7 +242,7 @@ class Federation:
     # ------------------------------------------------------------ folds
 
     def fold(self, effect: Aggregate) -> Digest:
-        """The next version of the model.
+        """Fold the updates into the next version of the model, and return its digest.
 
         Raises:
             ValueError: the updates cannot be folded.
@@ -250,14 +253,14 @@ class Federation:
         return self.versions.fold(effect, self.updates)
 
     def evaluate(self, version: Version) -> Statistics | str:
-        """Measure a version on the server's own data; a text: why that is not possible."""
-        found = self.evaluations.of_server(self.versions.version(version))
-        if not isinstance(found, str):
-            self._measured.setdefault(version, Measured()).server = found
-        return found
+        """Measure a version on the server's test data; return the sums, or the reason that there are none."""
+        sums = self.evaluations.of_server(self.versions.version(version))
+        if not isinstance(sums, str):
+            self._measured.setdefault(version, Measured()).server = sums
+        return sums
 
     def _forge(self, effect: Aggregate) -> None:
-        """The malicious clients see what the others have learned, and send something else."""
+        """Replace the malicious clients' updates by the adversary's."""
         assert self.setting.adversary is not None
         honest = {str(c.client_id): self.updates.arrays(c.digest) for c in effect.contributions}
         version = self.versions.arrays(self.versions.version(effect.base_version).digest)
@@ -270,11 +273,11 @@ class Federation:
     # ------------------------------------------------------------ rounds
 
     def next_round(self) -> None:
-        """A round is about to begin: of the last one everything is known."""
+        """Finish the record of the last round, whose measurements are complete."""
         self._flush()
 
     def round_ended(self, effect: Commit | Abandon) -> None:
-        """A round has committed, or was abandoned."""
+        """Begin the record of a round that was committed or abandoned."""
         self._flush()
         record = self.machine.record_of(effect.round_id)
         assert record is not None
@@ -288,25 +291,25 @@ class Federation:
             totals=self._totals(),
         )
         self._pending, self._is_saved = (effect, line), False
-        self._tidy()
+        self._collect_garbage()
 
     def clients_evaluated(self, effect: CloseEvaluation) -> None:
-        """The clients have measured a version."""
+        """Record the clients' measurements of a version."""
         self._measured.setdefault(effect.version, Measured()).clients = {
             str(name): dict(sums) for name, sums in effect.answers.items()
         }
 
     def run_ended(self) -> None:
-        """The machine has come to its end."""
+        """Let `run` return, because the run has ended."""
         self._is_over = True
 
     @property
     def metrics(self) -> Metrics:
-        """Of the task."""
+        """The metrics of the task."""
         return getattr(self.setting.task, "metrics", {})
 
     def _flush(self) -> None:
-        """Write the line of the last round, with what was measured of its model, and remember where the run stands."""
+        """Write the line of the last round with the measurements of its version, and save a snapshot if one is due."""
         if self._pending is None:
             return
         effect, line = self._pending
@@ -318,13 +321,13 @@ class Federation:
         self._save()
 
     def _save(self) -> None:
-        """Between two rounds: now and then, but always before it stops, and when what clients keep is of this round."""
-        always = self.own.is_used or self._is_interrupted
-        self._is_saved = self.machine.may_snapshot and self._keeper.save_if_due(self._snapshot, always=always)
+        """Save a snapshot between two rounds: if one is due, and always before a stop or when clients have states."""
+        always = self.client_states.is_used or self._is_interrupted
+        self._is_saved = self.machine.may_snapshot and self._snapshot_file.save_if_due(self._snapshot, always=always)
         self._has_stopped = self._is_interrupted and self._is_saved
 
-    def _tidy(self, *, at_once: bool = False) -> None:
-        """Forget updates and versions that no decision can need any more."""
+    def _collect_garbage(self, *, at_once: bool = False) -> None:
+        """Drop updates and versions that no decision can need any more."""
         keep = Keep.after(0, self.machine, self.setting.config.round)
         live = keep.updates | {update.digest for site in self.sites.values() for update in site.spool.values()}
         self.work.keep_only(live)
@@ -359,23 +362,28 @@ class Federation:
     # ------------------------------------------------------------ interruptions
 
     def _snapshot(self) -> Snapshot:
-        """Where the run stands; what it refers to is on disk."""
+        """Return a snapshot, and write all files that it refers to."""
         ledger, keep = self.machine.ledger, Keep.after(0, self.machine, self.setting.config.round)
         self.versions.write(keep)
         train = {str(digest): sums for digest, sums in self.work.statistics.items() if digest in keep.updates}
         due = self.timeline.now if ledger.is_round_due else None
         sites = {
-            str(name): (site.seconds_of_uploads, site.held, site.num_sessions)
+            str(name): (site.seconds_of_uploads, site.model_digest, site.num_sessions)
             for name, site in self.sites.items()
-            if site.held is not None
+            if site.model_digest is not None
         }
         updates = self.updates.write(sorted(keep.updates))
-        return Snapshot(ledger, self._totals(), sites, kind_of(self.engine), due, updates, train, self.own.named())
+        states = self.client_states.named()
+        return Snapshot(ledger, self._totals(), sites, kind_of(self.engine), due, updates, train, states)
 
-    def _take_up(self, found: Snapshot) -> None:
-        for name, (upload_seconds, held, num_sessions) in found.sites.items():
+    def _restore_sites(self, saved: Snapshot) -> None:
+        for name, (upload_seconds, model_digest, num_sessions) in saved.sites.items():
             site = self.sites[ClientId(name)]
-            site.upload_seconds, site.held, site.num_sessions = upload_seconds, Digest(held), num_sessions
+            site.upload_seconds, site.model_digest, site.num_sessions = (
+                upload_seconds,
+                Digest(model_digest),
+                num_sessions,
+            )
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,7 @@
-"""Fewer passes of Python's collector: a simulation makes hundreds of thousands of small values a second, and no cycles.
+"""Fewer garbage collections: a simulation makes hundreds of thousands of small values a second, and no cycles.
 
-What an update, an event or a record occupies goes with its last reference. The collector would only walk over the
-sites, the records and every library, again and again.
+Updates, events and records are freed with their last reference. The collector would only traverse the sites, the
+records and all libraries, again and again.
 """
 
 import gc
@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 EVERY = 100_000
-"""Values more than have gone, until the young ones are looked through; Python's own is 700."""
+"""Allocations minus deallocations between two collections of the youngest generation; Python's default is 700."""
 
 
 @contextmanager
 def few_collections() -> Iterator[None]:
-    """What there is already is not looked at, and what comes seldom. Afterwards all is as before."""
+    """Freeze all existing objects and collect new ones seldom; restore the settings at the end."""
     before = gc.get_threshold()
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""The federation and a client, as the coordinator's service sees them."""
+"""The interfaces of the federation and of a client that the simulated coordinator uses."""
 
 from typing import Protocol
 
@@ -20,7 +20,7 @@ class Host(Protocol):
         """
 
     def evaluate(self, version: Version) -> Statistics | str:
-        """Measure a version on the server's own data; a text: why that is not possible."""
+        """Measure a version on the server's test data; return the sums, or the reason that there are none."""
 
     def next_round(self) -> None:
         """Finish the record of the last round: the next one is about to begin."""

@@ -1,8 +1,8 @@
-"""The versions of a simulated run's model: made from the updates of a round, read by whoever trains or measures.
+"""The versions of a simulated run's model: folded from the updates of a round, read by trainings and evaluations.
 
-Updates that lie as rows are folded where they are (`aggregation.stacked`), all others by the coordinator's own fold;
-the bits are the same. The newest versions of rows lie in memory, and become files when an interrupted run would need
-them, or when they have to stay for longer: of small models there are hundreds a second, and hardly one is asked for.
+Updates that are rows are folded in place (`aggregation.stacked`), all others by the coordinator's reducer, with the
+same bits. The newest versions from rows are in memory. They become files only for a snapshot, or when they must be kept
+longer: small models have hundreds of versions a second, and few of them are read again.
 """
 
 import time
@@ -35,14 +35,17 @@ from atoll.server.rounds.events import Aggregate
 from atoll.simulations.federation.updates import IN_MEMORY_MAX, Updates
 
 KEEP_VERSIONS = 5
+"""Minimum number of newest versions that stay on disk."""
+
 CACHED_MAX = 3
-"""Versions in memory, the newest ones."""
+"""Maximum number of newest versions in memory."""
 
 GARBAGE_EVERY_S = 1.0
+"""Minimum interval between two deletions of files [s]."""
 
 
 class _Unwritten(NamedTuple):
-    """A version that is no file yet."""
+    """A version without a file."""
 
     described: VersionFile
     arrays: Arrays
@@ -50,17 +53,17 @@ class _Unwritten(NamedTuple):
 
 
 class Models(Versions):
-    """See the module docstring.
+    """The versions of one run, as the module describes.
 
     Args:
-        folder: of the files.
-        config: of the run.
-        bench: of the task; it makes version 0.
-        threads: for a fold of files.
-        keep: of a run that is gone on with; None: it begins, with a version 0 of its own.
+        folder: the folder of the files.
+        config: the settings of the run.
+        bench: the bench of the task, which makes version 0.
+        threads: the number of threads for a fold of files.
+        keep: the versions that a resumed run needs; None: the run begins, with a new version 0.
 
     Raises:
-        StoreCorrupted: the version that the run goes on with is not there, or damaged.
+        StoreCorrupted: a version that the resumed run needs is missing or damaged.
     """
 
     def __init__(self, folder: Path, config: RunConfig, bench: Bench, threads: int, keep: Keep | None = None) -> None:
@@ -70,18 +73,18 @@ class Models(Versions):
         self.method = Method.of(*self._settings)
         self._arrays: dict[Digest, Arrays] = {}
         self._slots: dict[Version, Arrays] = {}
-        self._unwritten: dict[Version, _Unwritten] = {}  # of the newest ones those that are no files yet, oldest first
-        self._saved = _needed(keep) if keep else frozenset[Version]()  # that an interrupted run would go on with
+        self._unwritten: dict[Version, _Unwritten] = {}  # oldest first
+        self._saved = _needed(keep) if keep else frozenset[Version]()  # the versions of the last snapshot
         self._collected_at = 0.0
-        self.store.drop_versions_after(keep.version if keep else Version(-1))  # a killed process was further
+        self.store.drop_versions_after(keep.version if keep else Version(-1))  # of a process killed after the snapshot
         if keep is None:
             pieces = write_initial(self.store.version_path(Version(0)), bench, config.seed)
             self.store.write_manifest(Version(0), VersionManifest.of(pieces).encode())
         else:
-            self._look_at(Version(0), keep.version)
+            self._verify(Version(0), keep.version)
 
-    def _look_at(self, *versions: Version) -> None:
-        """Whether they are as they were written, and the last one has its slots."""
+    def _verify(self, *versions: Version) -> None:
+        """Verify the bytes of versions by their manifests, and the presence of the last one's slots."""
         for version in versions:
             path = self.store.version_path(version)
             try:
@@ -94,18 +97,16 @@ class Models(Versions):
                 if version == versions[-1]:
                     self._slots_of(version)
             except (OSError, ValueError, KeyError) as error:
-                raise StoreCorrupted(
-                    f"{path}: the run goes on with this version, and it is damaged: {error}"
-                ) from error
+                raise StoreCorrupted(f"{path}: a version that the run needs is damaged: {error}") from error
 
     @cached_property
     def buffers(self) -> frozenset[str]:
-        """Float tensors that no optimizer trains."""
+        """The float tensors that no optimizer trains."""
         return safetensors_file.read_buffers(self.store.version_path(Version(0)))
 
     @cached_property
     def row_layout(self) -> Layout | None:
-        """The model's tensors, when a round's updates lie as rows; None: they do not."""
+        """The layout of the model if updates are stored as rows; None: they are not."""
         layout, aggregation = self.version(Version(0)).manifest.layout, self._config.aggregation
         is_plain = not aggregation.codec_name and not aggregation.partial and aggregation.norm_bound is None
         has_step = self._config.round.mode != "fedasync" and self.method.device is None
@@ -114,31 +115,31 @@ class Models(Versions):
         return layout if is_plain and has_step and is_small and can else None
 
     def version(self, version: Version) -> VersionFile:
-        """As `Versions.version`; of one that is no file yet its `held` is empty."""
+        """Return a version, as `Versions.version` does; a version without a file has no `small_data`."""
         unwritten = self._unwritten.get(version)
         return super().version(version) if unwritten is None else unwritten.described
 
     def by_digest(self, digest: str) -> VersionFile | None:
-        """As `Versions.by_digest`."""
+        """Return a version by its digest, as `Versions.by_digest` does."""
         unwritten = (each.described for each in self._unwritten.values())
         return next((file for file in unwritten if file.digest == digest), None) or super().by_digest(digest)
 
     def arrays(self, digest: Digest) -> Arrays:
-        """The tensors of a version that is kept; nobody may change them."""
+        """Return the tensors of a stored version, which must not be modified."""
         if digest not in self._arrays:
             version = self.by_digest(digest)
             assert version is not None
             unwritten = self._unwritten.get(version.version)
-            self._hold(digest, safetensors_file.read(version.path) if unwritten is None else unwritten.arrays)
+            self._cache_arrays(digest, safetensors_file.read(version.path) if unwritten is None else unwritten.arrays)
         return self._arrays[digest]
 
-    def _hold(self, digest: Digest, arrays: Arrays) -> None:
+    def _cache_arrays(self, digest: Digest, arrays: Arrays) -> None:
         self._arrays = {**dict(list(self._arrays.items())[1 - CACHED_MAX :]), digest: arrays}
 
     # ------------------------------------------------------------ folds
 
     def fold(self, effect: Aggregate, updates: Updates) -> Digest:
-        """The next version.
+        """Fold updates into the next version, and return its digest.
 
         Raises:
             ValueError: the updates cannot be folded.
@@ -160,9 +161,9 @@ class Models(Versions):
 
     def _fold_rows(self, effect: Aggregate, updates: Updates, layout: Layout) -> Digest:
         base, version = self.version(effect.base_version), Version(effect.base_version + 1)
-        found = updates.rows([contribution.digest for contribution in effect.contributions])
-        weights, factors = weights_and_factors(effect, self.method, [1.0] * len(found))
-        nova = self.method.normalized(weights, [row.steps for row in found])
+        stored = updates.rows([contribution.digest for contribution in effect.contributions])
+        weights, factors = weights_and_factors(effect, self.method, [1.0] * len(stored))
+        nova = self.method.normalized(weights, [row.steps for row in stored])
         step = Step(
             self.method.optimizer,
             trained_of(layout, self.buffers),
@@ -170,13 +171,13 @@ class Models(Versions):
             num_clients=self.method.num_clients,
         )
         slots = dict(self._slots_of(base.version))
-        looked_at = [row.magnitudes for row in found if row.magnitudes is not None]
+        magnitudes = [row.magnitudes for row in stored if row.magnitudes is not None]
         rows = Rows(
-            [row.values for row in found],
+            [row.values for row in stored],
             weights,
             factors,
             nova.factors,
-            np.stack(looked_at) if len(looked_at) == len(found) else None,
+            np.stack(magnitudes) if len(magnitudes) == len(stored) else None,
         )
         new = fold_rows(self.arrays(base.digest), layout, rows, step, slots)
         pieces = safetensors_file.pieces_of(layout, new, base.manifest.piece_bytes)
@@ -185,11 +186,11 @@ class Models(Versions):
         described = VersionFile(version, digest_of(encoded), path, manifest, encoded, 0, range(0), b"")
         self._unwritten[version] = _Unwritten(described, new, slots)
         self._slots = {version: slots}
-        self._hold(described.digest, new)
+        self._cache_arrays(described.digest, new)
         return described.digest
 
     def _slots_of(self, version: Version) -> Arrays:
-        """What the server optimizer keeps beside a version, by "<slot>/<tensor>"."""
+        """Return the server optimizer's slots of a version, by "<slot>/<tensor>"."""
         if version not in self._slots and version:
             self._slots[version] = {
                 f"{slot}/{name}": array.reshape(-1)
@@ -201,14 +202,17 @@ class Models(Versions):
     # ------------------------------------------------------------ files
 
     def write(self, keep: Keep) -> None:
-        """Let all versions be files, and stay until this is called again, as who goes on with an interrupted run needs
-        them. Raises OSError."""
+        """Write all versions to files for a snapshot, which stay until this is called again.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
         for version in list(self._unwritten):
             self._write(version)
         self._saved = _needed(keep)
 
     def _write(self, version: Version) -> None:
-        """As `server.reduce.fold_version` has it."""
+        """Write a version to the same files as `fold_version`."""
         described, arrays, slots = self._unwritten[version]
         manifest = described.manifest
         note = safetensors_file.read_metadata(self.store.version_path(Version(0))) if self.buffers else None
@@ -227,10 +231,10 @@ class Models(Versions):
         self.remember(version_file(self.store, version, described.manifest_bytes))
         del self._unwritten[version]
 
-    # ------------------------------------------------------------ room
+    # ------------------------------------------------------------ garbage
 
     def collect(self, keep: Keep, live: Collection[Digest], *, at_once: bool = False) -> None:
-        """Forget the versions that no decision can need any more; now and then, delete their files."""
+        """Drop the versions that no decision can need any more; at most every `GARBAGE_EVERY_S`, delete their files."""
         for version in [version for version in self._unwritten if version <= keep.version - CACHED_MAX]:
             if version in keep.versions:
                 self._write(version)
@@ -245,5 +249,5 @@ class Models(Versions):
 
 
 def _needed(keep: Keep) -> frozenset[Version]:
-    """The one before the current one, too: attacks look at what has changed."""
+    """Return the versions that a resumed run needs, with the last but one, for the step of free riders."""
     return keep.versions | {keep.version, Version(max(0, keep.version - 1))}

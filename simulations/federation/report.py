@@ -1,9 +1,9 @@
-"""What a simulated run leaves in its folder for a reader: one line for each round, and how it all ended.
+"""The report of a simulated run in its folder: a line for each round, and the result.
 
     rounds.jsonl   see `line_of`
     result.json    the state, the cause, the totals
 
-A metric is the task's own value of the sums over all examples, never a mean of values.
+A metric is the task's value of the sums over all examples, never a mean of values.
 """
 
 import json
@@ -21,10 +21,10 @@ from atoll.server.errors import StoreCorrupted
 from atoll.server.rounds.record import ClientRecord, RoundRecord
 
 FATES_MAX = 1000
-"""A round with more invitations than that is reported by its numbers alone; of failures, no more are written."""
+"""Maximum number of invitations of a round whose fates are listed, and maximum number of listed failures."""
 
 REASON_MAX = 200
-"""Characters of what a failed client says."""
+"""Maximum number of characters of a failed client's reason."""
 
 ROUNDS, RESULT = "rounds.jsonl", "result.json"
 
@@ -33,13 +33,13 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class Measured:
-    """What was measured of one version."""
+    """The measurements of one version."""
 
     server: Statistics | None = None
     clients: Mapping[str, Statistics] = field(default_factory=dict)
 
     def values(self, metrics: Metrics, *, with_clients: bool) -> Json:
-        """What the line of its round says of it; by client, when these are few."""
+        """Return the part of a round's line about its version, with the values of each client if asked."""
         line: Json = {}
         if self.server is not None:
             line["server"] = values(metrics, self.server)
@@ -57,16 +57,16 @@ def line_of(
     train: Iterable[Statistics],
     totals: Mapping[str, Any],
 ) -> Json:
-    """One round.
+    """Return the line of one round.
 
     Args:
-        record: of the machine.
-        metrics: of the task.
-        train: what the clients have measured while they trained.
-        totals: what else the line says: seconds and bytes since the begin of the run.
+        record: the run machine's record of the round.
+        metrics: the metrics of the task.
+        train: the sums that the clients measured during training.
+        totals: seconds and bytes since the beginning of the run, which are added to the line.
 
     Returns:
-        The line; `fates` by client only in a round of few invitations, `failures` by client only when some have failed.
+        The line, with `fates` by client for at most `FATES_MAX` invitations, and `failures` by client if there are any.
     """
     fates = Counter(client.fate for client in record.clients.values())
     in_time = fates[Fate.REPORTED] if record.mode == "sync" else len(record.buffer)
@@ -101,19 +101,19 @@ def line_of(
 
 
 def _reason_of(client: ClientRecord) -> str:
-    """The word for it, and what the client said beside it."""
+    """Return the reason of a failure with the client's detail."""
     return f"{client.reason}: {client.detail}"[:REASON_MAX] if client.detail else client.reason
 
 
 class RunFolder:
-    """The files of one run.
+    """The files of one run's report.
 
     Args:
-        folder: of the run.
-        num_rounds: lines that stand; those after them are of rounds that are begun again.
+        folder: the folder of the run.
+        num_rounds: the number of rounds whose lines are valid; later lines are of rounds that are repeated.
 
     Raises:
-        StoreCorrupted: some of these are not there, or nobody can read them.
+        StoreCorrupted: some of these lines are missing or unreadable.
     """
 
     def __init__(self, folder: Path, num_rounds: RoundId | int = 0) -> None:
@@ -121,25 +121,25 @@ class RunFolder:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / ROUNDS
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-        kept = [line for line in lines if _is_round_up_to(line, num_rounds)]
-        if len(kept) < num_rounds:
-            raise StoreCorrupted(f"{path}: {len(kept)} of the {num_rounds} rounds that have ended have a line here")
-        if kept != lines:
-            write_atomically(path, "".join(f"{line}\n" for line in kept).encode())
+        valid = [line for line in lines if _is_round_up_to(line, num_rounds)]
+        if len(valid) < num_rounds:
+            raise StoreCorrupted(f"{path}: has the lines of {len(valid)} of the {num_rounds} rounds that have ended")
+        if valid != lines:
+            write_atomically(path, "".join(f"{line}\n" for line in valid).encode())
         self._rounds = path.open("a", encoding="utf-8")
 
     def add(self, line: Json) -> None:
-        """One more round."""
+        """Append the line of a round."""
         self._rounds.write(json.dumps(line) + "\n")
         self._rounds.flush()
 
     def finish(self, result: Json) -> None:
-        """The run is over, for now."""
+        """Write the result of a run that has ended or was interrupted."""
         text = json.dumps(result, indent=2) + "\n"
         (self._folder / RESULT).write_text(text, encoding="utf-8")
 
     def close(self) -> None:
-        """No more lines come."""
+        """Close the file of the rounds."""
         self._rounds.close()
 
 

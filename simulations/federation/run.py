@@ -15,15 +15,15 @@ from atoll.protocol.settings import ConfigError, effective
 from atoll.server.journal.state_directory import lock_directory
 from atoll.simulations.federation.config import SimulationFile
 from atoll.simulations.federation.federation import Federation
-from atoll.simulations.federation.keeping import STATE, Keeper
-from atoll.simulations.federation.longer import faults_of_rounds
 from atoll.simulations.federation.report import Json
+from atoll.simulations.federation.round_count import faults_of_rounds
 from atoll.simulations.federation.setting import setting_of
+from atoll.simulations.federation.snapshots import STATE, SnapshotFile
 
 SETTINGS, POPULATION = "run.toml", "population.json"
 
-SAME = ("simulation",)
-"""Tables that may differ when a run is gone on with: nothing of them is decided."""
+MAY_DIFFER = ("simulation",)
+"""Tables that may differ in a resumed run, because no decision depends on them."""
 
 
 @contextmanager
@@ -36,29 +36,29 @@ def opened(
     is_fresh: bool,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Federation]:
-    """A federation, ready to run; an interrupted one in the same folder is gone on with.
+    """Open a federation that is ready to run; an interrupted run in the same folder is resumed.
 
     Args:
         file: the settings.
-        task: that they name.
-        folder: of the run.
-        on_round: is shown each round's line.
-        is_fresh: insist on a folder without a run.
-        tell: is told what else an operator should know.
+        task: the task that they name.
+        folder: the folder of the run.
+        on_round: a callback for each round's line.
+        is_fresh: refuse a folder that has a run.
+        tell: a callback for other notes to the operator.
 
     Raises:
-        ConfigError: with everything that is wrong with the settings, the task or the folder.
-        StoreCorrupted: what an earlier process has left is damaged.
+        ConfigError: all faults of the settings, the task or the folder.
+        StoreCorrupted: the files of an earlier process are damaged.
     """
     check_folder(file, folder, is_fresh=is_fresh)
     setting = setting_of(file, task)
     folder.mkdir(parents=True, exist_ok=True)
     lock = lock_directory(folder)
     try:
-        is_told = (folder / STATE).exists() and (folder / POPULATION).exists()
+        is_reported = (folder / STATE).exists() and (folder / POPULATION).exists()
         write_atomically(folder / SETTINGS, effective(file).encode())
-        if setting.who_holds_what is not None and not is_told:
-            write_atomically(folder / POPULATION, json.dumps(setting.who_holds_what()).encode())
+        if setting.population_report is not None and not is_reported:
+            write_atomically(folder / POPULATION, json.dumps(setting.population_report()).encode())
         with Federation(setting, folder, on_round=on_round, tell=tell) as federation:
             yield federation
     finally:
@@ -66,44 +66,43 @@ def opened(
 
 
 def check_folder(file: SimulationFile, folder: Path, *, is_fresh: bool) -> None:
-    """Whether the folder may take this run: the one that is there, perhaps with another number of rounds.
+    """Check that the folder is free or has this run, possibly with another number of rounds.
 
     Raises:
-        ConfigError: it has another one, or nobody can read which.
+        ConfigError: the folder has another run, or one with unreadable settings.
         StoreCorrupted: the state of the run is damaged.
     """
     if not (folder / STATE).exists():
         return
     if is_fresh:
-        raise ConfigError([f"{folder}: there is a run already; choose another --out, delete it, or --resume"])
+        raise ConfigError([f"{folder}: there is a run already; choose another --out, delete it, or pass --resume"])
     before, now = _settings_of(folder), _decisive(effective(file))
     wrong = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     if wrong == ["rounds"]:
         _check_rounds(file, folder, int(before["rounds"]))
     elif wrong:
-        what = "; ".join(f"{key}: {before.get(key)!r} there, {now.get(key)!r} here" for key in wrong[:5])
-        raise ConfigError([f"{folder}: there is a run with other settings ({what}); choose another --out"])
+        differences = "; ".join(f"{key}: {before.get(key)!r} there, {now.get(key)!r} here" for key in wrong[:5])
+        raise ConfigError([f"{folder}: there is a run with other settings ({differences}); choose another --out"])
 
 
 def _check_rounds(file: SimulationFile, folder: Path, before: int) -> None:
-    found = Keeper(folder, time.monotonic).load()
-    if found and (faults := [*faults_of_rounds(found.ledger, before, file.run)]):
+    snapshot = SnapshotFile(folder, time.monotonic).load()
+    if snapshot and (faults := [*faults_of_rounds(snapshot.ledger, before, file.run)]):
         there = f"{folder}: the run there cannot have {file.rounds} rounds"
         raise ConfigError([f"{there}: {fault}; choose another --out" for fault in faults])
 
 
 def _settings_of(folder: Path) -> Json:
-    """Of the run that is there."""
+    """Return the decisive settings of the run in a folder."""
     try:
         return _decisive((folder / SETTINGS).read_text(encoding="utf-8"))
     except (ValueError, FileNotFoundError) as error:
-        raise ConfigError(
-            [f"{folder / SETTINGS}: is damaged: {error}; put it back, or choose another --out"]
-        ) from error
+        raise ConfigError([f"{folder / SETTINGS}: is damaged: {error}; restore it, or choose another --out"]) from error
 
 
 def _decisive(text: str) -> Json:
-    return _flat({name: value for name, value in tomllib.loads(text).items() if name not in SAME})
+    """Return the settings on which decisions depend, by their full names."""
+    return _flat({name: value for name, value in tomllib.loads(text).items() if name not in MAY_DIFFER})
 
 
 def _flat(table: Json, prefix: str = "") -> Json:

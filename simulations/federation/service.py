@@ -1,8 +1,7 @@
-"""The coordinator of a simulated federation: the run's own machine, and the hands that carry out what it decides.
+"""The coordinator of a simulated federation: the run machine of a real one, and the execution of its effects.
 
-There is no journal: what must survive an interruption is written by `keeping` at the end of a round. Everything that
-takes a coordinator time (a draw, a fold, the server's own test) takes no virtual time here: what a policy is judged by
-is what the clients need.
+There is no journal: `snapshots` saves the state at the end of a round. The coordinator's own work (a draw, a fold, an
+evaluation) takes no virtual time, because policies are compared by the time that clients need.
 """
 
 import json
@@ -56,17 +55,17 @@ from atoll.simulations.federation.timeline import Timeline
 
 
 class Service:
-    """See the module docstring.
+    """The coordinator of one run, as the module describes.
 
     Args:
-        host: folds, measures and records what the machine decides.
+        host: the federation, which folds, measures and records.
         timeline: virtual time.
-        versions: of the model.
-        config: of the run.
-        machine: of the run.
-        sampler: draws the cohorts.
-        lease: a client that is away is lost after it [virtual s].
-        round_due: when the first round begins, if that is known [virtual s].
+        versions: the versions of the model.
+        config: the settings of the run.
+        machine: the run machine.
+        sampler: the sampler of the cohorts.
+        lease: the time after which a disconnected client is lost [virtual s].
+        round_due: the beginning of the first round of a resumed run [virtual s]; None: as the run machine decides.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class Service:
     # ------------------------------------------------------------ events in
 
     def post(self, event: Event) -> tuple[Effect, ...]:
-        """Let the machine decide, and carry it out."""
+        """Let the machine receive an event, and execute its effects."""
         effects = self.machine.receive(event, self._timeline.now)
         for effect in effects:
             self._act(effect)
@@ -101,13 +100,13 @@ class Service:
         return effects
 
     def _arm_timer(self) -> None:
-        """A lazy timer: one that wakes too early is armed again."""
+        """Arm the timer lazily: it stays when the deadline moves later, and is armed again when it fires."""
         deadline = self.machine.deadline
         if deadline is not None and (self._timer is None or deadline < self._timer):
             self._timer = deadline
-            self._timeline.at(deadline, self._woken, deadline)
+            self._timeline.at(deadline, self._timer_fired, deadline)
 
-    def _woken(self, timer: float) -> None:
+    def _timer_fired(self, timer: float) -> None:
         if timer != self._timer:
             return
         self._timer = None
@@ -117,7 +116,7 @@ class Service:
             self._arm_timer()
 
     def stop(self, reason: str) -> None:
-        """The operator's word."""
+        """Stop the run on behalf of the operator."""
         if self.machine.ledger.state is RunState.RUNNING:
             self.post(StopRequested(reason))
 
@@ -126,7 +125,7 @@ class Service:
     def _act(self, effect: Effect) -> None:
         match effect:
             case Accept() | Reject():
-                pass  # whoever posted answers
+                pass  # the caller of `post` answers the client
             case Invite(client_id):
                 self._send(client_id, client.Asked(self._invitation(effect)))
             case Release(client_id, round_id, reason, submit):
@@ -143,7 +142,7 @@ class Service:
                 self._begin_duty(effect)
 
     def _begin_duty(self, effect: Effect) -> None:
-        """What this process itself answers, as soon as it has carried out the rest."""
+        """Plan the coordinator's own work, to be done after the other effects of the same event."""
         match effect:
             case DrawCohort():
                 self._timeline.after(0.0, self._draw, effect)
@@ -153,7 +152,7 @@ class Service:
                 self._timeline.after(0.0, self._evaluate, version)
             case OpenNextRound():
                 pause = self.config.pause if self.machine.ledger.next_round > 1 else 0.0
-                due, self._round_due = self._round_due, None  # of a run that is gone on with a part has passed
+                due, self._round_due = self._round_due, None  # a part of a resumed run's pause has passed
                 self._timeline.at(self._timeline.now + pause if due is None else due, self._open_next_round)
             case _:
                 pass
@@ -230,21 +229,21 @@ class Service:
     # ------------------------------------------------------------ clients
 
     def joined(self, site: Client, working_on: tuple[RoundId, ...]) -> None:
-        """A client's stream stands."""
+        """Register a client that has opened its control stream."""
         self._connected[site.client_id] = site
         profile = Profile(site.num_examples, "")
         if self.machine.ledger.state is RunState.RUNNING:
             self.post(ClientJoined(site.client_id, site.name_of_session, profile, working_on))
 
     def left(self, site: Client) -> None:
-        """A client's stream has ended; it has its lease to come back."""
+        """Unregister a client whose control stream has ended, and start its lease."""
         del self._connected[site.client_id]
         if self.machine.ledger.state is RunState.RUNNING:
             self.post(ClientDisconnected(site.client_id, site.name_of_session))
-            self.awaited(site)
+            self.start_lease(site)
 
-    def awaited(self, site: Client) -> None:
-        """A client that is away has its lease to come back."""
+    def start_lease(self, site: Client) -> None:
+        """Start the lease of a disconnected client, after which it is lost."""
         self._timeline.after(self._lease, self._lease_over, site, site.life)
 
     def _lease_over(self, site: Client, life: int) -> None:
@@ -252,7 +251,7 @@ class Service:
             self.post(ClientLost(site.client_id, LossReason.LEASE_EXPIRED))
 
     def heard(self, site: Client, message: client.Effect) -> None:
-        """A client reports."""
+        """Receive a report of a client."""
         match message:
             case client.ReportFailure(_, round_id, reason, detail):
                 if is_failure_news(self.machine, site.client_id, round_id):
@@ -264,7 +263,7 @@ class Service:
     # ------------------------------------------------------------ models and updates
 
     def bytes_of(self, digest: Digest) -> int:
-        """Of a version, on its way down; nearly always a whole cohort asks for the same."""
+        """Return the size of a version [bytes]; the last answer is cached for the rest of the cohort."""
         if digest != self._fetched[0]:
             version = self._versions.by_digest(digest)
             assert version is not None
@@ -272,7 +271,7 @@ class Service:
         return self._fetched[1]
 
     def upload_begun(self, update: Update) -> client.Answered | None:
-        """The manifest is here: a verdict, or None when the bytes are wanted; as `server.judge` has it."""
+        """Judge an upload by its manifest, as the update judge does; None: the bytes are wanted."""
         machine = self.machine
         if (refusal := machine.refusal(update)) is not None:
             return client.Answered(_key(self.run_id, update), False, *refusal)
@@ -283,7 +282,7 @@ class Service:
         return None
 
     def update_arrived(self, update: Update) -> client.Answered:
-        """All of its bytes are here."""
+        """Receive the bytes of an update, and return the verdict."""
         self.bytes_up += update.num_bytes
         self.bytes_up_plain += update.plain_bytes or update.num_bytes
         return self._decide(update)

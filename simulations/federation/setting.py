@@ -1,4 +1,4 @@
-"""From settings to a federation: its clients, their devices and data, and who trains them."""
+"""The setting of a federation, built from its settings: clients, devices, data, training, adversary."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,21 +17,21 @@ from atoll.simulations.populations.report import report
 
 
 def setting_of(file: SimulationFile, task: Task | ArrayTask) -> Setting:
-    """Everything that the settings name is made, and tried, before the first round begins.
+    """Build and check all parts that the settings name, before the first round begins.
 
     Raises:
-        ConfigError: a population that is impossible, a trace with holes, an attack without clients, a rule or a sampler
-            that does not load; with everything that is wrong.
+        ConfigError: all faults, such as an impossible population, an incomplete trace, an attack with more malicious
+            clients than there are, a rule or a sampler that does not load.
     """
     faults: list[str] = []
     sampler = or_faults(file.cohort.build, faults)
     training = or_faults(lambda: training_of(file.simulation, task, file.run), faults)
     populated = or_faults(lambda: _populated(file, task), faults)
     if populated is None:
-        raise ConfigError(faults)  # without clients nothing else can be tried
-    dealt, num_examples, population = populated
+        raise ConfigError(faults)  # without clients the other parts cannot be checked
+    populated_task, num_examples, population = populated
     names = [str(name) for name in num_examples]
-    attacked = or_faults(lambda: _attacked(file, dealt, names), faults)
+    attacked = or_faults(lambda: _attacked(file, populated_task, names), faults)
     fleet = or_faults(lambda: file.devices.of(names, seed=file.seed), faults)
     faults += _cohort_faults(file, len(names))
     if faults or sampler is None or training is None or attacked is None or fleet is None:
@@ -47,14 +47,14 @@ def setting_of(file: SimulationFile, task: Task | ArrayTask) -> Setting:
         sampler=sampler,
         adversary=adversary,
         lease=file.coordinator.lease,
-        who_holds_what=None if population is None else lambda: report(population).plain(),
+        population_report=None if population is None else lambda: report(population).plain(),
     )
 
 
 def _populated(
     file: SimulationFile, task: Task | ArrayTask
 ) -> tuple[Task | ArrayTask, Mapping[ClientId, int], Population | None]:
-    """The task with the clients as its sites, how many examples each has, and who dealt them."""
+    """Return the task with the clients as its sites, the number of examples of each, and their population."""
     if isinstance(task, Task):
         population = populate(file.population, task, file.seed)
         sizes = population.train.sizes.tolist()
@@ -69,7 +69,7 @@ def _populated(
 
 
 def _attacked(file: SimulationFile, task: Task | ArrayTask, names: Sequence[str]) -> tuple[Adversary, Task | ArrayTask]:
-    """The adversary, and the task as its clients train it."""
+    """Return the adversary, and the task as its clients train it."""
     adversary = adversary_of(file.attack, names, file.seed)
     return adversary, adversary.task(task) if isinstance(task, Task) else task
 
@@ -79,4 +79,4 @@ def _cohort_faults(file: SimulationFile, num_clients: int) -> list[str]:
     if needed <= num_clients:
         return []
     name = "concurrency" if file.round.is_asynchronous else "cohort_size"
-    return [f"round.{name}: got {needed}; allowed: at most {num_clients}, as many as there are clients"]
+    return [f"round.{name}: got {needed}; allowed: at most {num_clients}, the number of clients"]

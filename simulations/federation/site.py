@@ -1,8 +1,8 @@
-"""A simulated client: the agent's own session, and the hands that carry out what it decides, in virtual time.
+"""A simulated site: the session of a real agent, and the execution of its effects in virtual time.
 
-What the session asks for takes as long as the client's device needs: a download its bytes, a training its examples, an
-upload its bytes again, a message its latency. A device that goes to sleep takes its agent with it: what is in the spool
-stays, what is under way is lost, as in a crash.
+Each effect takes the time that the client's device needs: a download and an upload by their bytes, a training by its
+examples, a message the latency. When a device falls asleep, its agent stops as in a crash: updates in the spool stay,
+work in progress is lost.
 """
 
 import random
@@ -52,17 +52,17 @@ class Environment:
 
     timeline: Timeline
     service: Service
-    """The coordinator that they are connected to."""
+    """The coordinator that the sites connect to."""
     work: ClientWork
     session_rules: SessionRules
     num_examples: Mapping[ClientId, int]
     """The number of each client's training examples."""
     may_sleep: bool
-    """The devices of this fleet may be asleep at times."""
+    """Sleep of devices: True if some of the fleet sleep at times."""
 
 
 class Site:
-    """See the module docstring. `life` grows with each sleep: what was planned before does not happen."""
+    """A site and its agent, as the module describes; `life` counts the sleeps, which cancel planned actions."""
 
     __slots__ = (
         "_accepted_at",
@@ -75,9 +75,9 @@ class Site:
         "client_id",
         "device",
         "env",
-        "held",
         "is_awake",
         "life",
+        "model_digest",
         "num_sessions",
         "session",
         "spool",
@@ -90,12 +90,12 @@ class Site:
         self.life = self.num_sessions = 0
         self.is_awake = False
         self.session: Session | None = None
-        self.held: Digest | None = None
-        """The version that it has fetched last."""
+        self.model_digest: Digest | None = None
+        """The version that was downloaded last; None: none was."""
         self.spool: dict[Key, Update] = {}
-        """Finished updates until the coordinator has answered for them."""
+        """Finished updates until the coordinator's answer."""
         self.upload_seconds = 0.0
-        """What an upload has taken, when a run is gone on with; then its session knows."""
+        """Mean duration of an upload before a resumed run was interrupted, until there is a session to ask."""
         self._download_s = 0.0
         self._forget()
 
@@ -104,13 +104,13 @@ class Site:
         self._training: Training | None = None
         self._uploading: set[Key] = set()
         self._accepted_at: dict[Key, float] = {}
-        """When it will hear of updates that are accepted."""
+        """The time at which the answer to each accepted update arrives."""
         self._timer: float | None = None
 
     # ------------------------------------------------------------ awake and asleep
 
     def wake(self) -> None:
-        """The agent starts, and connects."""
+        """Start the agent and connect it."""
         if self.is_awake:
             return
         self.is_awake = True
@@ -123,7 +123,7 @@ class Site:
             self._receive(Connected())
 
     def sleep(self) -> None:
-        """The device is gone, with all that it was doing."""
+        """Stop the agent, and lose its work in progress."""
         if not self.is_awake:
             return
         self.is_awake = False
@@ -135,7 +135,7 @@ class Site:
 
     @property
     def seconds_of_uploads(self) -> float:
-        """What its uploads have taken, as its session expects the next when it has heard of those that are accepted."""
+        """The expected duration of the next upload, once the session has heard of all accepted updates."""
         if self.session is None:
             return self.upload_seconds
         seconds = self.session.upload_seconds
@@ -151,11 +151,11 @@ class Site:
 
     @property
     def name_of_session(self) -> str:
-        """Of the control stream that stands."""
+        """The name of the open control stream."""
         return f"{self.client_id}/{self.num_sessions}"
 
     def _new_session(self) -> Session:
-        """It knows the spool, and how long uploads took."""
+        """Return a session that knows the spool and the duration of uploads."""
         outgoing = {key: update.digest for key, update in self.spool.items()}
         session = Session(self.env.session_rules, random.Random(self.client_id), outgoing)
         session.upload_seconds = self.seconds_of_uploads
@@ -164,7 +164,7 @@ class Site:
     # ------------------------------------------------------------ the session
 
     def hear(self, event: Event) -> None:
-        """The coordinator sends a message."""
+        """Receive a message of the coordinator after the latency."""
         self._after(self.device.latency_s, self._receive, event)
 
     def _receive(self, event: Event) -> None:
@@ -176,25 +176,25 @@ class Site:
         self._arm_timer()
 
     def _after(self, seconds: float, action: Callable[..., None], *arguments: Any) -> None:
-        """Plan what happens only if the device stays awake."""
+        """Plan an action that is cancelled if the device falls asleep."""
         if self._may_sleep:
-            self.env.timeline.after(seconds, self._happens, self.life, action, arguments)
+            self.env.timeline.after(seconds, self._if_still_awake, self.life, action, arguments)
         else:
             self.env.timeline.after(seconds, action, *arguments)
 
-    def _happens(self, life: int, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    def _if_still_awake(self, life: int, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         if life == self.life and self.is_awake:
             action(*arguments)
 
     def _arm_timer(self) -> None:
-        """One timer for each site, and a lazy one: when it wakes too early it is armed again."""
+        """Arm the timer lazily: it stays when the deadline moves later, and is armed again when it fires."""
         assert self.session is not None
         deadline = self.session.deadline
         if deadline is not None and (self._timer is None or deadline < self._timer):
             self._timer = deadline
-            self.env.timeline.at(deadline, self._happens, self.life, self._woken, (deadline,))
+            self.env.timeline.at(deadline, self._if_still_awake, self.life, self._timer_fired, (deadline,))
 
-    def _woken(self, timer: float) -> None:
+    def _timer_fired(self, timer: float) -> None:
         if timer != self._timer or self.session is None:
             return
         self._timer = None
@@ -227,7 +227,8 @@ class Site:
     # ------------------------------------------------------------ the model
 
     def _fetch(self, request: Request) -> None:
-        num_bytes = 0 if self.held == request.model_digest else self.env.service.bytes_of(request.model_digest)
+        is_cached = self.model_digest == request.model_digest
+        num_bytes = 0 if is_cached else self.env.service.bytes_of(request.model_digest)
         self.env.service.bytes_down += num_bytes
         self._fetching = request.key
         self._download_s = self.device.download_seconds(num_bytes) if num_bytes else 0.0
@@ -235,13 +236,13 @@ class Site:
 
     def _fetched(self, request: Request) -> None:
         if self._fetching == request.key:
-            self._fetching, self.held = None, request.model_digest
+            self._fetching, self.model_digest = None, request.model_digest
             self._receive(ModelReady(request.key))
 
     # ------------------------------------------------------------ the worker
 
     def _evaluate(self, request: EvaluationRequest, budget: float) -> None:
-        seconds = self.env.work.evaluations.num_examples(self.client_id) / self.device.examples_per_s  # a pass, once
+        seconds = self.env.work.evaluations.num_examples(self.client_id) / self.device.examples_per_s  # one pass
         if seconds > budget:
             self._after(budget, self._evaluated, request, "out_of_time: not done by the deadline")
         else:
@@ -261,7 +262,7 @@ class Site:
     def _plan_end(self) -> None:
         training = self._training
         assert training is not None
-        self.env.timeline.at(training.ends, self._happens, self.life, self._ended, (training, training.ends))
+        self.env.timeline.at(training.ends, self._if_still_awake, self.life, self._ended, (training, training.ends))
 
     def _extend(self, budget: float) -> None:
         if self._training is not None:
@@ -282,7 +283,7 @@ class Site:
         self._plan_end()
 
     def _ended(self, training: Training, ends: float) -> None:
-        """The training is over, unless it was planned anew meanwhile."""
+        """End a training, unless it was planned anew meanwhile."""
         if training is not self._training or ends != training.ends:
             return
         self._training, invitation = None, training.invitation
@@ -292,7 +293,7 @@ class Site:
             self._receive(JobFailed(invitation.key, FailureReason.OUT_OF_TIME, detail))
             return
         if not self._is_wanted(training):
-            self.env.work.trainings.forget(training)  # nobody will look at it: it is not even computed
+            self.env.work.trainings.forget(training)  # its update would be discarded, so it is not computed
             self._receive(Trained(invitation.key, Digest("")))
             return
         made = self.env.work.update_of(training, self._download_s)
@@ -332,7 +333,7 @@ class Site:
 
     def _answer(self, key: Key, verdict: Answered) -> None:
         if verdict.accepted:
-            self.env.work.settle(self.spool[key], accepted=True)  # now: an interruption may lose the answer
+            self.env.work.settle(self.spool[key], accepted=True)  # now, because an interruption may lose the answer
             self._accepted_at[key] = self.env.timeline.now + self.device.latency_s
         self._after(self.device.latency_s, self._answered, key, verdict)
 
@@ -350,5 +351,5 @@ class Site:
 
 
 def _is_inline(update: Update) -> bool:
-    """Whether its bytes come with what announces it, as an agent sends one that is so small."""
+    """Return whether an update is sent inline, together with its manifest, as an agent sends a small one."""
     return update.num_bytes <= INLINE_BYTES_MAX

@@ -1,4 +1,4 @@
-"""Virtual time: what is planned happens in its order, and nobody waits in between."""
+"""Virtual time: planned actions run in the order of their times, without waiting in between."""
 
 import heapq
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Timeline:
-    """Actions by their instant [virtual s]; of one instant, in the order in which they were planned."""
+    """A queue of actions by their time [virtual s]; those of the same time run in the order of planning."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
@@ -14,17 +14,17 @@ class Timeline:
         self._sequence = 0
 
     def at(self, when: float, action: Callable[..., None], *arguments: Any) -> None:
-        """Plan an action; one of the past happens now."""
-        self._sequence += 1  # so that what follows it is never compared
+        """Plan an action for a time; one in the past runs now."""
+        self._sequence += 1  # unique, so that the heap never compares actions
         heapq.heappush(self._heap, (when, self._sequence, action, arguments))
 
     def after(self, seconds: float, action: Callable[..., None], *arguments: Any) -> None:
-        """Plan an action in so many virtual seconds."""
+        """Plan an action after a number of virtual seconds."""
         self._sequence += 1
         heapq.heappush(self._heap, (self.now + seconds, self._sequence, action, arguments))
 
     def step(self) -> bool:
-        """Let the next action happen; False: nothing is planned."""
+        """Run the next action; return False if none is planned."""
         if not self._heap:
             return False
         when, _, action, arguments = heapq.heappop(self._heap)

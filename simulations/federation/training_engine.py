@@ -1,4 +1,4 @@
-"""The engine that a run's settings ask for."""
+"""The training engine of a run, by its settings."""
 
 from collections.abc import Callable, Sequence
 
@@ -21,13 +21,13 @@ Tell = Callable[[str], None]
 
 
 def training_of(simulation: SimulationConfig, task: Task | ArrayTask, run: RunConfig) -> Training:
-    """What all clients have in common.
+    """Return the settings of training that all clients have in common.
 
     Raises:
-        ConfigError: the task cannot be trained so, or there is no such device.
+        ConfigError: the task does not allow these settings, or the device is missing.
     """
     if simulation.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(["simulation.device: got 'cuda'; allowed here: \"cpu\", for torch finds no CUDA device"])
+        raise ConfigError(["simulation.device: got 'cuda'; allowed here: \"cpu\", because torch finds no CUDA device"])
     try:
         return Training(
             task=task,
@@ -50,19 +50,22 @@ def engine_of(
     before: str,
     tell: Tell,
 ) -> Engine:
-    """Ready to train, and tried: two models of one seed, and two trainings of one client, must be the same.
+    """Return an engine that is ready to train, after a check that the task is deterministic.
+
+    Two models of one seed, and two trainings of one client, must be equal.
 
     Args:
-        simulation: says which.
-        training: of all clients.
-        version: of the model, to try it with.
-        clients: of the run.
-        cohort: clients of a round.
-        before: the engine's kind with which the run was begun: "auto" stays with it, for another would round otherwise.
-        tell: is told what was measured.
+        simulation: the settings that name the engine.
+        training: the settings of all clients' training.
+        version: the version of the model for the check.
+        clients: the clients of the run.
+        cohort: the number of clients of a round.
+        before: the kind of engine with which a resumed run began; "auto" keeps it, because another would round
+            differently.
+        tell: a callback for the measurements of "auto".
 
     Raises:
-        ConfigError: the task is not deterministic, its model is not the version's, or there is no such engine.
+        ConfigError: the task is not deterministic, its model is not that of the version, or the engine is missing.
     """
     name = before if simulation.engine == "auto" and before else simulation.engine
     try:
@@ -79,9 +82,7 @@ def engine_of(
             address=simulation.ray_address,
         )
     except TaskMismatch as error:
-        raise ConfigError(
-            [f"the task's model is another one than that of the run: {error}; choose another --out"]
-        ) from error
+        raise ConfigError([f"the task's model differs from that of the run: {error}; choose another --out"]) from error
     except (TaskBroken, RayMissing) as error:
         raise ConfigError([str(error)]) from error
     if choice.figures or choice.reasons:
@@ -90,6 +91,6 @@ def engine_of(
 
 
 def kind_of(engine: Engine) -> str:
-    """By which name the same engine is had again."""
+    """Return the name of an engine's kind, by which the settings select it."""
     kinds = ("ray", "batched", "processes")
     return next((kind for kind in kinds if kind in engine.name.lower()), "sequential")

@@ -1,9 +1,9 @@
-"""The clients' trainings: in virtual time each has its own length, in real time many are computed at once.
+"""The clients' trainings: each has its own duration in virtual time, and many are computed together in real time.
 
-How long a training takes follows from its device and its data alone, not from what comes out of it. So nothing is
-computed when it begins; when the first one is over and its outcome is asked for, the engine trains it together with
-those that end next, in the order in which they will be asked for: what has come of the first is used while others are
-still being computed. One that is told to stop before nobody has asked is never computed at all.
+The duration of a training follows from device and data alone, not from its outcome, so nothing is computed at its
+beginning. When the outcome of the first finished training is requested, the engine computes it together with the
+trainings that end next, in the order in which their outcomes will be requested; the first outcome is used while the
+others are still being computed. A training that is stopped before its outcome is requested is never computed.
 """
 
 import math
@@ -16,38 +16,38 @@ from atoll.protocol.vocabulary import ClientId, Digest
 from atoll.simulations.engines.engine import Engine, Failed, Job, Trained
 
 AT_ONCE_MAX = 256
-"""Trainings that are computed at once: their updates are in memory together."""
+"""Maximum number of trainings that are computed together, because their updates are in memory together."""
 
 ROUNDING = 1e-9
-"""A budget that is a whole number of steps must not lose one of them to a rounding."""
+"""Tolerance [steps], so that rounding does not take a step from a budget of a whole number of steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What a round asks of one client."""
+    """The work of one client in a round."""
 
     num_examples: int
     steps: int | None
-    """Of the local optimizer; None: the task trains by itself, and only the whole of it is known."""
+    """Steps of the local optimizer; None: the task trains by itself, in unknown steps."""
     seconds: float
-    """That its device needs for all of it."""
+    """Seconds that the client's device needs for all of it."""
 
 
 @dataclass(slots=True, eq=False)
 class Training:
-    """One training that is under way, or over."""
+    """One training, in progress or finished."""
 
     client_id: ClientId
     invitation: Invitation
     effort: Effort
     began: float
     steps: int | None = None
-    """That there is time for."""
+    """Steps that fit into the budget."""
     ends: float = 0.0
     outcome: Trained | Failed | None = field(default=None)
 
     def plan(self, budget_ends: float) -> None:
-        """So many steps fit before the worker has to stop."""
+        """Plan the steps that fit before the worker has to stop."""
         effort, before = self.effort, self.steps
         if effort.steps is None:
             self.ends = min(self.began + effort.seconds, budget_ends)
@@ -60,7 +60,7 @@ class Training:
             self.outcome = None
 
     def stop(self, now: float) -> None:
-        """Stop after the step that is being done."""
+        """Stop after the present step."""
         if self.effort.steps is None or not self.effort.seconds:
             self.ends = min(self.ends, now)
             return
@@ -70,55 +70,56 @@ class Training:
 
 
 class Trainings:
-    """Those of all clients.
+    """The trainings of all clients.
 
     Args:
-        engine: computes them.
-        version_of: the tensors of a version of the model.
-        own_of: what a client has kept, as its invitation says.
-        num_wanted: how many updates are still wanted: more are not computed at once, for some may be told to stop.
+        engine: the engine that computes them.
+        version_of: returns the tensors of a version of the model.
+        state_of: returns the state of a client for an invitation.
+        num_wanted: returns the number of updates that are still wanted; more are not computed together, because some
+            trainings may be stopped.
     """
 
     def __init__(
         self,
         engine: Engine,
         version_of: Callable[[Digest], Arrays],
-        own_of: Callable[[ClientId, Invitation], Arrays | None],
+        state_of: Callable[[ClientId, Invitation], Arrays | None],
         num_wanted: Callable[[], int],
     ) -> None:
-        self._engine, self._version_of, self._own_of, self._num_wanted = engine, version_of, own_of, num_wanted
-        self._open: dict[Training, None] = {}  # in the order in which they began
+        self._engine, self._version_of, self._state_of, self._num_wanted = engine, version_of, state_of, num_wanted
+        self._open: dict[Training, None] = {}  # in the order of their beginnings
         self._coming: Iterator[Training] = iter(())
         self.num_computed = 0
 
     def begin(self, client_id: ClientId, invitation: Invitation, effort: Effort, now: float, budget: float) -> Training:
-        """A client has begun to train, and must be done within its budget [s]."""
+        """Begin a client's training, which must end within its budget [s]."""
         training = Training(client_id, invitation, effort, now)
         training.plan(now + budget)
         self._open[training] = None
         return training
 
     def outcome(self, training: Training) -> Trained | Failed:
-        """What has come of it; it is over."""
+        """Return the outcome of a training that has ended, and compute it if necessary."""
         self._take_until(training)
-        if training.outcome is None:  # the engine is done with those before it: it trains one cohort at a time
-            self._coming = self._computed(self._next_beside(training))
+        if training.outcome is None:  # the engine has finished the trainings before: it trains one cohort at a time
+            self._coming = self._computed(self._next_with(training))
             self._take_until(training)
         assert training.outcome is not None
         self._open.pop(training, None)
         return training.outcome
 
     def forget(self, training: Training) -> None:
-        """Nobody wants to know any more."""
+        """Drop a training whose outcome is not wanted any more."""
         self._open.pop(training, None)
 
     def _take_until(self, training: Training) -> None:
-        """Take what is being computed, until it has come; all of it when it is not among that."""
+        """Take outcomes from the engine up to that of a training; all of them if it is not being computed."""
         while training.outcome is None and next(self._coming, None) is not None:
             pass
 
-    def _next_beside(self, training: Training) -> list[Training]:
-        """It and those from the same version that end next; of one instant, in the order in which they began."""
+    def _next_with(self, training: Training) -> list[Training]:
+        """Return a training and those from the same version that end next, in the order of end and beginning."""
         base = training.invitation.model_digest
         others = [
             t
@@ -129,7 +130,7 @@ class Trainings:
         return [training, *others[: max(0, min(AT_ONCE_MAX, self._num_wanted()) - 1)]]
 
     def _computed(self, trainings: Sequence[Training]) -> Iterator[Training]:
-        """Each with its outcome, as the engine brings it, unless it was planned anew meanwhile."""
+        """Yield each training with its outcome as the engine returns it, unless it was planned anew meanwhile."""
         version = self._version_of(trainings[0].invitation.model_digest)
         asked = [t.steps for t in trainings]
         jobs = [
@@ -137,7 +138,7 @@ class Trainings:
                 t.client_id,
                 t.invitation.seed,
                 t.steps,
-                self._own_of(t.client_id, t.invitation),
+                self._state_of(t.client_id, t.invitation),
                 t.invitation.round_id,
             )
             for t in trainings

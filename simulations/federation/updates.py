@@ -1,8 +1,7 @@
-"""The updates that wait for a fold: their values, and what the fold's plan has to know of them.
+"""The updates that wait for a fold: their values, and the metadata for the plan of the fold.
 
-Plain updates of float tensors stay in the rows in which an engine has left them, and are folded from there. All others
-(encoded, with integers, or for a rule that wants files) are held as the coordinator holds them, and go through its own
-fold.
+Plain updates of float tensors stay in the rows into which an engine wrote them, and are folded from there. All others
+(encoded, with integers, or for a rule that reads files) are stored as on a coordinator, and folded by its reducer.
 """
 
 import hashlib
@@ -26,28 +25,28 @@ from atoll.server.errors import StoreCorrupted
 from atoll.server.folding.plan import FoldPlan
 
 IN_MEMORY_MAX = 1 << 30
-"""Bytes of updates that are held in memory; those that come beyond them lie in files until they are folded."""
+"""Maximum number of bytes of updates in memory; further updates are files until they are folded."""
 
 Report = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """An update whose bytes lie in a file of its digest's name, as who goes on with an interrupted run needs it."""
+class SavedUpdate:
+    """The entry of an update in a snapshot; its bytes are in the file of its digest's name."""
 
     digest: Digest
     steps: tuple[float, float]
     pieces: tuple[Piece, ...] = ()
-    """None: it is a row."""
+    """Pieces of the update; empty: it is a row."""
     magnitudes: Mapping[str, float | int] = field(default_factory=dict)
     squared_norms: Mapping[str, float] = field(default_factory=dict)
     of_row: tuple[float, ...] | None = None
-    """A row's magnitudes."""
+    """Magnitudes of a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What the plan of a fold has to know of an update; see `server.plan.Known`."""
+    """The metadata of an update for the plan of a fold; it implements `Known`."""
 
     magnitudes: Mapping[str, float | int]
     squared_norms: Mapping[str, float]
@@ -56,54 +55,54 @@ class Meta:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """An update in memory, or in a file."""
+class Entry:
+    """An update of pieces, in memory or in a file, with its metadata."""
 
     stored: StoredUpdate
     meta: Meta
 
 
 class Row(NamedTuple):
-    """An update of float tensors, side by side; a tuple, for so many are kept."""
+    """An update of float tensors, side by side; a tuple, because there are many."""
 
     values: NDArray[np.float32]
-    """(F)"""
+    """All values (F,)."""
     magnitudes: NDArray[np.float32] | None
-    """(T) of each tensor, where an engine has looked."""
+    """The magnitude of each tensor (T,), if an engine has measured it."""
     steps: tuple[float, float]
 
 
 class Updates:
-    """Those that a fold may still ask for.
+    """The updates that a fold may still need.
 
     Args:
-        folder: for what does not fit into memory.
-        layout: of the model, in canonical order; None: no updates are held as rows.
-        kept: that an interrupted run has left.
+        folder: the folder for updates that do not fit into memory.
+        layout: the layout of the model, in canonical order; None: no updates are stored as rows.
+        saved: the updates of a snapshot.
 
     Raises:
-        StoreCorrupted: one of these is not there, or not whole.
+        StoreCorrupted: the file of one of these is missing or incomplete.
     """
 
-    def __init__(self, folder: Path, layout: Layout | None, kept: Sequence[Kept] = ()) -> None:
+    def __init__(self, folder: Path, layout: Layout | None, saved: Sequence[SavedUpdate] = ()) -> None:
         self.folder, self._layout = folder, layout
         folder.mkdir(parents=True, exist_ok=True)
-        self._held: dict[Digest, Held] = {}
+        self._entries: dict[Digest, Entry] = {}
         self._in_memory = 0
         self._rows: dict[Digest, Row] = {}
-        for update in kept:
-            self._take_up(update)
-        self._written = frozenset[Digest](), frozenset(update.digest for update in kept)
-        """Those that are files for an interrupted run: of the last but one, and of the last time."""
+        for update in saved:
+            self._restore(update)
+        self._written = frozenset[Digest](), frozenset(update.digest for update in saved)
+        """Updates that are files for a snapshot: of the last snapshot but one, and of the last."""
         for path in folder.iterdir():
             if path.name not in self._written[1]:
                 path.unlink()
 
     @staticmethod
     def digest_of(client_id: ClientId, round_id: RoundId, steps: int | None) -> Digest:
-        """Of what a client makes in a round by so many steps: what comes out is a function of these.
+        """Return a digest of the arguments, which determine the update.
 
-        A stand-in, since nobody has to verify it: that of the manifest costs a pass over all bytes.
+        It stands in for the digest of the manifest, which costs a pass over all bytes and is not verified here.
         """
         return Digest(hashlib.sha256(f"{client_id} {round_id} {steps}".encode()).hexdigest())
 
@@ -117,14 +116,14 @@ class Updates:
         row: NDArray[Any] | None = None,
         magnitudes: NDArray[Any] | None = None,
     ) -> int:
-        """Take a plain update; its size [bytes].
+        """Store a plain update; return its size [bytes].
 
         Args:
-            digest: its name.
+            digest: its digest.
             update: its tensors.
-            report: what the client says beside it.
-            row: all its values, side by side, which nobody changes any more.
-            magnitudes: of the row; see `engine.Trained`.
+            report: the client's report.
+            row: all its values, side by side, which do not change any more.
+            magnitudes: the magnitudes of the row, as in `Trained`.
         """
         if self._layout is not None:
             if row is None:
@@ -135,97 +134,98 @@ class Updates:
         layout = layout_of(update)
         pieces = tuple(Piece(t.name, t.dtype, (0,) * len(t.shape), t.shape, "") for t in layout)
         data = b"".join(np.ascontiguousarray(update[tensor.name]).data for tensor in layout)
-        self._hold(digest, pieces, data, report)
+        self._store(digest, pieces, data, report)
         return len(data)
 
     def add_encoded(self, digest: Digest, file: Path, pieces: tuple[Piece, ...], report: Report) -> int:
-        """Take an encoded one from its file, which goes; its size [bytes]."""
+        """Store an encoded update from its file, and delete the file; return its size [bytes]."""
         _, data_start = parse_header(file)
         with file.open("rb") as source:
             source.seek(data_start)
             data = source.read()
         file.unlink()
-        self._hold(digest, pieces, data, report)
+        self._store(digest, pieces, data, report)
         return len(data)
 
-    def _hold(self, digest: Digest, pieces: tuple[Piece, ...], data: bytes, report: Report) -> None:
+    def _store(self, digest: Digest, pieces: tuple[Piece, ...], data: bytes, report: Report) -> None:
         is_named = digest in self._written[0] | self._written[1]
-        path = self.folder / (f"{digest}.forged" if is_named else digest)  # never over what a saved state names
-        found = inspect(path, pieces, data=data)
+        path = self.folder / (f"{digest}.forged" if is_named else digest)  # never overwrite a file of a snapshot
+        inspected = inspect(path, pieces, data=data)
         if self._in_memory + len(data) > IN_MEMORY_MAX:
             path.write_bytes(data)
-            stored = StoredUpdate(path, pieces, found.magnitudes)
+            stored = StoredUpdate(path, pieces, inspected.magnitudes)
         else:
             self._in_memory += len(data)
-            stored = StoredUpdate(path, pieces, found.magnitudes, data=data)
-        self._held[digest] = Held(stored, Meta(found.magnitudes, found.squared_norms, _steps_of(report)))
+            stored = StoredUpdate(path, pieces, inspected.magnitudes, data=data)
+        meta = Meta(inspected.magnitudes, inspected.squared_norms, _steps_of(report))
+        self._entries[digest] = Entry(stored, meta)
 
     # ------------------------------------------------------------ interruptions
 
-    def write(self, digests: Collection[Digest]) -> tuple[Kept, ...]:
-        """Let these be files until this was called twice again: a process that ends meanwhile may need them."""
-        kept = tuple(self._written_down(digest) for digest in digests)
+    def write(self, digests: Collection[Digest]) -> tuple[SavedUpdate, ...]:
+        """Write these updates to files for a snapshot, which stay until this is called twice again."""
+        saved = tuple(self._saved(digest) for digest in digests)
         for digest in self._written[0] - self._written[1] - frozenset(digests):
-            if digest not in self._held or self._held[digest].stored.data is not None:
+            if digest not in self._entries or self._entries[digest].stored.data is not None:
                 (self.folder / digest).unlink(missing_ok=True)
         self._written = self._written[1], frozenset(digests)
-        return kept
+        return saved
 
-    def _written_down(self, digest: Digest) -> Kept:
+    def _saved(self, digest: Digest) -> SavedUpdate:
         if (row := self._rows.get(digest)) is not None:
             self._write_once(digest, row.values.data)
             of_row = None if row.magnitudes is None else tuple(row.magnitudes.tolist())
-            return Kept(digest, row.steps, of_row=of_row)
-        stored, meta = self._held[digest].stored, self._held[digest].meta
+            return SavedUpdate(digest, row.steps, of_row=of_row)
+        stored, meta = self._entries[digest].stored, self._entries[digest].meta
         if stored.data is not None:
             self._write_once(digest, stored.data)
-        return Kept(digest, meta.steps, stored.pieces, meta.magnitudes, meta.squared_norms)
+        return SavedUpdate(digest, meta.steps, stored.pieces, meta.magnitudes, meta.squared_norms)
 
     def _write_once(self, digest: Digest, data: bytes | memoryview) -> None:
-        """Never over the file that the state before names: this process may end in the middle."""
+        """Write a file, but never over one of an earlier snapshot, because this process may end during the write."""
         if digest not in self._written[0] | self._written[1]:
             (self.folder / digest).write_bytes(data)
 
-    def _take_up(self, kept: Kept) -> None:
-        path = self.folder / kept.digest
-        wanted = sum(piece.num_bytes for piece in kept.pieces or self._layout or ())
+    def _restore(self, saved: SavedUpdate) -> None:
+        path = self.folder / saved.digest
+        wanted = sum(piece.num_bytes for piece in saved.pieces or self._layout or ())
         try:
             size = path.stat().st_size
         except OSError as error:
-            raise StoreCorrupted(f"{path}: the update that the run goes on with is gone: {error}") from error
+            raise StoreCorrupted(f"{path}: an update that the run needs is missing: {error}") from error
         if size != wanted:
-            raise StoreCorrupted(f"{path}: the update that the run goes on with has {size} bytes, not {wanted}")
-        if not kept.pieces:
-            of_row = None if kept.of_row is None else np.array(kept.of_row, np.float32)
-            self._rows[kept.digest] = Row(np.fromfile(path, np.float32), of_row, kept.steps)
+            raise StoreCorrupted(f"{path}: an update that the run needs has {size} bytes, not {wanted}")
+        if not saved.pieces:
+            of_row = None if saved.of_row is None else np.array(saved.of_row, np.float32)
+            self._rows[saved.digest] = Row(np.fromfile(path, np.float32), of_row, saved.steps)
             return
         data = path.read_bytes() if self._in_memory + size <= IN_MEMORY_MAX else None
         self._in_memory += size if data is not None else 0
-        stored = StoredUpdate(path, kept.pieces, kept.magnitudes, data=data)
-        self._held[kept.digest] = Held(stored, Meta(kept.magnitudes, kept.squared_norms, kept.steps))
+        stored = StoredUpdate(path, saved.pieces, saved.magnitudes, data=data)
+        self._entries[saved.digest] = Entry(stored, Meta(saved.magnitudes, saved.squared_norms, saved.steps))
 
     # ------------------------------------------------------------ out
 
     def rows(self, digests: Sequence[Digest]) -> list[Row]:
-        """These updates in their order."""
+        """Return the rows of these updates, in their order."""
         return [self._rows[digest] for digest in digests]
 
     def metas(self, digests: Collection[Digest]) -> dict[Digest, Meta]:
-        """What is known of these."""
-        return {digest: self._held[digest].meta for digest in digests}
+        """Return the metadata of these updates."""
+        return {digest: self._entries[digest].meta for digest in digests}
 
     def weighted(self, plan: FoldPlan) -> list[Weighted]:
-        """A fold's updates, in its order."""
+        """Return the updates of a fold with their weights, in the order of the plan."""
         return [
-            Weighted(self._held[planned.digest].stored, planned.weight, planned.factor, planned.trained_factor)
+            Weighted(self._entries[planned.digest].stored, planned.weight, planned.factor, planned.trained_factor)
             for planned in plan.updates
         ]
 
     def arrays(self, digest: Digest) -> Arrays:
-        """The values of an update, decoded."""
+        """Return the decoded values of an update."""
         if digest in self._rows:
             return self._views(self._rows[digest].values.copy())
-        stored = self._held[digest].stored
+        stored = self._entries[digest].stored
         with UpdateReader(stored) as reader:
             return {
                 tensor.name: reader.read(tensor, 0, tensor.num_elements)
@@ -243,20 +243,20 @@ class Updates:
         return views
 
     def replace(self, digest: Digest, update: Arrays) -> None:
-        """Let an update be another one, plain."""
-        steps = self._rows[digest].steps if digest in self._rows else self._held[digest].meta.steps
-        self._forget(digest)
+        """Replace the values of an update by plain ones."""
+        steps = self._rows[digest].steps if digest in self._rows else self._entries[digest].meta.steps
+        self._drop(digest)
         self.add(digest, update, dict(zip(("normalizer", "effective_steps"), steps, strict=True)))
 
     def keep_only(self, digests: Collection[Digest]) -> None:
-        """Forget all others."""
-        for digest in (self._held.keys() | self._rows.keys()) - set(digests):
-            self._forget(digest)
+        """Drop all other updates."""
+        for digest in (self._entries.keys() | self._rows.keys()) - set(digests):
+            self._drop(digest)
 
-    def _forget(self, digest: Digest) -> None:
+    def _drop(self, digest: Digest) -> None:
         if self._rows.pop(digest, None) is not None:
             return
-        stored = self._held.pop(digest).stored
+        stored = self._entries.pop(digest).stored
         if stored.data is not None:
             self._in_memory -= len(stored.data)
         elif stored.path.name not in self._written[0] | self._written[1]:

@@ -9,38 +9,38 @@ from atoll.parallel.worker.model_files import write_update
 from atoll.protocol.vocabulary import Digest, FailureReason
 from atoll.server.rounds.events import Update
 from atoll.simulations.engines.engine import Failed, Trained
+from atoll.simulations.federation.client_states import ClientStates
 from atoll.simulations.federation.efforts import Efforts
 from atoll.simulations.federation.evaluations import Evaluations
 from atoll.simulations.federation.models import Models
-from atoll.simulations.federation.own import OwnStates
 from atoll.simulations.federation.trainings import Training, Trainings
 from atoll.simulations.federation.updates import Updates
 
 
 @dataclass(slots=True, kw_only=True)
 class ClientWork:
-    """See the module docstring."""
+    """The local work of all clients and the stores of its results."""
 
     efforts: Efforts
     trainings: Trainings
     evaluations: Evaluations
     versions: Models
     updates: Updates
-    """The updates that wait for a fold."""
-    own: OwnStates
-    """The state that each client keeps between rounds."""
+    """Updates that wait for a fold."""
+    states: ClientStates
+    """States of the clients between rounds."""
     has_codec: bool
-    """The run encodes its updates, so that a client keeps what its codec leaves out."""
+    """Use of a codec, so that clients have residuals."""
     statistics: dict[Digest, Statistics]
-    """The sums that the training of each update has measured, by the update's digest."""
+    """Sums measured in the training of each update, by the update's digest."""
 
     def update_of(self, training: Training, download_seconds: float) -> Update | JobFailed:
-        """Return what a client sends when its training is over, and keep what stays with the client."""
+        """Return the update of a finished training, or its failure, and store the client's new state."""
         outcome, invitation, name = self.trainings.outcome(training), training.invitation, training.client_id
         if isinstance(outcome, Failed):
             return JobFailed(invitation.key, FailureReason(outcome.kind), outcome.detail)
         if outcome.own:
-            self.own.keep(name, invitation.round_id, invitation.counted_round, outcome.own)
+            self.states.store(name, invitation.round_id, invitation.counted_round, outcome.own)
         digest = self.updates.digest_of(name, invitation.round_id, training.steps)
         if invitation.codec:
             plain_bytes = sum(array.nbytes for array in outcome.update.values())
@@ -65,9 +65,9 @@ class ClientWork:
         )
 
     def _encoded(self, digest: Digest, training: Training, outcome: Trained) -> int:
-        """Encode an update and keep it; return its size [bytes]."""
+        """Encode an update and store it; return its size [bytes]."""
         invitation, name = training.invitation, training.client_id
-        file, residual = self.updates.folder / f"{digest}.encoded", self.own.residual(name)
+        file, residual = self.updates.folder / f"{digest}.encoded", self.states.residual(name)
         pieces = write_update(
             file,
             outcome.update,
@@ -75,16 +75,16 @@ class ClientWork:
             seed=invitation.seed,
             buffers=self.versions.buffers,
             owed=[residual] if residual else [],
-            residual=self.own.staged_residual(name, invitation.round_id),
+            residual=self.states.staged_residual(name, invitation.round_id),
         )
         return self.updates.add_encoded(digest, file, pieces, outcome.report)
 
     def settle(self, update: Update, *, accepted: bool) -> None:
-        """Keep what the codec left out of an update that was accepted; drop that of one that was not."""
+        """Make the residual of an accepted update current; drop that of a refused one."""
         if self.has_codec:
-            self.own.settle_residual(update.client_id, update.round_id, accepted=accepted)
+            self.states.settle_residual(update.client_id, update.round_id, accepted=accepted)
 
     def keep_only(self, digests: Collection[Digest]) -> None:
-        """Forget all other updates."""
+        """Drop all other updates and their statistics."""
         self.updates.keep_only(digests)
         self.statistics = {digest: sums for digest, sums in self.statistics.items() if digest in digests}

@@ -1,4 +1,4 @@
-"""Runs simulated federations of the small task."""
+"""Simulated federations of the small task, for other tests."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ def settings(*overrides, task=TASK):
 
 
 def simulate(folder, *overrides, task=TASK, on_round=lambda line: None):
-    """Run to the end: the result and the lines of the rounds."""
+    """Run to the end; return the result and the lines of the rounds."""
     file = settings(*overrides, task=task)
     with opened(file, load_user_task(file.task), folder, on_round=on_round, is_fresh=False) as federation:
         result = federation.run()

@@ -1,4 +1,4 @@
-"""Whole simulated runs: the same machines as deployed ones, and outcomes that can be known from outside."""
+"""Whole simulated runs, with the state machines of deployed ones, against outcomes that are known independently."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -23,7 +23,7 @@ TIGHT = (
     *("devices.examples_per_s=1", "devices.up_bytes_per_s=100", "devices.latency_s=0.5"),
     *("round.deadline=16.0", "round.partial_work=accept", "round.cohort_size=4", "round.quorum=2"),
 )
-"""Who has four steps to do does fewer, by what its uploads have taken."""
+"""Settings under which a client with four steps does fewer, because of the duration of its uploads."""
 
 
 def test_full_participation_by_one_full_batch_is_gradient_descent_on_the_pooled_data(tmp_path):
@@ -46,7 +46,7 @@ def test_full_participation_by_one_full_batch_is_gradient_descent_on_the_pooled_
 
 @pytest.mark.parametrize(("inline_max", "committed"), [(None, 0), (0, 1)])
 def test_a_small_update_has_begun_when_it_is_there(tmp_path, monkeypatch, inline_max, committed):
-    """As an agent sends it, with what announces it: at the deadline nobody knows of it, so that no grace is given."""
+    """An agent sends it inline with its manifest: the coordinator learns of it after the deadline, without grace."""
     if inline_max is not None:
         monkeypatch.setattr("atoll.simulations.federation.site.INLINE_BYTES_MAX", inline_max)
     slow = ("devices.up_bytes_per_s=1", "devices.latency_s=0.5", "round.deadline=20", "round.grace=1000")
@@ -58,7 +58,7 @@ def test_a_small_update_has_begun_when_it_is_there(tmp_path, monkeypatch, inline
     ("every", "data", "is_refused"),
     [(1, TensorDataset(torch.zeros(0, 2)), True), (0, TensorDataset(torch.zeros(0, 2)), False), (1, None, False)],
 )
-def test_a_server_that_is_to_measure_on_no_example_is_told_at_the_start(tmp_path, every, data, is_refused):
+def test_a_server_without_test_examples_is_refused_at_the_start(tmp_path, every, data, is_refused):
     file = settings(*ALL, f"evaluation.server_every={every}")
     task = replace(load_user_task(file.task), test_data=lambda: data)
     what = "server_every: got 1, and the task's test_data has no examples; allowed: 0"
@@ -110,10 +110,10 @@ def test_a_run_is_not_gone_on_with_when_clients_or_its_settings_are_gone(tmp_pat
     simulate(tmp_path, *few)
     file = settings(*few)
     task = load_user_task(file.task)
-    with pytest.raises(ConfigError, match="the run there has clients that the task has no more: d"):
+    with pytest.raises(ConfigError, match="the run there has clients that the task lacks: d; choose another --out"):
         go_on(tmp_path, file, replace(task, sites=("a", "b", "c")))
     (tmp_path / "run.toml").write_text("task = ")
-    with pytest.raises(ConfigError, match=r"run\.toml: is damaged: .*; put it back, or choose another --out"):
+    with pytest.raises(ConfigError, match=r"run\.toml: is damaged: .*; restore it, or choose another --out"):
         go_on(tmp_path, file, task)
 
 
@@ -139,24 +139,25 @@ def test_a_finished_run_that_is_given_more_rounds_ends_as_one_that_was_begun_wit
     assert rest["model_digest"] == whole["model_digest"]
     assert (rest["state"], rest["rounds"], rest["cause"]) == ("finished", 6, "6 rounds are committed")
     assert without_real_time(found) == without_real_time(told)
-    with pytest.raises(ConfigError, match="the run there cannot have 5 rounds: 6 are committed already; allowed: more"):
+    fault = "the run there cannot have 5 rounds: 6 rounds are committed already; allowed: more than 6"
+    with pytest.raises(ConfigError, match=fault):
         simulate(tmp_path / "parts", *few, "rounds=5")
 
 
 @pytest.mark.parametrize(
     ("setting", "fault"),
     [
-        ("round.mode=fedbuff", "it was begun for 3, and an asynchronous run turns away"),
+        ("round.mode=fedbuff", "it began with 3, and an asynchronous run refuses updates"),
         (
             "round.over_selection=1.5",
-            "in its last rounds clients were at work when a round ended, and that is lost: [a-d]",
+            "work that clients had in progress at the end of its last rounds is lost: [a-d]",
         ),
         (
             "round.late=next_round",
-            "it has ended after 3, and turned away what was late, which round 4 would have taken",
+            "it ended after 3 and refused late updates that round 4 would have taken",
         ),
-        ("evaluation.server_every=2", r"measured that version only for it \(evaluation.server_every is 2\)"),
-        ("evaluation.clients_every=2", r"measured that version only for it \(evaluation.clients_every is 2\)"),
+        ("evaluation.server_every=2", r"measured that version as its last one \(evaluation.server_every is 2\)"),
+        ("evaluation.clients_every=2", r"measured that version as its last one \(evaluation.clients_every is 2\)"),
     ],
 )
 def test_a_run_whose_last_round_was_another_than_a_middle_one_is_given_no_more(tmp_path, setting, fault):
@@ -189,7 +190,7 @@ def go_on(folder, file, task):
 
 
 def test_virtual_time_is_what_the_slowest_wanted_client_needs(tmp_path):
-    """Of 7, 12, 20 and 5 examples at one a second all are waited for: 20 s, beside messages and transfers."""
+    """The slowest of 7, 12, 20 and 5 examples at one a second takes 20 s, plus messages and transfers."""
     result, told = simulate(tmp_path, *ALL, *SLOW, "round.deadline=60.0")
     assert [line["why"] for line in told] == ["enough"] * 3
     assert told[0]["virtual_s"] == pytest.approx(20, abs=0.5)
@@ -197,8 +198,8 @@ def test_virtual_time_is_what_the_slowest_wanted_client_needs(tmp_path):
     assert result["real_s"] < 30
 
 
-def test_a_deadline_leaves_partial_work_from_those_who_could_not_finish(tmp_path):
-    """20 examples are 5 steps of 4 s; 10 % of 15 s are left for the upload, so 3 of them fit."""
+def test_a_deadline_leaves_partial_work_of_clients_that_could_not_finish(tmp_path):
+    """Three steps fit: 20 examples are 5 steps of 4 s, and 10 % of the 15 s are left for the upload."""
     _, told = simulate(
         tmp_path, *ALL, *SLOW, "round.deadline=15.0", "round.quorum=2", "round.partial_work=accept", "rounds=1"
     )
@@ -215,7 +216,7 @@ def test_stragglers_miss_a_round_that_refuses_partial_work(tmp_path):
     assert line["fates"] == {"a": "reported", "b": "reported", "c": "refused", "d": "reported"}
 
 
-def test_updates_that_nobody_waits_for_are_not_even_computed(tmp_path):
+def test_updates_that_no_round_waits_for_are_not_computed(tmp_path):
     result, told = simulate(tmp_path, *SLOW, "round.cohort_size=2", "round.over_selection=2.0", "rounds=3")
     assert [line["invited"] for line in told] == [4, 4, 4]
     assert [line["reported"] for line in told] == [2, 2, 2]
@@ -231,7 +232,7 @@ def test_late_updates_count_in_the_next_round(tmp_path):
     assert sum(line["late"] for line in told) > 0
 
 
-def test_an_asynchronous_run_commits_every_so_many_updates(tmp_path):
+def test_an_asynchronous_run_commits_after_each_buffer_of_updates(tmp_path):
     result, told = simulate(
         tmp_path, *SLOW, "round.mode=fedbuff", "round.buffer_size=2", "round.concurrency=3", "rounds=5"
     )

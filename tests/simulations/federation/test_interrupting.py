@@ -1,4 +1,4 @@
-"""Simulated runs that end before their time: by a kill, by Ctrl-C at an awkward moment, with updates that wait."""
+"""Simulated runs that end early: by a kill, by Ctrl-C at an awkward moment, with updates that wait for a fold."""
 
 from pathlib import Path
 
@@ -9,10 +9,10 @@ from atoll.aggregation.tensors.layout import Tensor
 from atoll.cli.files import load_user_task
 from atoll.protocol.settings import ConfigError
 from atoll.server.errors import StoreCorrupted
-from atoll.simulations.federation import keeping, models, report
-from atoll.simulations.federation.keeping import Keeper
+from atoll.simulations.federation import models, report, snapshots
 from atoll.simulations.federation.report import RunFolder
 from atoll.simulations.federation.run import opened
+from atoll.simulations.federation.snapshots import SnapshotFile
 from atoll.simulations.federation.updates import Updates
 from tests.simulations.federation.simulating import TASK, lines, settings, simulate, without_real_time
 
@@ -25,11 +25,11 @@ TOPK = ("aggregation.codec=topk", "aggregation.topk_fraction=0.25")
 
 
 class Killed(BaseException):
-    """The process ends where it is."""
+    """The abrupt end of the process."""
 
 
 def begun(folder, overrides, on_round):
-    """A run until `on_round` ends it, or what it does to the federation."""
+    """Run until `on_round` raises, or interrupts the federation."""
     file = settings(*overrides)
     with opened(file, load_user_task(file.task), folder, on_round=lambda line: None, is_fresh=False) as federation:
         federation._on_round = lambda line: on_round(federation, line["round"])
@@ -49,10 +49,10 @@ def test_what_a_killed_run_goes_on_with_is_no_garbage(tmp_path, monkeypatch, opt
     overrides = ("round.cohort_size=4", "rounds=14", f"optimizer.name={optimizer}", "round.max_staleness=0")
     whole, told = simulate(tmp_path / "whole", *overrides)
     monkeypatch.setattr(models, "GARBAGE_EVERY_S", 0.0)
-    monkeypatch.setattr(keeping, "SHARE", 1e-12)  # saved after the first round, and not again
+    monkeypatch.setattr(snapshots, "SHARE", 1e-12)  # saved after the first round, and not again
     with pytest.raises(Killed):
         begun(tmp_path / "parts", overrides, kill)
-    assert Keeper(tmp_path / "parts", lambda: 0.0).load().ledger.version == 1
+    assert SnapshotFile(tmp_path / "parts", lambda: 0.0).load().ledger.version == 1
     result, found = simulate(tmp_path / "parts", *overrides)
     assert result["model_digest"] == whole["model_digest"]
     assert without_real_time(found) == without_real_time(told)
@@ -76,7 +76,7 @@ def test_updates_that_are_accepted_between_two_rounds_are_there_after_an_interru
     for after in range(1, 9):
         folder = tmp_path / str(after)
         assert interrupted(folder, overrides, after)["rounds"] == after
-        waiting = {str(update.digest) for update in Keeper(folder, lambda: 0.0).load().updates}
+        waiting = {str(update.digest) for update in SnapshotFile(folder, lambda: 0.0).load().updates}
         num_waiting += len(waiting)
         assert waiting <= {path.name for path in (folder / "updates").iterdir()}
         result, told = simulate(folder, *overrides)
@@ -93,10 +93,10 @@ def test_an_update_that_is_gone_is_told(tmp_path):
         after += 1
         interrupted(tmp_path / str(after), overrides, after)
     found[0].write_bytes(b"short")
-    with pytest.raises(StoreCorrupted, match=f"{found[0].name}: the update that the run goes on with has 5 bytes, not"):
+    with pytest.raises(StoreCorrupted, match=f"{found[0].name}: an update that the run needs has 5 bytes, not"):
         simulate(tmp_path / str(after), *overrides)
     found[0].unlink()
-    with pytest.raises(StoreCorrupted, match="the update that the run goes on with is gone"):
+    with pytest.raises(StoreCorrupted, match="an update that the run needs is missing"):
         simulate(tmp_path / str(after), *overrides)
 
 
@@ -115,7 +115,7 @@ def test_an_interruption_while_a_version_is_measured_keeps_its_round(tmp_path):
         federation.evaluations.of_server = interrupting
         result = federation.run()
     assert (result["rounds"], result["version"]) == (3, 3)
-    saved = Keeper(folder, lambda: 0.0).load().ledger
+    saved = SnapshotFile(folder, lambda: 0.0).load().ledger
     assert (saved.next_round, saved.version, saved.model_digest) == (4, 3, result["model_digest"])
     assert len(lines(folder)) == 3
     assert simulate(folder, *overrides)[0]["model_digest"] == whole["model_digest"]
@@ -138,7 +138,7 @@ def test_a_pause_in_which_something_happens_is_not_begun_anew(tmp_path):
 
 
 def killed(folder, overrides, after):
-    """A run whose process dies when it has told of a round, before that one is saved."""
+    """Run until the process is killed after the line of a round, before the round is saved."""
 
     def kill(_, number):
         if number == after:
@@ -150,7 +150,7 @@ def killed(folder, overrides, after):
 
 @pytest.mark.parametrize("overrides", [ASYNCHRONOUS, BUFFERED], ids=["fedasync", "fedbuff"])
 def test_versions_beyond_the_saved_state_are_forgotten(tmp_path, monkeypatch, overrides):
-    monkeypatch.setattr(keeping, "SHARE", 1e-12)  # saved after the first round, and not again
+    monkeypatch.setattr(snapshots, "SHARE", 1e-12)  # saved after the first round, and not again
     killed(tmp_path, overrides, 7)
     stale = models.RunStore(tmp_path / "models", is_durable=False).versions()
     file = settings(*overrides)
@@ -189,7 +189,7 @@ def test_who_is_away_when_a_run_goes_on_has_a_lease_and_no_more(tmp_path):
     overrides += ("devices.availability=trace", f"devices.awake_trace={trace}", "coordinator.lease=30.0")
     overrides += ("devices.examples_per_s=0.5",)
     interrupted(tmp_path, overrides, 1)
-    assert {"a", "b"} <= Keeper(tmp_path, lambda: 0.0).load().ledger.training.keys()
+    assert {"a", "b"} <= SnapshotFile(tmp_path, lambda: 0.0).load().ledger.training.keys()
     training = []
     begun(tmp_path, overrides, lambda federation, _: training.append(set(federation.machine.ledger.training)))
     assert {"a", "b"} <= training[0]
@@ -197,19 +197,19 @@ def test_who_is_away_when_a_run_goes_on_has_a_lease_and_no_more(tmp_path):
 
 
 def test_a_signal_while_a_round_is_not_saved_waits_for_one_that_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(keeping, "SHARE", 1e-12)
+    monkeypatch.setattr(snapshots, "SHARE", 1e-12)
     file = settings("rounds=9")
     with opened(file, load_user_task(file.task), tmp_path, on_round=lambda line: None, is_fresh=True) as federation:
-        save_if_due = federation._keeper.save_if_due
+        save_if_due = federation._snapshot_file.save_if_due
 
         def with_signal(snapshot, *, always):
             if federation.machine.ledger.next_round == 5:
                 federation.interrupt()
             return save_if_due(snapshot, always=always)
 
-        federation._keeper.save_if_due = with_signal
+        federation._snapshot_file.save_if_due = with_signal
         result = federation.run()
-    saved = Keeper(tmp_path, lambda: 0.0).load().ledger
+    saved = SnapshotFile(tmp_path, lambda: 0.0).load().ledger
     assert (saved.version, saved.model_digest) == (result["version"], result["model_digest"])
     assert result["rounds"] == 5
 
@@ -227,16 +227,16 @@ def flip(path):
 @pytest.mark.parametrize(
     ("name", "damage", "told"),
     [
-        ("models/versions/000003.manifest.json", cut, "000003.safetensors: the run goes on with this version"),
+        ("models/versions/000003.manifest.json", cut, "000003.safetensors: a version that the run needs is damaged"),
         ("models/versions/000003.safetensors", flip, "its bytes are not those of its manifest"),
-        ("models/versions/000003.first_moment.safetensors", cut, "the run goes on with this version"),
-        ("models/versions/000003.first_moment.safetensors", lambda path: path.unlink(), "goes on with this version"),
+        ("models/versions/000003.first_moment.safetensors", cut, "a version that the run needs is damaged"),
+        ("models/versions/000003.first_moment.safetensors", lambda path: path.unlink(), "a version that the run needs"),
         (
             "rounds.jsonl",
             lambda path: path.unlink(),
-            "rounds.jsonl: 0 of the 3 rounds that have ended have a line here",
+            "rounds.jsonl: has the lines of 0 of the 3 rounds that have ended",
         ),
-        ("rounds.jsonl", lambda path: path.write_bytes(b"\xff\xfe\n"), "rounds.jsonl: 0 of the 3 rounds"),
+        ("rounds.jsonl", lambda path: path.write_bytes(b"\xff\xfe\n"), "rounds.jsonl: has the lines of 0 of the 3"),
     ],
 )
 def test_damage_is_told_before_anything_is_trained(tmp_path, name, damage, told):
@@ -253,7 +253,7 @@ def test_another_model_and_missing_settings_are_the_operator_s_mistakes(tmp_path
     other = tmp_path / "line_task.py"
     other.write_text(text.replace("Linear(8, 2)", "Linear(8, 3)"))
     file = settings("rounds=5")
-    with pytest.raises(ConfigError, match="the task's model is another one than that of the run"):
+    with pytest.raises(ConfigError, match="the task's model differs from that of the run"):
         with opened(file, load_user_task(f"{other}:task"), tmp_path, on_round=print, is_fresh=False):
             pass
     (tmp_path / "run.toml").unlink()

@@ -1,4 +1,4 @@
-"""Which versions of a simulated run become files, and when."""
+"""The versions of a simulated run that become files, and the times at which they do."""
 
 import json
 
@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from atoll.cli.files import load_user_task
 from atoll.protocol.vocabulary import Version
-from atoll.simulations.federation import keeping
+from atoll.simulations.federation import snapshots
 from atoll.simulations.federation.run import opened
 from tests.simulations.federation import line_task as lines_task
 from tests.simulations.federation.simulating import lines, settings, simulate, without_real_time
@@ -17,7 +17,7 @@ ADAM = ("optimizer.name=fedadam",)
 
 
 class Killed(BaseException):
-    """The process ends where it is."""
+    """The abrupt end of the process."""
 
 
 def files(folder):
@@ -30,12 +30,12 @@ def versions(folder):
 
 @pytest.fixture
 def saved_once(monkeypatch):
-    """The state is saved after the first round, and not again before the end."""
-    monkeypatch.setattr(keeping, "SHARE", 1e-12)
+    """Save the state after the first round, and not again before the end."""
+    monkeypatch.setattr(snapshots, "SHARE", 1e-12)
 
 
 @pytest.mark.usefixtures("saved_once")
-def test_a_version_that_nobody_would_read_is_never_a_file(tmp_path):
+def test_a_version_that_is_not_read_is_never_a_file(tmp_path):
     found = []
     simulate(tmp_path, *MANY, on_round=lambda line: found.append(versions(tmp_path)))
     assert found[1:] == [[0, 1]] * 7
@@ -45,7 +45,7 @@ def test_a_version_that_nobody_would_read_is_never_a_file(tmp_path):
 @pytest.mark.parametrize("optimizer", [(), ADAM])
 def test_what_becomes_a_file_at_the_end_is_what_would_have_been_one_at_once(tmp_path, monkeypatch, optimizer):
     for name, share in (("once", 1e-12), ("always", 1e12)):
-        monkeypatch.setattr(keeping, "SHARE", share)
+        monkeypatch.setattr(snapshots, "SHARE", share)
         simulate(tmp_path / name, *MANY, *optimizer)
     once, always = files(tmp_path / "once"), files(tmp_path / "always")
     assert len(once) == (8 if not optimizer else 20)  # version 0 has no slots

@@ -1,4 +1,4 @@
-"""What is computed when: nothing before it is asked for, and no more than has to be waited for."""
+"""The time at which trainings are computed: not before an outcome is requested, and no more than are wanted."""
 
 from dataclasses import dataclass, field
 
@@ -14,7 +14,7 @@ from atoll.simulations.federation.trainings import Effort, Trainings
 
 @dataclass
 class Engine:
-    """Trains in no time, and notes whom; one cohort at a time, as an engine may demand."""
+    """An engine that records the clients it trains, one cohort at a time, as engines may demand."""
 
     name: str = "noted"
     begun: list[list[str]] = field(default_factory=list)
@@ -56,7 +56,7 @@ def test_the_first_outcome_is_there_before_the_others_are_computed():
     assert len(engine.begun) == 1
 
 
-def test_those_that_end_next_are_computed_beside_and_no_more_than_are_wanted():
+def test_trainings_that_end_next_are_computed_together_and_no_more_than_are_wanted():
     engine = Engine()
     trainings = trainings_of(engine, wanted=3)
     slow, first, last, second = (
@@ -101,7 +101,7 @@ def test_one_that_was_planned_anew_meanwhile_is_computed_again():
     st.integers(1, 6),
     st.randoms(use_true_random=False),
 )
-def test_everybody_gets_its_own_outcome_in_whatever_order_it_is_asked_for(efforts, wanted, rng):
+def test_each_training_gets_its_own_outcome_in_any_order_of_requests(efforts, wanted, rng):
     engine = Engine()
     trainings = trainings_of(engine, wanted)
     begun = [

@@ -1,4 +1,4 @@
-"""Where a simulated run stands between two rounds, so that an interrupted one goes on from there."""
+"""Snapshots of a simulated run between two rounds, from which an interrupted run resumes."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -11,40 +11,40 @@ from atoll.protocol.durable import write_atomically
 from atoll.server.errors import StoreCorrupted
 from atoll.server.journal.codec import decode, decode_ledger, encode, encode_ledger
 from atoll.server.rounds.ledger import Ledger
-from atoll.simulations.federation.updates import Kept
+from atoll.simulations.federation.updates import SavedUpdate
 
 STATE = "state.json"
 
 SHARE = 0.01
-"""Of the real time that may go into saving. A round that was not saved is computed again, with the same outcome."""
+"""Maximum share of the real time spent on saving; a round that was not saved is repeated with the same outcome."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the next rounds begin with, beside the models and what clients keep; work under way is lost."""
+    """The state of a run, beside its models and the files of client states; it excludes work in progress."""
 
     ledger: Ledger
     totals: Mapping[str, Any]
     sites: Mapping[str, tuple[float, str, int]]
-    """By client: how long its uploads took, the version that it has, how often it has connected."""
+    """Expected duration of an upload [s], digest of the downloaded version and number of connections, by client."""
     engine: str
-    """The kind of engine with which it was begun."""
+    """Kind of the engine with which the run began."""
     round_due: float | None = None
-    """When the next round begins [virtual s]; None: at once, or never."""
-    updates: tuple[Kept, ...] = ()
-    """That are accepted, and wait for a fold."""
+    """Beginning of the next round [virtual s]; None: at once, or never."""
+    updates: tuple[SavedUpdate, ...] = ()
+    """Accepted updates that wait for a fold."""
     train: Mapping[str, Statistics] = field(default_factory=dict)
-    """What their trainings have measured, by digest."""
-    own: Sequence[str] = ()
-    """The files of what clients keep."""
+    """Sums measured in the training of these updates, by digest."""
+    client_states: Sequence[str] = ()
+    """Names of the files of client states."""
 
 
-class Keeper:
-    """Writes and finds it.
+class SnapshotFile:
+    """The file of a run's last snapshot.
 
     Args:
-        folder: of the run.
-        clock: real seconds.
+        folder: the folder of the run.
+        clock: the real time [s].
     """
 
     def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
@@ -52,7 +52,7 @@ class Keeper:
         self._due = 0.0
 
     def load(self) -> Snapshot | None:
-        """What an earlier process has left; None: nothing.
+        """Return the snapshot of an earlier process; None: there is none.
 
         Raises:
             StoreCorrupted: the file is damaged.
@@ -60,18 +60,18 @@ class Keeper:
         if not self._path.exists():
             return None
         try:
-            found = json.loads(self._path.read_text(encoding="utf-8"))
-            ledger = decode_ledger(found["ledger"], where=str(self._path))
-            sites = {name: tuple(site) for name, site in found["sites"].items()}
-            updates = tuple(decode(Kept, text, str(self._path)) for text in found.get("updates", ()))
-            train = {digest: as_statistics(sums) for digest, sums in found.get("train", {}).items()}
-            due = found.get("round_due")
-            return Snapshot(ledger, found["totals"], sites, found["engine"], due, updates, train, found["own"])
+            stored = json.loads(self._path.read_text(encoding="utf-8"))
+            ledger = decode_ledger(stored["ledger"], where=str(self._path))
+            sites = {name: tuple(site) for name, site in stored["sites"].items()}
+            updates = tuple(decode(SavedUpdate, text, str(self._path)) for text in stored.get("updates", ()))
+            train = {digest: as_statistics(sums) for digest, sums in stored.get("train", {}).items()}
+            due = stored.get("round_due")
+            return Snapshot(ledger, stored["totals"], sites, stored["engine"], due, updates, train, stored["own"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreCorrupted(f"{self._path}: not the state of a simulated run: {error}") from error
 
     def save_if_due(self, snapshot: Callable[[], Snapshot], *, always: bool) -> bool:
-        """Save when little time has gone into it so far; whether it did."""
+        """Save the snapshot if `SHARE` permits it, or always; return whether it was saved."""
         now = self._clock()
         if not always and now < self._due:
             return False
@@ -81,7 +81,7 @@ class Keeper:
         return True
 
     def save(self, snapshot: Snapshot) -> None:
-        """Whole, or as before."""
+        """Replace the file atomically."""
         text = json.dumps(
             {
                 "ledger": encode_ledger(snapshot.ledger),
@@ -91,7 +91,7 @@ class Keeper:
                 "round_due": snapshot.round_due,
                 "updates": [encode(update) for update in snapshot.updates],
                 "train": snapshot.train,
-                "own": snapshot.own,
+                "own": snapshot.client_states,
             }
         )
         self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a simulated client keeps: one outcome counts, others wait, and a run begun again finds the right ones."""
+"""The states of clients: one counts, later ones wait, and a resumed run finds those of its snapshot."""
 
 import numpy as np
 import pytest
@@ -6,14 +6,14 @@ import pytest
 from atoll.client.disk.client_state import KEEP
 from atoll.protocol.vocabulary import ClientId, RoundId
 from atoll.server.errors import StoreCorrupted
-from atoll.simulations.federation.own import OwnStates
+from atoll.simulations.federation.client_states import ClientStates
 
 A = ClientId("a/../b")  # no name of a file
 NUMBERS = {ClientId("other"): 0, A: 1}
 
 
 def opened(folder, named=()):
-    return OwnStates(folder, NUMBERS, named)
+    return ClientStates(folder, NUMBERS, named)
 
 
 def accept(own, number):
@@ -29,7 +29,7 @@ def test_what_counts_is_what_the_invitation_says(tmp_path):
     own = opened(tmp_path)
     assert own.find(A, RoundId(0)) is None
     for number in (1, 2, 3):
-        own.keep(A, RoundId(number), RoundId(0), state(number))
+        own.store(A, RoundId(number), RoundId(0), state(number))
     assert own.find(A, RoundId(2))["c"].tolist() == [2, 2, 2]
     assert own.find(A, RoundId(4)) is None
     assert own.find(ClientId("other"), RoundId(2)) is None
@@ -38,10 +38,10 @@ def test_what_counts_is_what_the_invitation_says(tmp_path):
 def test_what_came_before_the_round_that_counted_goes_and_so_do_the_oldest_of_too_many(tmp_path):
     own = opened(tmp_path)
     for number in range(1, 4):
-        own.keep(A, RoundId(number), RoundId(2 if number == 3 else 0), state(number))
+        own.store(A, RoundId(number), RoundId(2 if number == 3 else 0), state(number))
     assert own.find(A, RoundId(1)) is None
     for number in range(4, 4 + KEEP):
-        own.keep(A, RoundId(number), RoundId(2), state(number))
+        own.store(A, RoundId(number), RoundId(2), state(number))
     assert own.find(A, RoundId(2)) is not None
     assert own.find(A, RoundId(3)) is None
     assert len(list(tmp_path.iterdir())) == 1 + KEEP
@@ -50,11 +50,11 @@ def test_what_came_before_the_round_that_counted_goes_and_so_do_the_oldest_of_to
 def test_a_run_that_goes_on_from_a_state_has_what_that_state_names_and_nothing_else(tmp_path):
     own = opened(tmp_path)
     for number in (1, 2):
-        own.keep(A, RoundId(number), RoundId(0), state(number))
+        own.store(A, RoundId(number), RoundId(0), state(number))
         accept(own, number)
     named = own.named()
     for number in (3, 4, 5):  # one after the other is accepted, and none of it is saved
-        own.keep(A, RoundId(number), RoundId(number - 1), state(number))
+        own.store(A, RoundId(number), RoundId(number - 1), state(number))
         accept(own, number)
     own.staged_residual(A, RoundId(6)).write_bytes(b"?")
     again = opened(tmp_path, named)
@@ -93,8 +93,8 @@ def opened_residual(folder, named):
 
 def test_a_named_file_that_is_gone_is_told(tmp_path):
     own = opened(tmp_path)
-    own.keep(A, RoundId(1), RoundId(0), state(1))
+    own.store(A, RoundId(1), RoundId(0), state(1))
     [name] = own.named()
     (tmp_path / name).unlink()
-    with pytest.raises(StoreCorrupted, match=r"1\.own\.1\.safetensors: a client keeps it"):
+    with pytest.raises(StoreCorrupted, match=r"1\.own\.1\.safetensors: the state of a client"):
         opened(tmp_path, [name])
