@@ -9,6 +9,7 @@ from collections.abc import Mapping, Set
 from typing import Annotated, Any, Generic, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 VARIANT = ConfigDict(extra="forbid", frozen=True)
 
@@ -73,8 +74,14 @@ class Choice(Generic[Kind]):
             picked = self._adapter.validate_python({self._tag: name} | own) if name in self.variants else None
         except ValidationError as error:
             missing = sorted(str(fault["loc"][-1]) for fault in error.errors() if fault["type"] == "missing")
-            others = [f"{fault['loc'][-1]}: {fault['msg']}" for fault in error.errors() if fault["type"] != "missing"]
-            faults += [f"{label} needs {', '.join(missing)}"] * bool(missing) + others
+            faults += [f"{label} needs {', '.join(missing)}"] * bool(missing)
+            faults += [_text(fault) for fault in error.errors() if fault["type"] != "missing"]
         if faults:
             raise ValueError("; ".join(faults))
         return picked
+
+
+def _text(fault: ErrorDetails) -> str:
+    """The words of a validator of the variant, or pydantic's own with the option."""
+    said = fault.get("ctx", {}).get("error")
+    return f"{fault['loc'][-1]}: {fault['msg']}" if said is None else str(said)

@@ -1,28 +1,15 @@
 """The settings of an attack, the table `[attack]` of a run's TOML: kind, malicious clients, strength."""
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from atoll.protocol.settings import STRICT
+from atoll.simulations.attacks.kinds import ATTACKS
 
 Kind = Literal["none", "label_flip", "sign_flip", "scaled_flip", "gaussian", "alie", "ipm", "backdoor", "free_rider"]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-
-OPTIONS: Mapping[str, frozenset[str]] = {
-    "none": frozenset(),
-    "label_flip": frozenset({"num_labels"}),
-    "sign_flip": frozenset(),
-    "scaled_flip": frozenset({"factor"}),
-    "gaussian": frozenset({"sigma"}),
-    "alie": frozenset({"z", "knows"}),
-    "ipm": frozenset({"epsilon", "knows"}),
-    "backdoor": frozenset({"target", "trigger_size", "trigger_value", "poisoned", "factor"}),
-    "free_rider": frozenset({"disguise"}),
-}
-"""The options of each attack."""
 
 
 class AttackConfig(BaseModel):
@@ -79,9 +66,5 @@ class AttackConfig(BaseModel):
 
     @model_validator(mode="after")
     def _only_what_the_attack_has(self) -> "AttackConfig":
-        strength = set().union(*OPTIONS.values())
-        given = {name for name in strength if getattr(self, name) is not None}
-        if wrong := sorted(given - OPTIONS[self.kind]):
-            allowed = ", ".join(sorted(OPTIONS[self.kind])) or "none"
-            raise ValueError(f"{', '.join(wrong)} is no option of {self.kind} (allowed: {allowed})")
+        ATTACKS.pick(self.kind, {name: value for name, value in self if name not in ("kind", "malicious")})
         return self

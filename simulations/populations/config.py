@@ -1,26 +1,13 @@
 """The settings of a population: the table `[population]` of a run's TOML."""
 
-from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
 from atoll.protocol.settings import STRICT
+from atoll.simulations.populations.kinds import POPULATIONS
 
 Positive = Annotated[float, Field(gt=0, le=1e9)]
-
-KIND_OPTIONS: Mapping[str, Mapping[str, bool]] = {
-    "natural": {},
-    "iid": {"clients": True},
-    "dirichlet": {"clients": True, "alpha": True, "balanced": False},
-    "shards": {"clients": True, "shards_per_client": False},
-    "quantity": {"clients": True, "alpha": False, "sigma": False},
-    "feature": {"clients": True, "change": True, "strength": False},
-}
-"""The options of each kind, and whether it requires them; every kind has `min_examples` and `seed`."""
-
-NEED_LABELS = ("dirichlet", "shards")
-"""Kinds for which each target must be a class number."""
 
 
 class PopulationConfig(BaseModel):
@@ -71,17 +58,6 @@ class PopulationConfig(BaseModel):
 
     @model_validator(mode="after")
     def _only_what_the_kind_has(self) -> "PopulationConfig":
-        options = KIND_OPTIONS[self.kind]
-        given = {name for table in KIND_OPTIONS.values() for name in table if getattr(self, name) not in (None, False)}
-        faults = []
-        if wrong := sorted(given - options.keys()):
-            faults.append(f"{', '.join(wrong)} is no option of {self.kind} (allowed: {', '.join(options) or 'none'})")
-        if missing := [name for name, must in options.items() if must and name not in given]:
-            faults.append(f"{self.kind} needs {', '.join(missing)}")
-        if self.kind == "quantity" and (self.alpha is None) == (self.sigma is None):
-            faults.append("quantity needs one of alpha and sigma")
-        if self.change == "rotation" and self.strength is not None:
-            faults.append("strength is no option of the change rotation")
-        if faults:
-            raise ValueError("; ".join(faults))
+        given = {name: value for name, value in self if name not in ("kind", "min_examples", "seed")}
+        POPULATIONS.pick(self.kind, given | {"balanced": self.balanced or None})
         return self

@@ -13,8 +13,9 @@ from torch.utils.data import Subset, TensorDataset
 from atoll.parallel.task.task import Task
 from atoll.protocol.settings import ConfigError
 from atoll.simulations.populations import partitions
-from atoll.simulations.populations.config import KIND_OPTIONS, NEED_LABELS, PopulationConfig
+from atoll.simulations.populations.config import PopulationConfig
 from atoll.simulations.populations.features import STRENGTH, FeatureSkew, NotChangeable
+from atoll.simulations.populations.kinds import NEED_LABELS, POPULATIONS
 from atoll.simulations.populations.partitions import Impossible, Ints, stream
 from atoll.simulations.populations.pool import NoLabels, Pool, reading
 
@@ -172,7 +173,7 @@ def _shards_per_client(config: PopulationConfig) -> int:
 def _explained(config: PopulationConfig, error: Exception) -> str:
     if not isinstance(error, NoLabels):
         return str(error)
-    possible = [kind for kind in KIND_OPTIONS if kind not in NEED_LABELS]
+    possible = [kind for kind in POPULATIONS.variants if kind not in NEED_LABELS]
     return f"kind {config.kind} needs class labels: {error}; possible are {', '.join(possible)}"
 
 
