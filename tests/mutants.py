@@ -452,14 +452,14 @@ PLANTED = (
     Mutant(
         "spool dropped on a cut",
         SESSION,
-        "            outgoing.is_active, outgoing.retry_at = False, now + step * self._rng.uniform(0.5, 1.0)\n",
+        "            outgoing.is_active, outgoing.retry_at = False, now + wait\n",
         "            del self.outgoing[event.key]\n",
         "an update whose upload was cut is never sent again",
     ),
     Mutant(
         "no retry after a cut",
         SESSION,
-        "            outgoing.is_active, outgoing.retry_at = False, now + step * self._rng.uniform(0.5, 1.0)\n",
+        "            outgoing.is_active, outgoing.retry_at = False, now + wait\n",
         "            outgoing.retry_at = now\n",
         "an upload that was cut counts as under way for ever",
     ),

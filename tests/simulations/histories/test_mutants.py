@@ -26,7 +26,7 @@ def test_every_planted_bug_still_finds_its_place() -> None:
 
 
 def test_a_bug_whose_place_is_gone_says_so() -> None:
-    with pytest.raises(ValueError, match=r"is 0 times in server/rounds\.py, write it anew"):
+    with pytest.raises(ValueError, match=r"is 0 times in server/rounds/cohort_round\.py, write it anew"):
         planted(PLANTED[0], "")
 
 
@@ -42,7 +42,7 @@ def test_the_tree_without_a_bug_is_good_and_is_the_copy(tmp_path: Path) -> None:
     where = run_in(
         tree, [sys.executable, "-c", "import atoll.server.rounds.run_machine as r; print(r.__file__)"], timeout=60
     )
-    assert where.stdout.strip() == str(tree / "atoll" / "server" / "run.py")
+    assert where.stdout.strip() == str(tree / "atoll" / "server" / "rounds" / "run_machine.py")
     assert outcome_of(None, seeds=20, unit=False) == ("", "")
 
 
