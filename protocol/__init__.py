@@ -1,1 +1,4 @@
-"""What both sides agree on: words, settings, manifests, messages, status codes."""
+"""The protocol that coordinator, ranks and clients share: vocabulary, settings, manifests, identities, messages.
+
+Imports: the ground, `aggregation` and `parallel`.
+"""

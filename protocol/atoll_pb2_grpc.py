@@ -67,22 +67,22 @@ class CoordinatorServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetManifest(self, request, context):
-        """The canonical manifest (JSON bytes) of a version of the global model.
+        """Returns the canonical manifest (JSON bytes) of a version of the global model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Download(self, request_iterator, context):
-        """Pull pieces of a version. Resumable at any byte; the client grants credit, so that little is in flight.
+        """Downloads pieces of a version. Resumable at any byte; the client grants credit, which bounds the bytes in flight.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Upload(self, request_iterator, context):
-        """Push an update. The first message is UploadOpen; unless the bytes came with it, the server answers with the
-        position to (re)start from.
+        """Uploads an update. The first message is UploadOpen; unless the bytes come with it, the server answers with the
+        position to start or resume from.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -232,8 +232,8 @@ class Coordinator(object):
 
 
 class AggregatorStub(object):
-    """What a rank of the aggregation offers clients on its own port: the data plane of the updates that are assigned to it,
-    and of the pieces that it owns.
+    """The data plane of an aggregation rank, on its own port: uploads of the updates that are assigned to it, downloads of
+    the pieces that it owns.
     """
 
     def __init__(self, channel):
@@ -255,8 +255,8 @@ class AggregatorStub(object):
 
 
 class AggregatorServicer(object):
-    """What a rank of the aggregation offers clients on its own port: the data plane of the updates that are assigned to it,
-    and of the pieces that it owns.
+    """The data plane of an aggregation rank, on its own port: uploads of the updates that are assigned to it, downloads of
+    the pieces that it owns.
     """
 
     def Download(self, request_iterator, context):
@@ -293,8 +293,8 @@ def add_AggregatorServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Aggregator(object):
-    """What a rank of the aggregation offers clients on its own port: the data plane of the updates that are assigned to it,
-    and of the pieces that it owns.
+    """The data plane of an aggregation rank, on its own port: uploads of the updates that are assigned to it, downloads of
+    the pieces that it owns.
     """
 
     @staticmethod
@@ -353,7 +353,7 @@ class Aggregator(object):
 
 
 class AggregationStub(object):
-    """What the coordinator offers its aggregation ranks, which dial it as clients do.
+    """The coordinator's service for its aggregation ranks, which dial it as clients do.
     """
 
     def __init__(self, channel):
@@ -395,46 +395,46 @@ class AggregationStub(object):
 
 
 class AggregationServicer(object):
-    """What the coordinator offers its aggregation ranks, which dial it as clients do.
+    """The coordinator's service for its aggregation ranks, which dial it as clients do.
     """
 
     def Serve(self, request_iterator, context):
-        """One long-lived stream per rank. The rank's first message is RankHello; the answers are orders.
+        """The control stream of a rank, long-lived. Its first message is RankHello; the coordinator sends orders.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Admit(self, request, context):
-        """Whether these callers of the rank's data plane are still members, and of these runs.
+        """Checks whether callers of the rank's data plane are still members, and have joined their runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def OpenUpdate(self, request, context):
-        """What can be said about an update before its bytes come.
+        """Judges an update before its bytes are sent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SubmitUpdate(self, request_iterator, context):
-        """A sound update lies at the rank, durable; or what is wrong with its bytes. In parts: `meta` may be long.
+        """Submits an update that is sound and durable at the rank, or the fault of its bytes. In parts: `meta` may be long.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetUpdates(self, request, context):
-        """What is known of accepted updates that lie at the rank, one after the other.
+        """Returns the metadata of accepted updates that are stored at the rank, one after the other.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FindUnused(self, request, context):
-        """Which of these updates no decision needs any more.
+        """Returns those of the updates that no decision needs any more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -482,7 +482,7 @@ def add_AggregationServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Aggregation(object):
-    """What the coordinator offers its aggregation ranks, which dial it as clients do.
+    """The coordinator's service for its aggregation ranks, which dial it as clients do.
     """
 
     @staticmethod
@@ -649,7 +649,7 @@ class Aggregation(object):
 
 
 class AdminStub(object):
-    """For the commands of owners, operators and auditors, on a port of its own.
+    """The service for the commands of owners, operators and auditors, on a port of its own.
     """
 
     def __init__(self, channel):
@@ -716,7 +716,7 @@ class AdminStub(object):
 
 
 class AdminServicer(object):
-    """For the commands of owners, operators and auditors, on a port of its own.
+    """The service for the commands of owners, operators and auditors, on a port of its own.
     """
 
     def StartRun(self, request, context):
@@ -750,7 +750,7 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Invite(self, request, context):
-        """An invitation, and the join code to hand over.
+        """Makes an invitation, and returns its join code.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -775,14 +775,14 @@ class AdminServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Look(self, request, context):
-        """What the showing commands print, as JSON, in parts.
+        """Returns the output of the showing commands as JSON, in parts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReadAuditLog(self, request, context):
-        """The public key of the audit log, and then its files, in order.
+        """Returns the public key of the audit log, and then its files in order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -855,7 +855,7 @@ def add_AdminServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Admin(object):
-    """For the commands of owners, operators and auditors, on a port of its own.
+    """The service for the commands of owners, operators and auditors, on a port of its own.
     """
 
     @staticmethod
@@ -1157,8 +1157,8 @@ class Admin(object):
 
 
 class EnrolmentStub(object):
-    """How somebody becomes a member, with a join code. On a port of its own, where callers have no certificate yet; that the
-    server is the right one, the fingerprint in the join code says.
+    """The enrolment of members with a join code, on a port of its own, where callers have no certificate yet. They verify
+    the server by the fingerprint in the join code.
     """
 
     def __init__(self, channel):
@@ -1180,19 +1180,19 @@ class EnrolmentStub(object):
 
 
 class EnrolmentServicer(object):
-    """How somebody becomes a member, with a join code. On a port of its own, where callers have no certificate yet; that the
-    server is the right one, the fingerprint in the join code says.
+    """The enrolment of members with a join code, on a port of its own, where callers have no certificate yet. They verify
+    the server by the fingerprint in the join code.
     """
 
     def GetAuthority(self, request, context):
-        """The certificates of the authority; the caller holds them against the fingerprint that it has.
+        """Returns the certificates of the authority, which the caller compares with the fingerprint in its join code.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Enrol(self, request, context):
-        """A certificate for the name that the invitation is for. May be repeated with the same key.
+        """Returns a certificate for the name that the invitation is for. Idempotent with the same key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -1220,8 +1220,8 @@ def add_EnrolmentServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Enrolment(object):
-    """How somebody becomes a member, with a join code. On a port of its own, where callers have no certificate yet; that the
-    server is the right one, the fingerprint in the join code says.
+    """The enrolment of members with a join code, on a port of its own, where callers have no certificate yet. They verify
+    the server by the fingerprint in the join code.
     """
 
     @staticmethod
@@ -1280,7 +1280,7 @@ class Enrolment(object):
 
 
 class MembershipStub(object):
-    """For members, on every port that asks for certificates.
+    """The service for all members, on every port that requires certificates.
     """
 
     def __init__(self, channel):
@@ -1297,11 +1297,11 @@ class MembershipStub(object):
 
 
 class MembershipServicer(object):
-    """For members, on every port that asks for certificates.
+    """The service for all members, on every port that requires certificates.
     """
 
     def Renew(self, request, context):
-        """A further certificate for the caller's own name, for a new key.
+        """Returns a further certificate for the caller's own name, for a new key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -1324,7 +1324,7 @@ def add_MembershipServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Membership(object):
-    """For members, on every port that asks for certificates.
+    """The service for all members, on every port that requires certificates.
     """
 
     @staticmethod
@@ -1356,8 +1356,8 @@ class Membership(object):
 
 
 class SigningStub(object):
-    """For an authority whose key lies on another machine. It dials the coordinator; the first order is empty, and says that it
-    is heard.
+    """The service for an authority whose key is on another machine and which dials the coordinator. The first order is
+    empty: it confirms the stream.
     """
 
     def __init__(self, channel):
@@ -1374,8 +1374,8 @@ class SigningStub(object):
 
 
 class SigningServicer(object):
-    """For an authority whose key lies on another machine. It dials the coordinator; the first order is empty, and says that it
-    is heard.
+    """The service for an authority whose key is on another machine and which dials the coordinator. The first order is
+    empty: it confirms the stream.
     """
 
     def Serve(self, request_iterator, context):
@@ -1401,8 +1401,8 @@ def add_SigningServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Signing(object):
-    """For an authority whose key lies on another machine. It dials the coordinator; the first order is empty, and says that it
-    is heard.
+    """The service for an authority whose key is on another machine and which dials the coordinator. The first order is
+    empty: it confirms the stream.
     """
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""Named points at which a test may kill the process: crash recovery is proven at each of them.
+"""Named crash points at which a test may kill the process; crash recovery is tested at each of them.
 
-`ATOLL_CRASH_AT=upload.mid_chunk:3` kills the process, as `kill -9` does, when it reaches that step for the third time.
-Without the variable `reached` does nothing.
+`ATOLL_CRASH_AT=upload.mid_chunk:3` kills the process with SIGKILL when it reaches that step for the third time. Without
+the variable `reached` does nothing.
 """
 
 import itertools
@@ -36,18 +36,18 @@ STEPS = (
     ("agent.uploading", "an agent has sent a part of an update"),
     ("agent.uploaded", "an agent has sent every byte, and has no answer"),
     ("agent.answered", "an agent has the answer, the spool still has the update"),
-    ("agent.settled", "what an agent keeps of an update is settled, the spool still has the update"),
+    ("agent.settled", "the residual of an answered update is settled, the spool still has the update"),
 )
-"""Every step, with what is true there."""
+"""All steps, each with the state of the process there."""
 
 _NAMES = frozenset(name for name, _ in STEPS)
 
 
 def parse_crash_at(environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """The step to die at and the how-manieth time, from `step` or `step:n`; None when the variable is not set.
+    """Return the step to crash at and the number of the visit, from `step` or `step:n`; None: the variable is not set.
 
     Raises:
-        ValueError: no such step, or n is not a count from 1.
+        ValueError: there is no such step, or n is not a count from 1.
     """
     text = environment.get(VARIABLE, "")
     if not text:
@@ -65,7 +65,7 @@ _visits = itertools.count(1)
 
 
 def reached(step: str) -> None:
-    """Say that the process is at `step`; it ends here when the environment asks for that."""
+    """Mark that the process is at `step`, and kill it here if the environment asks for that."""
     assert step in _NAMES, f"step {step!r} is not in STEPS"
     if _CRASH_AT is None or step != _CRASH_AT[0]:
         return

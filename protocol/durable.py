@@ -1,4 +1,4 @@
-"""Small files that are on disk when we say so, and the name of the failure when there is no room."""
+"""The durable, atomic write of small files, and the error of a full disk."""
 
 import errno
 import os
@@ -10,11 +10,11 @@ from atoll.aggregation.folders import sync_folder
 
 
 class DiskFull(OSError):
-    """There is no room; nothing of what was to be written counts, and it may be tried again.
+    """A write that found no room: nothing of it counts, and it may be repeated.
 
     Args:
-        what: for whoever operates this machine.
-        outside: for others.
+        what: text for the operator of this machine.
+        outside: text for other machines.
     """
 
     def __init__(self, what: str, outside: str = "no room") -> None:
@@ -23,20 +23,20 @@ class DiskFull(OSError):
 
 
 def told_outside(error: OSError) -> str:
-    """What others may know of it: no path, and nothing of how much is free."""
+    """Return the text of an error for other machines: no path, and nothing about the space that is free."""
     if isinstance(error, DiskFull):
         return error.outside
     return os.strerror(error.errno) if error.errno else "an error of the disk"
 
 
 def write_atomically(path: Path, content: bytes, *, sync_name: bool = True, is_durable: bool = True) -> None:
-    """Let a file appear whole under its name, or not at all.
+    """Write a file so that it appears under its name whole, or not at all.
 
     Args:
         path: of the file.
-        content: of it.
-        sync_name: the name, too, is on disk on return.
-        is_durable: the content is.
+        content: of the file.
+        sync_name: whether its name is on disk on return, too.
+        is_durable: whether its content is on disk on return.
 
     Raises:
         DiskFull: there is no room.
@@ -54,7 +54,7 @@ def write_atomically(path: Path, content: bytes, *, sync_name: bool = True, is_d
 
 @contextmanager
 def naming_full_disk(path: Path) -> Iterator[None]:
-    """Call it DiskFull when a write finds no room.
+    """Turn the errors of writes that find no room into DiskFull.
 
     Raises:
         DiskFull: the disk or the quota is used up.

@@ -1,4 +1,4 @@
-"""Values in JSON's own types."""
+"""The conversion of values to JSON's own types."""
 
 import dataclasses
 from enum import Enum
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def plain(value: Any) -> Any:
-    """The value in JSON's own types; infinities and NaN, which JSON lacks, as their names."""
+    """Return a value in JSON's own types; infinities and NaN, which JSON lacks, become their names."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):

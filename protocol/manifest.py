@@ -1,8 +1,8 @@
-"""Manifests: what a version of the global model, or an update, consists of. Their bytes are canonical.
+"""The manifests of versions and updates: the pieces that they consist of, as canonical bytes.
 
 A manifest is one JSON object: keys sorted, no spaces, ASCII only, no NaN. Equal content has equal bytes, so the SHA-256
 of the bytes is the identity of the version or the update, and it commits to every claim in it. `parse_version` and
-`parse_update` take bytes from anyone: they return a manifest whose bytes are exactly the given ones, or they raise
+`parse_update` take untrusted bytes: they return a manifest whose bytes are exactly the given ones, or raise
 ManifestError.
 
     version   {"format","kind":"version","piece_bytes",
@@ -11,12 +11,12 @@ ManifestError.
                "work","pieces":[{"dtype","lengths","offsets","sha256","tensor"}, ...],
                "normalizer","effective_steps"}    both of FedNova, each only when it is not 1
 
-A version's tensors are cut into pieces by `aggregation.cuts`, and have one SHA-256 for each; an update's pieces are its
-client's own.
+`aggregation/tensors/pieces` cuts a version's tensors into pieces, each with a SHA-256; an update's client chooses its
+pieces itself.
 
-A piece of an update that is encoded has two keys more, "codec" and "num_bytes"; its SHA-256 is of the encoded bytes.
+An encoded piece of an update has two more keys, "codec" and "num_bytes"; its SHA-256 is that of the encoded bytes.
 
-What the numbers of an update claim (its round, its examples, its work) is judged by the round's machine, which can say
+The claims of an update (its round, examples, work) are judged by the state machine of the round, which can say
 precisely what it refuses; here they only have to be numbers.
 """
 
@@ -55,39 +55,40 @@ from atoll.protocol.wire.channel import MESSAGE_BYTES_MAX
 FORMAT = "atoll/1"
 
 MANIFEST_BYTES_MAX = MESSAGE_BYTES_MAX - 256 * 1024
-"""A manifest travels whole in one message, beside an update's statistics."""
+"""Largest manifest [bytes]; it travels in one message, beside an update's statistics."""
 
 PIECES_MAX = 65_536
 DIMS_MAX = 8
 BYTES_MAX = 2**50
-"""Of all pieces together, as every size and offset: far from what int64 holds."""
+"""Largest size of all pieces together, and of every size and offset [bytes]: far below the range of int64."""
 
 NAME_MAX = 1024
 ID_MAX = 256
 CODEC_NAME_MAX = 32
 RESERVED_NAMES = frozenset({"__metadata__"})
-"""Keys of a safetensors header that are no tensor."""
+"""Keys of a safetensors header that name no tensor."""
 
 UPDATE_DTYPES = frozenset(ITEM_BYTES)
 VERSION_DTYPES = UPDATE_DTYPES - FLOATS | {"F32"}
-"""A version's floats are float32 masters, whatever the model computes in."""
+"""Dtypes of a version: its floats are float32 masters, whatever dtype the model computes in."""
 
 MODEL_DTYPES = {"F32": FLOATS | {"F64"}, "U8": frozenset({"U8", "BOOL"})}
-"""The model's own dtypes, by the dtype that they are stored as; every other is stored as it is."""
+"""Dtypes of the model by the dtype that stores them; every other dtype is stored as it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionManifest:
-    """A version of the global model, or a slot of one: its tensors in canonical order, cut into pieces."""
+    """The manifest of a version of the global model, or of a slot of one: tensors in canonical order, cut into
+    pieces."""
 
     layout: Layout
-    """The tensors as stored; every update has these names, shapes and dtypes."""
+    """Tensors as stored; every update has these names, shapes and dtypes."""
     pieces: tuple[Piece, ...]
-    """Of `cuts.cut_layout`, with their digests."""
+    """Pieces that `cut_layout` makes, with their digests."""
     piece_bytes: int
-    """The largest size of a piece [bytes]."""
+    """Largest size of a piece [bytes]."""
     model_dtypes: tuple[str, ...] = ()
-    """In the order of `layout`: the dtype that the model itself computes in. Left out: as stored."""
+    """Dtypes that the model itself computes in, in the order of `layout`. Default: as stored."""
     num_bytes: int = field(init=False, repr=False, compare=False)
     """Size of the tensors [bytes]."""
 
@@ -101,18 +102,24 @@ class VersionManifest:
     def of(
         cls, pieces: Iterable[Piece], *, model_dtypes: tuple[str, ...] = (), piece_bytes: int | None = None
     ) -> "VersionManifest":
-        """From all pieces, in canonical order; of a slot, `piece_bytes` are those of its model."""
+        """Make the manifest from all pieces, in canonical order.
+
+        Args:
+            pieces: with their digests.
+            model_dtypes: dtypes that the model computes in; default: as stored.
+            piece_bytes: largest size of a piece [bytes], which a slot has from its model; default: from the layout.
+        """
         pieces = tuple(pieces)
         layout = layout_of_pieces(pieces)
         return cls(layout, pieces, piece_bytes or piece_bytes_of(layout), model_dtypes)
 
     @property
     def digest(self) -> Digest:
-        """The identity of the version."""
+        """Identity of the version."""
         return digest_of(self.encode())
 
     def encode(self) -> bytes:
-        """The canonical bytes."""
+        """Return the canonical bytes."""
         digests: dict[str, list[str]] = {tensor.name: [] for tensor in self.layout}
         for piece in self.pieces:
             digests[piece.tensor].append(piece.sha256)
@@ -131,7 +138,7 @@ class VersionManifest:
 
 @dataclass(frozen=True, slots=True)
 class UpdateManifest:
-    """An update: who made it, in which round, from which version, with how much data and work; its pieces."""
+    """The manifest of an update: its client, round, base version, number of examples, work, and pieces."""
 
     run_id: RunId
     round_id: RoundId
@@ -142,32 +149,32 @@ class UpdateManifest:
     work: float
     pieces: tuple[Piece, ...]
     normalizer: float = 1.0
-    """FedNova's ‖a‖₁: what the trained floats are divided by."""
+    """FedNova's ‖a‖₁, which divides the trained floats."""
     effective_steps: float = 1.0
-    """What this update brings to FedNova's τ_eff."""
+    """This update's contribution to FedNova's τ_eff."""
     num_bytes: int = field(init=False, repr=False, compare=False)
-    """Size of the pieces as they are sent [bytes]; known once, for it is asked for with every chunk of an upload."""
+    """Size of the pieces as they are sent [bytes]; computed once, for every chunk of an upload needs it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_bytes", sum(piece.num_bytes for piece in self.pieces))
 
     @property
     def plain_bytes(self) -> int:
-        """Size of the values [bytes]: what would be sent without a codec."""
+        """Size of the update without a codec [bytes]."""
         return sum(piece.plain_bytes for piece in self.pieces)
 
     @property
     def codecs(self) -> frozenset[str]:
-        """What its pieces are encoded with; empty of a plain update."""
+        """Names of the codecs of its pieces; empty for a plain update."""
         return frozenset(piece.codec for piece in self.pieces if piece.codec)
 
     @property
     def digest(self) -> Digest:
-        """The identity of the update."""
+        """Identity of the update."""
         return digest_of(self.encode())
 
     def encode(self) -> bytes:
-        """The canonical bytes."""
+        """Return the canonical bytes."""
         pieces = [
             {
                 "tensor": piece.tensor,
@@ -197,7 +204,7 @@ class UpdateManifest:
 
 
 def digest_of(manifest: bytes) -> Digest:
-    """The identity of a manifest, from its canonical bytes."""
+    """Return the identity of a manifest: the SHA-256 of its canonical bytes."""
     return Digest(hashlib.sha256(manifest).hexdigest())
 
 
@@ -205,7 +212,7 @@ def parse_version(data: bytes) -> VersionManifest:
     """Read a version's manifest.
 
     Raises:
-        ManifestError: not the canonical bytes of one.
+        ManifestError: the bytes are not its canonical ones.
     """
     fields = fields_of(read_object(data, num_bytes_max=MANIFEST_BYTES_MAX), "manifest", keys=_VERSION_KEYS)
     constant(fields["format"], "format", expected=FORMAT)
@@ -226,10 +233,10 @@ def parse_version(data: bytes) -> VersionManifest:
 
 
 def parse_update(data: bytes) -> UpdateManifest:
-    """Read an update's manifest; its claims are numbers, and not yet judged.
+    """Read an update's manifest; its claims are checked to be numbers, and not judged.
 
     Raises:
-        ManifestError: not the canonical bytes of one.
+        ManifestError: the bytes are not its canonical ones.
     """
     document = read_object(data, num_bytes_max=MANIFEST_BYTES_MAX)
     given = _STEPS_KEYS & document.keys()
@@ -264,7 +271,7 @@ _ENCODED_PIECE_KEYS = _PIECE_KEYS | {"codec", "num_bytes"}
 
 
 def _tensor(value: object, path: str, piece_bytes: int, num_max: int) -> tuple[Tensor, str, list[Piece]]:
-    """A tensor, its dtype in the model, and its pieces, of which there may be so many more."""
+    """Read a tensor: return it, its dtype in the model, and its pieces, at most `num_max`."""
     fields = fields_of(value, path, keys=_TENSOR_KEYS)
     name = text(fields["name"], f"{path}.name", num_max=NAME_MAX, refused=RESERVED_NAMES)
     dtype = one_of(fields["dtype"], f"{path}.dtype", allowed=VERSION_DTYPES)
@@ -295,7 +302,7 @@ def _piece(value: object, path: str) -> Piece:
 
 
 def _encoded(piece: Piece, fields: dict[str, Any], path: str) -> Piece:
-    """The same piece with its codec: of float32 values, by the codec's one name, of the size that it gives."""
+    """Return the piece with its codec, for which values must be float32, the name canonical and the size exact."""
     if piece.dtype != "F32":
         refuse(f"{path}.dtype", piece.dtype, "'F32' of an encoded piece")
     name = text(fields["codec"], f"{path}.codec", num_max=CODEC_NAME_MAX)
@@ -316,7 +323,7 @@ def _sizes(value: object, path: str) -> tuple[int, ...]:
 
 
 def _check_together(pieces: tuple[Piece, ...], path: str) -> None:
-    """Sizes; one dtype and one number of dimensions per tensor; no piece twice; canonical order."""
+    """Check sizes, one dtype and number of dimensions per tensor, no piece twice, and the canonical order."""
     total = 0
     kinds: dict[str, tuple[str, int]] = {}
     boxes: set[tuple[str, tuple[int, ...]]] = set()
@@ -338,7 +345,7 @@ def _check_together(pieces: tuple[Piece, ...], path: str) -> None:
 def _check_size(dtype: str, lengths: tuple[int, ...], path: str) -> None:
     size = ITEM_BYTES[dtype]
     for length in lengths:
-        size *= max(length, 1)  # a zero must not hide a product that no array library takes
+        size *= max(length, 1)  # a zero must not hide a product that no array library accepts
         if size > BYTES_MAX:
             refuse(path, lengths, f"at most {BYTES_MAX} bytes")
 
@@ -355,15 +362,15 @@ FAULTS_MAX = 20
 
 
 def check_against(layout: Layout, manifest: VersionManifest | UpdateManifest, *, may_omit: bool = False) -> list[str]:
-    """What in the manifest does not fit the expected names, shapes and dtypes; empty when all of it does.
+    """Return the faults of a manifest against the expected names, shapes and dtypes; empty: it has none.
 
     Args:
-        layout: the tensors that are expected: `VersionManifest.layout` of the base version.
+        layout: expected tensors, `VersionManifest.layout` of the base version.
         manifest: its pieces must cover every tensor exactly once.
-        may_omit: whether a tensor may be left out altogether.
+        may_omit: whether whole tensors may be left out.
 
     Returns:
-        At most `FAULTS_MAX` faults, and how many there are beyond.
+        At most `FAULTS_MAX` faults, and the number of further ones.
     """
     faults = check_cover(layout, manifest.pieces, may_omit=may_omit)
     return faults[:FAULTS_MAX] + [f"and {len(faults) - FAULTS_MAX} more"] * (len(faults) > FAULTS_MAX)

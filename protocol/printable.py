@@ -1,8 +1,8 @@
-"""What others say, fit for a log and a terminal."""
+"""Texts of other machines and sizes, fit for a log and a terminal."""
 
 
 def printable(text: str) -> str:
-    r"""The text on one line, every character that does not print as \uXXXX: nothing in it may steer a terminal."""
+    r"""Return a text on one line with \uXXXX for each character that does not print: no text may control a terminal."""
     return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
 
 

@@ -1,4 +1,4 @@
-"""References in settings: `module:attribute` or `path/to/file.py:attribute`, and what they name."""
+"""The references in settings, `module:attribute` or `path/to/file.py:attribute`, and their resolution."""
 
 from collections.abc import Collection
 from typing import Annotated
@@ -10,17 +10,17 @@ from atoll.protocol.settings import ConfigError
 
 
 def resolve(reference: str) -> object:
-    """Import the module or the file, and return its attribute.
+    """Import the module or the file of a reference, and return its attribute.
 
     Raises:
-        ConfigError: no reference, no such file, module or attribute, or its code raised while it was imported.
+        ConfigError: it is no reference, there is no such file, module or attribute, or its code raised on import.
     """
     try:
         place, attribute = split(reference)
         module = load_module(reference)
     except ReferenceNotFound as error:
         raise ConfigError([str(error)]) from error
-    except Exception as error:  # the user's own code runs here: whatever it raises is the operator's to read
+    except Exception as error:  # user code runs here and may raise anything: the operator reads it
         raise ConfigError([f"{reference}: cannot be loaded: {type(error).__name__}: {error}"]) from error
     if not hasattr(module, attribute):
         raise ConfigError([f"{reference}: there is no {attribute} in {place}"])
@@ -28,7 +28,7 @@ def resolve(reference: str) -> object:
 
 
 def check_reference(reference: str) -> str:
-    """The reference itself; ValueError when it has not the form of one. Nothing is imported."""
+    """Return a text if it has the form of a reference; raises ValueError. Imports nothing."""
     try:
         split(reference)
     except ValueError:
@@ -37,7 +37,7 @@ def check_reference(reference: str) -> str:
 
 
 def check_known_or_reference(name: str, known: Collection[str], kind: str) -> str:
-    """The name itself; ValueError when it is neither known nor of the form of a reference to a user's own `kind`."""
+    """Return a name if it is known or has the form of a reference to a user's own `kind`; raises ValueError."""
     if name not in known:
         try:
             check_reference(name)
@@ -48,4 +48,4 @@ def check_known_or_reference(name: str, known: Collection[str], kind: str) -> st
 
 
 Reference = Annotated[str, AfterValidator(check_reference)]
-"""The type of a setting that `resolve` will take."""
+"""Type of a setting whose value `resolve` accepts."""

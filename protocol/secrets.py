@@ -1,4 +1,4 @@
-"""Passwords in URLs: they are told to nobody, not in an error, not in a log, not in a file of ours."""
+"""The removal of passwords from URLs, before they get into an error, a log or a file."""
 
 import re
 
@@ -7,9 +7,9 @@ _PARAMETER = re.compile(r"([?&])(?:ssl)?password=[^&\s\"']*(&?)", re.IGNORECASE)
 
 
 def without_password(text: str) -> str:
-    """The text with no password in any URL: `postgresql://user:secret@host/db` becomes `postgresql://user@host/db`.
+    """Return a text without the passwords of its URLs: `https://user:secret@host/` becomes `https://user@host/`.
 
-    What stands between the user's name and the last @ goes, also where the URL is no good one.
+    Removes everything between the user's name and the last @, in malformed URLs, too.
     """
     while (shorter := _PARAMETER.sub(lambda found: found[1] if found[2] else "", text)) != text:
         text = shorter

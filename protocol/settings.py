@@ -1,4 +1,4 @@
-"""Settings: a TOML file, `--set key=value` over it, defaults under it. Every fault at once, one line each.
+"""The reader of settings: a TOML file, `--set key=value` over it, defaults under it; all faults at once, a line each.
 
     run.toml: round.quorum: got 'six'; allowed: integer | number
     run.toml: round.cohort_sise: unknown key (did you mean cohort_size? known: cohort_size, over_selection, quorum, ...)
@@ -29,10 +29,10 @@ Model = TypeVar("Model", bound=BaseModel)
 Built = TypeVar("Built")
 
 STRICT = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True)
-"""Frozen, no unknown keys, no conversion between types."""
+"""Configuration of every settings model: frozen, no unknown keys, no conversion between types."""
 
 Folder = Annotated[Path, Field(strict=False)]
-"""A path, written as a string; relative to the current directory."""
+"""Type of a setting that is a path, written as a string, relative to the current directory."""
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _TYPE_WORDS = {int: "integer", float: "number", bool: "true | false", str: "string", Path: "path", NoneType: ""}
@@ -49,7 +49,7 @@ _BOUNDS = (
 
 class _Short(reprlib.Repr):
     def repr_int(self, value: int, level: int) -> str:
-        """Python refuses to write more than 4,300 digits; in hexadecimal, TOML has them read."""
+        """Return the bits of a huge integer: Python writes at most 4,300 digits, and TOML's hexadecimal allows more."""
         many = value.bit_length() > 10_000
         return f"an integer of {value.bit_length()} bits" if many else super().repr_int(value, level)
 
@@ -58,12 +58,12 @@ _SHORT = _Short()
 
 
 def short(value: object) -> str:
-    """A value of any size, as a person reads it in a fault."""
+    """Return a value of any size, shortened for a person who reads it in a fault."""
     return _SHORT.repr(value)
 
 
 class ConfigError(ValueError):
-    """The operator's mistakes: all of them, one line each."""
+    """All mistakes of the operator, a line each in `faults`."""
 
     def __init__(self, faults: Sequence[str]) -> None:
         super().__init__("\n".join(faults))
@@ -71,7 +71,7 @@ class ConfigError(ValueError):
 
 
 def or_faults(build: Callable[[], Built], faults: list[str]) -> Built | None:
-    """What is built; None when it cannot be, for faults that are added to the others."""
+    """Return what `build` makes; on ConfigError None, after adding its faults to the list."""
     try:
         return build()
     except ConfigError as error:
@@ -134,7 +134,7 @@ def _line(source: str, what: str) -> str:
 
 
 def _apply(override: str, document: dict[str, Any]) -> tuple[str, ...]:
-    """Put `a.b=value` into the document and return its key; ValueError says what is wrong."""
+    """Put `a.b=value` into the document and return its key; raises ValueError."""
     name, equals, text = override.partition("=")
     key = tuple(part.strip() for part in name.split("."))
     if not equals or not all(_BARE_KEY.fullmatch(part) for part in key):
@@ -149,7 +149,7 @@ def _apply(override: str, document: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _value(key: str, text: str) -> Any:
-    """A TOML value; what is none, and does not begin like one, is a string."""
+    """Return a TOML value; a text that is none, and does not begin like one, is a string."""
     try:
         table = tomllib.loads(f"value = {text}")
         if table.keys() == {"value"}:
@@ -164,7 +164,7 @@ def _value(key: str, text: str) -> Any:
 
 
 def _key(detail: ErrorDetails, document: Any) -> tuple[str, ...]:
-    """The fault's key in the document: its location without pydantic's names for the branches of a union."""
+    """Return a fault's key in the document: its location without pydantic's names for the branches of a union."""
     key = []
     for part in detail["loc"]:
         if isinstance(document, dict) and part in document:
@@ -198,7 +198,7 @@ def _known(name: str, table: Any) -> str:
 
 
 def _annotation(model_type: type[BaseModel], key: tuple[str, ...]) -> Any:
-    """The declared type at a key."""
+    """Return the declared type at a key."""
     found: Any = model_type
     for part in key:
         if isinstance(found, type) and issubclass(found, BaseModel):
@@ -217,7 +217,7 @@ def _declared(field: FieldInfo) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One documented key. `default` is TOML; empty when there is none, and `is_required` says whether that matters."""
+    """A documented key; `default` is TOML, and empty when there is none or `is_required`."""
 
     key: str
     type: str
@@ -227,7 +227,7 @@ class Setting:
 
 
 def describe(model_type: type[BaseModel]) -> list[Setting]:
-    """Every key of a model, in the order of its fields."""
+    """Return every key of a model, in the order of its fields."""
     return list(_describe(model_type, ""))
 
 
@@ -247,7 +247,7 @@ def _describe(model_type: type[BaseModel], prefix: str) -> Iterator[Setting]:
 
 
 def type_text(annotation: Any) -> str:
-    """What a value may be, in words: `number > 0, <= 3600 | "adaptive"`."""
+    """Return a type in words: `number > 0, <= 3600 | "adaptive"`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         bounds = [text for part in arguments[1:] for text in _bounds(part)]
@@ -262,7 +262,7 @@ def type_text(annotation: Any) -> str:
 
 
 def _branch_text(annotation: Any) -> str:
-    """A table that stands beside other values has no section of its own: its keys are told here."""
+    """Return one branch of a union in words; a table in it has no section of its own, so its keys are listed here."""
     if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
         return type_text(annotation)
     fields = (f"{name}: {type_text(_declared(field))}" for name, field in annotation.model_fields.items())
@@ -279,12 +279,12 @@ def _bounds(part: Any) -> list[str]:
 
 
 def effective(model: BaseModel) -> str:
-    """Return the settings as a TOML file that loads to an equal model, but for the passwords in URLs, which it omits."""
+    """Return the settings as a TOML file that loads to an equal model, except for passwords in URLs, which it omits."""
     return tomli_w.dumps(_writable(model.model_dump()))
 
 
 def _writable(value: Any) -> Any:
-    """The value with what TOML can hold: no None, paths as text, URLs without their passwords."""
+    """Return a value in TOML's types: without None, with paths as text and URLs without their passwords."""
     match value:
         case dict():
             return {name: _writable(item) for name, item in value.items() if item is not None}
@@ -297,5 +297,5 @@ def _writable(value: Any) -> Any:
 
 
 def _toml(value: Any) -> str:
-    """One value on one line, as a default stands in a table of the documentation: JSON, which TOML reads here."""
+    """Return a default on one line for the documentation, as JSON, which is valid TOML for these types."""
     return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,7 +1,7 @@
-"""Strict reading of a manifest's JSON: every value has one type and one range, or the reader says what is wrong.
+"""The strict readers of a manifest's JSON: every value has one type and one range.
 
-Each reader takes a value and its path within the manifest, and returns the value or raises ManifestError with the path,
-the value (shortened) and what is allowed. A bool is no integer, an integer is no float.
+Each reader takes a value and its path within the manifest, and returns the value, or raises ManifestError with the
+path, the value (shortened) and what is allowed. A bool is no integer, an integer is no float.
 """
 
 import json
@@ -17,7 +17,7 @@ _short.maxstring = _short.maxother = _short.maxlong = 60
 
 
 class ManifestError(ValueError):
-    """The bytes are not a canonical manifest; the text says where, what was found and what is allowed."""
+    """Bytes that are no canonical manifest; the text has the path, the value and what is allowed."""
 
 
 def refuse(path: str, value: object, allowed: str) -> NoReturn:
@@ -57,10 +57,10 @@ def _no_constant(literal: str) -> NoReturn:
 
 
 def fields_of(value: object, path: str, *, keys: frozenset[str]) -> dict[str, Any]:
-    """An object with exactly these keys."""
+    """Return an object with exactly these keys."""
     if type(value) is not dict:
         refuse(path, value, "an object")
-    if value.keys() == keys:  # as always but for a mistake
+    if value.keys() == keys:  # the common case
         return value
     for name in value.keys() - keys:
         refuse(path, name, f"the keys {', '.join(sorted(keys))}")
@@ -70,7 +70,7 @@ def fields_of(value: object, path: str, *, keys: frozenset[str]) -> dict[str, An
 
 
 def items_of(value: object, path: str, *, num_max: int) -> list[Any]:
-    """A list of at most `num_max` items."""
+    """Return a list of at most `num_max` items."""
     if type(value) is not list:
         refuse(path, value, "a list")
     if len(value) > num_max:
@@ -79,20 +79,20 @@ def items_of(value: object, path: str, *, num_max: int) -> list[Any]:
 
 
 def constant(value: object, path: str, *, expected: str) -> None:
-    """Exactly this string."""
+    """Check that a value is exactly this string."""
     if type(value) is not str or value != expected:
         refuse(path, value, repr(expected))
 
 
 def one_of(value: object, path: str, *, allowed: Collection[str]) -> str:
-    """One of these strings."""
+    """Return one of these strings."""
     if type(value) is not str or value not in allowed:
         refuse(path, value, " | ".join(sorted(allowed)))
     return value
 
 
 def text(value: object, path: str, *, num_max: int, refused: Iterable[str] = ()) -> str:
-    """A string of 1 to `num_max` printable characters (so: no line break, no lone surrogate)."""
+    """Return a string of 1 to `num_max` printable characters: no line break, no lone surrogate."""
     if type(value) is not str or not 1 <= len(value) <= num_max or not value.isprintable():
         refuse(path, value, f"1 to {num_max} printable characters")
     if value in refused:
@@ -101,28 +101,28 @@ def text(value: object, path: str, *, num_max: int, refused: Iterable[str] = ())
 
 
 def integer(value: object, path: str, *, low: int, high: int) -> int:
-    """An integer in low..high."""
+    """Return an integer in low..high."""
     if type(value) is not int or not low <= value <= high:
         refuse(path, value, f"an integer in {low}..{high}")
     return value
 
 
 def finite(value: object, path: str) -> float:
-    """A finite number, written as a float."""
+    """Return a finite float."""
     if type(value) is not float or not math.isfinite(value):
         refuse(path, value, "a finite float")
     return value
 
 
 def within(value: object, path: str, *, low: float, high: float) -> float:
-    """A float in low..high."""
+    """Return a float in low..high."""
     if type(value) is not float or not low <= value <= high:
         refuse(path, value, f"a float in {low:g}..{high:g}")
     return value
 
 
 def sha256_hex(value: object, path: str) -> str:
-    """64 lower-case hexadecimal digits."""
+    """Return a string of 64 lower-case hexadecimal digits."""
     if type(value) is not str or len(value) != 64 or value.strip("0123456789abcdef"):
         refuse(path, value, "64 lower-case hexadecimal digits")
     return value

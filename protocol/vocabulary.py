@@ -1,7 +1,7 @@
-"""The words that both sides use: identities, reasons, states. Pure.
+"""The vocabulary of both sides: types of identities, states and reasons. Pure.
 
-Every reason is sent to a client or written into a round's record, so each one is actionable; `docs/protocol.md`
-explains every one, and a test holds it to that.
+Every reason is sent to a client or written into a round's record, so each is actionable. `docs/protocol.md` explains
+each one, as a test checks.
 """
 
 from enum import StrEnum
@@ -9,13 +9,16 @@ from typing import NewType
 
 ClientId = NewType("ClientId", str)
 RunId = NewType("RunId", str)
-RoundId = NewType("RoundId", int)  # 1, 2, 3, ... of one run; never reused, also not by a retry
-Version = NewType("Version", int)  # of the global model: 0 is the initial one, +1 per commit
-Digest = NewType("Digest", str)  # lower-case hexadecimal SHA-256 of a canonical manifest or of a piece's bytes
+RoundId = NewType("RoundId", int)
+"""Number of a round in its run: 1, 2, 3, ...; never reused, a retry has a new one."""
+Version = NewType("Version", int)
+"""Number of a version of the global model: 0 is the initial one, each commit adds 1."""
+Digest = NewType("Digest", str)
+"""SHA-256 of a canonical manifest or of a piece's bytes, in lower-case hexadecimal."""
 
 
 class Phase(StrEnum):
-    """Where a round stands. The last two are final."""
+    """The phase of a round; the last two are final."""
 
     SELECTING = "selecting"
     COLLECTING = "collecting"
@@ -25,7 +28,7 @@ class Phase(StrEnum):
 
 
 class RunState(StrEnum):
-    """Where a run stands. The last three are terminal; `atoll run resume` reopens a stopped or failed one."""
+    """The state of a run; the last three are terminal. `atoll run resume` reopens a stopped or failed run."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -40,7 +43,7 @@ TERMINAL = frozenset({RunState.FINISHED, RunState.STOPPED, RunState.FAILED})
 
 
 class Fate(StrEnum):
-    """What became of one invitation."""
+    """The fate of one invitation."""
 
     WAITING = "waiting"
     REPORTED = "reported"
@@ -54,7 +57,7 @@ class Fate(StrEnum):
 
 
 class RejectReason(StrEnum):
-    """Why an update was not accepted."""
+    """The reason why an update was not accepted."""
 
     WRONG_ROUND = "wrong_round"
     NOT_INVITED = "not_invited"
@@ -76,7 +79,7 @@ class RejectReason(StrEnum):
 
 
 class FailureReason(StrEnum):
-    """Why a client gives up its part in a round; the client says it."""
+    """The reason, given by the client, why it gives up its part in a round."""
 
     TASK_NOT_ALLOWED = "task_not_allowed"
     POLICY_REFUSED = "policy_refused"
@@ -99,11 +102,11 @@ class FailureReason(StrEnum):
 
 
 DECLINES = (FailureReason.POLICY_REFUSED, FailureReason.AWAITS_APPROVAL, FailureReason.ROLLBACK)
-"""Who gives up for such a reason would do so again: it is not invited until it says Ready, or joins again."""
+"""Reasons that hold for the next invitation, too: the client is not invited until it sends Ready or joins again."""
 
 
 class LossReason(StrEnum):
-    """Why the coordinator gives up a client; it may come back."""
+    """The reason why the coordinator gives up a client, which may come back."""
 
     LEASE_EXPIRED = "lease_expired"
     LEFT = "left"
@@ -111,7 +114,7 @@ class LossReason(StrEnum):
 
 
 class CloseReason(StrEnum):
-    """Why a round stopped collecting and aggregates."""
+    """The reason why a round stopped collecting and aggregates."""
 
     ENOUGH = "enough"
     ALL_ANSWERED = "all_answered"
@@ -122,7 +125,7 @@ class CloseReason(StrEnum):
 
 
 class AbandonReason(StrEnum):
-    """Why a round ended without a new model."""
+    """The reason why a round ended without a new model."""
 
     TOO_FEW_CLIENTS = "too_few_clients"
     QUORUM_OUT_OF_REACH = "quorum_out_of_reach"
@@ -134,7 +137,7 @@ class AbandonReason(StrEnum):
 
 
 class ReleaseReason(StrEnum):
-    """Why a client may stop training."""
+    """The reason why a client may stop training."""
 
     ROUND_CLOSED = "round_closed"
     ROUND_ABANDONED = "round_abandoned"

@@ -1,4 +1,4 @@
 """The hash chain of the audit log: its lines, its files, the repair of a torn end.
 
-Imports nothing of ours but the ground.
+Imports: `durable` and `file_lock` of `protocol`; from the ground `aggregation/folders`.
 """

@@ -1,15 +1,15 @@
-"""The files of an audit log: appended to by one process at a time, read at any time, repaired after a crash.
+"""The files of an audit log: appended to by one process at a time, readable at any time, repaired after a crash.
 
-audit-<seq of its first line>.jsonl   the lines; the next file goes on with the chain
-cut-<seq>.bin                         the torn end that a crash has left there, as it was cut off
-key.pem, public.pem                   what checkpoints are signed with, and what they are verified with
-lock                                  held while lines are appended
+audit-<seq of its first line>.jsonl   lines; the next file continues the chain
+cut-<seq>.bin                         torn end that a crash has left, as it was cut off
+key.pem, public.pem                   private key that signs checkpoints, and the public key that verifies them
+lock                                  lock file, locked while lines are appended
 
-Lines that no checkpoint signs yet may be torn by a power failure, for only a checkpoint waits for the disk: what can be
-read of them stays, the rest is cut off and kept beside the log, and the log says so (`audit.repair`). A checkpoint is
-written when all before it is on the disk: so what lies before one is never torn, and never touched. Damage there, or
-such as no crash leaves, stays as it is for `atoll audit verify` to name; the log goes on in the next file, whose first
-line says so (`audit.fault`).
+A power failure may tear the lines that no checkpoint signs yet, for only a checkpoint waits for the disk. Readable ones
+stay, the torn end is cut off and stored beside the log, and the log records it (`audit.repair`). A checkpoint is
+written when all lines before it are on the disk, so they are never torn and never touched. Damage there, or such as no
+crash leaves, stays as it is for `atoll audit verify` to name; the log continues in the next file, whose first line
+records it (`audit.fault`).
 """
 
 import logging
@@ -48,42 +48,42 @@ logger = logging.getLogger(__name__)
 PUBLIC_KEY = "public.pem"
 
 FILE_BYTES = 16 * 2**20
-"""A file of this size is followed by the next one."""
+"""Size from which a file is followed by the next one."""
 
 APPEND_MAX = 4 * EVENTS_MAX
-"""Events that may be written at once: so many are in danger when the power fails."""
+"""Most events of one append; a power failure may lose as many."""
 
 
 class AuditUnusable(OSError):
-    """The log cannot be gone on with; the message says what to do."""
+    """A log that cannot be continued; the text says what to do."""
 
 
 def audit_folder(state: Path) -> Path:
-    """Where a coordinator's log lies in its state directory."""
+    """Return the folder of a coordinator's log in its state directory."""
     return state / "audit"
 
 
 def log_files(folder: Path) -> list[Path]:
-    """The files of a log, in its order."""
+    """Return the files of a log, in its order."""
     return sorted(folder.glob("audit-" + "[0-9]" * 12 + ".jsonl"))
 
 
 def cut_files(folder: Path) -> list[Path]:
-    """The torn ends that were cut off, in the log's order."""
+    """Return the files of the torn ends that were cut off, in the log's order."""
     return sorted(folder.glob("cut-" + "[0-9]" * 12 + ".bin"))
 
 
 def is_log_file(name: str) -> bool:
-    """Whether a file of this name is part of a log that others may have."""
+    """Return whether a file of this name is a part of the log that auditors may read: lines or the public key."""
     return name == PUBLIC_KEY or re.fullmatch(r"audit-[0-9]{12}\.jsonl", name) is not None
 
 
 def read_lines(path: Path, *, num_bytes: int | None = None) -> Iterator[bytes]:
-    """The lines of a file with their ends, none longer than LINE_BYTES_MAX: of such a one pieces.
+    """Yield the lines of a file with their ends; a line longer than LINE_BYTES_MAX comes in parts.
 
     Args:
         path: of the file.
-        num_bytes: read no further; None: to its end.
+        num_bytes: size to read; None: the whole file.
     """
     with path.open("rb") as file:
         left = os.fstat(file.fileno()).st_size if num_bytes is None else num_bytes
@@ -93,7 +93,7 @@ def read_lines(path: Path, *, num_bytes: int | None = None) -> Iterator[bytes]:
 
 
 def sizes(folder: Path) -> list[tuple[Path, int]]:
-    """The files of a log with their sizes at one moment, between two appends of a living writer."""
+    """Return the files of a log with their sizes at one instant, between two appends of a running writer."""
     try:
         with shared(folder / "lock"):
             return [(path, path.stat().st_size) for path in log_files(folder)]
@@ -102,10 +102,10 @@ def sizes(folder: Path) -> list[tuple[Path, int]]:
 
 
 def public_key(path: Path) -> str:
-    """The public key in a PEM file, as checkpoints name it.
+    """Return the public key of a PEM file, hexadecimal, as checkpoints name it.
 
     Raises:
-        AuditUnusable: there is none, or another kind.
+        AuditUnusable: the file has no key, or one of another kind.
     """
     try:
         key = serialization.load_pem_public_key(path.read_bytes())
@@ -118,7 +118,7 @@ def public_key(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where this process believes the log to end; whoever else has appended meanwhile makes it look again."""
+    """The end of the log as of this process's last append; another process may have appended since."""
 
     path: Path
     num_bytes: int
@@ -130,17 +130,17 @@ _Parts = list[list[bytes]]
 
 
 class AuditFiles:
-    """Appends to a log. Threads must not share one; processes may have one each.
+    """Appends to a log. Threads must not share an instance; each process may have its own.
 
     Args:
-        folder: of the log; it is made when missing.
-        clock: gives the time of a repair and of checkpoints [s since the epoch].
-        file_bytes: see FILE_BYTES.
-        writer: who is said to have repaired it.
+        folder: of the log; it is made when it is missing.
+        clock: returns the time of repairs and checkpoints [s since the epoch].
+        file_bytes: size from which the next file begins [bytes].
+        writer: actor of the log's own events.
 
     Raises:
-        AuditUnusable: there is a log and no key, or a key of another kind.
-        OSError: it cannot be written.
+        AuditUnusable: there is a log without its key, or a key of another kind.
+        OSError: the folder cannot be written.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class AuditFiles:
         self._file = -1
         self._place: _Place | None = None
         self.checkpoint: Checkpoint | None = None
-        """The newest one that this process has written."""
+        """Newest checkpoint that this process has written."""
         try:
             with exclusively(self._lock):
                 self._key = self._load_or_make_key()
@@ -167,16 +167,20 @@ class AuditFiles:
 
     @property
     def unsigned(self) -> int:
-        """Events that no checkpoint signs yet, as far as this process knows."""
+        """Number of events that no checkpoint signs yet, as of this process's last append."""
         return self._place.head.unsigned if self._place is not None else 0
 
     def append(self, events: Sequence[Event], *, sign: bool = False) -> None:
-        """Write at most APPEND_MAX events, with a checkpoint after every EVENTS_MAX and, when asked to, after the last.
+        """Append at most APPEND_MAX events, with a checkpoint after each EVENTS_MAX of them.
 
-        On return they outlive this process; and the machine, when a checkpoint was written after them.
+        On return they survive the death of the process; those before a checkpoint survive a power failure, too.
+
+        Args:
+            events: in their order.
+            sign: write a checkpoint after the last one, too.
 
         Raises:
-            DiskFull: nothing was written.
+            DiskFull: there is no room; nothing was written.
         """
         assert len(events) <= APPEND_MAX
         with exclusively(self._lock):
@@ -187,18 +191,18 @@ class AuditFiles:
             self.checkpoint = signed or self.checkpoint
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._forget_place()
         os.close(self._lock)
 
     # ------------------------------------------------------------ writing
 
     def _compose(self, events: Sequence[Event], head: Head, *, sign: bool) -> tuple[_Parts, Head, Checkpoint | None]:
-        """The lines of events with the checkpoints among them, where the log ends then, and the last checkpoint."""
+        """Return the lines of events and checkpoints, the head behind them, and the last checkpoint."""
         parts: _Parts = [[]]
         signed = None
         for event in events:
-            if head.unsigned >= EVENTS_MAX:  # a crash has come between these events and their checkpoint
+            if head.unsigned >= EVENTS_MAX:  # a crash came between the events before and their checkpoint
                 signed, head = self._sign(head, parts)
             line, head = event_line(event, head)
             parts[-1].append(line)
@@ -219,7 +223,7 @@ class AuditFiles:
             with naming_full_disk(place.path):
                 num_bytes = self._write_parts(parts, place.num_bytes)
         except OSError:
-            with suppress(OSError):  # what stays is as a crash leaves it; but whoever tries again would say it twice
+            with suppress(OSError):  # else a repetition would write the lines twice; recovery copes if this fails
                 os.ftruncate(self._file, place.num_bytes)
             raise
         self._place = _Place(place.path, num_bytes, head)
@@ -230,12 +234,12 @@ class AuditFiles:
             while view:
                 count = os.pwrite(self._file, view, at)
                 view, at = view[count:], at + count
-            if len(parts) > 1:  # a checkpoint that is there proves that all before it is: no crash has torn that
+            if len(parts) > 1:  # a checkpoint on the disk proves that all lines before it are
                 os.fdatasync(self._file)
         return at
 
     def _find_end(self) -> _Place:
-        """Where to append: where this process left off, unless another was here, or the file is full."""
+        """Return where to append: at this process's last place, unless another process has appended or it is full."""
         place, files = self._place, None
         if place is None or not _is_end(place):
             files = log_files(self.folder)
@@ -261,12 +265,12 @@ class AuditFiles:
     # ------------------------------------------------------------ after a crash
 
     def _recover(self, files: list[Path]) -> _Place:
-        """The end of the last file: what a crash has torn is cut off; behind other damage the next file begins."""
+        """Return the end of the last file, after cutting off a torn end or beginning the next file behind damage."""
         path = files[-1]
         with _opened(path) as data:
             end = find_end(data, _start_of(files, data), self._key.public_key().public_bytes_raw().hex())
             if end.damage:
-                return self._go_on_behind(path, end, sha256(data).hexdigest())
+                return self._continue_behind(path, end, sha256(data).hexdigest())
             torn = data[end.num_bytes :]
         self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         place = _Place(path, end.num_bytes, end.head)
@@ -277,20 +281,20 @@ class AuditFiles:
         os.ftruncate(self._file, place.num_bytes)
         logger.warning("%s: %d bytes of unfinished lines were cut off", place.path, len(torn))
         outcome = f"{len(torn)} bytes of unfinished lines were cut off"
-        return self._say(place, REPAIR, f"line {place.head.seq}", outcome, {"cut": sha256(torn).hexdigest()})
+        return self._record(place, REPAIR, f"line {place.head.seq}", outcome, {"cut": sha256(torn).hexdigest()})
 
-    def _go_on_behind(self, path: Path, end: End, digest: str) -> _Place:
-        """Leave a damaged file as it is, and say so in the first line of the next one."""
+    def _continue_behind(self, path: Path, end: End, digest: str) -> _Place:
+        """Leave a damaged file as it is, and record it in the first line of the next file."""
         place = self._begin(end.head)
         logger.error(
-            "%s was changed, by somebody or a failing disk, and by no crash: %s. It stays as it is, and the log goes "
-            "on in %s; `atoll audit verify` names the lines: keep a copy of the folder before anything else",
+            "%s was changed by a person or a failing disk, not by a crash: %s. It stays as it is, and the log "
+            "continues in %s. First copy the folder; then `atoll audit verify` names the lines",
             *(path, end.damage, place.path.name),
         )
-        return self._say(place, FAULT, path.name, end.damage, {"file": digest})
+        return self._record(place, FAULT, path.name, end.damage, {"file": digest})
 
-    def _say(self, place: _Place, action: str, about: str, outcome: str, digests: dict[str, str]) -> _Place:
-        """One signed line by the log itself."""
+    def _record(self, place: _Place, action: str, about: str, outcome: str, digests: dict[str, str]) -> _Place:
+        """Append a signed event of the log itself."""
         event = Event(instant(self._clock()), self._writer, self._writer, action, about, outcome, digests)
         parts, head, self.checkpoint = self._compose([event], place.head, sign=True)
         self._write(place, parts, head)
@@ -306,8 +310,8 @@ class AuditFiles:
         except FileNotFoundError:
             if log_files(self.folder):
                 raise AuditUnusable(
-                    f"{path} is missing, with which the log in {self.folder} is signed: put it back from a backup, or "
-                    "move the folder to where it is kept; then a new log begins"
+                    f"{path} is missing, the key that signs the log in {self.folder}: put it back from a backup, or "
+                    "move the folder away and keep it; then a new log begins"
                 ) from None
             return self._make_key(path)
         except ValueError as error:
@@ -326,7 +330,7 @@ class AuditFiles:
         )
         write_atomically(self.folder / PUBLIC_KEY, public)
         part = os.open(path.with_suffix(".new"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(part, "wb") as file:  # never readable to others, not even at first
+        with os.fdopen(part, "wb") as file:  # private from its first byte on
             file.write(private)
             file.flush()
             os.fsync(file.fileno())
@@ -341,7 +345,7 @@ def _is_end(place: _Place) -> bool:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Data]:
-    """A file's bytes."""
+    """Map a file into memory for the block."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             yield b""
@@ -351,7 +355,7 @@ def _opened(path: Path) -> Iterator[Data]:
 
 
 def _start_of(files: list[Path], data: Data) -> Head:
-    """What the first line of the last file follows from: it says so itself, or else the file before does."""
+    """Return the head that the last file continues: from its own first line, or else from the file before."""
     number = int(files[-1].stem.removeprefix("audit-"))
     first, before = first_line(data), None
     if first is not None and first.seq == number:

@@ -1,8 +1,8 @@
-"""Where a file of an audit log ends, and whether a crash can have left it so. Pure.
+"""The recovery of a file of an audit log: its sound end, and the distinction between a torn end and damage. Pure.
 
-A writer lets a checkpoint follow only when all before it is on the disk (`audit_files`). So no crash damages what
-stands before a checkpoint, and behind the last one it leaves but this: sound lines, then blocks that never reached the
-disk, which read as zeros, with what was written of the lines between them, and a last line that lacks its end.
+A writer appends a checkpoint only when all lines before it are on the disk (`files`). So a crash damages nothing before
+a checkpoint. Behind the last one it leaves only sound lines, then blocks that never reached the disk and read as zeros,
+parts of lines between them, and a last line without its end.
 """
 
 import hashlib
@@ -16,47 +16,47 @@ from atoll.protocol.audit.chain import EVENTS_MAX, LINE_BYTES_MAX, Head, Line, L
 Data = bytes | mmap.mmap
 
 TORN_BYTES_MAX = 2 * (EVENTS_MAX + 1) * LINE_BYTES_MAX
-"""Bytes behind the last checkpoint that is on the disk: the next one, and the events before and behind that."""
+"""Most bytes behind the last checkpoint on the disk: the next checkpoint, and the events before and behind it."""
 
-_SIGNATURE = b'"signature":"'  # in an event's texts the quotes are escaped
+_SIGNATURE = b'"signature":"'  # the quotes in an event's texts are escaped
 _BEGINNINGS = b'{"action":"', b'{"key":"'
 _TORN = re.compile(rb"[\0\x20-\x7e]*")
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Where the sound lines of a file end."""
+    """The end of the sound lines in a file."""
 
     head: Head
-    """What the next line needs to know; of a damaged file it is a number that no line there has."""
+    """Head that the next line continues; for a damaged file, with a number that no line there has."""
     num_bytes: int
-    """Of the sound lines: what is behind them was torn by a crash, or is damaged."""
+    """Size of the sound lines [bytes]; behind them the file is torn or damaged."""
     damage: str = ""
-    """What no crash can have done, in words; empty: nothing of this kind was seen."""
+    """Description of damage that no crash leaves; empty: none was found."""
 
 
 def find_end(data: Data, start: Head, key: str) -> End:
-    """Where the lines of a file end.
+    """Find the end of the sound lines in a file.
 
     Args:
-        data: the file.
-        start: what its first line follows from; its number is that in the file's name.
-        key: the public key [hex] of its checkpoints.
+        data: content of the file.
+        start: head that the first line continues; its number is in the file's name.
+        key: public key [hex] of the checkpoints.
     """
     begin, signed = _last_signed(data, key)
     at, head, damage = 0, start, ""
     if signed is not None:
         at, head = _line_end(data, begin), Head(signed.seq + 1, signed.digest)
         if _digest_of(data, begin, start.seq) != signed.prev:
-            damage = f"what stands before line {signed.seq} is not what this checkpoint signs"
-    at, head = _read_on(data, at, head)
+            damage = f"the lines before line {signed.seq} are not those that this checkpoint signs"
+    at, head = _read_events(data, at, head)
     if not damage and not is_torn(data, at):
-        damage = f"where line {head.seq} should be is something else"
-    return End(_behind(data, at, head, start.seq + 1) if damage else head, at, damage)
+        damage = f"in place of line {head.seq} there are bytes that no crash leaves"
+    return End(_head_behind(data, at, head, start.seq + 1) if damage else head, at, damage)
 
 
 def is_torn(data: Data, at: int = 0) -> bool:
-    """Whether a crash can have left what is behind the sound lines, from this byte on, or there is nothing."""
+    """Return whether the bytes from `at` on are none, or such as a crash leaves behind the sound lines."""
     if len(data) - at > TORN_BYTES_MAX:
         return False
     pieces = list(_lines(data, at))
@@ -64,17 +64,17 @@ def is_torn(data: Data, at: int = 0) -> bool:
 
 
 def first_line(data: Data) -> Line | None:
-    """The first line of a file; None: it cannot be read."""
+    """Return the first line of a file; None: it cannot be read."""
     return _read(data[: _line_end(data, 0)])
 
 
 def last_line(data: Data) -> Line | None:
-    """The last line of a file, sound or not; None: it cannot be read."""
+    """Return the last line of a file, sound or not; None: it cannot be read."""
     return _read(data[data.rfind(b"\n", 0, max(0, len(data) - 1)) + 1 :])
 
 
 def _last_signed(data: Data, key: str) -> tuple[int, Line | None]:
-    """The last checkpoint that this key has signed, and where its line begins."""
+    """Return the last checkpoint that a key has signed, after the byte at which its line begins."""
     begin = len(data)
     while (found := data.rfind(_SIGNATURE, 0, begin)) >= 0:
         begin = data.rfind(b"\n", 0, found) + 1
@@ -85,7 +85,7 @@ def _last_signed(data: Data, key: str) -> tuple[int, Line | None]:
 
 
 def _digest_of(data: Data, end: int, seq: int) -> str | None:
-    """The hash of the last line before `end`, over all of the file; None: this is not how it begins."""
+    """Return the hash of the last line before `end`, recomputed from the file's begin; None: it begins otherwise."""
     first = first_line(data)
     if first is None or first.seq != seq:
         return None
@@ -95,8 +95,8 @@ def _digest_of(data: Data, end: int, seq: int) -> str | None:
     return digest.hex()
 
 
-def _read_on(data: Data, at: int, head: Head) -> tuple[int, Head]:
-    """The events behind the last checkpoint, as far as each follows from the one before."""
+def _read_events(data: Data, at: int, head: Head) -> tuple[int, Head]:
+    """Read the events behind the last checkpoint, for as long as each follows from the one before."""
     for piece in _lines(data, at):
         line = _read(piece)
         if line is None or line.event is None or (line.seq, line.prev) != (head.seq, head.digest):
@@ -105,9 +105,9 @@ def _read_on(data: Data, at: int, head: Head) -> tuple[int, Head]:
     return at, head
 
 
-def _behind(data: Data, at: int, head: Head, least: int) -> Head:
-    """What a line behind all this can follow from: a number that no line here has, and the last one's hash."""
-    limit = head.seq + len(data)  # a number beyond is none of this file's: each of its lines has bytes
+def _head_behind(data: Data, at: int, head: Head, least: int) -> Head:
+    """Return a head behind a damaged file: a number that no line of it has, and the hash of its last line."""
+    limit = head.seq + len(data)  # each line has at least a byte, so no sound line has a number beyond this
     seq, digest = max(head.seq, least), head.digest
     for piece in _lines(data, at):
         line = _read(piece)
@@ -122,7 +122,7 @@ def _is_event(piece: bytes) -> bool:
 
 
 def _is_torn_line(piece: bytes) -> bool:
-    """Whether it is a line of which blocks, or the end, are missing."""
+    """Return whether a piece is a line without some of its blocks, or without its end."""
     begun = piece.partition(b"\0")[0].removesuffix(b"\n")
     has_gap = b"\0" in piece or not piece.endswith(b"\n")
     is_begun = any(begun.startswith(known) or known.startswith(begun) for known in _BEGINNINGS)
@@ -137,7 +137,7 @@ def _read(piece: bytes) -> Line | None:
 
 
 def _lines(data: Data, at: int, end: int | None = None) -> Iterator[bytes]:
-    """The lines with their ends, the last one perhaps without."""
+    """Yield the lines with their ends; the last one may lack it."""
     end = len(data) if end is None else end
     while at < end:
         after = min(end, _line_end(data, at))
@@ -146,6 +146,6 @@ def _lines(data: Data, at: int, end: int | None = None) -> Iterator[bytes]:
 
 
 def _line_end(data: Data, at: int) -> int:
-    """Behind the line that this byte is in."""
+    """Return the byte behind the line that the byte `at` is in."""
     found = data.find(b"\n", at)
     return len(data) if found < 0 else found + 1

@@ -1,9 +1,9 @@
-"""Certificates: an authority's own, the leaves that it signs, and requests for these.
+"""X.509 certificates (RFC 5280): an authority's own, the leaves that it signs, and the requests for leaves.
 
-Keys are ECDSA P-256: gRPC's TLS refuses Ed25519. A leaf names one identity, as its only URI, and says what it is for:
-to prove oneself when dialling (clientAuth), when listening (serverAuth), or both. A leaf that listens also has the
-DNS name that dialling sides check, which follows from its identity: so no address stands in a certificate, and nobody
-but the coordinator can listen as it. X.509 is RFC 5280.
+Keys are ECDSA P-256, because gRPC's TLS refuses Ed25519. A leaf names one identity, as its only URI, and its usage:
+proof of identity when dialling (clientAuth), when listening (serverAuth), or both. A leaf that listens also has a DNS
+name, derived from its identity, which dialling sides check: so certificates contain no address, and only the
+coordinator can listen as the coordinator.
 """
 
 import hashlib
@@ -26,12 +26,12 @@ PrivateKey = ec.EllipticCurvePrivateKey
 PublicKey = ec.EllipticCurvePublicKey
 
 LIFETIME_S = 30 * 86400.0
-"""Of a leaf."""
+"""Default lifetime of a leaf [s]."""
 
 AUTHORITY_LIFETIME_S = 10 * 365 * 86400.0
 
 SKEW_S = 300
-"""A certificate is valid so many seconds before it is issued: clocks differ."""
+"""Time by which a certificate is valid before it is issued, because clocks differ [s]."""
 
 REQUEST_BYTES_MAX = 4096
 PEM_BYTES_MAX = 64 * 1024
@@ -46,7 +46,7 @@ USAGES = {
     Role.AGGREGATOR: (_DIALS, _LISTENS),
     Role.AUTHORITY: (_DIALS,),
 }
-"""What a role's certificates are for: exactly these."""
+"""Usages of each role's certificates, exactly."""
 
 _CONSENT = b"atoll renewal\0"
 
@@ -57,29 +57,33 @@ _UNREADABLE = (
     *(ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion),
     *(x509.ExtensionNotFound, x509.DuplicateExtension, x509.UnsupportedGeneralNameType),
 )
-"""What cryptography raises about bytes that are no certificate, no request, or of a kind that it does not know."""
+"""Errors of `cryptography` about bytes that are no certificate or request, or of an unknown kind."""
 
 
 class CertificateError(ValueError):
-    """Bytes that are no certificate, key or request of the allowed form; the text says what is wrong."""
+    """Bytes that are no certificate, key or request of the allowed form; the text names the fault."""
 
 
 # ---------------------------------------------------------------- keys
 
 
 def new_key() -> PrivateKey:
-    """A new private key on P-256."""
+    """Make a private key on P-256."""
     return ec.generate_private_key(ec.SECP256R1())
 
 
 def key_to_pem(key: PrivateKey) -> bytes:
-    """The private key as PEM (PKCS #8, not encrypted)."""
+    """Return a private key as PEM (PKCS #8, not encrypted)."""
     private = serialization.PrivateFormat.PKCS8
     return key.private_bytes(serialization.Encoding.PEM, private, serialization.NoEncryption())
 
 
 def read_key(pem: bytes) -> PrivateKey:
-    """The private key that a PEM file holds. Raises CertificateError: none, encrypted, or not on P-256."""
+    """Read the private key of a PEM file.
+
+    Raises:
+        CertificateError: the file has no key, or an encrypted one, or one that is not on P-256.
+    """
     try:
         key = serialization.load_pem_private_key(pem, password=None)
     except (ValueError, TypeError) as error:
@@ -93,16 +97,16 @@ def read_key(pem: bytes) -> PrivateKey:
 
 
 def make_request(key: PrivateKey) -> bytes:
-    """A request for a certificate (PKCS #10, DER), signed by the key: proof that its sender has it. It names nobody."""
+    """Make a request for a certificate (PKCS #10, DER) without a name, signed as proof of possession of the key."""
     builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
 
 
 def read_request(request: bytes) -> PublicKey:
-    """The key that a request asks a certificate for. Names and extensions in it mean nothing here.
+    """Return the public key of a request for a certificate; its names and extensions are ignored.
 
     Raises:
-        CertificateError: no request, too long, of another key than P-256, or its sender has not the key.
+        CertificateError: it is no request, too long, for a key that is not on P-256, or not signed by that key.
     """
     if len(request) > REQUEST_BYTES_MAX:
         raise CertificateError(f"request of {len(request)} bytes; allowed: at most {REQUEST_BYTES_MAX}")
@@ -121,18 +125,18 @@ def read_request(request: bytes) -> PublicKey:
 
 
 def key_fingerprint(key: PublicKey) -> str:
-    """SHA-256 of a public key (DER), hexadecimal."""
+    """Return the SHA-256 of a public key (DER), hexadecimal."""
     form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     return hashlib.sha256(key.public_bytes(*form)).hexdigest()
 
 
 def consent(key: PrivateKey, request: bytes) -> bytes:
-    """The word of an older key that its owner wants a certificate for the key of a request."""
+    """Sign a request with an older key: its owner consents to a certificate for the key of the request."""
     return key.sign(_CONSENT + request, ec.ECDSA(hashes.SHA256()))
 
 
 def check_consent(certificate_pem: bytes, request: bytes, signature: bytes) -> None:
-    """Check `consent` against the older certificate. Raises CertificateError."""
+    """Check a signature of `consent` with the key of the older certificate; raises CertificateError."""
     key = certified_key(certificate_pem)
     try:
         key.verify(signature, _CONSENT + request, ec.ECDSA(hashes.SHA256()))
@@ -152,7 +156,7 @@ class Issuer:
 
     @classmethod
     def create(cls, name: str, *, now: float, lifetime_s: float = AUTHORITY_LIFETIME_S) -> Self:
-        """A new authority, which signs itself. `name` is for people."""
+        """Make an authority with a self-signed certificate; `name` is for people."""
         key = new_key()
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
@@ -167,11 +171,17 @@ class Issuer:
     def issue(
         self, key: PublicKey, identity: Identity, *, now: float, lifetime_s: float = LIFETIME_S
     ) -> x509.Certificate:
-        """A leaf for a key; valid from `SKEW_S` before `now` [s since the epoch] to `lifetime_s` after it.
+        """Sign a leaf for a key, valid from `now` - `SKEW_S` to `now` + `lifetime_s`.
+
+        Args:
+            key: public key of the leaf's owner.
+            identity: of the owner.
+            now: seconds since the epoch.
+            lifetime_s: of the leaf; it never outlives the authority's certificate.
 
         Raises:
-            ValueError: a name that a server must not have.
-            CertificateError: the authority's own time is over.
+            ValueError: the name is not allowed for a server.
+            CertificateError: the authority's own certificate has expired.
         """
         alternative: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity.uri)]
         usages = USAGES[identity.role]
@@ -213,25 +223,25 @@ def _subject(identity: Identity) -> x509.Name:
 
 
 def server_name(identity: Identity) -> str:
-    """The DNS name that those who dial check: `main.coordinator.atoll.internal`.
+    """Return the DNS name of a server that dialling sides check: `main.coordinator.atoll.internal`.
 
     Raises:
-        ValueError: the role does not listen, or the name has other letters than DNS tells apart.
+        ValueError: the role does not listen, or the name has characters that are not safe in DNS.
     """
     if _LISTENS not in USAGES[identity.role]:
-        raise ValueError(f"{identity} does not listen; that do coordinator and aggregator")
+        raise ValueError(f"{identity} does not listen; only coordinator and aggregator do")
     if not set(identity.name) <= _SERVER_NAME:
         raise ValueError(f"name {identity.name!r} of a server: allowed are a-z, 0-9 and -")
     return f"{identity.name}.{identity.role}.atoll.internal"
 
 
 def to_pem(*certificates: x509.Certificate) -> bytes:
-    """One PEM file."""
+    """Return certificates as one PEM file."""
     return b"".join(certificate.public_bytes(serialization.Encoding.PEM) for certificate in certificates)
 
 
 def read_certificates(pem: bytes) -> Sequence[x509.Certificate]:
-    """The certificates of a PEM file, at least one. Raises CertificateError."""
+    """Return the certificates of a PEM file, at least one; raises CertificateError."""
     if len(pem) > PEM_BYTES_MAX:
         raise CertificateError(f"{len(pem)} bytes of certificates; allowed: at most {PEM_BYTES_MAX}")
     try:
@@ -241,7 +251,7 @@ def read_certificates(pem: bytes) -> Sequence[x509.Certificate]:
 
 
 def is_authority(pem: bytes) -> bool:
-    """Whether the first certificate of a PEM file signs others."""
+    """Return whether the first certificate of a PEM file is an authority's."""
     try:
         constraints = read_certificates(pem)[0].extensions.get_extension_for_class(x509.BasicConstraints)
     except (CertificateError, *_UNREADABLE):
@@ -250,13 +260,13 @@ def is_authority(pem: bytes) -> bool:
 
 
 def fingerprint(certificate: x509.Certificate) -> bytes:
-    """SHA-256 of the certificate (DER)."""
+    """Return the SHA-256 of a certificate (DER)."""
     return certificate.fingerprint(hashes.SHA256())
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """What a leaf says. Times are seconds since the epoch; `issued_at` is not the start of validity, see SKEW_S."""
+    """The content of a leaf; times in seconds since the epoch. Validity begins `SKEW_S` before `issued_at`."""
 
     identity: Identity
     serial: int
@@ -266,10 +276,10 @@ class Leaf:
 
 @lru_cache(4096)  # every call of every peer asks
 def read_leaf(pem: bytes) -> Leaf:
-    """What the first certificate of a PEM file says. That somebody has signed it is TLS's affair, or `check_issued`'s.
+    """Return the content of a PEM file's first certificate; TLS or `check_issued` must have checked its signature.
 
     Raises:
-        CertificateError: no certificate, or one that does not name exactly one identity.
+        CertificateError: it is no certificate, or does not name exactly one identity.
     """
     certificate = read_certificates(pem)[0]
     try:
@@ -288,7 +298,11 @@ def read_leaf(pem: bytes) -> Leaf:
 
 
 def certified_key(pem: bytes) -> PublicKey:
-    """The key that the first certificate of a PEM file is for. Raises CertificateError: none, or not on P-256."""
+    """Return the public key of a PEM file's first certificate.
+
+    Raises:
+        CertificateError: the file has no certificate, or one for a key that is not on P-256.
+    """
     try:
         key = read_certificates(pem)[0].public_key()
     except CertificateError:
@@ -302,12 +316,12 @@ def certified_key(pem: bytes) -> PublicKey:
 
 
 def check_issued(leaf_pem: bytes, ca_pem: bytes, key: PublicKey) -> None:
-    """Check that a leaf is for this key, is signed by one of these authorities and is for what its role needs.
+    """Check that a leaf is for this key, is signed by one of these authorities, and has the usages of its role.
 
-    That it is within its time is not checked.
+    The period of validity is not checked.
 
     Raises:
-        CertificateError: with what is wrong.
+        CertificateError: one of these is not so; the text says which.
     """
     certificate = read_certificates(leaf_pem)[0]
     role = read_leaf(leaf_pem).identity.role
@@ -318,7 +332,7 @@ def check_issued(leaf_pem: bytes, ca_pem: bytes, key: PublicKey) -> None:
     except _UNREADABLE:
         usages = set()
     if usages != set(USAGES[role]):
-        raise CertificateError(f"the certificate is not for what {role}s do")
+        raise CertificateError(f"the certificate's usages are not those of the role {role}")
     if not any(_is_issued_by(certificate, authority) for authority in read_certificates(ca_pem)):
         raise CertificateError("the certificate is not signed by this authority")
 

@@ -1,12 +1,12 @@
-"""A credential: the folder in which somebody keeps who they are.
+"""The credential of a member, and the folder that stores it.
 
-key.pem           the private key, readable by its owner only; it never leaves this machine
-certificate.pem   the certificate for it
-ca.pem            the authorities that are trusted
-lock              held by the command of a person that renews it; others have a state directory that is theirs alone
+key.pem           private key, readable by its owner only; it never leaves this machine
+certificate.pem   certificate for the key
+ca.pem            trusted authorities
+lock              locked by a person's command while it renews; a process has a state directory of its own instead
 
-Replacing one is atomic although these are three files: what is new is written beside what is old, and the key's
-rename decides. Whoever reads takes the certificate that fits the key.
+The replacement of a credential is atomic although it has three files: the new files are written beside the old ones,
+and the rename of the key decides. A reader takes the certificate that fits the key.
 """
 
 import os
@@ -35,19 +35,19 @@ LOCK = "lock"
 _NEW = ".new"
 
 RENEW_AFTER = 2 / 3
-"""Of its life; a certificate is renewed then."""
+"""Fraction of a certificate's lifetime after which it is renewed."""
 
 RENEW_JITTER = 0.1
-"""Of its life at most, earlier: those that were issued together are not renewed together."""
+"""Largest fraction of the lifetime by which a renewal is earlier, so that certificates issued together spread out."""
 
 
 class CredentialError(ConfigError):
-    """A folder that holds no usable credential; the text says which file, and what to do."""
+    """A folder without a usable credential; the text says which file, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """A key, the certificate for it and who is trusted; all PEM, as gRPC takes them.
+    """A private key, its certificate and the trusted authorities; all PEM, as gRPC takes them.
 
     Raises:
         CredentialError: they do not belong together.
@@ -67,45 +67,48 @@ class Credential:
 
     @property
     def identity(self) -> Identity:
-        """Who it proves."""
+        """Identity that the credential proves."""
         return self.leaf.identity
 
     @property
     def key(self) -> ec.EllipticCurvePrivateKey:
-        """The private key."""
+        """Private key, parsed."""
         return read_key(self.key_pem)
 
     def is_expired(self, now: float) -> bool:
-        """Whether its time is over; `now` in s since the epoch."""
+        """Return whether the certificate has expired at `now` [s since the epoch]."""
         return now >= self.leaf.expires_at
 
     def renew_at(self, jitter: float) -> float:
-        """When to renew it [s since the epoch]: at 2/3 of its life, a little earlier by a random jitter in 0..1.
+        """Return the instant to renew it [s since the epoch].
 
-        Its life begins when it was issued, not when it begins to be valid, which is some minutes before that.
+            issued_at + lifetime (RENEW_AFTER - RENEW_JITTER jitter),    lifetime = expires_at - issued_at
+
+        Args:
+            jitter: random, in [0, 1].
         """
         life = self.leaf.expires_at - self.leaf.issued_at
         return self.leaf.issued_at + life * (RENEW_AFTER - RENEW_JITTER * jitter)
 
     @staticmethod
     def load(folder: Path) -> "Credential":
-        """Read the credential in a folder; one that is being replaced meanwhile is the old or the new one, whole.
+        """Read the credential in a folder; during a replacement, the old or the new one as a whole.
 
         Raises:
-            CredentialError: it is not there, damaged, or its key may be read by others.
+            CredentialError: it is missing or damaged, or other users may read its key.
         """
-        for _ in range(3):  # a key and a certificate that are renamed between our reads
+        for _ in range(3):  # files may be renamed between our reads
             key = _read_private(folder / KEY)
             for found, _ in _fitting(folder, key):
                 return found
         raise CredentialError([_explain(folder, key)])
 
     def store(self, folder: Path) -> None:
-        """Put it into a folder, in place of what is there; durable when this returns, and old or new after a crash.
+        """Store it in a folder, in place of the one there; durable on return, and the old or the new one after a crash.
 
         Raises:
-            CredentialError: an authority lies there.
-            OSError: the disk does not allow it.
+            CredentialError: the folder has an authority.
+            OSError: the folder cannot be written.
         """
         spare_authority(folder)
         make_private_folder(folder)
@@ -120,7 +123,7 @@ class Credential:
 
 
 def _fitting(folder: Path, key: bytes) -> Iterator[tuple[Credential, Sequence[str]]]:
-    """The credentials in a folder that belong to a key, the settled one first, and the files that each is read from."""
+    """Yield the credentials in a folder that fit a key, the settled one first, each with the files it is read from."""
     for certificate in (CERTIFICATE, CERTIFICATE + _NEW):
         for authorities in (AUTHORITIES, AUTHORITIES + _NEW):
             with suppress(OSError, CredentialError):
@@ -129,7 +132,7 @@ def _fitting(folder: Path, key: bytes) -> Iterator[tuple[Credential, Sequence[st
 
 
 def _settle(folder: Path) -> None:
-    """Finish a replacing that was cut after its key had got its name; the next one writes over what it reads."""
+    """Finish a replacement that was interrupted after its key was renamed, before another one overwrites its files."""
     with suppress(FileNotFoundError):
         for _, names in _fitting(folder, (folder / KEY).read_bytes()):
             for name in names:
@@ -138,7 +141,7 @@ def _settle(folder: Path) -> None:
 
 
 def _explain(folder: Path, key: bytes) -> str:
-    """What is wrong with the settled files."""
+    """Return the fault of the settled files, in words."""
     try:
         Credential(key, (folder / CERTIFICATE).read_bytes(), (folder / AUTHORITIES).read_bytes())
     except FileNotFoundError as error:
@@ -167,7 +170,8 @@ def _read_private(path: Path) -> bytes:
 
 
 def spare_authority(folder: Path) -> None:
-    """Raise CredentialError when an authority lies there: its files have these names, and its key is nowhere else."""
+    """Refuse a folder with an authority (CredentialError): its files have the same names, and its key is its only
+    copy."""
     try:
         is_there = is_authority((folder / CERTIFICATE).read_bytes())
     except OSError:
@@ -178,9 +182,9 @@ def spare_authority(folder: Path) -> None:
 
 @contextmanager
 def alone_with(folder: Path) -> Iterator[bool]:
-    """Whether nobody else is replacing the credential in a folder: two at once would mix what they write.
+    """Hold the lock on a credential's replacement for the block, and yield True; two at once would mix their files.
 
-    False: another process is; whoever asks goes on with the one that is there, which still holds.
+    Yields False when another process holds it; the caller then continues with the credential that is there.
     """
     try:
         lock = lock_file(folder / LOCK)
@@ -194,15 +198,15 @@ def alone_with(folder: Path) -> Iterator[bool]:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder that nobody else may enter; one that is there stays as it is."""
+    """Make a folder that only its owner may enter; an existing one stays as it is."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner may read, and sync it: whole or not at all.
+    """Write a file that only its owner may read, durable and atomic: it appears whole or not at all.
 
     Raises:
-        OSError: the disk does not allow it.
+        OSError: the file cannot be written.
     """
     part = path.with_name(path.name + ".part")
     part.unlink(missing_ok=True)

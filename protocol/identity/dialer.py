@@ -1,4 +1,4 @@
-"""How one dials: who opens a channel, and what the other end must prove before a byte is sent."""
+"""The dialers: they open channels to servers, which must prove their identity before a byte is sent."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -14,68 +14,73 @@ Option = tuple[str, int | str]
 
 
 class Dialer(Protocol):
-    """Opens channels to servers that it knows by name; what it proves of itself is the newest."""
+    """Opens channels to servers, with its own newest credential."""
 
     def check(self, address: str) -> None:
-        """Raise ConfigError when this address is not to be dialled."""
+        """Check that an address may be dialled; raises ConfigError."""
 
     def channel(self, address: str, server: Identity, options: Sequence[Option] = ()) -> grpc.aio.Channel:
-        """A channel for asyncio; `options` come on top of `client_options`.
+        """Open a channel for asyncio.
+
+        Args:
+            address: host:port of the server.
+            server: identity that it must prove.
+            options: gRPC options, which take precedence over `client_options`.
 
         Raises:
-            ConfigError: not to be dialled.
+            ConfigError: the address must not be dialled.
         """
 
     def blocking_channel(self, address: str, server: Identity, options: Sequence[Option] = ()) -> grpc.Channel:
-        """A channel for a command that waits for its answer; raises the same."""
+        """Open a channel with blocking calls, for commands and threads; arguments and errors of `channel`."""
 
 
 class InsecureDialer:
-    """Nothing is proven and nothing encrypted: within one machine only."""
+    """Dials without TLS and without credentials, on this machine only."""
 
     def check(self, address: str) -> None:
-        """Refuse what is not this machine (ConfigError)."""
+        """Refuse an address on another machine (ConfigError)."""
         loopback_only(address)
 
     def channel(self, address: str, server: Identity, options: Sequence[Option] = ()) -> grpc.aio.Channel:
-        """A plain channel. Raises ConfigError for another machine."""
+        """Open a plain channel; raises ConfigError for another machine."""
         self.check(address)
         return grpc.aio.insecure_channel(address, options=_options(options))
 
     def blocking_channel(self, address: str, server: Identity, options: Sequence[Option] = ()) -> grpc.Channel:
-        """A plain channel. Raises ConfigError for another machine."""
+        """Open a plain channel; raises ConfigError for another machine."""
         self.check(address)
         return grpc.insecure_channel(address, options=_options(options))
 
 
 class MutualDialer:
-    """Both ends prove who they are, by certificates of one authority; TLS 1.3.
+    """Dials with mutual TLS 1.3: both ends prove their identities by certificates of one authority.
 
-    The server's certificate must be for the name that follows from its identity, so it matters neither on which
-    address it is reached, nor does it help a client to listen there: its certificate has no such name.
+    The server's certificate must have the DNS name of its identity. So its address does not matter, and a client that
+    listens there gains nothing: its certificate has no such name.
 
     Args:
-        keeper: of one's own credential; each channel takes the newest, so that a renewal needs no restart.
+        keeper: keeps the dialer's credential; each channel takes the newest, so a renewal needs no restart.
     """
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
 
     def check(self, address: str) -> None:
-        """Refuse what is no address (ConfigError)."""
+        """Refuse a text that is no address (ConfigError)."""
         parse_address(address)
 
     def channel(self, address: str, server: Identity, options: Sequence[Option] = ()) -> grpc.aio.Channel:
-        """A channel on which nothing is sent before both have proven who they are.
+        """Open a channel that sends nothing before both ends have proven their identities.
 
         Raises:
-            ConfigError: no address.
+            ConfigError: the address is not valid.
         """
         self.check(address)
         return grpc.aio.secure_channel(address, self._credentials(), options=options_to(server, options))
 
     def blocking_channel(self, address: str, server: Identity, options: Sequence[Option] = ()) -> grpc.Channel:
-        """The same for a command that waits for its answer."""
+        """Open such a channel with blocking calls."""
         self.check(address)
         return grpc.secure_channel(address, self._credentials(), options=options_to(server, options))
 
@@ -85,9 +90,9 @@ class MutualDialer:
 
 
 def options_to(server: Identity, more: Sequence[Option] = ()) -> list[tuple[str, Any]]:
-    """Of a channel to a server whose certificate must have its name; `more` come on top of `client_options`."""
+    """Return the options of a channel whose server must have the certificate of `server`; `more` take precedence."""
     return _options(more, ("grpc.ssl_target_name_override", server_name(server)))
 
 
 def _options(more: Sequence[Option], *own: Option) -> list[tuple[str, Any]]:
-    return list((dict(client_options()) | dict(more) | dict(own)).items())  # of two of one name gRPC takes the first
+    return list((dict(client_options()) | dict(more) | dict(own)).items())  # of duplicates gRPC takes the first

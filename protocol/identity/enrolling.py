@@ -1,8 +1,9 @@
-"""Enrolling with a join code: a key is made here, and a certificate for it comes from the coordinator.
+"""The enrolment with a join code: a key is made here, and the coordinator returns a certificate for it.
 
-The code's fingerprint is all that is trusted. The coordinator's certificate is fetched in a handshake that believes
-anything; a channel is opened to whoever can prove to hold exactly that certificate; over it comes the authority's; and
-only when this has the fingerprint, and has signed the coordinator's, does the secret leave this machine.
+Only the fingerprint in the code is trusted. First an unverified handshake fetches the server's certificate. Then a
+channel is opened to a server that proves the possession of exactly this certificate, and over it comes the authority's
+certificate. Only if that has the fingerprint, and has signed the server's certificate, does the secret leave this
+machine.
 """
 
 import asyncio
@@ -52,51 +53,50 @@ logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 30.0
 ENROLLING, PLACE = "enrolling.pem", "place.json"
-"""The key until there is a certificate for it; where the coordinator is, and which code led there."""
+"""Files in the credential's folder: the key until there is a certificate for it; the coordinator's addresses."""
 
 PATIENCE_S, BUSY_WAIT_S = 120.0, (1.0, 5.0)
-"""How long to try while too many others enrol, and the seconds between two tries, by chance so that not all come back
-at once."""
+"""Time for attempts while too many others enrol [s], and the bounds of the random wait between two of them [s]."""
 
 _TRY_AGAIN = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class EnrolmentFailed(ConfigError):
-    """There is no certificate; the text says why, and what to do."""
+    """An enrolment without a certificate; the text says why, and what to do."""
 
 
 class Unreachable(EnrolmentFailed):
-    """Nobody answers, or not now: it may work another time."""
+    """An enrolment without an answer: it may succeed another time."""
 
 
 class Busy(Unreachable):
-    """Too many enrol just now."""
+    """An enrolment at a coordinator that too many enrol at just now."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the coordinator is that one is a member of."""
+    """The addresses of a member's coordinator, and the invitation that led to them."""
 
     address: str
     admin_address: str
     invitation: str
-    """The id of the invitation, hexadecimal."""
+    """Id of the invitation, hexadecimal."""
 
     @classmethod
     def load(cls, folder: Path) -> "Place":
-        """As it was stored beside a credential.
+        """Read the place that is stored beside a credential.
 
         Raises:
-            CredentialError: there is none, or it is damaged.
+            CredentialError: it is missing or damaged.
         """
         try:
-            said = json.loads((folder / PLACE).read_text("utf-8"))
-            place = cls(said["address"], said["admin_address"], said["invitation"])
+            fields = json.loads((folder / PLACE).read_text("utf-8"))
+            place = cls(fields["address"], fields["admin_address"], fields["invitation"])
         except FileNotFoundError:
             raise CredentialError(
                 [
-                    f"there is no {folder / PLACE}: enrol first, with a join code; "
-                    "with a certificate by hand, say where with `atoll authority install --admin HOST:PORT`"
+                    f"there is no {folder / PLACE}: enrol first, with a join code; for a certificate that was issued "
+                    "by hand, name the coordinator with `atoll authority install --admin HOST:PORT`"
                 ]
             ) from None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -104,13 +104,13 @@ class Place:
         return place
 
     def store(self, folder: Path) -> None:
-        """Put it beside a credential."""
+        """Store the place beside a credential."""
         content = {"address": self.address, "admin_address": self.admin_address, "invitation": self.invitation}
         write_private(folder / PLACE, json.dumps(content).encode())
 
 
 def is_enrolled(folder: Path, code: JoinCode, now: float) -> bool:
-    """Whether this very code has been used here, and what came of it still holds."""
+    """Return whether this join code was used here and its credential has not expired."""
     try:
         return Place.load(folder).invitation == code.id.hex() and not Credential.load(folder).is_expired(now)
     except CredentialError:
@@ -118,18 +118,18 @@ def is_enrolled(folder: Path, code: JoinCode, now: float) -> bool:
 
 
 async def enrol(code: JoinCode, folder: Path, wanted: Wanted = ANYBODY) -> Credential:
-    """Become a member: the credential and the coordinator's place lie in the folder afterwards.
+    """Become a member: store the credential and the coordinator's place in a folder.
 
-    One that is cut is begun again with the same key, and so gets the same certificate.
+    Idempotent: an interrupted enrolment is repeated with the same key, and gets the same certificate.
 
     Args:
-        code: of the invitation.
-        folder: where the credential will lie.
-        wanted: who one is willing to become; a code for somebody else is refused, and stays good.
+        code: join code of the invitation.
+        folder: of the credential.
+        wanted: identities that the caller accepts; a code for another one is refused, and stays valid.
 
     Raises:
-        Unreachable: nobody answers at any of the code's addresses.
-        EnrolmentFailed: somebody else answers there than the code says, or the invitation is refused.
+        Unreachable: there is no answer at any of the code's addresses.
+        EnrolmentFailed: the server is not the code's coordinator, or refuses the invitation.
         CredentialError, OSError: the folder cannot be used.
     """
     key, faults = key_in(folder), []
@@ -146,7 +146,7 @@ async def enrol(code: JoinCode, folder: Path, wanted: Wanted = ANYBODY) -> Crede
     except CredentialError as error:
         raise EnrolmentFailed([f"the coordinator's answer does not fit: {error}"]) from None
     if not (is_address(answer.address) and is_address(answer.admin_address)):
-        raise EnrolmentFailed([f"the coordinator says that it is at {answer.address[:80]!r}, which is no address"])
+        raise EnrolmentFailed([f"the coordinator gives {answer.address[:80]!r} as its address; allowed: host:port"])
     credential.store(folder)
     Place(answer.address, answer.admin_address, code.id.hex()).store(folder)
     (folder / ENROLLING).unlink(missing_ok=True)
@@ -154,11 +154,11 @@ async def enrol(code: JoinCode, folder: Path, wanted: Wanted = ANYBODY) -> Crede
 
 
 def key_in(folder: Path) -> PrivateKey:
-    """The key of an enrolment that was cut, or a new one; on disk before anybody signs for it.
+    """Return the key of an interrupted enrolment, or a new one that is durable before its certificate is requested.
 
     Raises:
-        CredentialError: an authority lies there.
-        OSError: the disk does not allow it.
+        CredentialError: the folder has an authority.
+        OSError: the folder cannot be written.
     """
     spare_authority(folder)
     make_private_folder(folder)
@@ -172,7 +172,7 @@ def key_in(folder: Path) -> PrivateKey:
 async def _ask_while_busy(
     address: str, code: JoinCode, key: PrivateKey, wanted: Wanted
 ) -> tuple[pb.Certificate, bytes]:
-    """As `_ask_again`; and later, as long as there is patience, while it has too much to do with others."""
+    """Ask for a certificate; while the coordinator is busy, again after random waits, for at most `PATIENCE_S`."""
     until = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -187,7 +187,7 @@ async def _ask_while_busy(
 
 
 async def _ask_again(address: str, code: JoinCode, key: PrivateKey, wanted: Wanted) -> tuple[pb.Certificate, bytes]:
-    """As `_ask`; once more when the coordinator may have renewed its certificate between our two handshakes."""
+    """Ask for a certificate; once more in case the coordinator renewed its own between our two handshakes."""
     try:
         return await _ask(address, code, key, wanted)
     except Busy:
@@ -197,7 +197,7 @@ async def _ask_again(address: str, code: JoinCode, key: PrivateKey, wanted: Want
 
 
 async def _ask(address: str, code: JoinCode, key: PrivateKey, wanted: Wanted) -> tuple[pb.Certificate, bytes]:
-    """The answer of whoever is at an address and is who the code says; and the authority."""
+    """Ask the code's coordinator for a certificate; return its answer and the authority's certificate."""
     proxy = HttpProxy.of(os.environ)
     shown = await _certificate_at(address, proxy)
     over = proxy.options(address) if proxy is not None else []
@@ -208,9 +208,8 @@ async def _ask(address: str, code: JoinCode, key: PrivateKey, wanted: Wanted) ->
         try:
             authority: pb.AuthorityReply = await stub.GetAuthority(pb.GetAuthorityRequest(), timeout=TIMEOUT_S)
             ca_pem = _trusted(authority.ca_pem, code.fingerprint, shown, address)
-            asked = make_request(key)
             request = pb.EnrolRequest(
-                id=code.id, secret=code.secret, request=asked, roles=wanted.roles, name=wanted.name
+                id=code.id, secret=code.secret, request=make_request(key), roles=wanted.roles, name=wanted.name
             )
             return await stub.Enrol(request, timeout=TIMEOUT_S), ca_pem
         except grpc.aio.AioRpcError as error:
@@ -222,7 +221,7 @@ async def _ask(address: str, code: JoinCode, key: PrivateKey, wanted: Wanted) ->
 
 
 async def _certificate_at(address: str, proxy: HttpProxy | None) -> bytes:
-    """The certificate (PEM) that whoever listens there shows. It is not yet believed."""
+    """Fetch the certificate (PEM) of the server at an address, unverified."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -239,14 +238,24 @@ async def _certificate_at(address: str, proxy: HttpProxy | None) -> bytes:
     try:
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     finally:
-        writer.transport.abort()  # nothing is to be said to whoever it is
+        writer.transport.abort()  # without a goodbye: the server is not verified
         with suppress(OSError):
             await writer.wait_closed()
     return ssl.DER_cert_to_PEM_cert(shown).encode()
 
 
 def _trusted(ca_pem: bytes, wanted: bytes, shown: bytes, address: str) -> bytes:
-    """The authority's certificate alone, when it is the one that the code names and the coordinator's is from it."""
+    """Return the authority's certificate if it has the code's fingerprint and has signed the server's certificate.
+
+    Args:
+        ca_pem: certificates that the server sent as its authorities.
+        wanted: fingerprint in the join code.
+        shown: the server's certificate, PEM.
+        address: of the server, for the error.
+
+    Raises:
+        EnrolmentFailed: the server is not the code's coordinator.
+    """
     try:
         found = [authority for authority in read_certificates(ca_pem) if fingerprint(authority) == wanted]
         if not found:
@@ -256,6 +265,6 @@ def _trusted(ca_pem: bytes, wanted: bytes, shown: bytes, address: str) -> bytes:
         if leaf.identity.role is not Role.COORDINATOR or leaf.expires_at <= time.time():
             raise CertificateError(f"its certificate is for {leaf.identity}, until {time.ctime(leaf.expires_at)}")
     except CertificateError as error:
-        what = f"whoever is at {address} is not the coordinator of this join code: {error}. Nothing was told to it"
-        raise EnrolmentFailed([what]) from None
+        fault = f"the server at {address} is not the coordinator of this join code: {error}. The code was not sent"
+        raise EnrolmentFailed([fault]) from None
     return trusted

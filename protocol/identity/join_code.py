@@ -1,10 +1,10 @@
-"""A join code: all that somebody needs to enrol, as one word that can be read out over a telephone.
+"""The join code: everything that an enrolment needs, as one word that can be read out over a telephone.
 
-    atoll-AE3K...    of letters A-Z and digits 2-7, in either case; blanks, line ends and hyphens in it mean nothing
+    atoll-AE3K...    letters A-Z and digits 2-7, in either case; blanks, line ends and hyphens are ignored
 
-It says where to enrol, whom to trust (the SHA-256 of the authority's certificate) and which invitation it is, with the
-128-bit secret that goes with that. Its last four bytes are a CRC-32: it finds every mistake in up to four neighbouring
-letters or digits, and all but one of four thousand million others.
+It contains the addresses to enrol at, the fingerprint of the trusted authority (SHA-256 of its certificate), and the id
+of the invitation with its 128-bit secret. Its last four bytes are a CRC-32, which detects every mistake within four
+neighbouring letters or digits, and all but one in 2^32 of the others.
 """
 
 import base64
@@ -21,7 +21,7 @@ ID_BYTES, SECRET_BYTES, FINGERPRINT_BYTES = 8, 16, 32
 ADDRESSES_MAX = 4
 ADDRESS_LETTERS_MAX = 255
 TEXT_MAX = 4096
-"""Letters that a code may have, with what means nothing."""
+"""Most characters of a code, ignored ones included."""
 
 _HEAD_BYTES, _SUM_BYTES = 1 + ID_BYTES + SECRET_BYTES + FINGERPRINT_BYTES, 4
 _IGNORED = re.compile(r"[\s-]+", re.ASCII)
@@ -31,23 +31,23 @@ _PORT = re.compile(r"[1-9][0-9]{0,4}", re.ASCII)
 
 
 class JoinCodeError(ValueError):
-    """A text that is no join code; what it says never repeats a part of the secret."""
+    """A text that is no join code; the message never contains a part of the secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinCode:
-    """What a join code holds.
+    """The content of a join code.
 
     Raises:
-        JoinCodeError: a part is not of the allowed form.
+        JoinCodeError: a part does not have the allowed form.
     """
 
     addresses: tuple[str, ...]
-    """host:port of where to enrol, the first that answers."""
+    """Addresses to enrol at, host:port; the first that answers is used."""
     fingerprint: bytes
     """SHA-256 of the authority's certificate (DER)."""
     id: bytes
-    """Of the invitation."""
+    """Id of the invitation."""
     secret: bytes = field(repr=False)
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class JoinCode:
             raise JoinCodeError("fingerprint, id and secret have 32, 8 and 16 bytes")
 
     def __str__(self) -> str:
-        """The one word to hand over; whoever has it can enrol."""
+        """Return the code as one word; its possession suffices to enrol."""
         head = bytes([_VERSION]) + self.id + self.secret + self.fingerprint
         body = head + ",".join(self.addresses).encode("ascii")
         whole = body + zlib.crc32(body).to_bytes(_SUM_BYTES, "big")
@@ -69,13 +69,13 @@ class JoinCode:
 
     @classmethod
     def parse(cls, text: str) -> "JoinCode":
-        """The code in a text.
+        """Read the code in a text.
 
         Raises:
-            JoinCodeError: it is none, has a typing mistake, or is of a later version.
+            JoinCodeError: the text is no join code, has a mistake, or is of another version.
         """
         if len(text) > TEXT_MAX:
-            raise JoinCodeError(f"a text of {len(text)} letters is no join code; allowed: at most {TEXT_MAX}")
+            raise JoinCodeError(f"a text of {len(text)} characters is no join code; allowed: at most {TEXT_MAX}")
         body = _checked(text)
         if body[0] != _VERSION:
             raise JoinCodeError(f"a join code of version {body[0]}, and this Atoll knows {_VERSION}: update it")
@@ -93,12 +93,12 @@ class JoinCode:
         try:
             addresses = tuple(rest.decode("ascii").split(","))
         except UnicodeDecodeError:
-            raise JoinCodeError("a join code with an address that is none") from None
+            raise JoinCodeError("the join code has an address that is not ASCII") from None
         return cls(addresses, fingerprint, id, secret)
 
 
 def is_address(text: str) -> bool:
-    """Whether it is host:port, with a name, an IPv4 address, or an IPv6 address in brackets."""
+    """Return whether a text is host:port, with a name, an IPv4 address, or an IPv6 address in brackets."""
     host, _, port = text.rpartition(":")
     if len(text) > ADDRESS_LETTERS_MAX or _PORT.fullmatch(port) is None or int(port) > 65535:
         return False
@@ -111,7 +111,7 @@ def is_address(text: str) -> bool:
 
 
 def _checked(text: str) -> bytes:
-    """The bytes of a code before its sum, which is right."""
+    """Return the bytes of a code before its checksum, after checking it."""
     plain = _IGNORED.sub("", text).upper()
     prefix = PREFIX.rstrip("-").upper()
     if not (text.isascii() and plain.startswith(prefix)):

@@ -1,4 +1,4 @@
-"""Keeps one's own credential, in memory and in its folder, and tells who needs to know when it is replaced."""
+"""The keeper of a process's own credential, in memory and in its folder; it notifies listeners of replacements."""
 
 import time
 from collections.abc import Callable
@@ -9,13 +9,13 @@ from atoll.protocol.identity.names import Identity
 
 
 class Keeper:
-    """One credential, the newest. May be read on any thread.
+    """Keeps the newest credential, which any thread may read.
 
     Args:
-        folder: where it lies.
+        folder: of the credential.
 
     Raises:
-        CredentialError: there is none, or it is damaged.
+        CredentialError: the credential is missing or damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -24,33 +24,33 @@ class Keeper:
 
     @property
     def current(self) -> Credential:
-        """What to prove oneself with now."""
+        """Newest credential of the folder."""
         return self._current
 
     @property
     def identity(self) -> Identity:
-        """Who one is."""
+        """Identity that the credential proves."""
         return self._current.identity
 
     def check(self) -> None:
-        """Raise CredentialError when its time is over: nobody will believe it."""
+        """Check that the certificate has not expired; raises CredentialError."""
         if self._current.is_expired(time.time()):
             until = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._current.leaf.expires_at))
             raise CredentialError([f"the certificate in {self.folder} has expired on {until}: enrol anew"])
 
     def on_replaced(self, listener: Callable[[Credential], None]) -> None:
-        """Call this with each newer credential, on the thread that brings it."""
+        """Call `listener` with each newer credential, on the thread that brings it."""
         self._listeners.append(listener)
 
     def replace(self, credential: Credential) -> None:
-        """Put a newer one in its place: on disk first."""
+        """Replace the credential by a newer one, on disk first, and notify the listeners."""
         credential.store(self.folder)
         self._current = credential
         for listener in self._listeners:
             listener(credential)
 
     def reload(self) -> None:
-        """Read the folder again: another process has replaced what is in it."""
+        """Read the folder again, after another process has replaced the credential in it."""
         found = Credential.load(self.folder)
         if found != self._current:
             self._current = found

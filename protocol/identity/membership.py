@@ -1,4 +1,4 @@
-"""One's place in a federation: who one is there, where the coordinator is, and how it is dialled."""
+"""The membership in a federation: the coordinator's address, the way to dial it, and the credential."""
 
 import asyncio
 import logging
@@ -23,38 +23,38 @@ from atoll.protocol.settings import ConfigError
 logger = logging.getLogger(__name__)
 
 DEFAULT_ADDRESS = "127.0.0.1:7070"
-"""Where an insecure coordinator is when nothing is said."""
+"""Default address of an insecure coordinator."""
 
 AGAIN_S = (0.5, 15.0)
-"""Seconds between two attempts to enrol while nobody answers: at first, and at most."""
+"""First and longest wait between two attempts to enrol while there is no answer [s]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """See the module docstring; `take` makes one."""
+    """The membership of one process; `take` makes it."""
 
     address: str
-    """Of the coordinator."""
+    """Address of the coordinator."""
     dialer: Dialer
     keeper: Keeper | None
-    """Of one's own credential; None: nobody proves anything."""
+    """Keeper of the credential; None: the connection is insecure, and neither end proves its identity."""
 
     @classmethod
     async def take(
         cls, folder: Path, identity: Identity, *, join: str = "", coordinator: str = "", insecure: bool = False
     ) -> "Membership":
-        """Enrol with a join code, or go on with the credential that is in the folder already.
+        """Enrol with a join code, or continue with the credential in the folder.
 
         Args:
             folder: of the credential.
-            identity: who one is to be.
-            join: the join code; one that has been used here means nothing more.
-            coordinator: its address, when it is not where it said at enrolment.
-            insecure: prove nothing, within this machine.
+            identity: that the process must have.
+            join: the join code; ignored when it was used here before.
+            coordinator: its address; empty: the address from the enrolment.
+            insecure: connect without credentials, on this machine only.
 
         Raises:
-            ConfigError: no credential and no join code, one for somebody else, one that has expired, or the
-                invitation is refused.
+            ConfigError: there is neither a credential nor a join code, the credential is for another identity or has
+                expired, or the invitation is refused.
         """
         if insecure:
             return cls(coordinator or DEFAULT_ADDRESS, InsecureDialer(), None)
@@ -67,10 +67,10 @@ class Membership:
         return cls(coordinator or Place.load(folder).address, MutualDialer(keeper), keeper)
 
     async def keep(self) -> None:
-        """Renew the credential whenever it is time, until cancelled; at once done when there is none.
+        """Renew the credential whenever it is due, until cancelled; without one, return at once.
 
         Raises:
-            MembershipEnded: it is revoked, or could not be renewed in time.
+            MembershipEnded: the identity is revoked, or the credential has expired.
             OSError: the folder cannot be written.
         """
         if self.keeper is not None:
@@ -81,9 +81,9 @@ class Membership:
 async def unless_stopped(
     taking: Coroutine[Any, Any, Membership], signals: Iterable[signal.Signals]
 ) -> Membership | None:
-    """The membership; None: one of these signals has ended the wait for it, which is long while nobody answers.
+    """Return the membership; None: one of these signals ended the wait for the coordinator.
 
-    Whoever calls this puts its own handlers in the place of those that stay behind.
+    The signal handlers stay installed; the caller replaces them by its own.
     """
     task = asyncio.ensure_future(taking)
     for number in signals:
@@ -96,7 +96,7 @@ async def unless_stopped(
 
 
 async def _enrol(code: JoinCode, folder: Path, wanted: Wanted) -> None:
-    """Wait for the coordinator when it is away: who supervises both may start them in any order."""
+    """Enrol, and wait for a coordinator that is away: a supervisor may start both in any order."""
     attempt, complaint, rng = 0, "", random.Random()
     while not is_enrolled(folder, code, time.time()):
         try:

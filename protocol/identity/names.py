@@ -1,7 +1,7 @@
-"""Who somebody is: a role and a name, as they stand in a certificate's subject alternative name.
+"""The identities of members: a role and a name, as in a certificate's subject alternative name.
 
-`atoll://client/north` is the client north. The name in the certificate counts, not the one in a message, nor the
-subject's common name.
+`atoll://client/north` is the client north. This name counts, and neither the name in a message nor the subject's common
+name.
 """
 
 import re
@@ -14,22 +14,22 @@ _SCHEME = "atoll://"
 
 
 class Role(StrEnum):
-    """What a name may be allowed to do; `server.identity.rules` says what each may."""
+    """The role of a member; `server/identity/rules` lists the rights of each."""
 
     OWNER = "owner"
-    """Grants roles, and everything that an operator may."""
+    """Grants roles, and has all rights of an operator."""
     OPERATOR = "operator"
     """Starts and stops runs, invites and revokes clients."""
     AUDITOR = "auditor"
-    """Sees members, ranks and manifests, and changes nothing."""
+    """Reads members, ranks and manifests, and changes nothing."""
     CLIENT = "client"
     """Takes part in rounds, under its own name only."""
     COORDINATOR = "coordinator"
-    """The server that clients dial."""
+    """Serves clients, ranks and commands, which dial it."""
     AGGREGATOR = "aggregator"
-    """A rank of the aggregation; its name is its number."""
+    """Serves as an aggregation rank; its name is its number."""
     AUTHORITY = "authority"
-    """Signs certificates, from another machine; it makes its own."""
+    """Signs certificates on another machine; it makes its own certificate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Identity:
     """A role and a name.
 
     Raises:
-        ValueError: the name is not of the allowed form.
+        ValueError: the name does not have the allowed form.
     """
 
     role: Role
@@ -49,19 +49,19 @@ class Identity:
 
     @property
     def uri(self) -> str:
-        """As it stands in a certificate."""
+        """Identity in the form of certificates, `atoll://ROLE/NAME`."""
         return f"{_SCHEME}{self.role}/{self.name}"
 
     @classmethod
     def parse(cls, uri: str) -> "Identity":
-        """The identity that a certificate names.
+        """Read the URI of a certificate.
 
         Raises:
-            ValueError: of another form, or an unknown role.
+            ValueError: it has another form, or an unknown role.
         """
         role, slash, name = uri.removeprefix(_SCHEME).partition("/")
         if not (uri.startswith(_SCHEME) and slash and role in set(Role)):
-            raise ValueError(f"{uri[:120]!r} names nobody here: allowed is {_SCHEME}ROLE/NAME, ROLE one of {_roles()}")
+            raise ValueError(f"{uri[:120]!r} is no identity: allowed is {_SCHEME}ROLE/NAME, ROLE one of {_roles()}")
         return cls(Role(role), name)
 
     def __str__(self) -> str:
@@ -70,19 +70,19 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Who somebody is willing to become."""
+    """The identities that an enrolling process accepts."""
 
     roles: tuple[str, ...] = ()
-    """Any of these; none: whichever."""
+    """Accepted roles; empty: any."""
     name: str = ""
-    """Empty: whichever."""
+    """Accepted name; empty: any."""
 
     def fits(self, identity: Identity) -> bool:
-        """Whether it is one of these."""
+        """Return whether an identity is accepted."""
         return (not self.roles or identity.role in self.roles) and self.name in ("", identity.name)
 
     def __str__(self) -> str:
-        *others, last = self.roles or ("anybody",)
+        *others, last = self.roles or ("member",)
         roles = f"{', '.join(others)} or {last}" if others else last
         return f"{roles} {self.name}".strip()
 
@@ -91,7 +91,7 @@ ANYBODY = Wanted()
 
 
 def is_name(text: str) -> bool:
-    """Whether a member may have this name."""
+    """Return whether a member may have this name."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -100,9 +100,9 @@ def _roles() -> str:
 
 
 COORDINATOR = Identity(Role.COORDINATOR, "main")
-"""The one coordinator of a federation."""
+"""Identity of the one coordinator of a federation."""
 
 
 def aggregator(rank: int) -> Identity:
-    """A rank of the aggregation."""
+    """Return the identity of an aggregation rank."""
     return Identity(Role.AGGREGATOR, str(rank))

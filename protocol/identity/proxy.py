@@ -1,7 +1,7 @@
-"""The way out of a site: an HTTP proxy that opens tunnels (CONNECT), as HTTPS_PROXY and NO_PROXY name it.
+"""The HTTP proxy of a site, which opens tunnels to the outside (CONNECT), as HTTPS_PROXY and NO_PROXY name it.
 
-The proxy sees addresses and encrypted bytes. This machine itself is never reached over it. gRPC's own reading of the
-environment is off: it knows no loopback, and takes the first of several variables that are meant for others.
+The proxy sees addresses and encrypted bytes. Loopback addresses are never reached over it. gRPC's own reading of the
+environment is off: it makes no exception for loopback, and also reads variables that are meant for other protocols.
 """
 
 import asyncio
@@ -23,30 +23,31 @@ BYPASS_NAMES = ("no_proxy", "NO_PROXY")
 PORT = 80
 ANSWER_BYTES_MAX = 16 * 1024
 
-_ALLOWED = "allowed: http://HOST:PORT or http://USER:PASSWORD@HOST:PORT, with what is special in them percent-encoded"
+_ALLOWED = "allowed: http://HOST:PORT or http://USER:PASSWORD@HOST:PORT, with special characters percent-encoded"
 
 
 class ProxyRefused(OSError):
-    """The proxy opens no tunnel; the text has its answer."""
+    """A tunnel that the proxy does not open; the text has its answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpProxy:
-    """A proxy, and what is reached without it."""
+    """A proxy, and the hosts that are reached without it."""
 
     host: str
     port: int
     user: str | None = field(default=None, repr=False)
     password: str = field(default="", repr=False)
     bypass: tuple[str, ...] = ()
-    _userinfo: str = field(default="", repr=False)  # as it was given
+    """Entries of NO_PROXY, in lower case."""
+    _userinfo: str = field(default="", repr=False)  # percent-encoded, as in the environment
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "HttpProxy | None":
-        """As the environment names it; None when it names none.
+        """Return the proxy that an environment names; None: it names none.
 
         Raises:
-            ConfigError: it is no proxy that can be used. Credentials are not repeated.
+            ConfigError: the proxy cannot be used. The text contains no credentials.
         """
         name, url = next(((name, environment[name]) for name in NAMES if environment.get(name)), ("", ""))
         if not url:
@@ -68,11 +69,11 @@ class HttpProxy:
         if not host or parts.path not in ("", "/") or parts.query or parts.fragment:
             raise _Fault("got a URL with no host, or with a path")
         if not all(letter.isalnum() or letter in ".-:_" for letter in host) or not host.isascii():
-            raise _Fault("got a host that is none")
+            raise _Fault("got a host with characters that are not allowed")
         user = None if parts.username is None else unquote(parts.username, errors="strict")
         password = unquote(parts.password or "", errors="strict")
         if user is not None and not (user and ":" not in user and (user + password).isprintable()):
-            raise _Fault("got a user that is empty or has a colon, or what cannot be printed")
+            raise _Fault("got a user that is empty or has a colon, or a user or password that is not printable")
         userinfo = parts.netloc.rpartition("@")[0]
         return cls(host, PORT if port is None else port, user, password, bypass, userinfo)
 
@@ -84,22 +85,27 @@ class HttpProxy:
         return f"http://{self._userinfo}{'@' if self._userinfo else ''}{self}"
 
     def is_for(self, address: str) -> bool:
-        """Whether `host:port` is reached over the proxy: it is not this machine, and NO_PROXY does not name it."""
+        """Return whether `host:port` is reached over the proxy: not on loopback, and not named by NO_PROXY."""
         host, _, port = address.rpartition(":")
         host = host.strip("[]").lower().rstrip(".")
         return not (_is_this_machine(host) or any(_is_named(host, port, entry) for entry in self.bypass))
 
     def options(self, address: str) -> Sequence[Option]:
-        """What a channel to this address needs."""
+        """Return the gRPC options of a channel to an address."""
         return [("grpc.enable_http_proxy", 1), ("grpc.http_proxy", self._url)] if self.is_for(address) else []
 
     async def open_tls(
         self, address: str, context: ssl.SSLContext, server_hostname: str
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """TLS to an address, in a tunnel.
+        """Open a TLS connection to an address through a tunnel.
+
+        Args:
+            address: host:port of the server.
+            context: of the TLS connection.
+            server_hostname: name for SNI and for the check of the certificate.
 
         Raises:
-            OSError: the proxy is not reached, or opens no tunnel; or the handshake failed.
+            OSError: the proxy cannot be reached or opens no tunnel, or the handshake fails.
         """
         reader, writer = await asyncio.open_connection(self.host, self.port, limit=ANSWER_BYTES_MAX)
         try:
@@ -122,33 +128,33 @@ class HttpProxy:
 
 
 class _Fault(ValueError):
-    """Says what was found, without a secret."""
+    """A fault of the proxy's URL; the text contains no secret."""
 
 
 class ProxyDialer:
-    """Dials as another one, over a proxy where there is one on the way."""
+    """Dials like another dialer, over a proxy for the addresses that need it."""
 
     def __init__(self, dialer: Dialer, proxy: HttpProxy) -> None:
         self._dialer, self._proxy = dialer, proxy
 
     def check(self, address: str) -> None:
-        """As the other one."""
+        """Check that an address may be dialled; raises ConfigError."""
         self._dialer.check(address)
 
     def channel(self, address: str, server: Identity, options: Sequence[Option] = ()) -> grpc.aio.Channel:
-        """A channel for asyncio."""
+        """Open a channel for asyncio."""
         return self._dialer.channel(address, server, [*options, *self._proxy.options(address)])
 
     def blocking_channel(self, address: str, server: Identity, options: Sequence[Option] = ()) -> grpc.Channel:
-        """A channel for a command that waits for its answer."""
+        """Open a channel with blocking calls."""
         return self._dialer.blocking_channel(address, server, [*options, *self._proxy.options(address)])
 
 
 def through_proxy(dialer: Dialer, environment: Mapping[str, str]) -> Dialer:
-    """The dialer, over the proxy that the environment names, if it names one.
+    """Return the dialer itself, or one over the proxy that the environment names.
 
     Raises:
-        ConfigError: it names one that cannot be used.
+        ConfigError: the environment names a proxy that cannot be used.
     """
     proxy = HttpProxy.of(environment)
     return dialer if proxy is None else ProxyDialer(dialer, proxy)
@@ -157,7 +163,7 @@ def through_proxy(dialer: Dialer, environment: Mapping[str, str]) -> Dialer:
 def _status(answer: bytes) -> int:
     words = answer.split(b"\r\n", 1)[0].split()
     if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
-        raise ProxyRefused("what answers at the proxy's address is no HTTP proxy")
+        raise ProxyRefused("the server at the proxy's address is no HTTP proxy")
     return int(words[1][:3])
 
 
@@ -178,7 +184,7 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def _is_named(host: str, port: str, entry: str) -> bool:
-    """Whether an entry of NO_PROXY means the host: `*`, a domain with all below it, an address or network, a port."""
+    """Return whether an entry of NO_PROXY matches a host: `*`, a domain with its subdomains, an address or network."""
     name, colon, its_port = entry.rpartition(":")
     if colon and its_port.isdigit() and name.count(":") != 1 and _ip(entry) is None:
         if its_port != port:

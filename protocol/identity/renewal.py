@@ -1,4 +1,4 @@
-"""Renewal: a new key and a certificate for it before the old one runs out, for as long as the process lives."""
+"""The renewal of a credential: a new key and a certificate for it before the old one expires."""
 
 import asyncio
 import logging
@@ -17,36 +17,41 @@ from atoll.protocol.identity.keeper import Keeper
 logger = logging.getLogger(__name__)
 
 LOOK_S = 60.0
-"""Seconds between two looks at the clock on the wall, which may be set, or have gone on while the machine slept."""
+"""Longest interval between two looks at the wall clock [s], which may be set, or run on while the machine sleeps."""
 
 LEAST_WAIT_S = 0.25
-"""Between two renewals, whatever the certificates say."""
+"""Shortest interval between two renewals [s], whatever the certificates' lifetimes."""
 
 TRIES = 20
-"""In which the life of a certificate is divided: after a failure a part of it passes before the next try."""
+"""Attempts within the lifetime of a certificate: the wait after a failed one is lifetime / TRIES, with jitter."""
 
 TIMEOUT_S = 30.0
 
 Renew = Callable[[bytes, bytes], Awaitable[tuple[bytes, bytes]]]
-"""From a request and the older key's word for it to the certificate and the trusted authorities, both PEM.
+"""Function from a request and the older key's consent to the certificate and the trusted authorities, both PEM.
 
-Raises MembershipEnded; what else it raises is tried again.
+Raises MembershipEnded when no attempt can succeed any more, or NotRenewed.
 """
 
 
 class MembershipEnded(CredentialError):
-    """This identity is revoked, or its certificate has run out: only a new join code helps."""
+    """The end of a membership: the identity is revoked or its certificate has expired; it takes a new join code."""
 
 
 class NotRenewed(OSError):
-    """It did not work this time."""
+    """A renewal that failed this time, and is repeated."""
 
 
 async def keep_renewed(keeper: Keeper, renew: Renew, *, rng: random.Random) -> None:
-    """Renew what is kept whenever it is time, until cancelled.
+    """Renew the keeper's credential whenever it is due, until cancelled.
+
+    Args:
+        keeper: of the credential.
+        renew: asks for a certificate.
+        rng: source of the jitter.
 
     Raises:
-        MembershipEnded: it is revoked, or could not be renewed in time.
+        MembershipEnded: the identity is revoked, or the credential has expired.
         OSError: the folder cannot be written.
     """
     jitter, complaint = rng.random(), ""
@@ -70,10 +75,11 @@ async def keep_renewed(keeper: Keeper, renew: Renew, *, rng: random.Random) -> N
 
 
 async def renew_once(mine: Credential, renew: Renew) -> Credential:
-    """A newer credential for the same identity.
+    """Return a newer credential for the same identity.
 
     Raises:
-        MembershipEnded, NotRenewed: see `Renew`; also when the answer does not fit.
+        MembershipEnded: no attempt can succeed any more.
+        NotRenewed: the attempt failed, or the answer does not fit.
     """
     key = new_key()
     request = make_request(key)
@@ -88,13 +94,13 @@ async def renew_once(mine: Credential, renew: Renew) -> Credential:
 
 
 def over(channel: Callable[[], grpc.aio.Channel]) -> Renew:
-    """Renew at the coordinator, over a channel of its own each time."""
+    """Return the function that renews at the coordinator, over a new channel each time."""
 
     async def renew(request: bytes, signature: bytes) -> tuple[bytes, bytes]:
         async with channel() as opened:
             try:
-                asked = pb.RenewRequest(request=request, signature=signature)
-                answer: pb.Certificate = await rpc.MembershipStub(opened).Renew(asked, timeout=TIMEOUT_S)
+                renewal = pb.RenewRequest(request=request, signature=signature)
+                answer: pb.Certificate = await rpc.MembershipStub(opened).Renew(renewal, timeout=TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
                 raise refusal_of(error) from None
         return answer.certificate_pem, answer.ca_pem
@@ -103,7 +109,7 @@ def over(channel: Callable[[], grpc.aio.Channel]) -> Renew:
 
 
 def refusal_of(error: grpc.aio.AioRpcError) -> MembershipEnded | NotRenewed:
-    """What a failed call means for whoever wants to stay a member."""
+    """Return the error that a failed call means for a member that renews."""
     detail = f"{error.code().name}: {error.details()}"
     if is_end(error.code()):
         return MembershipEnded([f"{error.details()}: this takes a new join code"])
@@ -111,7 +117,7 @@ def refusal_of(error: grpc.aio.AioRpcError) -> MembershipEnded | NotRenewed:
 
 
 def is_end(code: grpc.StatusCode) -> bool:
-    """Whether a refusal says that this certificate will never be believed again."""
+    """Return whether a status code means that this certificate is never accepted again."""
     return code in (grpc.StatusCode.UNAUTHENTICATED,)
 
 

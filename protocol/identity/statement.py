@@ -1,17 +1,17 @@
-"""What the coordinator signs of all that it pushes to a client, and how a client checks it.
+"""The signed statement of each message that the coordinator pushes to a client, and its verification.
 
-A statement is everything that a `ServerMessage` says, for one client and at one instant, as canonical bytes: so nothing
-that changes what a client does can be changed on the way, put before another client, or shown twice as if it were new.
-Left out are only the bytes that a digest in the statement commits to. A field that a later Atoll adds is signed without
-a line here, and a client that does not know it refuses the message rather than do something else.
+A statement is the whole content of a `ServerMessage`, for one client and one instant, as canonical bytes. So no content
+can be changed on the way, sent to another client, or replayed as new. Left out are only bytes that a digest in the
+statement commits to. A field that a later Atoll adds is signed without a change here, and a client that does not know
+it refuses the message instead of ignoring the field.
 
     b"atoll.v1 statement\\n" + {"client":"north","issued_us":1767225600000000,"message":{"invite":{...}}}
 
-is JSON with sorted keys and no spaces, ASCII. A field with its default value is left out, a float is the 16 hexadecimal
-digits of its IEEE 754 bytes (big-endian), bytes are hexadecimal.
+The second part is JSON with sorted keys and no spaces, ASCII. A field with its default value is left out, a float is
+the 16 hexadecimal digits of its IEEE 754 bytes (big-endian), bytes are hexadecimal.
 
-The key is Ed25519 (RFC 8032), and certified by the coordinator's certificate in every Welcome: a new key, and a new
-certificate, need nothing but a new connection.
+The key is Ed25519 (RFC 8032); the coordinator's certificate certifies it in every Welcome. So a new key or a new
+certificate needs only a new connection.
 """
 
 import json
@@ -30,22 +30,22 @@ from atoll.protocol.identity.certificates import CertificateError, certified_key
 from atoll.protocol.identity.names import Role
 
 LEFT_OUT = frozenset({"ServerMessage.signature", "Invite.manifest", "Invite.data", "Evaluate.manifest"})
-"""`model_digest` is the SHA-256 of the manifest, and the manifest has those of all pieces."""
+"""Fields without a signature: `model_digest` is the SHA-256 of the manifest, which has the digests of all pieces."""
 
 KEY_BYTES = 32
 SIGNATURE_BYTES_MAX = 128
 SKEW_S = 300.0
-"""By how much two clocks may differ."""
+"""Largest difference between two clocks [s]."""
 
 _STATEMENT, _PUBLISHER = b"atoll.v1 statement\n", b"atoll.v1 publisher\n"
 
 
 class NotTrusted(ValueError):
-    """A signature or a certificate does not prove what it should; the text says which and why."""
+    """A signature or a certificate that does not prove what it must; the text says which and why."""
 
 
 def statement(message: pb.ServerMessage, client: str, issued_us: int) -> bytes:
-    """The bytes that are signed of a message to a client."""
+    """Return the bytes to sign for a message to a client at an instant [us since the epoch]."""
     return _STATEMENT + _canonical({"client": client, "issued_us": issued_us, "message": _plain(message)})
 
 
@@ -53,34 +53,34 @@ def check_signature(message: pb.ServerMessage, client: str, key: Ed25519PublicKe
     """Check that the owner of the key has signed this message for this client.
 
     Raises:
-        NotTrusted: it has not, or something was changed since.
+        NotTrusted: it has not, or the message was changed since.
     """
     if not message.HasField("signature"):
         raise NotTrusted("it is not signed")
     try:
         key.verify(message.signature.ed25519, statement(message, client, message.signature.issued_us))
     except InvalidSignature:
-        what = "its signature is not that of this coordinator's publisher key for this client and these words"
-        raise NotTrusted(what) from None
+        fault = "its signature is not that of this coordinator's publisher key for this client and this content"
+        raise NotTrusted(fault) from None
 
 
 def publisher_statement(publisher: pb.Publisher) -> bytes:
-    """The bytes that the coordinator's certificate's key signs of its publisher key."""
+    """Return the bytes that certify a publisher key, to be signed by the key of the coordinator's certificate."""
     fields = {"key": publisher.key.hex(), "issued_us": publisher.issued_us, "expires_us": publisher.expires_us}
     return _PUBLISHER + _canonical(fields)
 
 
 def check_publisher(publisher: pb.Publisher, ca_pem: bytes, now: float) -> Ed25519PublicKey:
-    """The publisher key, when a coordinator of this federation says that it is its own.
+    """Return the publisher key if a coordinator of this federation certifies it.
 
     Args:
         publisher: from a Welcome.
-        ca_pem: the authorities that this client trusts.
+        ca_pem: certificates of the authorities that this client trusts.
         now: seconds since the epoch.
 
     Raises:
-        NotTrusted: the certificate is no coordinator's, of another authority, or out of its time; or the signature is
-            not its key's.
+        NotTrusted: the certificate is no coordinator's, is of another authority or not valid now, or the signature is
+            not by its key.
     """
     try:
         leaf = read_leaf(publisher.certificate)
@@ -113,7 +113,7 @@ def _canonical(fields: dict[str, Any]) -> bytes:
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """The fields that are set, but for those that are left out."""
+    """Return the fields that are set, without those in LEFT_OUT."""
     kind = message.DESCRIPTOR.name
     return {
         field.name: [_value(field, item) for item in value] if field.is_repeated else _value(field, value)

@@ -1,7 +1,8 @@
-"""Work on what a stream brings, on a thread behind the loop that receives: while it goes on, more is received.
+"""The background work on a stream's bytes: a thread works on them while the event loop receives the next ones.
 
-One hand-off to a thread costs a tenth of a millisecond and more; a transfer that pays it for every chunk, and waits for
-the work on one chunk before it takes the next, is slower by half. Here all that has come meanwhile goes over at once.
+One hand-off to a thread costs a tenth of a millisecond or more; a transfer that pays this for every chunk, and waits
+for the work on one chunk before it takes the next, is slower by half. Here all chunks that arrived meanwhile go over at
+once.
 """
 
 import asyncio
@@ -11,15 +12,15 @@ from concurrent.futures import Executor
 from atoll.protocol.wire.bulk_messages import Buffer
 
 WAITING_BYTES_MAX = 1 << 20
-"""What may wait for the thread, unless less is said; whoever brings more waits."""
+"""Default bound of the bytes that wait for the thread; beyond it `put` waits (back-pressure)."""
 
 
 class Behind:
-    """In order, one thread at a time; what waits is bounded.
+    """Works on buffers in their order, on one thread at a time, with a bounded queue.
 
     Args:
-        work: on some buffers, one after the other; not on the loop's thread.
-        executor: whose threads; None: the loop's own.
+        work: processes some buffers, one after the other; runs on a thread.
+        executor: provides the threads; None: the loop's own.
     """
 
     def __init__(self, work: Callable[[Sequence[Buffer]], None], executor: Executor | None = None) -> None:
@@ -30,22 +31,22 @@ class Behind:
         self._error: BaseException | None = None
 
     async def put(self, data: Buffer, waiting_max: int = WAITING_BYTES_MAX) -> None:
-        """Hand over bytes; waits while more than so many bytes do.
+        """Queue bytes, and wait while more than `waiting_max` bytes are queued.
 
         Raises:
-            BaseException: what the work raised; CancelledError when the threads have ended. Nothing is worked on
-                after that, for it would lie behind a hole.
+            BaseException: the error of the work; CancelledError when the executor has shut down. No further buffer is
+                processed after that, for one is missing before it.
         """
-        self._raise()
+        self._raise_error()
         self._waiting.append(data)
         self._waiting_bytes += len(data)
-        self._go_on()
+        self._start()
         while self._running is not None and self._waiting_bytes > waiting_max:
             await asyncio.wait({self._running})
-        self._raise()
+        self._raise_error()
 
     async def finish(self) -> None:
-        """Wait until all is done; raises as `put`. Also when this task is cancelled it returns only then."""
+        """Wait until all buffers are processed, also when this task is cancelled; raises the errors of `put`."""
         cancelled: asyncio.CancelledError | None = None
         while self._running is not None:
             try:
@@ -54,9 +55,9 @@ class Behind:
                 cancelled = error
         if cancelled is not None:
             raise cancelled
-        self._raise()
+        self._raise_error()
 
-    def _go_on(self) -> None:
+    def _start(self) -> None:
         if self._running is not None or not self._waiting or self._error is not None:
             return
         batch, self._waiting, self._waiting_bytes = self._waiting, [], 0
@@ -71,8 +72,8 @@ class Behind:
     def _ended(self, running: "asyncio.Future[None]") -> None:
         self._running = None
         self._error = asyncio.CancelledError() if running.cancelled() else running.exception()
-        self._go_on()
+        self._start()
 
-    def _raise(self) -> None:
+    def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error

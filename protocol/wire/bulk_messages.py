@@ -1,7 +1,7 @@
-"""The messages that carry bulk bytes, framed by hand: as protobuf, and without a copy that protobuf would make.
+"""The messages that carry bulk bytes: protobuf's encoding, read and written by hand to save protobuf's copy.
 
-Reading a chunk costs a view of the message that gRPC has given; writing one joins a few bytes before it with the bytes
-themselves. Everything else on these streams, and a chunk of any other form, goes the usual way through protobuf.
+Reading a chunk makes a view of the message that gRPC has received; writing one joins a short header with the bytes. All
+other messages on these streams, and chunks in any other valid encoding, go through protobuf.
 
     UploadRequest   { chunk = 2: Chunk { position = 1: varint, data = 2: bytes } }
     DownloadReply   { data = 2: bytes }
@@ -19,31 +19,32 @@ from atoll.protocol import atoll_pb2_grpc as rpc
 Buffer = bytes | bytearray | memoryview
 
 _VARINT_1, _BYTES_2 = 0x08, 0x12
-"""Field 1 as a varint, field 2 as bytes: (number << 3) | wire type."""
+"""Tags of field 1 as a varint and of field 2 as bytes: (number << 3) | wire type."""
 
 _VARINT_BYTES_MAX = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Bytes of an update; `data` is a view of the message, which lives as long as it does."""
+    """A chunk of an update; `data` is a view of the message and keeps it alive."""
 
     position: int
+    """Position of the first byte in the sequence of the update's pieces."""
     data: Buffer
 
     def WhichOneof(self, oneof: str) -> Literal["chunk"]:
-        """As the message that it stands for."""
+        """Return the field that is set, like the `UploadRequest` that this stands for."""
         return "chunk"
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Bytes of a version; as in `Chunk`."""
+    """Bytes of a version; `data` is a view of the message and keeps it alive."""
 
     data: Buffer
 
     def WhichOneof(self, oneof: str) -> Literal["data"]:
-        """As the message that it stands for."""
+        """Return the field that is set, like the `DownloadReply` that this stands for."""
         return "data"
 
 
@@ -55,7 +56,7 @@ DownloadMessage = pb.DownloadReply | Data
 
 
 def write_upload(message: UploadMessage) -> bytes:
-    """What goes on the wire."""
+    """Serialize a message of an upload."""
     if isinstance(message, pb.UploadRequest):
         encoded: bytes = message.SerializeToString()
         return encoded
@@ -65,7 +66,7 @@ def write_upload(message: UploadMessage) -> bytes:
 
 
 def write_download(message: DownloadMessage) -> bytes:
-    """What goes on the wire."""
+    """Serialize a message of a download."""
     if isinstance(message, pb.DownloadReply):
         encoded: bytes = message.SerializeToString()
         return encoded
@@ -73,7 +74,7 @@ def write_download(message: DownloadMessage) -> bytes:
 
 
 def varint(value: int) -> bytes:
-    """Seven bits a byte, the least first; the highest bit says that more follow."""
+    """Encode an unsigned integer as protobuf's varint: seven bits a byte, least significant first."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -86,10 +87,10 @@ def varint(value: int) -> bytes:
 
 
 def read_upload(encoded: bytes) -> UploadMessage:
-    """A message from the wire.
+    """Parse a message of an upload.
 
     Raises:
-        google.protobuf.message.DecodeError: it is none.
+        google.protobuf.message.DecodeError: the bytes are no such message.
     """
     if encoded[:1] == b"\x12" and (chunk := _chunk(encoded)) is not None:
         return chunk
@@ -98,7 +99,7 @@ def read_upload(encoded: bytes) -> UploadMessage:
 
 
 def read_download(encoded: bytes) -> DownloadMessage:
-    """A message from the wire; raises as `read_upload`."""
+    """Parse a message of a download; raises the errors of `read_upload`."""
     if encoded[:1] == b"\x12":
         size, begin = _read_varint(encoded, 1)
         if begin and begin + size == len(encoded):
@@ -108,7 +109,7 @@ def read_download(encoded: bytes) -> DownloadMessage:
 
 
 def _chunk(encoded: bytes) -> Chunk | None:
-    """A chunk in the form in which `write_upload` has it; None of any other."""
+    """Parse a chunk in the encoding of `write_upload`; None: the message has another one."""
     size, at = _read_varint(encoded, 1)
     if not at or at + size != len(encoded):
         return None
@@ -124,7 +125,7 @@ def _chunk(encoded: bytes) -> Chunk | None:
 
 
 def _read_varint(encoded: bytes, at: int) -> tuple[int, int]:
-    """The number, and where it ends; 0 where there is none."""
+    """Read a varint; return it and the byte behind it, or 0 and 0 when there is none."""
     value = 0
     for place, byte in enumerate(encoded[at : at + _VARINT_BYTES_MAX]):
         value |= (byte & 0x7F) << 7 * place
@@ -139,17 +140,17 @@ _PATH: Final = "/atoll.v1.{}/{}"
 
 
 def coordinator_stub(channel: grpc.aio.Channel | grpc.Channel) -> rpc.CoordinatorStub:
-    """The coordinator's stub, whose transfers take and give the messages of this module.
+    """Return the coordinator's stub, with transfers in the messages of this module.
 
     Args:
-        channel: for asyncio; or a blocking one, whose calls are for threads.
+        channel: for asyncio, or a blocking one, whose calls are for threads.
     """
     stub: rpc.CoordinatorStub = _with_bulk(rpc.CoordinatorStub(channel), channel, "Coordinator")
     return stub
 
 
 def aggregator_stub(channel: grpc.aio.Channel | grpc.Channel) -> rpc.AggregatorStub:
-    """The same of an aggregation rank."""
+    """Return an aggregation rank's stub, with transfers in the messages of this module."""
     stub: rpc.AggregatorStub = _with_bulk(rpc.AggregatorStub(channel), channel, "Aggregator")
     return stub
 
@@ -169,17 +170,18 @@ def _with_bulk(stub: Any, channel: grpc.aio.Channel | grpc.Channel, service: str
 
 
 def add_coordinator(servicer: rpc.CoordinatorServicer, server: grpc.aio.Server) -> None:
-    """Let a server answer as the coordinator; its transfers take and give the messages of this module."""
+    """Register the coordinator's services at a server, with transfers in the messages of this module."""
     _add(servicer, server, rpc.add_CoordinatorServicer_to_server, "Coordinator")
 
 
 def add_aggregator(servicer: rpc.AggregatorServicer, server: grpc.aio.Server) -> None:
-    """The same as an aggregation rank."""
+    """Register an aggregation rank's services at a server, with transfers in the messages of this module."""
     _add(servicer, server, rpc.add_AggregatorServicer_to_server, "Aggregator")
 
 
 def _add(servicer: Any, server: grpc.aio.Server, add: Callable[..., None], service: str) -> None:
-    """gRPC takes the last handler that was registered for a method, or else the first generic one that knows it."""
+    """Register the services twice, since gRPC uses a method's last registered handler, or else its first generic
+    one."""
     make: Callable[..., Any] = grpc.stream_stream_rpc_method_handler
     handlers = {
         "Upload": make(servicer.Upload, read_upload, pb.UploadReply.SerializeToString),

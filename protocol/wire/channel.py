@@ -1,7 +1,7 @@
-"""Limits, and the gRPC options of both ends: one place, so that both sides use the same numbers.
+"""The protocol's limits and the gRPC options of both ends, which use the same numbers.
 
-A message is at most 4 MiB; bulk bytes travel in chunks of 1 MiB, of which few are under way in each transfer. A
-silent peer is noticed by keepalive within half a minute, also when its machine has lost power.
+A message is at most 4 MiB; bulk bytes travel in chunks of 1 MiB, of which each transfer has a few in flight. Keepalive
+detects a silent peer within half a minute, also when its machine has lost power.
 """
 
 import ipaddress
@@ -13,44 +13,44 @@ from pydantic import AfterValidator
 from atoll.protocol.settings import ConfigError
 
 PROTOCOL = 1
-"""Version of the protocol; `Hello.protocol`."""
+"""Version of the protocol, sent in `Hello.protocol`."""
 
 MIB = 2**20
 MESSAGE_BYTES_MAX = 4 * MIB
 CHUNK_BYTES = 1 * MIB
 UPLOAD_WINDOW_BYTES = 4 * MIB
-"""Bytes of one upload that may be sent and not yet confirmed; among many, less: see `windows`."""
+"""Most bytes of one upload in flight, sent and not confirmed; less among many uploads, see `upload_window`."""
 
 DOWNLOAD_WINDOW_BYTES = 6 * MIB
-"""Bytes of one download that are granted beyond those that have come: what of them is under way when it is cut is sent
-again."""
+"""Credit of one download beyond the bytes that have arrived [bytes]; bytes in flight at a cut are sent again."""
 
 GRANT_BYTES = 4 * MIB
-"""A download is granted so much at once: a message for each chunk would cost nearly as much as the chunk."""
+"""Credit that a download grants at once [bytes]; a grant for each chunk would cost nearly as much as the chunk."""
 
 INLINE_BYTES_MAX = 16 * 1024
-"""A model of so many bytes rides in the invitation, an update in its UploadOpen: a transfer would cost more."""
+"""Largest model that rides in its invitation, and largest update that rides in its UploadOpen [bytes]: a transfer would
+cost more."""
 
 CONNECTIONS_MAX = 2100
 METADATA_BYTES_MAX = 8 * 1024
 STREAMS_MAX = 8
-"""RPCs that one connection may have open at once: a further one waits at its caller. An agent needs four of them; what
-a hostile one opens beyond them is refused before Python hears of it."""
+"""Most RPCs that one connection has open at once; a further one waits at its caller. An agent needs four; those of a
+hostile client beyond the limit are refused before Python sees them."""
 
 METRICS_MAX = 100
 STATISTICS_MAX = 10_000
-"""Sums of all metrics together, that a client sends at once."""
+"""Most sums of all metrics together in one message of a client."""
 
 KEEPALIVE_S = 20
 KEEPALIVE_TIMEOUT_S = 10
 HANDSHAKE_S = 10
 PROOF_S = 5
-"""A server waits so long until a new connection has proven who it is. For so long each of a flood of silent ones keeps
-its place from those who must dial anew: with 10 s a round beside such a flood took up to 9 s, with these 5 s."""
+"""Time in which a new connection must complete its TLS handshake [s]. Each silent connection of a flood occupies a
+place for this time: beside such a flood a round took up to 9 s with 10 s, and 5 s with this value."""
 
 CONNECTION_AGE_S = 600
-"""After so long a server takes new calls of a client on a new connection only, which proves anew who it is. What is
-under way goes on: a long transfer, a control stream, whose caller is looked at while it lasts."""
+"""Age after which a server takes a client's new calls only on a new connection, which authenticates again [s]. Running
+calls continue: a long transfer, or a control stream, whose caller is checked while it lasts."""
 
 HOST_CHARACTERS_MAX = 253
 
@@ -69,15 +69,15 @@ _BOTH: Options = [
 
 
 def server_options(*, connections_max: int = CONNECTIONS_MAX) -> Options:
-    """The options of a server.
+    """Return the gRPC options of a server.
 
-    There is no limit to PINGs: an answer costs 0.1 us, and while the peer takes none, nothing more of its is read. With
-    one, gRPC closes a connection beyond it anew for every PING that it has read already, each time with a longer
-    reason, until what it is writing is taken: a single peer that read nothing kept a processor busy for 47 s.
+    PINGs are not limited: an answer costs 0.1 us, and no more is read from a peer that does not take it. With a limit,
+    gRPC closes a connection beyond it once for every PING that it has read, each time with a longer reason, until the
+    peer reads: a single peer that read nothing kept a processor busy for 47 s.
 
     Args:
-        connections_max: connections of a port, those included that have not proven anything yet: each of them costs
-            50 kB until its handshake has failed. Further ones are closed as they come.
+        connections_max: most connections of a port, including those before the end of their handshake, which cost 50 kB
+            each. Further ones are closed at once.
     """
     return [
         *_BOTH,
@@ -91,14 +91,14 @@ def server_options(*, connections_max: int = CONNECTIONS_MAX) -> Options:
 
 
 def client_options() -> Options:
-    """The options of a channel. The caller decides when to dial again: gRPC's own back-off stays below its."""
+    """Return the gRPC options of a channel; gRPC's own back-off is short, since the caller decides when to redial."""
     return [
         *_BOTH,
         ("grpc.use_local_subchannel_pool", 1),  # a new channel is a new connection, with no back-off inherited
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 5000),  # also the least time that one attempt to connect is given
+        ("grpc.min_reconnect_backoff_ms", 5000),  # also the shortest timeout of one attempt to connect
         ("grpc.max_reconnect_backoff_ms", 1000),
-        ("grpc.enable_http_proxy", 0),  # only who asks for one goes over a proxy: see `proxy`
+        ("grpc.enable_http_proxy", 0),  # `identity/proxy` turns it on where a proxy is configured
     ]
 
 
@@ -116,7 +116,7 @@ def parse_address(address: str) -> tuple[str, int]:
         Host, without brackets, and port.
 
     Raises:
-        ConfigError: not of that form.
+        ConfigError: the address has another form.
     """
     try:
         return _parse(address)
@@ -134,7 +134,7 @@ def loopback_only(address: str) -> tuple[str, int]:
         Host, without brackets, and port.
 
     Raises:
-        ConfigError: not of that form, or another host.
+        ConfigError: the address has another form, or is of another machine.
     """
     host, port = parse_address(address)
     if not _is_loopback(host):
@@ -144,17 +144,17 @@ def loopback_only(address: str) -> tuple[str, int]:
 
 
 def bracketed(host: str) -> str:
-    """A host as it stands before its port."""
+    """Return a host in the form that stands before a port: an IPv6 address in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def reached_as(address: str, public: str) -> str:
-    """Where others find what listens on an address, given by which host they know this machine; empty: by that one."""
+    """Return the address at which others reach a listener: on the host `public`, or unchanged when that is empty."""
     return f"{bracketed(public)}:{parse_address(address)[1]}" if public else address
 
 
 def is_wildcard(address: str) -> bool:
-    """Whether it stands for every interface of a machine."""
+    """Return whether an address stands for all interfaces of a machine."""
     return parse_address(address)[0] in ("0.0.0.0", "::")
 
 
@@ -201,4 +201,4 @@ def _valid(address: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_valid)]
-"""The type of a setting that `parse_address` will parse."""
+"""Type of a setting whose value `parse_address` accepts."""

@@ -1,8 +1,8 @@
-"""A call in both directions whose end is always told, and told as the other side said it.
+"""The bidirectional call that always reports its end, with the status that the other side gave.
 
-grpc.aio's own call has three flaws on which a refusal is lost (grpc issue 36066): a write that crosses the end of the
-call puts an INTERNAL of grpc's in the place of the status that has come; from then on `read` no longer gives what came
-before it; and a first message waits for ever when the call ends before its metadata were sent.
+grpc.aio's own call loses a refusal in three ways (grpc issue 36066): a write that crosses the end of the call replaces
+the status that has arrived by an INTERNAL of its own; from then on `read` no longer returns the messages before the
+end; and the first message waits for ever when the call ends before its metadata were sent.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ Reply = TypeVar("Reply")
 
 
 class StreamBroken(ConnectionError):
-    """A call did not end as it should: cut, refused, or timed out."""
+    """The end of a call that was cut, refused or timed out."""
 
     def __init__(self, code: grpc.StatusCode, detail: str) -> None:
         self.code, self.detail = code, detail
@@ -25,21 +25,21 @@ class StreamBroken(ConnectionError):
 
     @property
     def is_replaced(self) -> bool:
-        """Whether a newer stream of the same client has taken this one's place."""
+        """Return whether a newer stream of the same client has replaced this one."""
         return self.code is grpc.StatusCode.ABORTED and "replaced" in self.detail
 
     @property
     def is_revoked(self) -> bool:
-        """Whether this agent, or this rank, is no member any more."""
+        """Return whether the membership of this agent or rank was revoked."""
         return self.code is grpc.StatusCode.UNAUTHENTICATED and "revoked" in self.detail
 
 
 @contextmanager
 def broken_streams() -> Iterator[None]:
-    """Turn everything that grpc raises about a call that ended into StreamBroken."""
+    """Turn every error of grpc about a call that has ended into StreamBroken."""
     try:
         yield
-    except grpc.RpcError as error:  # of either kind of call: both know how they ended
+    except grpc.RpcError as error:  # of an asyncio or a blocking call: both have a code and details
         raise StreamBroken(error.code(), error.details() or "") from None
     except asyncio.CancelledError:
         task = asyncio.current_task()
@@ -51,14 +51,14 @@ def broken_streams() -> Iterator[None]:
 
 
 class Status(NamedTuple):
-    """How a call ended."""
+    """The status of a call that has ended."""
 
     code: grpc.StatusCode
     detail: str
 
 
 def first_status(call: Any) -> "asyncio.Future[Status]":
-    """The status that the other side ends a call of many replies with; to be asked for before anything is written."""
+    """Return the future of the status with which the other side ends a streaming call; ask before the first write."""
     status: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
 
     def note(_: Any) -> None:  # called again for each later status
@@ -70,7 +70,7 @@ def first_status(call: Any) -> "asyncio.Future[Status]":
 
 
 def _at_once(told: "Coroutine[Any, Any, Any]") -> Any:
-    """What a call tells about its end when it has ended; a task would be told later, perhaps of another end."""
+    """Return the result of a coroutine of an ended call at once; awaited in a task it might report a later status."""
     try:
         told.send(None)
     except StopIteration as answer:
@@ -80,9 +80,9 @@ def _at_once(told: "Coroutine[Any, Any, Any]") -> Any:
 
 
 class Stream(Generic[Request, Reply]):
-    """A bidirectional call; its ends are values or StreamBroken, never grpc's own.
+    """A bidirectional call whose end is None or StreamBroken, never an error of grpc's own.
 
-    Replies are iterated over rather than `read`, and the first status of the call is kept: see above.
+    It iterates over the replies instead of reading them, and keeps the first status of the call: see above.
     """
 
     def __init__(self, method: "grpc.aio.StreamStreamMultiCallable[Request, Reply]") -> None:
@@ -92,7 +92,7 @@ class Stream(Generic[Request, Reply]):
         self._is_begun, self._status = False, first_status(self._call)
 
     async def write(self, message: Request) -> None:
-        """Hand a message to the connection. On a call that has ended nothing happens: `read` says how it ended."""
+        """Hand a message to the connection; without effect on a call that has ended, whose end `read` reports."""
         with suppress(asyncio.InvalidStateError, StreamBroken), broken_streams():
             if self._is_begun:
                 await self._call.write(message)
@@ -100,7 +100,7 @@ class Stream(Generic[Request, Reply]):
                 await self._begin(message)
 
     async def _begin(self, message: Request) -> None:
-        """The first message. If the call ends before its metadata were sent, grpc.aio waits for these for ever."""
+        """Write the first message, and return when the call ends before its metadata were sent."""
         writing: asyncio.Future[Any] = asyncio.ensure_future(self._call.write(message))
         try:
             await asyncio.wait({writing, self._status}, return_when=asyncio.FIRST_COMPLETED)
@@ -111,7 +111,11 @@ class Stream(Generic[Request, Reply]):
             writing.cancel()
 
     async def read(self) -> Reply | None:
-        """The next message; None when the other side has ended the call well. Raises StreamBroken."""
+        """Return the next message; None: the other side has ended the call with OK.
+
+        Raises:
+            StreamBroken: the call has ended with another status.
+        """
         try:
             with broken_streams():
                 return await anext(self._replies, None)
@@ -124,10 +128,10 @@ class Stream(Generic[Request, Reply]):
             raise StreamBroken(code, detail) from None
 
     async def half_close(self) -> None:
-        """Say that nothing more will be written."""
+        """Close the writing half of the call."""
         with suppress(asyncio.InvalidStateError, StreamBroken), broken_streams():
             await self._call.done_writing()
 
     def cancel(self) -> None:
-        """Break the call off."""
+        """Cancel the call."""
         self._call.cancel()

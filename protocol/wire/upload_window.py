@@ -1,46 +1,46 @@
-"""How far an upload may run ahead of what the receiver has confirmed: less, the more of them there are at one time.
+"""The window of an upload: the bytes that it may have in flight, fewer the more uploads run at the same time.
 
-    window = at most 4 MiB, at least 256 KiB, of n uploads that are under way a share of 16 MiB
-    chunk  = a quarter of it, at most 1 MiB
+    window = min(4 MiB, max(256 KiB, 16 MiB / n))    for n concurrent uploads
+    chunk  = min(1 MiB, window / 4)
 
-What is sent and not yet taken lies in the receiver's memory, so that of a crowd there is no more than of a few. The
-receiver says its window with each confirmation, and confirms after half of the one that it has said last, and after
-each chunk that is smaller than a quarter of it: so a sender that keeps within it never waits for good.
+Bytes in flight lie in the receiver's memory, so its use does not grow with the number of uploads (up to 64). The
+receiver sends its window with each confirmation. It confirms after half of the window that it sent last, and after each
+chunk smaller than a quarter of it: so a sender that stays within the window never waits for ever.
 """
 
 from atoll.protocol.wire.channel import CHUNK_BYTES, MIB, UPLOAD_WINDOW_BYTES
 
 UPLOADS_BYTES = 16 * MIB
-"""Of all uploads together, unless there are more than 64."""
+"""Bytes in flight of all uploads together; more only with more than 64 uploads."""
 
 WINDOW_BYTES_MIN = MIB // 4
 
 
 def window_of(num_uploads: int) -> int:
-    """Bytes that each of so many uploads may have in flight."""
+    """Return the bytes that each of `num_uploads` concurrent uploads may have in flight."""
     return max(WINDOW_BYTES_MIN, min(UPLOAD_WINDOW_BYTES, UPLOADS_BYTES // max(1, num_uploads)))
 
 
 def chunk_of(window: int) -> int:
-    """Bytes of a full chunk under a window; at least 1."""
+    """Return the size of a full chunk under a window [bytes], at least 1."""
     return max(1, min(CHUNK_BYTES, window // 4))
 
 
 class Confirmations:
-    """What the receiver of one upload says to its sender.
+    """The confirmations that the receiver of one upload sends.
 
     Args:
-        position: bytes that were there before.
-        window: said with it.
+        position: bytes that were there before the upload.
+        window: window that the first confirmation had.
     """
 
     def __init__(self, position: int, window: int) -> None:
         self._confirmed, self._window = position, window
 
     def is_due(self, position: int, num_bytes: int) -> bool:
-        """Whether to confirm, after a chunk of so many bytes that ends at this position."""
+        """Return whether to confirm after a chunk of `num_bytes` that ends at `position`."""
         return num_bytes < chunk_of(self._window) or position - self._confirmed >= self._window // 2
 
     def said(self, position: int, window: int) -> None:
-        """It is confirmed up to here."""
+        """Note a confirmation that was sent."""
         self._confirmed, self._window = position, window

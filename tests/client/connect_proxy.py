@@ -1,4 +1,4 @@
-"""An HTTP proxy in a process of its own: CONNECT to any host leads to one port of this machine.
+"""An HTTP proxy in its own process: CONNECT to any host leads to one port of this machine.
 
     python connect_proxy.py PORT [USER:PASSWORD]
 
@@ -48,7 +48,7 @@ async def pump(source, sink):
 
 @asynccontextmanager
 async def connect_proxy(port, login=""):
-    """The process; `.address`, and `.tunnels()`: what it has printed."""
+    """The proxy's process, its `address`, and the `tunnels()` that it has printed."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, __file__, str(port), login), stdout=asyncio.subprocess.PIPE
     )

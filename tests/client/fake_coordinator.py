@@ -1,6 +1,6 @@
-"""The other side of an agent: a coordinator in a hundred lines that does what a test says, on a real socket.
+"""A scripted coordinator for tests of the agent, on a real socket.
 
-It keeps what it received of an update across cuts, as the real one does, and counts every byte.
+Like the real one it keeps the received bytes of an update across cuts; it counts every byte.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ def model(seed=0, **sizes):
 
 
 class Lagoon(rpc.CoordinatorServicer):
-    """The servicer. What a test sets beforehand: `*_cuts`, byte positions at each of which one transfer is cut once."""
+    """The servicer; a test sets `*_cuts` beforehand, the positions [bytes] at each of which a transfer is cut once."""
 
     def __init__(self):
         self.versions = {}
@@ -122,7 +122,7 @@ class Lagoon(rpc.CoordinatorServicer):
         pushes.put_nowait(None)
 
     async def heard(self, kind):
-        """The next message of this kind."""
+        """Wait for the next message of a kind, and return it."""
         while (message := await self.messages.get()).WhichOneof("message") != kind:
             pass
         return getattr(message, kind)
@@ -256,7 +256,7 @@ class Lagoon(rpc.CoordinatorServicer):
 
 
 def _cut(cuts, position, size):
-    """The first cut within the next bytes, which happens only once."""
+    """Take the first cut within the next bytes from the list, and return it."""
     for cut in cuts:
         if position <= cut < position + size:
             cuts.remove(cut)
@@ -271,7 +271,7 @@ def _split(manifest, data):
 
 @asynccontextmanager
 async def lagoon(port=0):
-    """The servicer, listening; `.address` says where."""
+    """Serve a `Lagoon` for the block; its `address` is set."""
     servicer, server = Lagoon(), grpc.aio.server(options=server_options())
     rpc.add_CoordinatorServicer_to_server(servicer, server)
     servicer.port = server.add_insecure_port(f"127.0.0.1:{port}")
@@ -284,7 +284,7 @@ async def lagoon(port=0):
 
 
 class Instant:
-    """A runner in this process: the update is all ones, at once, or when the test lets it go."""
+    """A runner in this process, whose update is all ones, at once or when the test sets `go`."""
 
     def __init__(self, arrays=None):
         self.arrays = arrays or {"w": np.ones(4, np.float32)}
@@ -333,7 +333,7 @@ def config(lagoon_, state, **fields):
 
 @asynccontextmanager
 async def agent(lagoon_, state, runner=None, *, authorities=None, **fields):
-    """An agent in this process, until the block ends; it must still live then, unless it was to end by itself."""
+    """Run an agent in this process for the block; it must still run at the end unless the test expects its end."""
     runner = runner or Instant()
     settings = config(lagoon_, state, **fields)
     tasks = {"tiny:task": "x:task"}
@@ -349,7 +349,7 @@ async def agent(lagoon_, state, runner=None, *, authorities=None, **fields):
 
 
 async def until(condition, timeout=10.0):
-    """Wait for something that nobody announces."""
+    """Poll a condition until it is true."""
     async with asyncio.timeout(timeout):
         while not condition():
             await asyncio.sleep(0.005)

@@ -1,4 +1,4 @@
-"""A port before a server's own, which can be shut to those who come anew."""
+"""A port in front of a server's own, which a test can shut to new connections."""
 
 import asyncio
 from contextlib import asynccontextmanager, closing, suppress
@@ -7,12 +7,12 @@ from tests.client.fake_coordinator import until
 
 
 class Door:
-    """A port before another one; while it is shut, who comes is let in and hears nothing, as in a flood."""
+    """A port in front of another one; while it is shut, new connections are accepted and get no byte, as in a flood."""
 
     def __init__(self, port):
         self._port, self.is_open, self.num_inside, self.num_turned_away = port, asyncio.Event(), 0, 0
         self.is_open.set()
-        self.slams = False  # whether who comes while it is shut is turned away at once
+        self.slams = False  # a new connection is closed at once while it is shut
 
     async def enter(self, reader, writer):
         with closing(writer):
@@ -37,7 +37,7 @@ async def carry(reader, writer):
 
 @asynccontextmanager
 async def door_before(port):
-    """A door, listening; `.address` says where. Whoever is inside must leave before the block ends."""
+    """Open a door for the block; its `address` is set. All connections must end before the block does."""
     door = Door(port)
     listening = await asyncio.start_server(door.enter, "127.0.0.1", 0)
     door.address = f"127.0.0.1:{listening.sockets[0].getsockname()[1]}"

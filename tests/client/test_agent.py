@@ -1,4 +1,4 @@
-"""An agent against a scripted coordinator: session, transport and spool are the real ones, the runner is in here."""
+"""The agent against a scripted coordinator: session, connection and spool are real, the runner is in this process."""
 
 import asyncio
 import logging

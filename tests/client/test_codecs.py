@@ -1,4 +1,4 @@
-"""Encoded updates of a real agent process: what it sent and what it still owes add up, wherever it is killed."""
+"""The encoded updates of a real agent process: sent values and residual add up, wherever it is killed."""
 
 import signal
 
@@ -15,11 +15,11 @@ from tests.client.test_process import Process
 
 SIZE = 5000
 UPDATE = np.random.default_rng(1).standard_normal(SIZE, np.float32)
-"""What the wide task makes of every round."""
+"""Update of the wide task in every round."""
 
 
 def value_of(coordinator, digest):
-    """What an update that the coordinator has received decodes to."""
+    """Decode an update that the coordinator has received."""
     uploads = [parse_update(opened.manifest) for opened in coordinator.opened if isinstance(opened, pb.UploadOpen)]
     [piece] = next(manifest for manifest in uploads if manifest.digest == digest).pieces
     data = bytes(coordinator.received[digest])
@@ -32,7 +32,7 @@ def owed(state):
 
 
 async def answered(coordinator, state, count):
-    """Until the agent has put away so many answers."""
+    """Wait until the agent has processed `count` answers."""
     await until(lambda: len(coordinator.verdicts) == count and not list((state / "spool").iterdir()), timeout=30)
 
 
@@ -79,7 +79,7 @@ def test_agent_killed_in_its_second_round_owes_what_it_should(tmp_path, step):
                 await answered(coordinator, tmp_path / "a", 1)
                 await coordinator.invite(version, task="wide_task:task", round_id=2, codec="sign")
                 assert await process.ended() == -signal.SIGKILL
-            coordinator.answers.clear()  # a coordinator invites nobody again whom it has answered
+            coordinator.answers.clear()  # a real coordinator does not invite again a client that it has answered
             async with Process(coordinator, tmp_path / "a") as process:
                 await coordinator.connected(2)
                 await coordinator.invite(version, task="wide_task:task", round_id=2, codec="sign")

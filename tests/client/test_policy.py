@@ -1,4 +1,4 @@
-"""An agent with a policy, against a coordinator that asks for more: nothing that is not allowed leaves."""
+"""The agent with a policy, against a coordinator that asks for more: nothing leaves that the policy does not allow."""
 
 from contextlib import asynccontextmanager
 
@@ -24,7 +24,7 @@ def policy(folder, extra=""):
 
 @asynccontextmanager
 async def site(folder, extra="", runner=None):
-    """A coordinator, and an agent with this policy."""
+    """Serve a coordinator, with an agent that has this policy, for the block."""
     async with lagoon() as coordinator, agent(coordinator, folder / "a", runner, policy=policy(folder, extra)):
         yield coordinator
 
@@ -194,7 +194,7 @@ async def test_every_update_that_leaves_is_in_the_sites_log(tmp_path):
 
 @live
 async def test_a_client_that_comes_back_goes_on_with_the_days_only_round(tmp_path):
-    """It is told again while it trains, while its update waits, and after a restart."""
+    """Invite a client again while it trains, while its update waits, and after a restart."""
     runner, rule = Instant(), "rounds_per_day = 1\n"
     runner.go.clear()
     async with lagoon() as coordinator:
@@ -223,7 +223,7 @@ async def test_a_client_that_comes_back_goes_on_with_the_days_only_round(tmp_pat
 
 
 def kinds(coordinator):
-    """Of the messages that nobody has asked for yet."""
+    """Return the kinds of the messages that the test has not read yet."""
     waiting = [coordinator.messages.get_nowait() for _ in range(coordinator.messages.qsize())]
     return {message.WhichOneof("message") for message in waiting}
 
@@ -231,8 +231,8 @@ def kinds(coordinator):
 SECRET = 'ValueError: cannot parse record: patient 4711, J. Doe\n  File "/data/load.py", line 7'
 
 
-@pytest.mark.parametrize(("extra", "told"), [("", ""), ("error_details = true\n", SECRET)])
-def test_what_the_tasks_code_raised_leaves_only_where_the_policy_says_so(tmp_path, caplog, extra, told):
+@pytest.mark.parametrize(("extra", "disclosed"), [("", ""), ("error_details = true\n", SECRET)])
+def test_what_the_tasks_code_raised_leaves_only_where_the_policy_says_so(tmp_path, caplog, extra, disclosed):
     runner = Instant()
     runner.error = RunnerFailed(FailureReason.TRAINING_FAILED, SECRET)
 
@@ -242,13 +242,13 @@ def test_what_the_tasks_code_raised_leaves_only_where_the_policy_says_so(tmp_pat
             version = coordinator.add(Version(model()))
             await coordinator.invite(version)
             failed = await coordinator.heard("failed")
-            assert (failed.reason, failed.detail) == ("training_failed", told)
+            assert (failed.reason, failed.detail) == ("training_failed", disclosed)
             asked = pb.Evaluate(
                 run_id="run-1", task="tiny:task", version=1, model_digest=version.digest, time_left_s=30
             )
             await coordinator.push(evaluate=asked)
             error = (await coordinator.heard("evaluated")).error
-            assert error == (f"training_failed: {told}" if told else "training_failed")
+            assert error == (f"training_failed: {disclosed}" if disclosed else "training_failed")
 
     scenario()
     assert caplog.text.count("patient 4711") == 2, "the whole text is in the agent's own log"

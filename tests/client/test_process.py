@@ -1,4 +1,4 @@
-"""The agent as a process: killed, stopped, started again."""
+"""The agent as a process: killed, stopped, restarted."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ WIDE = Path(__file__).with_name("wide_task.py")
 MAIN = """
 import asyncio, logging, sys
 from pathlib import Path
-from atoll.client.agent import run_agent, tasks_by_name
+from atoll.client.process import run_agent, tasks_by_name
 from atoll.client.config import AgentConfig
 logging.basicConfig(level=logging.INFO)
 config = AgentConfig(

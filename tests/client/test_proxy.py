@@ -1,4 +1,4 @@
-"""An agent whose only way out is a proxy: its session, its download, its upload go through it."""
+"""The agent behind a proxy, through which its session, its download and its upload go."""
 
 import numpy as np
 import pytest
@@ -9,12 +9,12 @@ from tests.client.connect_proxy import connect_proxy
 from tests.client.fake_coordinator import MIB, Instant, Version, agent, lagoon, live, model, until
 
 ELSEWHERE = "lagoon.example:7070"
-"""No name that this machine can resolve: only the proxy leads there."""
+"""Host name that this machine cannot resolve: only the proxy reaches it."""
 
 
 @pytest.fixture(autouse=True)
 def _plain_to_elsewhere(monkeypatch):
-    """What is insecure stays on one machine; here the other machine is played by a name."""
+    """Treat a host name as another machine, since insecure connections stay on one machine."""
     monkeypatch.setattr("atoll.protocol.identity.dialer.loopback_only", lambda address: None)
     for name in ("https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)

@@ -1,4 +1,4 @@
-"""What a hostile review found on the agent's side: each test failed once."""
+"""The findings of a hostile review on the agent's side; each test failed before its fix."""
 
 import math
 
@@ -12,7 +12,7 @@ from tests.client.fake_coordinator import Instant, Version, agent, lagoon, live,
 
 
 class Measuring(Instant):
-    """A runner that measures what the test says."""
+    """A runner whose measurements the test sets."""
 
     def __init__(self, measure):
         super().__init__()

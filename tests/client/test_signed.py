@@ -1,4 +1,4 @@
-"""An agent that trusts one authority, and a coordinator that signs: what it does, what it refuses, and what it says."""
+"""The agent against a coordinator that signs: the messages that it accepts, those that it refuses, and its log."""
 
 import time
 from contextlib import asynccontextmanager
@@ -22,7 +22,7 @@ def signer(key=None, credential=OWN, clock=time.time):
 
 @asynccontextmanager
 async def signed(state, sign=None, runner=None):
-    """A lagoon that signs, and an agent that is connected to it."""
+    """Serve a lagoon that signs, with an agent that is connected to it, for the block."""
     async with lagoon() as coordinator:
         coordinator.signed = (sign or signer()).sign
         async with agent(coordinator, state, runner, authorities=lambda: OWN.ca_pem):

@@ -1,4 +1,4 @@
-"""The generated code is checked in, and is what the proto says."""
+"""The generated code that is checked in, against a new run of protoc."""
 
 from pathlib import Path
 

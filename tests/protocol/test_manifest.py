@@ -1,4 +1,4 @@
-"""Manifests: one content, one sequence of bytes, one identity; nothing else is let in."""
+"""The manifests: one content has one sequence of bytes and one identity; all other bytes are refused."""
 
 import json
 import math
@@ -132,7 +132,7 @@ def test_the_model_s_dtypes_are_the_stored_ones_when_left_out() -> None:
 
 
 def changed(manifest: VersionManifest | UpdateManifest, path: tuple[str | int, ...], value: Any) -> bytes:
-    """The manifest's bytes with one value replaced, canonical again."""
+    """Return the manifest's bytes with one value replaced, canonical again."""
     document = json.loads(manifest.encode())
     inner = document
     for part in path[:-1]:
@@ -259,7 +259,7 @@ def test_the_number_of_pieces_and_the_bytes_of_all_together_are_limited() -> Non
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
-    """A few random edits: flips, cuts, copies of a stretch to another place, and tokens that JSON knows."""
+    """Apply a few random edits: flips, cuts, copies of a range to another place, and JSON's own tokens."""
     tokens = [b"0", b"-1", b"1e999", b"NaN", b"true", b"null", b"[]", b"{}", b'""', b'"', b",", b"\\ud800", b"9" * 30]
     mutant = bytearray(data)
     for _ in range(rng.randint(1, 3)):
@@ -318,7 +318,7 @@ def test_the_list_of_faults_is_short_however_wrong_the_manifest_is() -> None:
 
 
 def encoded_piece(**changes: Any) -> bytes:
-    """An update of one piece of 1,000 elements with topk:0.01, so 10 values and 10 indices; `changes` may spoil it."""
+    """Make an update of one piece of 1,000 elements with topk:0.01 (10 values and indices), changed by `changes`."""
     piece = {
         "codec": "topk:0.01",
         "dtype": "F32",

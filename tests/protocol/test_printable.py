@@ -1,4 +1,4 @@
-"""What others say steers no terminal."""
+"""The texts of other machines, which must not control a terminal."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""References to what operators wrote: resolved by module or by file, with every failure as a ConfigError."""
+"""The references to operators' own code: resolved by module or by file, with every failure as a ConfigError."""
 
 import sys
 from pathlib import Path

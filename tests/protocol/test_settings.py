@@ -1,4 +1,4 @@
-"""Settings: every fault at once, each with its source, its key, what was found and what is allowed."""
+"""The reader of settings: all faults at once, each with its source, its key, the value and what is allowed."""
 
 import tomllib
 from pathlib import Path
@@ -13,7 +13,7 @@ from atoll.protocol.settings import STRICT, ConfigError, Folder, describe, effec
 
 
 class Tides(BaseModel):
-    """A section."""
+    """Settings of one table."""
 
     model_config = STRICT
 
@@ -42,21 +42,21 @@ class Tides(BaseModel):
 
 
 class Lagoon(BaseModel):
-    """A file."""
+    """Settings of one file."""
 
     model_config = STRICT
 
     name: str
-    """What it is called."""
+    """Name of the lagoon."""
 
     state: Folder = Field(default="here", validate_default=True)
-    """Where it is."""
+    """Folder of its state."""
 
     tides: Tides = Tides()
-    """How it moves."""
+    """Table of its tides."""
 
     fish: dict[str, bool | int | float | str | list[int]] = {}
-    """What lives in it."""
+    """Fish, by name."""
 
 
 def faults(text: str, *overrides: str) -> tuple[str, ...]:
@@ -161,7 +161,7 @@ def test_every_key_is_described() -> None:
 
 
 def test_an_integer_of_thousands_of_digits_is_a_fault_as_any_other() -> None:
-    """Found by fuzzing: Python refuses to convert it, and not as an error of TOML."""
+    """Read a fuzzer's finding, which Python refuses to convert with another error than TOML's."""
     for text, overrides in ((f"a = {'9' * 5000}", []), ("", [f"round.quorum={'9' * 5000}"])):
         with pytest.raises(ConfigError):
             load_text(Lagoon, text, overrides, name="f.toml")

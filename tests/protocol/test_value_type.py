@@ -1,4 +1,4 @@
-"""Values are dataclasses like any other; that nobody changes them is mypy's to see."""
+"""The value types: dataclasses like any other, whose fields mypy alone keeps from being changed."""
 
 import pickle
 from dataclasses import field, fields, replace

@@ -1,4 +1,4 @@
-"""What an agent keeps for itself: each outcome waits under its round until it is known to count."""
+"""The store of client state: each state is staged under its round until that is known to count."""
 
 import pytest
 
@@ -69,7 +69,7 @@ def test_runs_do_not_touch_each_other_and_no_run_id_leads_out_of_the_folder(fold
 
 
 def test_a_new_run_of_the_same_name_sweeps_what_the_old_one_has_left(folder):
-    """A coordinator with a new state directory begins at round 1 again: nothing of it has counted yet."""
+    """Begin at round 1 again, as with a coordinator's new state directory: no round has counted yet."""
     for number in range(90, 90 + KEEP):
         stage(folder, number)
     stage(folder, 1, text="new")

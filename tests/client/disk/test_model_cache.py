@@ -1,4 +1,4 @@
-"""Versions grow in canonical order, from whatever is there already, and every piece is checked."""
+"""The model cache: versions grow in canonical order, from all bytes that are there, and every piece is checked."""
 
 import os
 
@@ -19,7 +19,7 @@ def cache_in(tmp_path):
 
 
 def fetch(cache, version, *, chunk=64):
-    """Put a version together, chunk by chunk; returns the bytes that had to come."""
+    """Complete a version chunk by chunk, and return the number of bytes that had to arrive."""
     partial = cache.begin(version.digest, version.manifest)
     partial.resume()
     data = b"".join(version.bytes_of[piece.tensor, piece.offsets] for piece in partial.wanted)[partial.filled_bytes :]
@@ -143,7 +143,7 @@ def test_a_version_that_comes_back_before_it_was_deleted_stays(tmp_path):
         partial = cache.begin(version.digest, version.manifest)
         partial.resume()
         partial.append(b"".join(version.bytes_of[piece.tensor, piece.offsets] for piece in partial.wanted))
-        cache.finish(version.digest, version.manifest, partial)  # and whoever would tidy is cancelled
+        cache.finish(version.digest, version.manifest, partial)  # and the task that would tidy is cancelled
     cache.tidy()
     for version in (versions[2], versions[0]):
         assert cache.find(version.digest, version.manifest).exists()

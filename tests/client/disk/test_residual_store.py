@@ -1,4 +1,4 @@
-"""What an agent keeps of its updates: current with their acceptance alone, whatever is killed in between."""
+"""The store of residuals: current once their update is accepted, also when the agent is killed in between."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def made(path: Path, value: float, replaces=()):
 
 
 def stage(it, tmp_path, number, *, owner=OWNER, value=None):
-    """As the workshop does it: made from what is current, then staged."""
+    """Make a residual from the current ones and stage it, like an agent's training."""
     value = number if value is None else value
     it.stage(owner, digest(number), made(tmp_path / "made", value, it.current(owner)))
 
@@ -152,7 +152,7 @@ def test_task_and_run_lead_out_of_no_folder(tmp_path, folder):
 
 
 class Ledger(RuleBasedStateMachine):
-    """Each update moves a sum on: sent = made + owed - left. Over any answers and restarts none is lost or doubled."""
+    """Updates with sent = made + owed - left: over any answers and restarts no part is lost or counted twice."""
 
     folder: Path
 

@@ -1,4 +1,4 @@
-"""What was seen of each run, across crashes."""
+"""The store of the newest round and version that was seen of each run, across crashes."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""An entry is whole and durable, or it is not there."""
+"""The spool: an entry is whole and durable, or absent."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ from atoll.protocol.settings import ConfigError
 
 
 def finished(tmp_path, *, run_id="run-1", round_id=3, size=1000, name="out.safetensors"):
-    """A worker's file and the manifest of its pieces."""
+    """Write a worker's file, and return it with the manifest of its pieces."""
     data = tmp_path / name
     pieces = write(data, {"w": np.arange(size, dtype=np.float32)})
     return data, UpdateManifest(run_id, round_id, "north", 2, "0" * 64, 10, 0.5, pieces)

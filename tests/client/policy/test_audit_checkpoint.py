@@ -1,4 +1,4 @@
-"""A site remembers how far the coordinator's audit log went."""
+"""The checkpoints of the coordinator's audit log in the site's own log."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What makes two trainings of one round the same work."""
+"""The identity of a training: the fields that make two trainings of one round the same work."""
 
 from dataclasses import fields, replace
 from typing import Any

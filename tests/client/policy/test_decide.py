@@ -1,4 +1,4 @@
-"""The site's policy as a pure function: each rule, their order, and what no sequence of questions can change."""
+"""The site's policy as a pure function: each rule, their order, and invariants over sequences of requests."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -181,7 +181,7 @@ def test_a_stricter_policy_allows_nothing_more(
 
 @given(hours, instants)
 def test_the_hours_are_those_of_a_calendar(span: Hours, now: float) -> None:
-    """The oracle lays out every span of a fortnight on a calendar, and looks."""
+    """Compare with an oracle that lays out every span of a fortnight on a calendar."""
     local = datetime.fromtimestamp(now, UTC)
     midnight = local.replace(hour=0, minute=0, second=0, microsecond=0)
 

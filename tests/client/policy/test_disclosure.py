@@ -1,4 +1,4 @@
-"""What of the reason for a failure leaves the site."""
+"""The part of a failure's reason that leaves the site."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The policy file: what is not valid allows nothing, and nothing else takes its place."""
+"""The policy file: one that is not valid allows nothing, and no default replaces it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The gate: what is written down, what is counted, and that whatever goes wrong allows nothing."""
+"""The gate: its log, its count of rounds, and that every failure of it allows nothing."""
 
 import json
 import os
@@ -136,7 +136,7 @@ def test_the_size_of_an_update_is_that_of_the_real_one_with_its_manifest(tmp_pat
 def test_an_update_from_before_the_policy_is_asked_about_as_well(tmp_path: Path) -> None:
     site = Site(tmp_path, "rounds_per_day = 0\n")
     entry = spooled(tmp_path)
-    assert site.gate.ask_upload(entry).rule is Rule.TASKS, "nobody here knows what it was trained for"
+    assert site.gate.ask_upload(entry).rule is Rule.TASKS, "the task that it was trained for is unknown"
     PolicyHistory(tmp_path).asked(RUN, "t", "{}", 1.0)
     assert site.gate.ask_upload(entry).rule is Rule.ROUNDS_PER_DAY
 
@@ -162,7 +162,7 @@ def test_a_round_that_is_told_again_with_other_words_counts_again(tmp_path: Path
     for other in ({"local": '{"lr":9}'}, {"seed": 8}, {"codec": "bf16"}, {"algorithm": "fedprox"}, {"model_seed": 1}):
         assert site.gate.ask(invitation(**other)).rule is Rule.ROUNDS_PER_DAY
         assert site.gate.admit(invitation(**other), version()).rule is Rule.ROUNDS_PER_DAY
-    assert site.gate.admit(invitation(), version()).is_allowed, "the client came back, and is told again"
+    assert site.gate.admit(invitation(), version()).is_allowed, "the client reconnected and is invited again"
 
 
 def test_a_round_whose_update_has_left_is_not_begun_again_for_nothing(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_an_update_that_was_trained_without_a_policy_counts_when_it_leaves(tmp_p
 def test_each_training_and_each_update_that_leaves_has_its_line(tmp_path: Path) -> None:
     site = Site(tmp_path)
     for _ in range(3):
-        for _ in range(2):  # it is told again before anything has left
+        for _ in range(2):  # it is invited again before anything has left
             site.gate.admit(invitation(), version())
         for _ in range(2):  # the connection is cut
             site.gate.ask_upload(entry := spooled(tmp_path))

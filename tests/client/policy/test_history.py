@@ -1,4 +1,4 @@
-"""What a site remembers for its policy: durable, bound to the terms, and no answer when it cannot be read."""
+"""The history for a site's policy: durable, bound to the terms, and unusable when it cannot be read."""
 
 import os
 import signal
@@ -161,7 +161,7 @@ def test_what_an_older_atoll_approved_must_be_approved_again(tmp_path: Path, cap
     assert [terms.standing for terms in history.runs()] == [Standing.UNDECIDED, Standing.REJECTED]
     assert history.of(request(local="{}"), day=DAY).standing is Standing.UNDECIDED
     assert history.of(request(7), day=DAY) == History(rounds_today=1, is_counted=True, turn=1)
-    assert not history.of(request(7, content="a"), day=DAY).is_counted, "nobody knows what it was"
+    assert not history.of(request(7, content="a"), day=DAY).is_counted, "the content of that training is unknown"
     history.begun(request(7, content="a"), DAY)
     history.close()
     assert PolicyHistory(tmp_path).of(request(8), day=DAY).rounds_today == 2

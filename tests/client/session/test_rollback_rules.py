@@ -1,4 +1,4 @@
-"""The rule against rollback and replay."""
+"""The rules against rollback and replay."""
 
 from dataclasses import replace
 
@@ -22,8 +22,8 @@ def evaluate(version, digest=D0):
     return Asked(EvaluationRequest("r-1", version, "t", digest, 30.0))
 
 
-def told(*events, seen=None):
-    """What is seen after all of these, a second apart; the last may be refused."""
+def judged(*events, seen=None):
+    """Judge events a second apart, and return what was seen after them; the last one may be refused."""
     seen = seen or Seen()
     for number, event in enumerate(events):
         now = NOW + number
@@ -38,7 +38,7 @@ def told(*events, seen=None):
 @pytest.mark.parametrize(
     "events",
     [
-        (invite(1), invite(1)),  # it came back, and is told again
+        (invite(1), invite(1)),  # the client reconnected and is invited again
         (invite(1), invite(2)),  # the round was abandoned
         (invite(1), evaluate(1, D1), invite(2, 1, D1), evaluate(2, D2), evaluate(2, D2)),
         (invite(1), invite(5, 3, D1), invite(5, 3, D1)),
@@ -47,7 +47,7 @@ def told(*events, seen=None):
     ],
 )
 def test_what_a_coordinator_says_in_its_life_is_done(events):
-    assert isinstance(told(*events), Seen)
+    assert isinstance(judged(*events), Seen)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_what_a_coordinator_says_in_its_life_is_done(events):
     ],
 )
 def test_what_is_older_or_contradicts_it_is_a_rollback(events, words):
-    refused = told(*events)
+    refused = judged(*events)
     assert refused.reason is FailureReason.ROLLBACK
     assert words in refused.detail
     assert "accept-rollback" in refused.detail
@@ -107,13 +107,13 @@ def test_the_time_on_the_way_is_over_and_a_clock_that_is_behind_makes_none(age, 
 
 
 def test_refused_leaves_no_trace():
-    seen = told(invite(2, 1, D1))
+    seen = judged(invite(2, 1, D1))
     judge(invite(1), int(NOW * 1e6) + 5_000_000, seen, NOW)
     assert isinstance(judge(invite(2, 1, D1), int(NOW * 1e6) + 1, seen, NOW), Seen)
 
 
 def test_a_released_round_moves_nothing_but_the_instant():
-    seen = told(invite(2, 1, D1))
+    seen = judged(invite(2, 1, D1))
     after = judge(Released("r-1", 1, ReleaseReason.ROUND_CLOSED, False), seen.issued_us + 1, seen, NOW)
     assert after == replace(seen, issued_us=seen.issued_us + 1)
 

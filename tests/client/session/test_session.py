@@ -1,4 +1,4 @@
-"""The agent's session, rule by rule: jobs, deadlines, releases, the spool, lost contact."""
+"""The agent's session, rule by rule: jobs, deadlines, releases, the spool, loss of the connection."""
 
 import random
 from dataclasses import replace
@@ -54,7 +54,7 @@ def invitation(number: int = 1, time_left: float = 60.0, **fields: Any) -> Invit
 
 
 def elsewhere(run: str, number: int = 1, time_left: float = 60.0) -> Invitation:
-    """By another run."""
+    """Make an invitation of another run."""
     return replace(invitation(number, time_left), run_id=RunId(run))
 
 
@@ -67,7 +67,7 @@ def spooled(digest: str = "d1") -> Digest:
 
 
 class Drive:
-    """A session, told what happens in seconds since its start."""
+    """A session that receives events at instants in seconds since its start."""
 
     def __init__(self, spool: dict[Key, Digest] | None = None, *, connected: bool = True) -> None:
         rules = SessionRules(tasks=frozenset({"task"}), lease=LEASE)
@@ -81,7 +81,7 @@ class Drive:
         return list(self.session.receive(event, self.now))
 
     def training(self, number: int = 1, at: float = 1.0, time_left: float = 60.0) -> list[Effect]:
-        """Invited, and the model is here."""
+        """Invite the client and complete its download."""
         self.do(Asked(invitation(number, time_left)), at)
         return self.do(ModelReady(key(number)), at)
 
@@ -266,7 +266,7 @@ def test_a_download_that_is_not_done_by_the_deadline_is_given_up() -> None:
 
 
 def test_a_download_is_not_given_up_while_the_deadline_may_have_moved() -> None:
-    """The coordinator was down, so it extends the round: the client hears so only after it is connected again."""
+    """Extend a round after an outage of the coordinator, which the client learns only after it has reconnected."""
     drive = Drive()
     drive.do(Asked(invitation()), at=1)
     drive.do(Disconnected(), at=10)
@@ -556,7 +556,7 @@ def test_whatever_happens_there_is_one_worker_one_upload_of_each_update_and_no_d
 
 
 def test_a_client_is_invited_again_while_its_last_update_is_on_its_way() -> None:
-    """The update of an older round goes on; the answer to it may come at any time."""
+    """Continue the upload of an older round, whose answer may come at any time."""
     drive = Drive()
     drive.do(Asked(invitation(1)))
     drive.do(ModelReady(key(1)))

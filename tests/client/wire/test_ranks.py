@@ -1,5 +1,4 @@
-"""An agent and the ranks of the aggregation: where its updates go, where its versions come from, and when it gives up
-on a rank."""
+"""The agent and the aggregation ranks: uploads to its own rank, downloads from all, and the change to another rank."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -20,12 +19,12 @@ from atoll.protocol.wire.stream import StreamBroken
 from tests.client.fake_coordinator import MIB, Instant, Lagoon, Version, agent, lagoon, live, model, until
 
 SIZES = {"large": 3 * MIB, "small": 5}
-"""Of float32: three pieces of 4 MiB and one more."""
+"""Elements of a float32 tensor: three pieces of 4 MiB and one more."""
 
 
 @asynccontextmanager
 async def rank(version):
-    """A rank that has all of a version, and takes whatever comes."""
+    """A rank that has all of a version, and accepts every update."""
     servicer, server = Lagoon(), grpc.aio.server(options=server_options())
     rpc.add_AggregatorServicer_to_server(servicer, server)
     servicer.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -69,10 +68,10 @@ async def test_parts_come_from_the_ranks_that_own_them_and_the_update_goes_to_th
 
 
 async def uploaded(tmp_path, *, gone, back=False):
-    """The calls of `Upload` at ranks 0 and 1, when the update is for rank 0 and that one is `gone` when it is made."""
+    """Return the calls of `Upload` at ranks 0 and 1 for an update of rank 0, which may be `gone` when it is made."""
     version, heard, update = Version(model(w=8)), [], Ranks.update
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(Ranks, "update", lambda self, told: (heard.append(list(told)), update(self, told)))
+        monkeypatch.setattr(Ranks, "update", lambda self, new: (heard.append(list(new)), update(self, new)))
         return await _uploaded(tmp_path, version, heard, gone=gone, back=back)
 
 

@@ -1,4 +1,4 @@
-"""Calls over connections that follow each other: a real server, behind a door that can be shut to new connections."""
+"""The rotating channel against a real server, behind a port that can be shut to new connections."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -21,7 +21,7 @@ from tests.client.shuttable_port import door_before
 
 
 class Answering(rpc.CoordinatorServicer):
-    """Tells apart by whom it is called."""
+    """A servicer that records the connection of each call."""
 
     def __init__(self):
         self.peers, self.go_on = [], asyncio.Event()
@@ -60,7 +60,7 @@ async def call(connection, seconds=10.0):
 
 
 async def call_on(connection, service, num_peers):
-    """Call again and again, without a call that fails, until it came over so many connections."""
+    """Call repeatedly, without a failure, until the calls came over `count` connections."""
     while len(set(service.peers)) < num_peers:
         await call(connection)
         await asyncio.sleep(0.01)
@@ -170,7 +170,7 @@ async def test_calls_that_block_have_one_connection_more_which_changes_over_with
                 await block(before)
                 await block(after)
             assert len(set(service.peers)) == 4
-            assert door.num_inside == 3, "the first is in use by nobody"
+            assert door.num_inside == 3, "no call uses the first"
         await until(lambda: door.num_inside == 2)
         connection.renew()
         await until(lambda: door.num_inside == 1)

@@ -1,4 +1,4 @@
-"""Downloads and uploads over real sockets: windows, cuts, damage, pace."""
+"""The downloads and uploads over real sockets: windows, cuts, damage, rate limit."""
 
 import asyncio
 import time
@@ -25,17 +25,17 @@ from tests.client.fake_coordinator import MIB, Version, lagoon, live, model, unt
 from tests.client.shuttable_port import door_before
 
 CUT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
-"""INTERNAL: what grpc.aio makes of it when a message of ours crosses the end of the call."""
+"""Status codes of a cut; grpc.aio reports INTERNAL when a message of ours crosses the end of the call."""
 
 
 @pytest.fixture(params=["on the loop", "on a thread"])
 def way(request, monkeypatch):
-    """How a download comes, whatever its size."""
+    """Run a test with downloads on the event loop and on a thread, whatever their size."""
     monkeypatch.setattr(download_module, "LARGE_BYTES", 1 if request.param == "on a thread" else 1 << 60)
 
 
 def threads():
-    """All but the loop's own and that of grpc.aio, which stay."""
+    """Return the threads other than those of the loop and of grpc.aio, which stay."""
     return {each for each in all_threads() if not each.name.startswith("asyncio_") and "_poll_wrapper" not in each.name}
 
 
@@ -48,7 +48,7 @@ def partial_of(tmp_path, version):
 
 
 async def complete(address, version, partial):
-    """Download over as many connections as it takes; returns how many."""
+    """Download over as many connections as it takes, and return their number."""
     num_links = 0
     while not partial.is_complete:
         link = Link(InsecureDialer(), address)
@@ -142,7 +142,7 @@ async def test_download_that_is_not_what_was_asked_for_is_refused_for_good(tmp_p
 
 @asynccontextmanager
 async def under_way(tmp_path, version):
-    """A download that has come to 10 MiB and goes no further; its coordinator, file, link and task."""
+    """Begin a download that stops at 10 MiB; yield its coordinator, file, link and task."""
     async with lagoon() as coordinator:
         coordinator.add(version)
         coordinator.download_end = 10 * MIB
@@ -185,7 +185,7 @@ async def test_download_ends_when_its_link_is_closed(tmp_path, way):
 @pytest.mark.parametrize("slams", [True, False])
 @live
 async def test_large_download_needs_no_connection_of_its_own(tmp_path, monkeypatch, slams):
-    """A port that strangers flood lets nobody in, or says nothing."""
+    """Download from a port that strangers flood: it refuses new connections, or sends them no byte."""
     monkeypatch.setattr(download_module, "BEGIN_S", 0.3)
     version = Version(model(w=4 * MIB))
     async with lagoon() as coordinator, door_before(coordinator.port) as door:
@@ -251,7 +251,7 @@ def spooled(tmp_path, num_floats):
 
 
 async def delivered(address, entry, pace):
-    """Upload over as many connections as it takes; the verdict and how many."""
+    """Upload over as many connections as it takes, and return the verdict and their number."""
     num_links = 0
     while True:
         link = Link(InsecureDialer(), address)
@@ -283,7 +283,7 @@ async def test_upload_goes_on_where_it_was_cut_and_sends_little_twice(tmp_path):
 
 @live
 async def test_upload_keeps_within_the_window_that_it_is_told(tmp_path):
-    """The lagoon looks at every chunk; what is sent before its first word is within the widest window."""
+    """Let the lagoon check every chunk; before its first message the widest window holds."""
     entry = spooled(tmp_path, 2 * MIB)  # 8 MiB
     async with lagoon() as coordinator:
         coordinator.window = MIB

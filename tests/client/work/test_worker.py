@@ -1,4 +1,4 @@
-"""Jobs in a real worker process: what the task does wrong becomes a reason, and the next job runs."""
+"""The jobs in a real worker process: a fault of the task becomes a reason, and the next job runs."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ TROUBLE = str(Path(__file__).parents[2] / "parallel" / "troublesome_task.py") + 
 
 @asynccontextmanager
 async def runner(tmp_path, *, lease=5.0, **tasks):
-    """A runner of the troublesome task, and a function that trains with it."""
+    """Return a runner of the troublesome task, and a function that trains with it."""
     state = StateDirectory(tmp_path / "state")
     write(tmp_path / "model", {"w": np.zeros(3, np.float32)})
     running = WorkerRunner(tasks or {"trouble": TROUBLE}, site="here", state=state, lease=lease)

@@ -1,4 +1,4 @@
-"""The audit log's lines: what a writer writes a reader finds sound, and nothing else."""
+"""The lines of the audit log: a reader finds sound exactly what a writer writes."""
 
 import json
 import random
@@ -33,7 +33,7 @@ EVENT = Event(AT, "ada", "operator", "run.stop", "run-1", "no time", {"model": "
 
 
 def log_of(num_events, *, every=8, key=KEY, head=None):
-    """So many events, signed after every few and at the end; and where the log ends."""
+    """Return the lines of some events, signed at intervals and at the end, and the head of the log."""
     lines, head = [], head or Head()
     for number in range(num_events):
         line, head = event_line(replace(EVENT, object=f"run-{number}"), head)
@@ -74,7 +74,7 @@ def test_a_line_is_read_as_it_was_written():
 
 
 def test_the_hash_is_that_of_the_line_before_and_the_line():
-    """Recomputed by hand, as the module's docstring says."""
+    """Recompute the chain by hand, following the module's docstring."""
     import hashlib
 
     first, head = event_line(EVENT, Head())
@@ -106,7 +106,7 @@ def test_the_longest_event_is_a_line_that_can_be_read():
 
 
 def test_ten_thousand_mutations_are_all_found():
-    """One bit, one line deleted, repeated, or two of them swapped: of a log that ends with a checkpoint."""
+    """Change a log that ends with a checkpoint: one bit, one line deleted or repeated, or two lines swapped."""
     random_ = random.Random(5)
     lines, _ = log_of(8, every=4)
     data = b"".join(lines)
@@ -134,7 +134,7 @@ def test_ten_thousand_mutations_are_all_found():
 
 
 def has_fault(lines):
-    """As `verified`, but for what follows the first one."""
+    """Return whether a log has a fault, without looking for more after the first."""
     verifier = Verifier(key=PUBLIC)
     for line in lines:
         verifier.feed(line, "log")
@@ -176,7 +176,7 @@ def test_some_files_of_a_log_may_begin_anywhere():
 
 
 def test_what_was_written_anew_without_the_key_is_found():
-    """All hashes fit; the signatures do not."""
+    """Recompute all hashes of a changed log, whose signatures then do not fit."""
     other = Ed25519PrivateKey.generate()
     anew, _ = log_of(20, key=other)
     assert len(faults(anew)) == 3

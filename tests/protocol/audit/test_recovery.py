@@ -1,4 +1,4 @@
-"""Where a file of the audit log ends: what a crash can have torn is told from what none can have done."""
+"""The end of a file of the audit log: ends that a crash can have torn, and damage that no crash can have done."""
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -94,7 +94,7 @@ def test_no_garbage_was_left_by_a_crash(data):
 )
 def test_what_no_crash_leaves_is_damage(data):
     end = end_of(SIGNED + data)
-    assert end.damage.startswith("where line ")
+    assert end.damage.startswith("in place of line ")
     assert end.head.seq > SIGNED_AT.seq
 
 

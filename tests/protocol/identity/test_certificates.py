@@ -119,7 +119,7 @@ def test_a_certificate_of_another_authority_or_key_is_refused() -> None:
 
 
 def _by_hand(uris: list[str], usages: list[x509.ObjectIdentifier]) -> bytes:
-    """A certificate that our authority signed, of a form that `issue` never gives."""
+    """Make a certificate that our authority signs, in a form that `issue` never makes."""
     names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(uri) for uri in uris])
     builder = (
         x509.CertificateBuilder(CA.certificate.subject, x509.Name([]), _KEY.public_key(), 7)
@@ -142,7 +142,7 @@ def test_a_certificate_names_exactly_one_identity(uris: list[str]) -> None:
 
 def test_a_certificate_is_for_exactly_what_its_role_does() -> None:
     wrong = _by_hand([NORTH.uri], list(USAGES[Role.AGGREGATOR]))
-    with pytest.raises(CertificateError, match="not for what clients do"):
+    with pytest.raises(CertificateError, match="usages are not those of the role client"):
         check_issued(wrong, to_pem(CA.certificate), _KEY.public_key())
 
 

@@ -1,4 +1,4 @@
-"""HTTPS_PROXY and NO_PROXY: what is read, what is refused, and that no secret is repeated."""
+"""HTTPS_PROXY and NO_PROXY: valid values, refusals, and that no refusal contains a secret."""
 
 import asyncio
 import socket

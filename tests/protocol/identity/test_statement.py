@@ -1,4 +1,4 @@
-"""What is signed: nothing that is pushed to a client is left out, and whoever changes any of it is found out."""
+"""The signed statements: they cover all content that is pushed to a client, and every change of it is detected."""
 
 import time
 from contextlib import suppress
@@ -35,7 +35,7 @@ SAMPLES = {
 
 
 def fill(message):
-    """Set every field, of every message within."""
+    """Set every field of a message and of the messages in it."""
     for field in message.DESCRIPTOR.fields:
         if field.message_type is not None:
             fill(getattr(message, field.name))
@@ -47,7 +47,7 @@ def fill(message):
 
 
 def pushed():
-    """Each kind of message to a client, with every field set."""
+    """Return each kind of message to a client, with every field set."""
     for field in pb.ServerMessage.DESCRIPTOR.oneofs_by_name["message"].fields:
         message = pb.ServerMessage()
         fill(getattr(message, field.name))
@@ -55,7 +55,7 @@ def pushed():
 
 
 def changes(message, path=()):
-    """Every field of a message with another value, and its name as `LEFT_OUT` has it."""
+    """Yield a message with each field changed in turn, and the field's name in the form of `LEFT_OUT`."""
     for field in message.DESCRIPTOR.fields:
         inner = getattr(message, field.name)
         if field.message_type is not None:

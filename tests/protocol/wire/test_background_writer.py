@@ -10,7 +10,7 @@ PART = bytes(WAITING_BYTES_MAX // 4)
 
 
 class Work:
-    """Notes what it gets, and goes on only when told."""
+    """Work that records its buffers and continues only when the test lets it."""
 
     def __init__(self, fails_at=None):
         self.batches, self.may_go_on, self.fails_at = [], threading.Semaphore(0), fails_at

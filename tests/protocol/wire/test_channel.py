@@ -1,4 +1,4 @@
-"""Both ends have the same limits; what an address is, and which of them are this machine."""
+"""The limits, which are the same at both ends, and the forms of addresses."""
 
 import socket
 import struct
@@ -95,7 +95,7 @@ def test_both_ends_have_the_same_limits_and_no_option_twice() -> None:
 
 
 def test_pings_are_answered_however_many_come_and_end_nothing() -> None:
-    """A limit would cost more than the answers: see `server_options`."""
+    """Send PINGs without a limit, which would cost more than the answers: see `server_options`."""
     server = grpc.server(ThreadPoolExecutor(1), options=server_options())
     port, count = server.add_insecure_port("127.0.0.1:0"), 5000
     server.start()

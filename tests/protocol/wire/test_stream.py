@@ -1,4 +1,4 @@
-"""A call that ends at any instant ends whoever waits for it."""
+"""The end of a call at any instant, which ends every wait for the call."""
 
 import asyncio
 import socket
@@ -14,7 +14,7 @@ from atoll.protocol.wire.stream import Stream, StreamBroken
 
 @pytest.mark.parametrize("ticks", range(6))
 def test_a_first_write_returns_when_the_channel_is_closed_before_the_call_has_begun(ticks):
-    """grpc.aio itself waits for ever there: an upload that a coordinator's death met so was never begun again."""
+    """End a call where grpc.aio itself waits for ever: an upload to a coordinator that died was never repeated."""
 
     async def scenario():
         with socket.socket() as nobody:
@@ -39,7 +39,7 @@ async def _refuse(requests, context):
 
 
 def test_a_refusal_that_crosses_a_write_is_told_as_it_was_given():
-    """Of grpc.aio's own calls about every third ends here with its INTERNAL."""
+    """Refuse a call during a write, after which one in three of grpc.aio's own calls ends with its INTERNAL."""
 
     async def refused(stub, wait):
         stream = Stream(stub.Upload)

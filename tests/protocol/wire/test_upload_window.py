@@ -1,4 +1,4 @@
-"""How far uploads run ahead, and that no sender waits for good."""
+"""The window of uploads: its size, and that no sender waits for ever."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +31,7 @@ def test_a_few_uploads_have_the_whole_window_and_full_chunks():
     paces=st.lists(st.integers(1000, CHUNK_BYTES), min_size=1, max_size=5),
 )
 def test_a_sender_that_keeps_within_what_it_was_told_always_comes_to_the_end(begin, total, windows, paces):
-    """However the window changes: the sender sends all it may, then the receiver takes it, then again."""
+    """Change the window at random while the sender sends all it may and the receiver takes it, in turns."""
     total += begin
     windows, which = [*windows], 0
     confirmations, told = Confirmations(begin, windows[0]), windows[0]
