@@ -7,7 +7,7 @@ TORCH := torch==2.13.0
 PEERS := .venv-peers/.installed
 BENCHMARKS := crash_matrix round_latency resume_transfer fold fold_cuda out_of_core robust codecs step_overhead bubble collectives mfu scale simulation audit_log data_plane round_vs_flower hostile rotation
 
-.PHONY: setup peers demo test test-parallel test-cuda check format constraints proto docs bench soak fuzz papers mutants clean
+.PHONY: setup peers demo test test-fast coverage test-parallel test-cuda check format constraints proto docs bench soak fuzz papers mutants clean
 
 setup: $(STAMP)
 
@@ -30,6 +30,12 @@ demo: setup
 
 test: setup # of two processes, one that crashes is not started again: its file would never end
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --max-worker-restart=0
+
+test-fast: setup # everything without a process, a port or a sleep; `tests/fast.py` watches over it
+	$(BIN)/python -m pytest -q -p tests.fast -m "not real and not slow" -n 2 --dist worksteal
+
+coverage: setup # all tests, with the lines of shipped code that none of them reaches in its own process
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --max-worker-restart=0 --cov --cov-report=term-missing
 
 test-parallel: setup # every strategy at every rank count, as a table, then the digits under each; about ten minutes
 	$(BIN)/python -m tests.parallel.engine.cases
@@ -84,4 +90,4 @@ mutants: setup
 	$(BIN)/python -m tests.mutants
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis mutants demo-run
+	rm -rf .venv .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis mutants demo-run
