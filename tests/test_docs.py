@@ -16,10 +16,10 @@ from atoll.aggregation.codecs.names import parse_codec
 from atoll.aggregation.optimizers import FedAdam
 from atoll.aggregation.rules.coordinate import TrimmedMean
 from atoll.cli import docs
-from atoll.cli.ending import EXIT_LATE
 from atoll.cli.experiments.simulate import INTERRUPTED
 from atoll.cli.faults import EXIT_AWAY, EXIT_PIPE
 from atoll.cli.settings import Section, described
+from atoll.cli.shutdown_deadline import EXIT_LATE
 from atoll.client.session import events as client_events
 from atoll.parallel.task.local import Local
 from atoll.protocol import crash_points, vocabulary

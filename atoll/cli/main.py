@@ -5,23 +5,23 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.ending import own_process
 from atoll.cli.experiments.compare import compare
-from atoll.cli.experiments.plan import plan
 from atoll.cli.experiments.population import population
 from atoll.cli.experiments.simulate import simulate
 from atoll.cli.experiments.sweep import sweep
 from atoll.cli.faults import EXIT_BUG, Commands
 from atoll.cli.log import quiet_grpc
 from atoll.cli.looking import models, ranks, rounds, runs
-from atoll.cli.members import audit, authority, members, site
+from atoll.cli.members import audit, authority, clients, site
+from atoll.cli.members.join import join
 from atoll.cli.new import new
 from atoll.cli.serving.agent import agent
 from atoll.cli.serving.aggregator import aggregator
 from atoll.cli.serving.backups import backup, restore
 from atoll.cli.serving.coordinator import coordinator
-from atoll.cli.serving.join import join
 from atoll.cli.settings import settings
+from atoll.cli.shutdown_deadline import own_process
+from atoll.cli.training.plan import plan
 from atoll.cli.training.train import train
 
 app = typer.Typer(
@@ -58,7 +58,7 @@ app.command()(compare)
 app.command()(sweep)
 app.add_typer(runs.app, name="run")
 app.add_typer(rounds.app, name="round")
-app.add_typer(members.app, name="client")
+app.add_typer(clients.app, name="client")
 app.add_typer(authority.app, name="authority")
 app.add_typer(models.app, name="model")
 app.add_typer(ranks.app, name="rank")

@@ -1,6 +1,8 @@
-"""The options that several commands share."""
+"""The options and arguments that several commands share."""
 
 import math
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +10,10 @@ from typing import Annotated
 import typer
 
 STATE = Path("atoll-state")
-"""Where a coordinator keeps its state when nothing else is said; the default of `coordinator.state`."""
+"""The default state directory of a coordinator, as in `coordinator.state`."""
+
+IDENTITY_VARIABLE = "ATOLL_IDENTITY"
+"""The environment variable that names the folder of a person's credential."""
 
 State = Annotated[Path, typer.Option("--state", metavar="DIR", help="The coordinator's state directory.")]
 Database = Annotated[
@@ -16,7 +21,7 @@ Database = Annotated[
     typer.Option(
         "--database",
         metavar="URL",
-        help="PostgreSQL instead of what the state directory says, which may then be on another machine.",
+        help="Read the records from this PostgreSQL database; the state directory may then be on another machine.",
     ),
 ]
 Set = Annotated[
@@ -27,12 +32,17 @@ Check = Annotated[bool, typer.Option("--check", help="Check everything, print th
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Insecure = Annotated[
     bool | None,
-    typer.Option("--insecure", help="Prove nothing and encrypt nothing; on this machine only.", show_default=False),
+    typer.Option("--insecure", help="Use no certificates and no encryption; loopback only.", show_default=False),
 ]
+Run = Annotated[str, typer.Option("--run", metavar="RUN", help="Id or name of the run; by default the newest run.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run, such as digits-1.")]
 
 
 def between(least: float, most: float = math.inf) -> Callable[[float | None], float | None]:
-    """A check of what was given, if anything was, that names the value: typer's own `min` and `max` do not."""
+    """Return a check that a number, where one is given, lies between two bounds.
+
+    Its message has the value, which the message of typer's own `min` and `max` lacks.
+    """
     allowed = f"at least {least:g}" + (f", at most {most:g}" if most < math.inf else "")
 
     def check(value: float | None) -> float | None:
@@ -43,5 +53,16 @@ def between(least: float, most: float = math.inf) -> Callable[[float | None], fl
     return check
 
 
-Run = Annotated[str, typer.Option("--run", metavar="RUN", help="Id or name of the run; by default the newest one.")]
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Id of the run, such as digits-1.")]
+def read_join_code(text: str | None) -> str | None:
+    """Return the join code as given, or the text of standard input for `-`.
+
+    A code from standard input appears in no list of processes.
+    """
+    from atoll.protocol.identity.join_code import TEXT_MAX
+
+    return sys.stdin.read(TEXT_MAX + 1).strip() if text == "-" else text
+
+
+def identity_folder() -> Path:
+    """Return the folder of this person's credential, on a machine without a coordinator."""
+    return Path(os.environ.get(IDENTITY_VARIABLE) or Path.home() / ".config" / "atoll" / "identity")

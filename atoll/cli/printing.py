@@ -1,8 +1,9 @@
-"""What commands print: a table or plain lines for a person, JSON for a script."""
+"""The output of commands: tables and plain lines for a person, JSON for a script."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 import typer
 
@@ -10,17 +11,17 @@ from atoll.protocol.json_values import plain
 
 
 def say(text: str) -> None:
-    """One line to standard output."""
+    """Print one line to standard output."""
     typer.echo(text)
 
 
 def note(text: str) -> None:
-    """One line to standard error: for the person, not for the pipe."""
+    """Print one line to standard error, which a pipe does not receive."""
     typer.echo(text, err=True)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str) -> None:
-    """Aligned columns, no row ever broken, so that `grep` finds whole ones; `empty` is noted when there is no row."""
+    """Print aligned columns, one line a row, so that `grep` finds whole rows; without a row, note `empty`."""
     cells = [[cell(value) for value in row] for row in rows]
     if not cells:
         note(empty)
@@ -31,30 +32,43 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: st
 
 
 def as_json(value: object) -> None:
-    """A value as JSON: dataclasses as objects, times as seconds since the epoch."""
+    """Print a value as JSON: dataclasses as objects, times in seconds since the epoch."""
     typer.echo(json.dumps(plain(value), indent=2, ensure_ascii=False))
 
 
 def cell(value: object) -> str:
-    """One cell of a table, on one line."""
+    """Return a value as one cell of a table, on one line; `-` for None and an empty text."""
     if value is None or value == "":
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
 
 
 def shortened(text: str, num_letters: int = 80) -> str:
-    """The beginning of a text that a person wrote as long as they liked; JSON has all of it."""
+    """Return the first `num_letters` letters of a text of any length, as one line."""
     line = " ".join(text.split())
     return line if len(line) <= num_letters else line[: num_letters - 1].rstrip() + "…"
 
 
 def clock(at: float | None) -> str:
-    """An instant, in local time."""
+    """Return an instant, in seconds since the epoch, as date and local time."""
     return "-" if at is None else datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def seconds(duration: float | None) -> str:
-    """How long something took."""
+    """Return a duration in seconds, from 600 s on in minutes."""
     if duration is None:
         return "-"
     return f"{duration:.1f} s" if duration < 600 else f"{duration / 60:.0f} min"
+
+
+def metrics_text(measured: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the metrics of one version as one cell: `accuracy 0.93, loss 0.21; clients: accuracy 0.91`."""
+    parts = []
+    for source, metrics in sorted(measured.items(), reverse=True):  # the server's own first
+        listed = ", ".join(f"{name} {_metric_value(value)}" for name, value in metrics.items())
+        parts.append(listed if source == "server" else f"{source}: {listed}")
+    return "; ".join(parts)
+
+
+def _metric_value(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "undefined" if value is None else str(value)

@@ -100,11 +100,13 @@ FLOORS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("experiments/tables/papers",),
     ),
     "atoll": (
-        ("__init__.py", "cli", "cli/ending.py", "cli/faults.py", "cli/log.py", "cli/options.py", "cli/printing.py"),
-        ("cli/audit_entries.py", "cli/files.py", "cli/new.py", "cli/project", "cli/settings.py"),
-        ("cli/serving", "cli/training"),
-        ("cli/experiments", "cli/looking"),
-        ("cli/members",),
+        (
+            *("__init__.py", "cli", "cli/faults.py", "cli/log.py", "cli/options.py", "cli/printing.py"),
+            "cli/shutdown_deadline.py",
+        ),
+        ("cli/files.py", "cli/local_audit.py", "cli/new.py", "cli/project", "cli/settings.py"),
+        ("cli/looking", "cli/serving", "cli/training"),
+        ("cli/experiments", "cli/members"),
         ("cli/main.py",),
         ("__main__.py", "cli/docs.py"),
     ),

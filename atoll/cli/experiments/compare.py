@@ -141,15 +141,15 @@ def _request(file: "SimulationFile", folder: Path, overrides: list[str], epochs:
 
 
 def _simulate(file: "SimulationFile", task: "Task", folder: Path) -> "RunReport":
-    from atoll.cli.experiments.failures import failing_plainly
-    from atoll.cli.experiments.progress import RoundProgress
     from atoll.cli.experiments.simulate import INTERRUPTED, with_signals
+    from atoll.cli.experiments.simulation_progress import RoundProgress
+    from atoll.cli.experiments.task_failures import task_failures_in_one_line
     from atoll.simulations.experiments.report import read_run
     from atoll.simulations.federation.run import opened
 
     note("federated")
     with (
-        failing_plainly(),
+        task_failures_in_one_line(),
         RoundProgress(sys.stderr, note, rounds=file.rounds) as progress,
         opened(file, task, folder, on_round=progress.round, is_fresh=False) as federation,
         with_signals(federation),
@@ -165,7 +165,7 @@ def _simulate(file: "SimulationFile", task: "Task", folder: Path) -> "RunReport"
 
 def _train(request: "Request") -> None:
     from atoll.cli.training.control import INTERRUPTED, Fault
-    from atoll.cli.training.rank import run_here
+    from atoll.cli.training.process import run_here
     from atoll.cli.training.request import job_of
 
     note("centralized")

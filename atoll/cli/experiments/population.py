@@ -11,7 +11,7 @@ from atoll.cli.faults import CommandError
 from atoll.cli.printing import as_json, note, say, table
 
 if TYPE_CHECKING:
-    from atoll.simulations.populations.report import Held, Report
+    from atoll.simulations.populations.report import ClientSummary, Report
 
 LABEL_COLUMNS_MAX = 20
 """With more labels, a row says how many different ones a client has."""
@@ -78,7 +78,7 @@ def reported(task: str, config: Path | None, overrides: list[str]) -> "Report":
         ConfigError: with everything that is wrong with the settings, or why there is no such split.
         RunFailed: the task's own code failed.
     """
-    from atoll.cli.experiments.failures import failing_plainly
+    from atoll.cli.experiments.task_failures import task_failures_in_one_line
     from atoll.cli.files import is_toml, load_run, load_user_task
     from atoll.parallel.task.task import Task
     from atoll.simulations.federation.config import SimulationFile
@@ -94,7 +94,7 @@ def reported(task: str, config: Path | None, overrides: list[str]) -> "Report":
     found = load_user_task(file.task)
     if not isinstance(found, Task):
         raise CommandError(f"{file.task}: reads its data itself (ArrayTask), so that nobody else can deal them")
-    with failing_plainly():
+    with task_failures_in_one_line():
         return report(populate(file.population, found, file.seed))
 
 
@@ -126,7 +126,7 @@ def _say(report: "Report", num_rows: int) -> None:
         note(f"and {more} more: --rows {report.num_clients}, or --json")
 
 
-def _row(held: "Held", extra: dict[str, bool], columns: list[str]) -> list[object]:
+def _row(held: "ClientSummary", extra: dict[str, bool], columns: list[str]) -> list[object]:
     labels = held.labels or {}
     told = {"test": held.test_examples, "different labels": len(labels), "features": held.features}
     counts = [labels.get(label) for label in columns]

@@ -147,8 +147,8 @@ class Request:
 
 
 def _simulate(what: str, overrides: list[str], asked: Request) -> None:
-    from atoll.cli.experiments.failures import failing_plainly
-    from atoll.cli.experiments.progress import RoundProgress
+    from atoll.cli.experiments.simulation_progress import RoundProgress
+    from atoll.cli.experiments.task_failures import task_failures_in_one_line
     from atoll.cli.files import load_user_task
     from atoll.parallel.trainer.logs import to_all
     from atoll.protocol.settings import effective
@@ -160,14 +160,14 @@ def _simulate(what: str, overrides: list[str], asked: Request) -> None:
     file = simulated(what, overrides, rounds=asked.rounds, clients=asked.clients, engine=asked.engine)
     task = load_user_task(file.task)
     if asked.check:
-        with failing_plainly():
+        with task_failures_in_one_line():
             setting_of(file, task)
         say(effective(file).rstrip("\n"))
         return
     folder = asked.out or Path(f"atoll-sim-{file.name}")
     logs = [_tensorboard(folder / "tensorboard")] if asked.tensorboard else []
     with (
-        failing_plainly(),
+        task_failures_in_one_line(),
         RoundProgress(sys.stderr, note, rounds=file.rounds) as progress,
         opened(
             file, task, folder, on_round=to_all(progress.round, *logs), is_fresh=asked.fresh, tell=note

@@ -215,8 +215,8 @@ def _try_cells(grid: "Grid", cells: "Sequence[Cell]", task: "Task | ArrayTask") 
     Raises:
         ConfigError: with all faults of all cells.
     """
-    from atoll.cli.experiments.failures import failing_plainly
     from atoll.cli.experiments.simulate import simulated
+    from atoll.cli.experiments.task_failures import task_failures_in_one_line
     from atoll.protocol.settings import ConfigError
     from atoll.simulations.experiments.sweep import check_cells, overrides
     from atoll.simulations.federation.setting import setting_of
@@ -224,7 +224,7 @@ def _try_cells(grid: "Grid", cells: "Sequence[Cell]", task: "Task | ArrayTask") 
     def check(cell: "Cell") -> None:
         try:
             file = simulated(cell.task, overrides(cell), rounds=None, clients=None)
-            with failing_plainly():
+            with task_failures_in_one_line():
                 setting_of(file, task)
         except CommandError as error:
             raise ConfigError(error.faults) from error

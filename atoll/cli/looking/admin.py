@@ -1,4 +1,8 @@
-"""Asks the coordinator that holds a state directory, or the one elsewhere that `atoll join` has made us a member of."""
+"""Calls of a coordinator's Admin service.
+
+They go to the coordinator that holds a state directory or, where there is no such directory, to the one on another
+machine at which `atoll join` has enrolled this person.
+"""
 
 import asyncio
 import json
@@ -13,9 +17,8 @@ from typing import Any
 import grpc
 
 from atoll.cli.faults import CommandError, without_frames
-from atoll.cli.options import STATE
+from atoll.cli.options import STATE, identity_folder
 from atoll.cli.printing import note
-from atoll.cli.serving.join import identity_of_person
 from atoll.protocol import atoll_pb2 as pb
 from atoll.protocol import atoll_pb2_grpc as rpc
 from atoll.protocol.audit.files import FILE_BYTES, is_log_file
@@ -30,64 +33,71 @@ from atoll.server.identity.setup import owner_folder
 from atoll.server.journal.state_directory import is_held, running_coordinator
 
 STARTING_S = 30.0
-"""In which a coordinator that is being started has its state directory."""
+"""Seconds in which a coordinator that is starting locks its state directory."""
 
+QUIET_S = 5.0
+"""Seconds without an answer after which the person reads that the coordinator has not answered yet."""
 
-class NoAnswer(CommandError):
-    """Nobody answers at the coordinator's address."""
+TIMEOUT_S = 660.0
+"""Timeout of a call in seconds, longer than the ten minutes in which the coordinator loads a run's task and makes its
+version 0.
+"""
 
+MEMBERS_TIMEOUT_S = 30.0
+"""Timeout in seconds of a call about members, which waits for nothing but the database."""
 
 _BY_HAND = "begin with `atoll authority request {0} --out FILE` (docs/identity.md)"
 
-QUIET_S = 5.0
-"""Then it is said that the coordinator has not answered yet."""
 
-TIMEOUT_S = 660.0
-"""A run starts when its task is loaded and its version 0 is made: the coordinator gives that ten minutes."""
+class NoAnswer(CommandError):
+    """No answer at the coordinator's address."""
 
 
 def dialer(state: Path) -> Dialer:
-    """How this machine's operator dials the coordinator that holds `state`, and its ranks.
+    """Return the dialer, with the owner's credential, of the coordinator that holds `state` and of its ranks.
 
     Raises:
-        CredentialError: it is not for whoever asks: the owner's key lies in that directory.
-        CommandError: there is none yet.
+        CredentialError: this user may not read the owner's key in that directory.
+        CommandError: the owner has no certificate yet, or an expired one.
     """
     running = running_coordinator(state)
     if running is not None and running.is_insecure:
         return InsecureDialer()
     folder = owner_folder(state)
     if running is not None and os.access(folder.parent, os.X_OK) and not folder.exists():
-        what = f"there is no {folder}: with its authority elsewhere the owner's certificate is made by hand"
+        what = f"there is no {folder}: the authority is on another machine, so the owner's certificate is made by hand"
         raise CommandError(what, _BY_HAND.format(folder))
     keeper = Keeper(folder)
     if keeper.current.is_expired(time.time()):
         what = f"the owner's certificate in {folder} has expired, and the coordinator has not renewed it: see its log"
-        raise CommandError(what, f"start it again, or, with its authority elsewhere, {_BY_HAND.format(folder)}")
+        raise CommandError(
+            what, f"restart the coordinator, or, with the authority on another machine, {_BY_HAND.format(folder)}"
+        )
     return MutualDialer(keeper)
 
 
 def is_elsewhere(state: Path) -> bool:
-    """Whether there is no such directory here, and `atoll join` has made us a member of a coordinator elsewhere."""
-    return not state.exists() and (identity_of_person() / PLACE).exists()
+    """Whether commands go to a coordinator on another machine: joined with `atoll join`, and no such directory here."""
+    return not state.exists() and (identity_folder() / PLACE).exists()
 
 
 def ask(state: Path, request: "Callable[[rpc.AdminStub], Any]", *, patience_s: float = 0.0) -> Any:
-    """The answer of the coordinator that holds `state`.
+    """Return the answer of the coordinator that holds `state`, or of the joined one.
 
     Args:
-        state: its directory.
-        request: what is asked.
-        patience_s: how long to wait for one that is just starting.
+        state: the coordinator's state directory.
+        request: the call; its argument is the stub of the Admin service.
+        patience_s: seconds to wait for a coordinator that is starting.
 
     Raises:
-        CommandError: none does, or it refuses; the message is the coordinator's own.
+        CommandError: no coordinator holds the directory, or it refuses; the message is the coordinator's.
+        NoAnswer: no answer at its address, or not in time.
     """
     if is_elsewhere(state):
         return _ask_elsewhere(state, request)
     until = time.monotonic() + patience_s
     while (running := running_coordinator(state)) is None and patience_s and time.monotonic() < until:
-        if is_held(state):  # it recovers its runs before it listens
+        if is_held(state):  # a coordinator recovers its runs before it listens
             until = time.monotonic() + patience_s
         time.sleep(0.05)
     if running is not None:
@@ -99,24 +109,26 @@ def ask(state: Path, request: "Callable[[rpc.AdminStub], Any]", *, patience_s: f
 
 
 def elsewhere() -> tuple[Dialer, Place]:
-    """How to dial the coordinator that `atoll join` has made us a member of, and where it is.
+    """Return the dialer and the addresses of the coordinator that `atoll join` has enrolled this person at.
+
+    A certificate that is due is renewed on the way.
 
     Raises:
-        CredentialError: the certificate has run out.
+        CredentialError: the certificate has expired.
     """
-    folder = identity_of_person()
+    folder = identity_folder()
     keeper, place = Keeper(folder), Place.load(folder)
     keeper.check()
     dialer = through_proxy(MutualDialer(keeper), os.environ)
     if _is_due(keeper):
-        with suppress(NotRenewed), alone_with(folder) as is_alone:  # there is time
+        with suppress(NotRenewed), alone_with(folder) as is_alone:  # it is still valid: a later command tries again
             if is_alone:
                 _renew(keeper, lambda: dialer.channel(place.admin_address, COORDINATOR))
     return dialer, place
 
 
 def _renew(keeper: Keeper, channel: Callable[[], grpc.aio.Channel]) -> None:
-    """Renew a person's certificate, unless another command of theirs has done it by now."""
+    """Renew a person's certificate, unless another command of the same person has renewed it meanwhile."""
     keeper.reload()
     if _is_due(keeper):
         keeper.replace(asyncio.run(renew_once(keeper.current, over(channel))))
@@ -129,17 +141,17 @@ def _is_due(keeper: Keeper) -> bool:
 def _ask_elsewhere(state: Path, request: "Callable[[rpc.AdminStub], Any]") -> Any:
     dialer, place = elsewhere()
     if state != STATE:
-        note(f"there is no {state} here: asking the coordinator on {place.admin_address}")
+        note(f"there is no {state} here: asking the coordinator at {place.admin_address}")
     try:
         return _ask(dialer, place.admin_address, request)
     except NoAnswer as error:
-        where = identity_of_person() / PLACE
-        hint = f"if it listens elsewhere by now, ask its operator, and change admin_address in {where}"
+        where = identity_folder() / PLACE
+        hint = f"if its address has changed, ask its operator for the new one, and set admin_address in {where}"
         raise CommandError(*error.faults, hint) from None
 
 
 def _ask(dialer: Dialer, address: str, request: "Callable[[rpc.AdminStub], Any]") -> Any:
-    with dialer.blocking_channel(address, COORDINATOR) as channel, _patience(address):
+    with dialer.blocking_channel(address, COORDINATOR) as channel, _noting_silence(address):
         try:
             return request(rpc.AdminStub(channel))
         except grpc.RpcError as error:
@@ -147,100 +159,113 @@ def _ask(dialer: Dialer, address: str, request: "Callable[[rpc.AdminStub], Any]"
 
 
 @contextmanager
-def _patience(address: str) -> Iterator[None]:
-    """Tell the person who waits that somebody does."""
-    what = f"the coordinator on {address} has not answered yet; what it has begun it will do, whether or not you wait"
-    telling = threading.Timer(QUIET_S, note, [what])
-    telling.start()
+def _noting_silence(address: str) -> Iterator[None]:
+    """Note after `QUIET_S` that the coordinator has not answered yet."""
+    what = f"the coordinator at {address} has not answered yet; it finishes the call whether or not you wait"
+    timer = threading.Timer(QUIET_S, note, [what])
+    timer.start()
     try:
         yield
     finally:
-        telling.cancel()
+        timer.cancel()
 
 
 def _refusal(error: Any, address: str) -> CommandError:
-    """What the coordinator said; `error` is a grpc.Call, too, which grpc's types do not tell."""
+    """Return the error with the coordinator's message; `error` is also a grpc.Call, which grpc's types do not state."""
     details = error.details() or str(error.code())
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-        return NoAnswer(f"the coordinator on {address} does not answer: {details}")
+        return NoAnswer(f"the coordinator at {address} does not answer: {details}")
     return CommandError(*without_frames(details))
 
 
 def start(state: Path, config_toml: str) -> pb.RunReply:
-    """Host one more run."""
+    """Start a run with these settings."""
     request = pb.StartRunRequest(config_toml=config_toml)
     reply: pb.RunReply = ask(state, lambda admin: admin.StartRun(request, timeout=TIMEOUT_S))
     return reply
 
 
 def stop(state: Path, run_id: str, reason: str) -> pb.RunReply:
-    """End a run."""
+    """Stop a run, for a reason that its record keeps."""
     request = pb.StopRunRequest(run_id=run_id, reason=reason)
     reply: pb.RunReply = ask(state, lambda admin: admin.StopRun(request, timeout=TIMEOUT_S))
     return reply
 
 
 def pause(state: Path, run_id: str, reason: str) -> pb.RunReply:
-    """Let no new round of a run begin."""
+    """Pause a run before its next round."""
     request = pb.PauseRunRequest(run_id=run_id, reason=reason)
     reply: pb.RunReply = ask(state, lambda admin: admin.PauseRun(request, timeout=TIMEOUT_S))
     return reply
 
 
 def delete(state: Path, run_id: str) -> pb.RunReply:
-    """Forget a run."""
+    """Delete a run with all its versions."""
     request = pb.DeleteRunRequest(run_id=run_id)
     reply: pb.RunReply = ask(state, lambda admin: admin.DeleteRun(request, timeout=TIMEOUT_S))
     return reply
 
 
 def resume(state: Path, run_id: str) -> pb.RunReply:
-    """Reopen a run."""
+    """Continue a paused run, or reopen an ended one."""
     request = pb.ResumeRunRequest(run_id=run_id)
     reply: pb.RunReply = ask(state, lambda admin: admin.ResumeRun(request, timeout=TIMEOUT_S))
     return reply
 
 
 def invite(state: Path, role: Role, name: str, lifetime_s: float) -> pb.InviteReply:
-    """A join code."""
+    """Make a join code for a name that expires after `lifetime_s` seconds."""
     request = pb.InviteRequest(role=role, name=name, lifetime_s=lifetime_s)
-    reply: pb.InviteReply = ask(state, lambda it: it.Invite(request, timeout=TIMEOUT_S), patience_s=STARTING_S)
+    reply: pb.InviteReply = ask(state, lambda admin: admin.Invite(request, timeout=TIMEOUT_S), patience_s=STARTING_S)
+    return reply
+
+
+def revoke(state: Path, role: Role, name: str) -> None:
+    """Revoke the certificates and join codes of a name."""
+    request = pb.RevokeRequest(role=role, name=name)
+    ask(state, lambda admin: admin.Revoke(request, timeout=MEMBERS_TIMEOUT_S))
+
+
+def members(state: Path) -> pb.ListMembersReply:
+    """List the names that were invited or have a certificate."""
+    request = pb.ListMembersRequest()
+    reply: pb.ListMembersReply = ask(state, lambda admin: admin.ListMembers(request, timeout=MEMBERS_TIMEOUT_S))
     return reply
 
 
 def ranks(state: Path) -> pb.ListRanksReply:
-    """The aggregation ranks."""
+    """List the aggregation ranks with their addresses and traffic."""
     reply: pb.ListRanksReply = ask(state, lambda admin: admin.ListRanks(pb.ListRanksRequest(), timeout=TIMEOUT_S))
     return reply
 
 
-def look(state: Path, view: str, run: str, number: int) -> Any:
-    """A view of `server.views`."""
+def read_view(state: Path, view: str, run: str, number: int) -> Any:
+    """Return a view of `server.views`, as `looking.views.read_view`."""
     try:
         request = pb.LookRequest(view=view, run_id=run, number=number)
-    except ValueError as error:  # text that is none, or a number beyond all rounds
+    except ValueError as error:  # surrogates in the text, or a number of more than 32 bits
         raise CommandError(f"run {run!r}, round {number}: {error}") from None
-    answer = ask(state, lambda it: b"".join(reply.json for reply in it.Look(request, timeout=TIMEOUT_S)))
+    answer = ask(state, lambda admin: b"".join(reply.json for reply in admin.Look(request, timeout=TIMEOUT_S)))
     try:
         return json.loads(answer)
     except ValueError as error:
-        raise CommandError(f"the coordinator's answer is no JSON: {error}") from None
+        raise CommandError(f"the coordinator's answer is not JSON: {error}") from None
 
 
 def fetch_audit_log(state: Path, folder: Path) -> None:
     """Write the coordinator's audit log, as it is now, and its public key to an empty folder.
 
     Raises:
-        CommandError: as `ask`; or what comes is no audit log: another file, one too large, or out of order.
+        CommandError: as `ask`; or the stream is no audit log: a file of another name, too large, or sent twice.
     """
 
-    def fetch(it: rpc.AdminStub) -> None:
+    def fetch(admin: rpc.AdminStub) -> None:
         name, num_bytes = "", 0
-        for part in it.ReadAuditLog(pb.ReadAuditLogRequest(), timeout=TIMEOUT_S):
+        for part in admin.ReadAuditLog(pb.ReadAuditLogRequest(), timeout=TIMEOUT_S):
             if part.file != name:
                 if not is_log_file(part.file) or (folder / part.file).exists():
                     raise CommandError(
-                        f"the coordinator sent {part.file[:80]!r}, which is no next file of an audit log"
+                        f"the coordinator sent {part.file[:80]!r}, which is not the next file of an audit log"
                     )
                 name, num_bytes = part.file, 0
             num_bytes += len(part.data)

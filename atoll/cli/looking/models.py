@@ -7,8 +7,8 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import Commands
-from atoll.cli.looking.viewing import history_of, in_words, look
-from atoll.cli.printing import as_json, clock, say, table
+from atoll.cli.looking.views import open_history, read_view
+from atoll.cli.printing import as_json, clock, metrics_text, say, table
 from atoll.protocol.printable import printable_size
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, help="The versions of the global model.")
@@ -30,7 +30,7 @@ def list_versions(
     """List the versions of a run's model: what each is worth, and whether it is still kept, perhaps in parts at the
     aggregation ranks.
     """
-    seen = look("versions", state, database, run=run)
+    seen = read_view("versions", state, database, run=run)
     if json:
         as_json(seen["rows"])
         return
@@ -38,8 +38,8 @@ def list_versions(
         ["version", "metrics", "size", "kept", "created", "digest"],
         [
             (
-                *(found["version"], in_words(found["metrics"]), printable_size(found["num_bytes"])),
-                *(_kept_in_words(found), clock(found["created_at"]), found["digest"][:12]),
+                *(found["version"], metrics_text(found["metrics"]), printable_size(found["num_bytes"])),
+                *(_kept_text(found), clock(found["created_at"]), found["digest"][:12]),
             )
             for found in seen["rows"]
         ],
@@ -62,20 +62,23 @@ def export(
     aggregation ranks is put together: from the directories of the ranks that this coordinator has started, and over the
     wire from the others, for which the coordinator must run. From a coordinator elsewhere all comes over the wire.
     """
-    from atoll.cli.looking import admin, exporting
+    from atoll.cli.looking import admin, model_export
 
     if not database and admin.is_elsewhere(state):
-        done = exporting.from_elsewhere(state, run, version, out)
+        done = model_export.export_remote(state, run, version, out)
     else:
-        with history_of(state, database) as history:
-            done = exporting.from_here(history, run, version, out)
+        with open_history(state, database) as history:
+            done = model_export.export_local(history, run, version, out)
     if json:
         as_json(done)
     else:
-        say(f"version {done.version} of {done.run} is in {out} ({printable_size(done.num_bytes)}, digest {done.digest[:12]})")
+        say(
+            f"version {done.version} of {done.run} is in {out} "
+            f"({printable_size(done.num_bytes)}, digest {done.digest[:12]})"
+        )
 
 
-def _kept_in_words(version: dict[str, Any]) -> str:
+def _kept_text(version: dict[str, Any]) -> str:
     if not version["kept"]:
         return "no"
     return "yes" if version["parts"] == 1 else f"in {version['parts']} parts"

@@ -40,7 +40,10 @@ def list_ranks(state: options.State = options.STATE, json: options.Json = False)
         [
             (
                 *(row["rank"], row["address"] or "away"),
-                *(printable_size(row[f"{what}_bytes"]) if row["here"] else "" for what in ("received", "sent", "exchanged")),
+                *(
+                    printable_size(row[f"{what}_bytes"]) if row["here"] else ""
+                    for what in ("received", "sent", "exchanged")
+                ),
             )
             for row in rows
         ],

@@ -6,7 +6,7 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import Commands
-from atoll.cli.looking.viewing import look
+from atoll.cli.looking.views import read_view
 from atoll.cli.printing import as_json, say, seconds, table
 from atoll.protocol.printable import printable_size
 
@@ -30,7 +30,7 @@ def list_rounds(
     json: options.Json = False,
 ) -> None:
     """List the rounds of a run, the open one last."""
-    seen = look("rounds", state, database, run=run)
+    seen = read_view("rounds", state, database, run=run)
     if json:
         as_json(seen["rows"])
         return
@@ -54,7 +54,7 @@ def show(
     json: options.Json = False,
 ) -> None:
     """Tell what happened in a round: who was invited, what became of each, and why it ended as it did."""
-    record = look("round", state, database, run=run, number=number or 0)
+    record = read_view("round", state, database, run=run, number=number or 0)
     if json:
         as_json(record)
         return

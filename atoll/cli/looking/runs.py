@@ -7,8 +7,8 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.faults import Commands
-from atoll.cli.looking.viewing import in_words, look
-from atoll.cli.printing import as_json, clock, say, shortened, table
+from atoll.cli.looking.views import read_view
+from atoll.cli.printing import as_json, clock, metrics_text, say, shortened, table
 
 if TYPE_CHECKING:
     from atoll.protocol.atoll_pb2 import RunReply
@@ -97,7 +97,7 @@ def list_runs(
     state: options.State = options.STATE, database: options.Database = "", json: options.Json = False
 ) -> None:
     """List the runs, the newest last."""
-    rows = look("runs", state, database)
+    rows = read_view("runs", state, database)
     if json:
         as_json(rows)
         return
@@ -127,7 +127,7 @@ def show(
     json: options.Json = False,
 ) -> None:
     """Show one run: where it stands and why, what its model is worth, and its settings."""
-    seen = look("run", state, database, run=run)
+    seen = read_view("run", state, database, run=run)
     found = seen["document"]
     if json:
         as_json(found)
@@ -137,7 +137,7 @@ def show(
     say(f"task {found['task']}, created {clock(found['created_at'])}, ended {clock(found['ended_at'])}")
     say(f"version {found['version']} of {found['rounds']}")
     for version, measured in sorted(found["metrics"].items(), key=lambda item: int(item[0]))[-5:]:
-        say(f"version {version}: {in_words(measured)}")
+        say(f"version {version}: {metrics_text(measured)}")
     for missing in found["unmeasured"][-1:]:
         say(f"version {missing['version']} was not measured ({missing['source']}): {missing['reason']}")
     say("\n" + seen["toml"].rstrip("\n"))

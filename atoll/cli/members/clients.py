@@ -1,16 +1,42 @@
-"""`atoll client ...`: who has taken part, and who may."""
+"""`atoll client ...`: the clients of a run, and the members of a coordinator: invite, list, revoke."""
 
+from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Annotated
 
 import typer
 
 from atoll.cli import options
 from atoll.cli.faults import Commands
-from atoll.cli.looking.viewing import look
-from atoll.cli.printing import as_json, say, seconds, table
+from atoll.cli.looking.views import read_view
+from atoll.cli.printing import as_json, clock, note, say, seconds, table
 from atoll.protocol.identity.names import Role
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, help="Who has taken part, and who may.")
+app = typer.Typer(
+    cls=Commands, no_args_is_help=True, help="List the clients of a run; invite, list and revoke members."
+)
+
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the site or person; for an aggregator the number of its rank.")
+]
+RoleOfName = Annotated[
+    Role,
+    typer.Option(
+        "--role",
+        metavar="ROLE",
+        help="Role of the name: client, operator, owner, auditor or aggregator.",
+        show_choices=False,
+    ),
+]
+Hours = Annotated[
+    float,
+    typer.Option(
+        "--hours",
+        metavar="H",
+        help="Hours for which the join code is valid, at most 720.",
+        callback=options.between(0.001, 720),
+    ),
+]
 
 
 @app.command("list")
@@ -20,8 +46,8 @@ def list_clients(
     database: options.Database = "",
     json: options.Json = False,
 ) -> None:
-    """List the clients that ever joined a run: who is connected, how fast each was, what it has done."""
-    seen = look("clients", state, database, run=run)
+    """List the clients that ever joined a run: connection, examples, invitations, used updates, and times."""
+    seen = read_view("clients", state, database, run=run)
     if json:
         as_json(seen["rows"])
         return
@@ -35,32 +61,22 @@ def list_clients(
             )
             for client in seen["rows"]
         ],
-        empty=f"nobody has joined run {seen['run']} yet",
+        empty=f"no client has joined run {seen['run']} yet",
     )
-
-
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The site's name; for an aggregator the number of its rank.")]
-AsRole = Annotated[Role, typer.Option("--role", help="What the name is to be.", show_choices=False)]
-Hours = Annotated[
-    float,
-    typer.Option(
-        "--hours", metavar="H", help="How long the code can be used, at most 720.", callback=options.between(0.001, 720)
-    ),
-]
 
 
 @app.command("invite")
 def invite(
     name: Name,
-    role: AsRole = Role.CLIENT,
+    role: RoleOfName = Role.CLIENT,
     hours: Hours = 24.0,
     state: options.State = options.STATE,
     json: options.Json = False,
 ) -> None:
-    """Print a join code, with which somebody becomes a member under this name, once: hand it over in confidence.
+    """Print a join code, which makes its bearer a member under this name, once: hand it over in confidence.
 
-    It carries the coordinator's address, the fingerprint of its authority and a secret. An earlier code for the same
-    name is void. A coordinator that is just starting is waited for.
+    It contains the coordinator's address, the fingerprint of its authority and a secret. An earlier code for the same
+    name becomes invalid. The command waits for a coordinator that is starting.
     """
     from atoll.cli.looking import admin
 
@@ -69,3 +85,71 @@ def invite(
         as_json({"name": name, "role": str(role), "join_code": reply.join_code, "expires_at": reply.expires_at})
         return
     say(reply.join_code)
+
+
+@app.command("revoke")
+def revoke(
+    name: Name, role: RoleOfName = Role.CLIENT, state: options.State = options.STATE, json: options.Json = False
+) -> None:
+    """Revoke a member: its certificates and join codes become invalid, and its open calls end within seconds.
+
+    Its runs go on without it. A new join code for the same name makes it a member again.
+    """
+    from atoll.cli.looking import admin
+
+    known = {row.name: row.standing for row in admin.members(state).members if row.role == role}
+    admin.revoke(state, role, name)
+    if json:
+        answer = {"role": role, "name": name, "standing": "revoked"}
+        as_json(answer | {"was_known": name in known, "alike": similar_names(name, known)})
+        return
+    note(f"{role} {name} is revoked")
+    if name not in known:
+        note(unknown_name(role, name, known))
+
+
+def similar_names(name: str, known: Mapping[str, str]) -> list[str]:
+    """Return up to three names, not revoked, that an unknown name may stand for; `known` maps names to standings."""
+    not_revoked = [other for other, standing in known.items() if standing != "revoked"]
+    return [] if name in known else get_close_matches(name, not_revoked)
+
+
+def unknown_name(role: Role, name: str, known: Mapping[str, str]) -> str:
+    """Return the note that a revoked name was unknown to the coordinator, with similar names."""
+    similar = similar_names(name, known)
+    hint = f" Did you mean {' or '.join(similar)}, which is not revoked?" if similar else ""
+    return (
+        f"but no {role} of this name was invited or enrolled here: the only certificates that become invalid are those "
+        f"made for it by hand.{hint}"
+    )
+
+
+@app.command("members")
+def members(state: options.State = options.STATE, json: options.Json = False) -> None:
+    """List the members and the standing of each.
+
+    Standings: invited; member; lapsed, when the certificate has expired; revoked; void, when wrong secrets were tried
+    with the join code. Lapsed and void names need a new join code.
+    """
+    from atoll.cli.looking import admin
+
+    found = admin.members(state).members
+    if json:
+        as_json(
+            [
+                {
+                    "role": row.role,
+                    "name": row.name,
+                    "standing": row.standing,
+                    "since": row.since,
+                    "expires_at": row.expires_at or None,
+                }
+                for row in found
+            ]
+        )
+        return
+    table(
+        ["role", "name", "standing", "since", "expires"],
+        [(row.role, row.name, row.standing, clock(row.since), clock(row.expires_at or None)) for row in found],
+        empty="no member yet; invite one: atoll client invite NAME",
+    )

@@ -9,7 +9,6 @@ import typer
 
 from atoll.cli import options
 from atoll.cli.printing import note, say
-from atoll.cli.serving.join import given_code
 
 if TYPE_CHECKING:
     from atoll.client.config import AgentConfig
@@ -63,7 +62,7 @@ def agent(
     """
     from atoll.cli.files import overriding
 
-    place = {"join": given_code(join), "coordinator": coordinator, "insecure": insecure}
+    place = {"join": options.read_join_code(join), "coordinator": coordinator, "insecure": insecure}
     settings, named = _checked(config, overriding(overrides, site=site, state=state, policy=policy, **place), tasks)
     if check:
         _print_effective(settings, tasks)

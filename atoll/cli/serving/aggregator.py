@@ -7,10 +7,9 @@ from typing import Annotated
 import typer
 
 from atoll.cli import options
-from atoll.cli.ending import end_in_time
 from atoll.cli.faults import CommandError
 from atoll.cli.printing import note, say
-from atoll.cli.serving.join import given_code
+from atoll.cli.shutdown_deadline import end_in_time
 
 Coordinator = Annotated[
     str | None, typer.Option("--coordinator", metavar="HOST:PORT", help="The coordinator; short for coordinator.")
@@ -58,7 +57,9 @@ def aggregator(
     from atoll.server.config.process import AggregatorConfig
 
     place = {"rank": rank, "ranks": ranks, "listen": listen, "state": state}
-    given = overriding(overrides, coordinator=coordinator, join=given_code(join), insecure=insecure, **place)
+    given = overriding(
+        overrides, coordinator=coordinator, join=options.read_join_code(join), insecure=insecure, **place
+    )
     settings = load(AggregatorConfig, config, given)
     if check:
         say(effective(settings).rstrip("\n"))

@@ -29,7 +29,7 @@ def backup(state: From, out: Out, without_keys: WithoutKeys = False, json: optio
     """Back up a state directory, also while its coordinator runs: the journal as of one instant, and every file that
     it refers to. The backup holds the coordinator's keys, unless told otherwise: keep it as you keep them.
     """
-    from atoll.cli.audit_entries import write_down
+    from atoll.cli.local_audit import record_local_action
     from atoll.server.audit.actions import Action
     from atoll.server.backup.backup import back_up
     from atoll.server.backup.contents import BackupFailed
@@ -38,7 +38,7 @@ def backup(state: From, out: Out, without_keys: WithoutKeys = False, json: optio
         made = back_up(state, out, keys=not without_keys)
     except BackupFailed as error:
         raise CommandError(str(error)) from error
-    write_down(state, Action.STATE_BACKUP, str(out.absolute()))
+    record_local_action(state, Action.STATE_BACKUP, str(out.absolute()))
     if json:
         as_json({"backup": out, **_said(made), "left_out": made.strangers})
         return
@@ -55,7 +55,7 @@ def restore(source: Source, state: To, json: options.Json = False) -> None:
     What happened after the backup is forgotten: updates and rounds, and also invitations and revocations, which are to
     be said again. Never let both the old directory and the restored one be used.
     """
-    from atoll.cli.audit_entries import write_down
+    from atoll.cli.local_audit import record_local_action
     from atoll.server.audit.actions import Action
     from atoll.server.backup.contents import BackupFailed
     from atoll.server.backup.restore import restore as restore_from
@@ -64,7 +64,7 @@ def restore(source: Source, state: To, json: options.Json = False) -> None:
         made = restore_from(source, state)
     except BackupFailed as error:
         raise CommandError(str(error)) from error
-    write_down(state, Action.STATE_RESTORE, str(source.absolute()))
+    record_local_action(state, Action.STATE_RESTORE, str(source.absolute()))
     if json:
         as_json({"state": state, **_said(made)})
         return

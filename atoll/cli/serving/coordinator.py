@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import options
-from atoll.cli.ending import end_in_time
 from atoll.cli.faults import CommandError, without_frames
 from atoll.cli.printing import note, say
+from atoll.cli.shutdown_deadline import end_in_time
 
 if TYPE_CHECKING:
     from atoll.server.config.process import HostFile

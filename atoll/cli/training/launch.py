@@ -31,7 +31,7 @@ def launch(request: Request, *, max_restarts: int) -> Result | Fault:
     with tempfile.TemporaryDirectory(prefix="atoll-train-") as folder:
         control = Control(Path(folder))
         command = [
-            *(sys.executable, "-m", "atoll.cli.training.elastic"),
+            *(sys.executable, "-m", "atoll.cli.training.torchrun"),
             *("--nnodes=1", f"--nproc-per-node={request.nproc}", f"--max-restarts={max_restarts}"),
             *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"),
             *("--monitor-interval=0.2", f"--log-dir={folder}"),

@@ -87,7 +87,7 @@ def train(
 
         outcome = launch(request, max_restarts=max_restarts)
     else:
-        from atoll.cli.training.rank import run_here
+        from atoll.cli.training.process import run_here
 
         outcome = run_here(job, request)
     raise typer.Exit(_conclude(outcome, request.folder, json))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli.docs import commands
-from atoll.cli.experiments.failures import sentence
+from atoll.cli.experiments.task_failures import sentence
 from tests.cli import failing_tasks
 from tests.cli.invoking import invoke, refused, said, shown
 

@@ -2,7 +2,7 @@ import io
 
 import pytest
 
-from atoll.cli.experiments.progress import RoundProgress
+from atoll.cli.experiments.simulation_progress import RoundProgress
 from tests.simulations.experiments.runs import line
 
 

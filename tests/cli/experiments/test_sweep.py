@@ -93,8 +93,7 @@ def test_each_cell_is_tried_with_its_task_before_the_first_one_runs(tmp_path: Pa
     task = "tests.simulations.federation.line_task:task"
     path.write_text(f'task = "{task}"\n[grid]\n"local.lr" = [0.1, -1]\n"round.cohort_size" = [3, 77]\n')
     assert refused("sweep", path, word, "--out", out) == [
-        "lr 0.1, cohort_size 77 and 1 cells more: round.cohort_size: got 77; allowed: at most 4, "
-        "the number of clients",
+        "lr 0.1, cohort_size 77 and 1 cells more: round.cohort_size: got 77; allowed: at most 4, the number of clients",
         "lr -1, cohort_size 3 and 1 cells more: local.lr: must be positive and finite, got -1",
     ]
     path.write_text(f'task = "{task[:-4]}tusk"\n[grid]\nseed = [1, 2]\n')

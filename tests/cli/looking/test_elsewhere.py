@@ -67,7 +67,7 @@ def test_an_auditor_elsewhere_sees_what_is_seen_here(it: Federation, view: tuple
 @pytest.mark.usefixtures("hugo")
 def test_whoever_names_a_directory_that_is_not_here_is_told_who_is_asked() -> None:
     result = invoke("audit", "verify", "--state", "backup")
-    assert "there is no backup here: asking the coordinator on 127.0.0.1:" in result.stderr
+    assert "there is no backup here: asking the coordinator at 127.0.0.1:" in result.stderr
     assert result.exit_code == 0
 
 
@@ -203,8 +203,11 @@ def test_a_log_that_was_changed_is_found_from_elsewhere(it: Federation) -> None:
 @pytest.mark.parametrize(
     ("parts", "fault"),
     [
-        ([("../key.pem", b"x")], "sent '../key.pem', which is no next file of an audit log"),
-        ([("audit-000000000000.jsonl", b"x"), ("public.pem", b""), ("audit-000000000000.jsonl", b"y")], "no next file"),
+        ([("../key.pem", b"x")], "sent '../key.pem', which is not the next file of an audit log"),
+        (
+            [("audit-000000000000.jsonl", b"x"), ("public.pem", b""), ("audit-000000000000.jsonl", b"y")],
+            "not the next file",
+        ),
         ([("audit-000000000000.jsonl", bytes(2**20))] * 40, "more than 33554432 bytes of audit-000000000000.jsonl"),
     ],
     ids=["outside", "twice", "too large"],

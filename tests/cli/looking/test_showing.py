@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from atoll.cli.looking.viewing import in_words
+from atoll.cli.printing import metrics_text
 from atoll.protocol.json_values import plain
 from atoll.protocol.vocabulary import RunId, Version
 from atoll.server.journal.journal import EvaluationRow
@@ -126,9 +126,9 @@ def test_a_place_where_no_file_can_be_is_named_before_anything_is_copied(it: Fed
     os.mkfifo(tmp_path / "pipe")
     for out, fault in {
         tmp_path: f"is a directory: name a file in it, such as {tmp_path / 'model.safetensors'}",
-        tmp_path / "no" / "x": f"cannot be made: there is no directory {tmp_path / 'no'}",
-        tmp_path / "file" / "x": f"cannot be made: there is no directory {tmp_path / 'file'}",
-        tmp_path / "pipe": "is no regular file, which alone is replaced: name another",
+        tmp_path / "no" / "x": f"cannot be created: there is no directory {tmp_path / 'no'}",
+        tmp_path / "file" / "x": f"cannot be created: there is no directory {tmp_path / 'file'}",
+        tmp_path / "pipe": "is not a regular file, and only a regular file is replaced: name another",
     }.items():
         assert refused("model", "export", "--out", out, "--run", "done", "--state", it.state) == [f"{out} {fault}"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "pipe"]
@@ -150,7 +150,7 @@ def test_a_damaged_version_is_not_exported(it: Federation, tmp_path: Path) -> No
         (fault,) = refused("model", "export", "1", "--out", tmp_path / "m", "--run", "done", "--state", it.state)
     finally:
         source.write_bytes(good)
-    assert fault.endswith("is damaged: tensor w has not the SHA-256 of its manifest")
+    assert fault.endswith("is damaged: the SHA-256 of tensor w differs from its manifest")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -231,7 +231,7 @@ def test_metrics_are_what_the_task_makes_of_the_sums_and_else_total_over_count()
         1: {"server": {"accuracy": 0.75, "f1": [1.0, 2.0, 3.0], "none": None}},
         2: {"server": {"f1": 0.5}},
     }
-    assert in_words(found[1]) == "accuracy 0.75, f1 [1.0, 2.0, 3.0], none undefined"
+    assert metrics_text(found[1]) == "accuracy 0.75, f1 [1.0, 2.0, 3.0], none undefined"
     failed = replace(rows[0], statistics=None, detail="no data")
     assert measures([failed]) == {}
     assert unmeasured([failed, rows[1]]) == [{"version": 1, "source": "server", "reason": "no data"}]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.members.members import alike, unknown
-from atoll.cli.serving.join import given_code
+from atoll.cli import options
+from atoll.cli.members.clients import similar_names, unknown_name
 from atoll.protocol.identity.join_code import JoinCode
 from atoll.protocol.identity.names import Role
 from atoll.server.journal.state_directory import running_coordinator
@@ -35,7 +35,7 @@ def test_a_site_joins_with_a_code_and_ends_when_an_operator_elsewhere_revokes_it
         assert rank.endswith("aggregator 2: this coordinator has no aggregation ranks; start it with --aggregators N")
         mine = ("local", "--role", "owner", "--state", it.state)
         for command in ("invite", "revoke"):
-            assert "owner local is whoever has the state directory" in refused("client", command, *mine)[0]
+            assert "owner local is the holder of the state directory" in refused("client", command, *mine)[0]
 
         (tmp_path / "elsewhere").mkdir()
         monkeypatch.chdir(tmp_path / "elsewhere")
@@ -43,8 +43,8 @@ def test_a_site_joins_with_a_code_and_ends_when_an_operator_elsewhere_revokes_it
         assert "operator olga may call" in refused("client", "invite", "eve", "--role", "owner")[0]
         mistyped = invoke("client", "revoke", "aa")
         assert (mistyped.exit_code, standing()["a"]) == (0, "member")
-        assert "but no client of this name was invited here" in mistyped.stderr
-        assert "is a: was that meant?" in mistyped.stderr
+        assert "but no client of this name was invited or enrolled here" in mistyped.stderr
+        assert "Did you mean a, which is not revoked?" in mistyped.stderr
         known = invoke("client", "revoke", "a")
         assert (known.exit_code, known.stderr.strip()) == (0, "client a is revoked")
         assert it.processes["a"].wait(20) == 2
@@ -60,10 +60,10 @@ def test_a_site_joins_with_a_code_and_ends_when_an_operator_elsewhere_revokes_it
 
 def test_whoever_is_revoked_and_not_known_may_have_been_spelt_otherwise() -> None:
     known = {"north": "member", "harbour": "member", "north-2": "invited", "nort": "revoked"}
-    assert alike("nroth", known) == ["north", "north-2"]
-    assert alike("north", known) == []
-    assert unknown(Role.CLIENT, "nroth", known).endswith(" Not revoked is north or north-2: was that meant?")
-    assert unknown(Role.CLIENT, "xyz", known).endswith("only certificates that were made by hand for it count no more.")
+    assert similar_names("nroth", known) == ["north", "north-2"]
+    assert similar_names("north", known) == []
+    assert unknown_name(Role.CLIENT, "nroth", known).endswith(" Did you mean north or north-2, which is not revoked?")
+    assert unknown_name(Role.CLIENT, "xyz", known).endswith("those made for it by hand.")
 
 
 def standing() -> dict[str, str]:
@@ -73,6 +73,6 @@ def standing() -> dict[str, str]:
 def test_a_code_may_come_over_standard_input_on_several_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     code = str(JoinCode(("atoll.example.org:7071",), bytes(32), bytes(8), bytes(16)))
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{code[:40]}\n{code[40:]}\n"))
-    assert JoinCode.parse(given_code("-") or "") == JoinCode.parse(code)
-    assert given_code(code) == code
-    assert given_code(None) is None
+    assert JoinCode.parse(options.read_join_code("-") or "") == JoinCode.parse(code)
+    assert options.read_join_code(code) == code
+    assert options.read_join_code(None) is None

@@ -227,9 +227,10 @@ def _say_ranked(found: "Found", top: int) -> None:
 
 def _row(number: int, found: "Prediction") -> Sequence[object]:
     plan, mesh = found.candidate.plan, found.candidate.mesh
+    microbatches = f"{plan.microbatches} x {found.candidate.microbatch}"
     return (
         *(number, mesh.pp, mesh.dp_replicate, mesh.dp_shard, mesh.tp, plan.zero_stage),
-        *(f"{plan.microbatches} x {found.candidate.microbatch}", plan.recompute, printable_size(round(found.memory.total))),
+        *(microbatches, plan.recompute, printable_size(round(found.memory.total))),
         *(f"{found.bubble:.1%}", f"{found.times.step:.4g} s", f"{found.tokens_per_s:.4g}", f"{found.mfu:.1%}"),
     )
 

@@ -1,4 +1,4 @@
-"""`python -m atoll.cli.training.elastic`: torchrun, silent about what our ranks tell in their own words."""
+"""`python -m atoll.cli.training.torchrun`: torchrun, silent about what our ranks tell in their own words."""
 
 import logging
 import sys

@@ -16,7 +16,7 @@ _NOT_THE_USERS = (_ATOLL, *sysconfig.get_paths().values(), "<")
 
 
 @contextmanager
-def failing_plainly() -> Iterator[None]:
+def task_failures_in_one_line() -> Iterator[None]:
     """Turn what the task or a dead process did into one sentence.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a command did to a state directory by itself, without asking its coordinator, into the audit log there."""
+"""Audit events of commands that act on a state directory themselves, without its coordinator."""
 
 import getpass
 import time
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from atoll.server.audit.actions import Action
 
 
-def write_down(
+def record_local_action(
     state: Path,
     action: "Action",
     object_: str,
     outcome: str = "ok",
     digests: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Append one signed event by the operating system's user; a coordinator may run at the same time.
+    """Append one signed event, with the operating system's user as actor; a coordinator may run at the same time.
 
-    Who may read a model but not write to the directory is told that nothing was written down.
+    A user who may read a model but not write to the directory gets a note that the event is not in the log.
     """
     from atoll.protocol.audit.chain import Event, instant
     from atoll.protocol.audit.files import AuditFiles, audit_folder
@@ -35,4 +35,4 @@ def write_down(
         finally:
             files.close()
     except OSError as error:
-        note(f"not written into the audit log: {error}")
+        note(f"not written to the audit log: {error}")

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from atoll.cli.ending import end_in_time, own_process
+from atoll.cli.shutdown_deadline import end_in_time, own_process
 
 
 def process(text):
-    program = f"from atoll.cli.ending import end_in_time, own_process\nwith own_process(): {text}"
+    program = f"from atoll.cli.shutdown_deadline import end_in_time, own_process\nwith own_process(): {text}"
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
 
 
@@ -35,18 +35,22 @@ def test_a_process_that_ends_in_time_says_nothing():
 
 
 @pytest.mark.parametrize(
-    ("command", "held", "arguments"),
+    ("command", "hanging", "arguments"),
     [
-        ("coordinator", "coordinator:Coordinator", ["coordinator.listen=127.0.0.1:0", "coordinator.admin=127.0.0.1:0"]),
-        ("aggregator", "rank:Rank", ["listen=127.0.0.1:0", "coordinator=127.0.0.1:1", "rank=0", "ranks=1"]),
+        (
+            "coordinator",
+            "hosting.coordinator:Coordinator",
+            ["coordinator.listen=127.0.0.1:0", "coordinator.admin=127.0.0.1:0"],
+        ),
+        ("aggregator", "ranks.rank:Rank", ["listen=127.0.0.1:0", "coordinator=127.0.0.1:1", "rank=0", "ranks=1"]),
     ],
 )
-def test_a_signal_ends_what_cannot_end(command, held, arguments, tmp_path):
-    module, name = held.split(":")
+def test_a_signal_ends_what_cannot_end(command, hanging, arguments, tmp_path):
+    module, name = hanging.split(":")
     program = f"""
 import time
 from functools import partial
-from atoll.cli import {command}
+from atoll.cli.serving import {command}
 from atoll.cli.main import run
 from atoll.server.{module} import {name}
 {command}.end_in_time = partial({command}.end_in_time, 1)

@@ -1,6 +1,6 @@
-"""Takes a version of a model away, as one safetensors file: from the directory here, or from a coordinator elsewhere.
+"""The export of a model version as one safetensors file, from a state directory or from a joined coordinator.
 
-Every tensor is checked against the version's manifest, and the file appears only when all of them are right.
+Every tensor is checked against the version's manifest; the file gets its name only after all tensors have passed.
 """
 
 import asyncio
@@ -14,10 +14,10 @@ from typing import BinaryIO
 from atoll.aggregation.tensors.layout import CONTROL
 from atoll.aggregation.tensors.safetensors_file import TensorFileWriter, parse_header, read_metadata
 from atoll.aggregation.tensors.safetensors_header import header_bytes
-from atoll.cli.audit_entries import write_down
 from atoll.cli.faults import CommandError
+from atoll.cli.local_audit import record_local_action
 from atoll.cli.looking import admin
-from atoll.cli.looking.viewing import look
+from atoll.cli.looking.views import read_view
 from atoll.protocol.identity.dialer import Dialer
 from atoll.protocol.identity.names import COORDINATOR
 from atoll.protocol.manifest import VersionManifest, digest_of, parse_version
@@ -32,34 +32,42 @@ from atoll.server.views.history import History
 from atoll.server.views.views import newest_version, run_of
 
 BLOCK_BYTES = 2**20
+"""Bytes that are copied and hashed at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was taken away, and where it is."""
+    """An exported version and its file."""
 
     run: RunId
     version: Version
     digest: Digest
+    """Digest of the version's manifest."""
     out: Path
     num_bytes: int
-    """Of the file."""
+    """Size of the file in bytes."""
 
 
-def from_here(history: History, run: str, version: int | None, out: Path) -> Exported:
-    """A version of the run with this id or name (empty: the newest run); None: its newest version.
+def export_local(history: History, run: str, version: int | None, out: Path) -> Exported:
+    """Export a version from the state directory of a history.
+
+    Args:
+        history: the history of the state directory.
+        run: id or name of the run; empty: the newest run.
+        version: the version; None: the run's newest version.
+        out: the file to write; an older one is replaced.
 
     Raises:
-        CommandError: it is not kept, or damaged; or `out` is no place for a file.
-        LookupError: there is no such run.
-        OSError: the disk; or an aggregation rank that has a part of it is away.
+        CommandError: the version is not kept, or it is damaged; or `out` cannot be a file.
+        LookupError: no such run.
+        OSError: the disk failed; or an aggregation rank with a part of the version is away.
     """
-    _insist_on_place(out)
+    _check_place(out)
     row = run_of(history, run)
-    place = _Place(history, row.run_id)
+    local = _LocalRun(history, row.run_id)
     chosen = Version(newest_version(history, row.run_id) if version is None else version)
     recorded = {known.version: known.digest for known in history.versions(row.run_id)}.get(chosen)
-    store = place.store
+    store = local.store
     try:
         encoded = store.read_manifest(chosen)
     except FileNotFoundError as error:
@@ -69,32 +77,32 @@ def from_here(history: History, run: str, version: int | None, out: Path) -> Exp
         raise CommandError(f"{store.manifest_path(chosen)} is damaged: its digest is not {recorded}")
     manifest, path, gathered = parse_version(encoded), store.version_path(chosen), _beside(out, "gathered")
     try:
-        if place.num_ranks and not path.exists():
-            place.gather(chosen, digest, manifest, gathered)
+        if local.num_ranks and not path.exists():
+            local.gather(chosen, digest, manifest, gathered)
             path = gathered
         _copy(path, manifest, out)
     finally:
         gathered.unlink(missing_ok=True)
-    write_down(history.path, Action.MODEL_EXPORT, f"{row.run_id} version {chosen}", digests={"model": digest})
+    record_local_action(history.path, Action.MODEL_EXPORT, f"{row.run_id} version {chosen}", digests={"model": digest})
     return Exported(row.run_id, chosen, digest, out, out.stat().st_size)
 
 
-def from_elsewhere(state: Path, run: str, version: int | None, out: Path) -> Exported:
-    """The same from the coordinator that `atoll join` has made somebody an owner or operator of.
+def export_remote(state: Path, run: str, version: int | None, out: Path) -> Exported:
+    """Export a version from the joined coordinator, as an owner or operator; arguments as for `export_local`.
 
     Raises:
-        CommandError: nobody answers, it is not kept, or an auditor asks; or `out` is no place for a file.
-        OSError: what came is not what was asked for; or the disk.
+        CommandError: no answer; a refusal, as an auditor gets it; the version is not kept; or `out` cannot be a file.
+        OSError: the bytes received are not those of the version; or the disk failed.
     """
-    _insist_on_place(out)
-    seen = look("versions", state, run=run)
+    _check_place(out)
+    seen = read_view("versions", state, run=run)
     kept = {row["version"]: row for row in seen["rows"] if row["kept"]}
     chosen = Version(max((row["version"] for row in seen["rows"]), default=0) if version is None else version)
     if chosen not in kept:
         raise _not_kept(chosen, sorted(kept))
     run_id, digest, gathered = RunId(seen["run"]), Digest(kept[chosen]["digest"]), _beside(out, "gathered")
     dialer, place = admin.elsewhere()
-    ranks = [row.address for row in admin.ranks(state).ranks]  # where there are some, the coordinator serves no version
+    ranks = [row.address for row in admin.ranks(state).ranks]  # a coordinator with ranks serves no version itself
     fetching = _fetch(dialer, place.address, ranks, run_id, digest, gathered, seen["metadata"])
     try:
         _copy(gathered, asyncio.run(fetching), out)
@@ -103,8 +111,8 @@ def from_elsewhere(state: Path, run: str, version: int | None, out: Path) -> Exp
     return Exported(run_id, chosen, digest, out, out.stat().st_size)
 
 
-class _Place:
-    """Where a run is kept, on this machine."""
+class _LocalRun:
+    """The files of a run on this machine."""
 
     def __init__(self, history: History, run_id: RunId) -> None:
         folder = run_folder(history.path, run_id)
@@ -112,17 +120,17 @@ class _Place:
         self.store, self.num_ranks = RunStore(folder), num_ranks_of(folder)
 
     def gather(self, version: Version, digest: str, manifest: VersionManifest, out: Path) -> None:
-        """Put a version together from the parts at the ranks."""
+        """Assemble a version from its parts: the files of ranks on this machine, or what other ranks send."""
         addresses = [""] * self.num_ranks
         if running_coordinator(self.state) is not None:
-            here = [row.address for row in admin.ranks(self.state).ranks]
-            addresses = here if len(here) == self.num_ranks else addresses
+            current = [row.address for row in admin.ranks(self.state).ranks]
+            addresses = current if len(current) == self.num_ranks else addresses
         name = self.store.version_path(version).name
         folders = [run_folder(state_of_rank(self.state, k, self.num_ranks), self.run_id) for k in range(self.num_ranks)]
         shards = [folder / "versions" / name for folder in folders]
-        note = read_metadata(self.store.version_path(Version(0)))
-        what = (self.run_id, Digest(digest), manifest, out, note)
-        asyncio.run(gather(addresses, *what, dialer=admin.dialer(self.state), shards=shards))
+        metadata = read_metadata(self.store.version_path(Version(0)))
+        target = (self.run_id, Digest(digest), manifest, out, metadata)
+        asyncio.run(gather(addresses, *target, dialer=admin.dialer(self.state), shards=shards))
 
 
 async def _fetch(
@@ -132,16 +140,16 @@ async def _fetch(
     run_id: RunId,
     digest: Digest,
     out: Path,
-    note: dict[str, str],
+    metadata: dict[str, str],
 ) -> VersionManifest:
-    """A whole version over the wire, from the coordinator or, in parts, from its ranks; returns its manifest."""
+    """Fetch a version from the coordinator, or its parts from the ranks, into one file; return its manifest."""
     async with dialer.channel(address, COORDINATOR) as channel:
         stub = coordinator_stub(channel)
         _, manifest, _ = await fetch_manifest(stub, run_id, digest)
         if ranks:
-            await gather(ranks, run_id, digest, manifest, out, note, dialer=dialer)
+            await gather(ranks, run_id, digest, manifest, out, metadata, dialer=dialer)
             return manifest
-        with TensorFileWriter(out, manifest.layout, metadata=note, piece_bytes=manifest.piece_bytes) as writer:
+        with TensorFileWriter(out, manifest.layout, metadata=metadata, piece_bytes=manifest.piece_bytes) as writer:
             await fetch_into(writer, stub.Download, run_id, digest, manifest.pieces)
             writer.finish()
     return manifest
@@ -152,25 +160,25 @@ def _not_kept(version: int, kept: Iterable[int]) -> CommandError:
     return CommandError(f"version {version} is not kept, or not made yet (kept: {known}; see keep_versions)")
 
 
-def _insist_on_place(out: Path) -> None:
-    """A file can be made there, or be put in the place of the one that is there."""
+def _check_place(out: Path) -> None:
+    """Check that `out` can be created, or is a regular file that can be replaced."""
     if out.is_dir():
         raise CommandError(f"{out} is a directory: name a file in it, such as {out / 'model.safetensors'}")
     if out.exists() and not out.is_file():
-        raise CommandError(f"{out} is no regular file, which alone is replaced: name another")
+        raise CommandError(f"{out} is not a regular file, and only a regular file is replaced: name another")
     if not out.parent.is_dir():
-        raise CommandError(f"{out} cannot be made: there is no directory {out.parent}")
+        raise CommandError(f"{out} cannot be created: there is no directory {out.parent}")
     if not os.access(out.parent, os.W_OK | os.X_OK):
-        raise CommandError(f"{out} cannot be made: {out.parent} may not be written")
+        raise CommandError(f"{out} cannot be created: {out.parent} is not writable")
 
 
-def _beside(out: Path, what: str) -> Path:
-    """A name that no file of the user's has, nor of another export."""
-    return out.with_name(f"{out.name}.{os.getpid()}.{what}")
+def _beside(out: Path, suffix: str) -> Path:
+    """Return a path beside `out` that no other export uses: it contains the number of this process."""
+    return out.with_name(f"{out.name}.{os.getpid()}.{suffix}")
 
 
 def _copy(path: Path, manifest: VersionManifest, out: Path) -> None:
-    """Copy the model's tensors block by block, without control variates, and check all of them."""
+    """Copy the model's tensors to `out` and check every tensor of the file; control variates are left out."""
     layout, data_start = parse_header(path)
     if layout != manifest.layout:
         raise CommandError(f"{path} is damaged: its tensors are not those of its manifest")
@@ -196,7 +204,7 @@ def _copy_checked(source: BinaryIO, target: BinaryIO, manifest: VersionManifest,
             if not piece.tensor.startswith(CONTROL):
                 target.write(block)
         if digest.hexdigest() != piece.sha256:
-            raise CommandError(f"{path} is damaged: tensor {piece.tensor} has not the SHA-256 of its manifest")
+            raise CommandError(f"{path} is damaged: the SHA-256 of tensor {piece.tensor} differs from its manifest")
 
 
 def _blocks(source: BinaryIO, num_bytes: int) -> Iterator[bytes]:
