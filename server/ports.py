@@ -1,6 +1,7 @@
 """The ports of a coordinator: clients and aggregation ranks, the operator's commands, enrolment."""
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import grpc
@@ -17,6 +18,7 @@ from atoll.server.audit.calls import CallAudit
 from atoll.server.config.process import CoordinatorConfig
 from atoll.server.hosting.coordinator import Coordinator
 from atoll.server.identity.enrolment_port import EnrolmentPort
+from atoll.server.identity.enrolments import Enrolments
 from atoll.server.identity.guard import Guard
 from atoll.server.identity.membership_services import MembershipService
 from atoll.server.identity.remote_signer import RemoteSigner, SigningService
@@ -28,6 +30,7 @@ from atoll.server.transport.limits import Callers, calls_max, connections_max
 from atoll.server.transport.shutdown import stop_servers
 
 ADMIN_CALLS_MAX = 100
+"""Most open calls at the operator's port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,37 +55,30 @@ class Ports:
         """
         config, members = coordinator.config, gate.members
         register = coordinator.admission if gate.listener.proves_callers else None
-        guards = Guard(register), Guard(register)
-        calls = calls_max(config.max_connections, config.calls_per_client)
-        clients, admins = (_server(coordinator, *of) for of in zip(guards, (calls, ADMIN_CALLS_MAX), strict=True))
+        client_guard, admin_guard = Guard(register), Guard(register)
+        clients = _server(coordinator, client_guard, calls_max(config.max_connections, config.calls_per_client))
+        admins = _server(coordinator, admin_guard, ADMIN_CALLS_MAX)
+        enrolments = members.enrolments if members is not None else None
         add_coordinator(CoordinatorService(coordinator), clients)
         if coordinator.ranks is not None:
             rpc.add_AggregationServicer_to_server(AggregationService(coordinator, coordinator.ranks), clients)
-        enrolments = members.enrolments if members is not None else None
         rpc.add_AdminServicer_to_server(AdminService(coordinator, enrolments), admins)
         if enrolments is not None:
-
-            def revoked(identity: Identity) -> None:
-                for guard in guards:
-                    coordinator.spawn(guard.look_again())
-                if identity.role is Role.CLIENT:
-                    coordinator.attendance.revoked(ClientId(identity.name))
-
-            enrolments.on_revoked(revoked)
+            _end_calls_of_revoked(coordinator, enrolments, (client_guard, admin_guard))
             if isinstance(gate.signer, RemoteSigner):
                 rpc.add_SigningServicer_to_server(SigningService(gate.signer), clients)
             for server in (clients, admins):
                 rpc.add_MembershipServicer_to_server(MembershipService(enrolments), server)
         await _add_health(clients, "Coordinator")
         await _add_health(admins, "Admin")
-        described = (*map(_full_name, ("Coordinator", "Admin")), health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(described, admins)
+        reflected = (_full_name("Coordinator"), _full_name("Admin"), health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(reflected, admins)
         address, admin_address = gate.listener.bind(clients, config.listen), gate.listener.bind(admins, config.admin)
         enrolment = None
         if members is not None:
-            interceptors = Guard(register), CallAudit(coordinator.audit)
-            enrolment = _enrolment_port(config, members, *interceptors, address, admin_address)
-            await _add_health(enrolment.server, "Enrolment")  # a probe has no certificate
+            guard, audit = Guard(register), CallAudit(coordinator.audit)
+            enrolment = _enrolment_port(config, members, guard, audit, address, admin_address)
+            await _add_health(enrolment.server, "Enrolment")  # for probes, which have no certificate
         return cls(clients, admins, address, admin_address, enrolment)
 
     async def start(self) -> None:
@@ -95,7 +91,9 @@ class Ports:
     async def stop(self) -> None:
         """Stop all servers; calls that are open have a short grace period."""
         ends = [stop_servers((self.clients, self.address), (self.admins, self.admin_address))]
-        await asyncio.gather(*ends, *([self.enrolment.stop()] if self.enrolment is not None else []))
+        if self.enrolment is not None:
+            ends.append(self.enrolment.stop())
+        await asyncio.gather(*ends)
 
 
 def _server(coordinator: Coordinator, guard: Guard, calls: int) -> grpc.aio.Server:
@@ -106,17 +104,28 @@ def _server(coordinator: Coordinator, guard: Guard, calls: int) -> grpc.aio.Serv
     return grpc.aio.server(options=options, interceptors=interceptors, maximum_concurrent_rpcs=calls)
 
 
+def _end_calls_of_revoked(coordinator: Coordinator, enrolments: Enrolments, guards: Iterable[Guard]) -> None:
+    """Let a revocation end the open calls of the identity and, for a client, its membership in the runs."""
+
+    def revoked(identity: Identity) -> None:
+        for guard in guards:
+            coordinator.spawn(guard.look_again())
+        if identity.role is Role.CLIENT:
+            coordinator.attendance.revoked(ClientId(identity.name))
+
+    enrolments.on_revoked(revoked)
+
+
 def _enrolment_port(
     config: CoordinatorConfig, members: Members, guard: Guard, audit: CallAudit, address: str, admin_address: str
 ) -> EnrolmentPort:
-    place = reached_as(address, config.public)
     port = EnrolmentPort(
         members.enrolments,
         members.keeper,
         guard,
         audit,
         config.enrol_address,
-        address=place,
+        address=reached_as(address, config.public),
         admin_address=reached_as(admin_address, config.public) if is_wildcard(admin_address) else admin_address,
     )
     members.enrolments.addresses = (reached_as(port.address, config.public),)
