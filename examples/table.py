@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 
 from atoll import Local, Task
 from atoll.parallel.data.public.folder import data_folder
-from atoll.parallel.data.public.table import Table, read_table
+from atoll.parallel.data.public.table import Columns, Table, read_table
 
 SITES = [str(patient) for patient in range(1, 43)]
 FEATURES = 19
@@ -33,7 +33,7 @@ def patients() -> Table:
     """Age, sex, time and 16 measures of the voice (n, 19), which differ by a factor of a million and so are brought to
     one scale; the motor score (n, 1). Sites that keep their data for themselves agree on the constants of the scale."""
     path = data_folder("parkinsons_telemonitoring") / "parkinsons_updrs.data"
-    table = read_table(path, site="subject#", target="motor_UPDRS", drop=["total_UPDRS"])
+    table = read_table(path, Columns(site="subject#", target="motor_UPDRS", drop=["total_UPDRS"]))
     measures, scores = table.dataset.tensors
     train, _ = table.pooled("train")[:]
     return replace(table, dataset=TensorDataset((measures - train.mean(dim=0)) / train.std(dim=0), scores))

@@ -1,11 +1,11 @@
-"""Saves and loads a training run: model, optimizers, random numbers and whatever else the trainer wants to find again.
+"""The saving and loading of a training run: model, optimizers, random numbers, and the trainer's own values.
 
-Saving is asynchronous by default: the ranks copy their shards into memory and go on training; a thread of each writes
-them, and the last step of it, on rank 0, is the renaming. What went wrong there is raised at the next `save`, `load` or
-`close`, on all ranks. The thread has a gloo group of its own: no two threads ever use one group.
+Saving is asynchronous by default: the ranks copy their shards into memory and continue the training; a thread of each
+writes them, and the last step of it, on rank 0, is the renaming. A failure there is raised at the next `save`, `load`
+or `close`, on all ranks. The thread has a gloo group of its own: no two threads ever use one group.
 
-Source: PyTorch, "Distributed Checkpoint" (torch.distributed.checkpoint); the rule that one without `.metadata` is none
-is torchtitan's.
+Source: PyTorch, "Distributed Checkpoint" (torch.distributed.checkpoint); the rule that a folder without `.metadata` is
+no checkpoint is torchtitan's.
 """
 
 import json
@@ -32,50 +32,50 @@ from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed,
 from atoll.parallel.checkpoint.randomness import generator_state, restore_generators, seed_generators
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.checkpoint.reading import Saved
-from atoll.parallel.checkpoint.state import MODEL, Loading, as_bytes, first_names, held_by, state_to_save
+from atoll.parallel.checkpoint.state import MODEL, Loading, as_bytes, first_names, local_state, state_to_save
 from atoll.parallel.checkpoint.store import Store, read_about, reading
 
 RANDOM = "random"
-"""Before the rank: the state of its random number generators, JSON as bytes."""
+"""The key, before the rank, of the state of its random number generators, JSON as bytes."""
 
 OWN = "own"
-"""Before rank and key: a tensor that is this rank's alone."""
+"""The key, before rank and name, of a tensor of that rank alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a checkpoint has given back beside model and optimizers."""
+    """The values of a checkpoint beside model and optimizers."""
 
     step: int
-    """Whose checkpoint it is: that many steps were done."""
+    """The number of steps done before the checkpoint."""
 
     extra: dict[str, Any]
-    """What the trainer had handed to `save`."""
+    """The trainer's values from `save`."""
 
     slots: dict[str, torch.Tensor]
-    """What was handed to `save` as such, for the parameters of this rank and laid out as they are."""
+    """The slots from `save`, for the parameters of this rank and sharded like them."""
 
     is_same_mesh: bool
-    """Whether ranks and mesh are those that it was saved under. Then every rank goes on with its own random numbers;
-    else they are seeded anew, from seed, step and rank."""
+    """The equality of ranks and mesh with those of the checkpoint. If true, every rank continues with its own random
+    numbers; else they are seeded anew, from seed, step and rank."""
 
-    own: dict[str, torch.Tensor]
-    """What this rank had handed to `save` as its own, on the CPU; empty on another mesh."""
+    rank_local: dict[str, torch.Tensor]
+    """The tensors of this rank alone from `save`, on the CPU; empty on another mesh."""
 
 
 class Checkpointer:
     """The checkpoints of one run. Every method is called by all ranks, at the same point.
 
     Args:
-        folder: where they are; on storage that all ranks share.
-        keep: how many of the last ones stay.
-        every: those of a multiple of so many steps stay for good; none: no others than the last ones.
-        asynchronous: whether training goes on while one is written. Without a process group it never does.
-        mesh: the degrees of the mesh, by axis: noted, and what is a rank's own is given back on an equal one alone.
-        tied: the names of each tied weight of the whole model (`engine.ties.tied_names`): a pipeline may split them.
-        replica: which copy of the model this rank's optimizers train, when each copy's have a state of their own (local
-            SGD, DiLoCo); with 0 for all, one copy's are saved and everybody gets them.
-        seed: of the run, for ranks that must start with random numbers of their own.
+        folder: of the checkpoints; on storage that all ranks share.
+        keep: the number of last checkpoints that stay.
+        every: checkpoints of a multiple of this number of steps stay forever; None: only the last ones stay.
+        asynchronous: continue the training while a checkpoint is written. Without a process group it never does.
+        mesh: the degrees of the mesh, by axis: recorded; tensors of a rank alone are restored only on an equal mesh.
+        tied: the names of each tied weight of the whole model (`engine.ties.tied_names`): a pipeline may separate them.
+        replica: the index of the copy that this rank's optimizers train, if each copy has an optimizer state of its own
+            (local SGD, DiLoCo); with 0 on all ranks, one copy's state is saved and loaded everywhere.
+        seed: of the run, for ranks that start with new random numbers.
 
     Raises:
         ValueError: `keep` or `every` is less than 1.
@@ -108,38 +108,38 @@ class Checkpointer:
         step: int,
         *,
         slots: Mapping[str, torch.Tensor] | None = None,
-        own: Mapping[str, torch.Tensor] | None = None,
+        rank_local: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         """Save the run after `step` steps; when this returns, parts and optimizers may change.
 
         Args:
             parts: of this rank, with the names of the whole model.
             optimizers: one for each part.
-            extra: JSON values, the same on every rank (rank 0's are kept): the loader's state, the schedule, a config.
+            extra: JSON values, the same on every rank (rank 0's are saved): the loader's state, the schedule, a config.
             step: steps done; an older checkpoint of the same step is replaced.
-            slots: tensors of parameters' shapes and layouts by KIND/NAME (an outer optimizer's momentum): they go where
-                the parameters go.
-            own: tensors of this rank alone (what a compression has left out): lost when the mesh changes.
+            slots: tensors of parameters' shapes and shardings by KIND/NAME (an outer optimizer's momentum): they follow
+                the parameters to another mesh.
+            rank_local: tensors of this rank alone (residuals of compression): lost when the mesh changes.
 
         Raises:
-            CheckpointFailed: this one cannot be begun or was not written, or the one before was not.
+            CheckpointFailed: this one cannot begin or was not written, or the one before was not.
         """
         self._settle()
-        held = held_by(parts, optimizers, self._tied)
-        state = state_to_save(held, slots or {}, self._replica)
-        state |= {f"{OWN}/{self._ranks.rank}/{key}": tensor for key, tensor in (own or {}).items()}
+        local = local_state(parts, optimizers, self._tied)
+        state = state_to_save(local, slots or {}, self._replica)
+        state |= {f"{OWN}/{self._ranks.rank}/{key}": tensor for key, tensor in (rank_local or {}).items()}
         state[f"{RANDOM}/{self._ranks.rank}"] = as_bytes(generator_state())
         fault, frozen = "", {}
         try:
-            frozen = json.loads(json.dumps(dict(extra)))  # the trainer may change its own while this is being written
+            frozen = json.loads(json.dumps(dict(extra)))  # the trainer may change its values during the write
             if self._ranks.is_first:
                 self._store.begin(step)
         except (TypeError, ValueError) as error:
             fault = f"extra: {error}"
         except OSError as error:
             fault = f"{self._store.folder}: {error}"
-        self._raise_failed([*held.faults, *filter(None, [fault])])
-        facts = self._ranks.gather({"tied": held.tied, "buffers": sorted(held.buffers)})
+        self._raise_failed([*local.faults, *filter(None, [fault])])
+        facts = self._ranks.gather({"tied": local.tied, "buffers": sorted(local.buffers)})
         publish = partial(self._publish, step, frozen, facts) if self._ranks.is_first else None
         written = self._write(state, self._store.temporary(step))
         self._writing = Future()
@@ -148,34 +148,34 @@ class Checkpointer:
             self._settle()
 
     def latest(self) -> Path | None:
-        """The newest complete checkpoint, the same one on every rank; none when there is none."""
+        """Return the newest complete checkpoint, the same one on every rank; None if there is none."""
         self._settle()
         path = self._store.latest() if self._ranks.is_first else None
         name = self._ranks.gather(path.name if path else None)[0]
         return self._store.folder / name if name else None
 
     def load(self, parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], path: Path) -> Restored:
-        """Put a checkpoint into parts and optimizers, whatever mesh it was saved under.
+        """Load a checkpoint into parts and optimizers, whatever mesh it was saved under.
 
         Args:
             parts: of this rank.
-            optimizers: one for each part; or none, and only the model is loaded.
+            optimizers: one for each part; or none, to load the model alone.
             path: of the checkpoint.
 
         Raises:
-            CheckpointBroken: it is not there, not complete, or cannot be read.
+            CheckpointBroken: it does not exist, is not complete, or cannot be read.
             CheckpointMismatch: it is of another model or optimizer; every difference is listed, and the parts are
-                as they were.
+                unchanged.
         """
         self._settle()
         with ExitStack() as stack:
             loading, about = self._open(stack, parts, optimizers, path)
-            self._ranks.insist(loading.prepare(), CheckpointMismatch)
-            self._ranks.insist(_broken(loading.fill), CheckpointBroken)
+            self._ranks.raise_if_any(loading.prepare(), CheckpointMismatch)
+            self._ranks.raise_if_any(_broken(loading.fill), CheckpointBroken)
             is_same_mesh = (about["world"], about["mesh"]) == (self._ranks.size, self._mesh)
             own: dict[str, torch.Tensor] = {}
             if is_same_mesh:
-                own = self._take_back(loading.saved)
+                own = self._restore_rank(loading.saved)
             else:
                 seed_generators(self._seed, about["step"], self._ranks.rank)
         return Restored(about["step"], about["extra"], loading.slots, is_same_mesh, own)
@@ -200,25 +200,25 @@ class Checkpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close; but where this rank fails the others may be gone, and nobody waits for them."""
+        """Close; but without waiting if this rank fails, since the others may be gone."""
         if error is None:
             self.close()
 
     def _open(
         self, stack: ExitStack, parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], path: Path
     ) -> tuple[Loading, dict[str, Any]]:
-        """Look at a checkpoint; no rank goes on if one of them finds a fault."""
+        """Open and compare a checkpoint; no rank continues if one of them finds a fault."""
         opened: list[tuple[Loading, dict[str, Any]]] = []
         differences: list[str] = []
 
         def look() -> None:
             stack.enter_context(reading(path))
             about = read_about(path)
-            held = held_by(parts, optimizers, about["tied"] | self._tied)
-            opened.append((Loading(held, Saved(path), self._replica), about))
+            local = local_state(parts, optimizers, about["tied"] | self._tied)
+            opened.append((Loading(local, Saved(path), self._replica), about))
             differences.extend(opened[0][0].check())
 
-        self._ranks.insist(_broken(look), CheckpointBroken)
+        self._ranks.raise_if_any(_broken(look), CheckpointBroken)
         loading, about = opened[0]
         found = self._ranks.gather({"differences": differences, "names": loading.names})
         faults = [fault for rank in found for fault in rank["differences"]]
@@ -228,8 +228,8 @@ class Checkpointer:
             raise CheckpointMismatch(f"{path} is of another model: {listed(faults)}")
         return loading, about
 
-    def _take_back(self, saved: Saved) -> dict[str, torch.Tensor]:
-        """What is this rank's alone."""
+    def _restore_rank(self, saved: Saved) -> dict[str, torch.Tensor]:
+        """Restore the random numbers of this rank, and return its own tensors."""
         restore_generators(*saved.read_values([f"{RANDOM}/{self._ranks.rank}"]))
         kind = f"{OWN}/{self._ranks.rank}"
         own = {key: saved.entries[f"{kind}/{key}"] for key in saved.names(kind)}
@@ -265,7 +265,7 @@ class Checkpointer:
         self._store.publish(step, about)
 
     def _settle(self) -> None:
-        """Wait for the checkpoint that is being written, and agree on whether it was."""
+        """Wait for the checkpoint that is being written, and agree on whether it succeeded."""
         if self._writing is None:
             return
         error = self._writing.exception()
@@ -276,18 +276,18 @@ class Checkpointer:
         found = [fault for rank in self._ranks.gather(faults) for fault in rank]
         if found:
             latest = self._store.latest()
-            still = f"the latest is still {latest}" if latest else "there is none yet"
-            raise CheckpointFailed(f"no checkpoint was written: {listed(found)}; {still}")
+            remains = f"the latest is still {latest}" if latest else "there is none yet"
+            raise CheckpointFailed(f"no checkpoint was written: {listed(found)}; {remains}")
 
 
 def model_digest(saved: Saved) -> str:
-    """SHA-256 [hex] of the model's names, dtypes and shapes: two checkpoints of one model have the same."""
+    """Return the SHA-256 [hex] of the model's names, dtypes and shapes, the same for all checkpoints of one model."""
     lines = [f"{name} {saved.entries[f'{MODEL}/{name}']}\n" for name in saved.names(MODEL)]
     return sha256("".join(lines).encode()).hexdigest()
 
 
 def _then(publish: Callable[[], None] | None, done: Future[None], written: Future[Any]) -> None:
-    """When all ranks have written, rank 0 publishes; PyTorch says so to rank 0 only after all have."""
+    """Publish on rank 0 when all ranks have written; PyTorch completes rank 0's future only after all others."""
     error = written.exception()
     if error is None and publish is not None:
         try:
@@ -301,7 +301,7 @@ def _then(publish: Callable[[], None] | None, done: Future[None], written: Futur
 
 
 def _broken(look: Callable[[], None]) -> list[str]:
-    """Why the checkpoint cannot be read; empty: it can."""
+    """Return why the checkpoint cannot be read; empty if it can."""
     try:
         look()
     except CheckpointBroken as error:

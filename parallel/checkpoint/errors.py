@@ -1,22 +1,22 @@
-"""What can go wrong with a checkpoint. Every rank raises the same, with what each of them has found.
+"""The errors of checkpoints. Every rank raises the same one, with the faults of all.
 
 CheckpointFailed    (RuntimeError)  it was not written; the older ones are untouched
-CheckpointBroken    (ValueError)    it is not there, not complete, or its bytes are wrong
+CheckpointBroken    (ValueError)    it does not exist, is not complete, or its bytes are wrong
 CheckpointMismatch  (ValueError)    it is of another model or another optimizer
 """
 
 from collections.abc import Sequence
 
 FAULTS_SHOWN = 40
-"""A message lists so many differences at most: a model of another kind differs in every name."""
+"""Largest number of differences in a message: a model of another kind differs in every name."""
 
 
 class CheckpointFailed(RuntimeError):
-    """A checkpoint was not written; the message has each rank's own reason, and what is the latest one still."""
+    """A checkpoint was not written; the message has each rank's reason, and the latest one that still exists."""
 
 
 class CheckpointBroken(ValueError):
-    """A checkpoint is not there, not complete, or cannot be read; the message says what is wrong with which file."""
+    """A checkpoint does not exist, is not complete, or cannot be read; the message names the file and the fault."""
 
 
 class CheckpointMismatch(ValueError):
@@ -24,7 +24,7 @@ class CheckpointMismatch(ValueError):
 
 
 def listed(faults: Sequence[str]) -> str:
-    """The faults in one line, each once, in their order."""
+    """Return the faults in one line, each once, in their order."""
     different = list(dict.fromkeys(faults))
     more = len(different) - FAULTS_SHOWN
     return "; ".join(different[:FAULTS_SHOWN]) + (f"; and {more} more" if more > 0 else "")

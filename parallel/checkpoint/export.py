@@ -1,9 +1,9 @@
-"""A model as one safetensors file, out of a checkpoint or out of a running mesh, and from such a file into any mesh.
+"""The export of a model as one safetensors file, from a checkpoint or a running mesh, and the import into any mesh.
 
-The file is what `parallel.parameters.state_of` says of the whole model: tied weights once, under their first name;
-floats as float32, integers as they are; the names of the buffers noted in the header (`tensorfile.BUFFERS`). It is
-written tensor by tensor, in canonical order: no process ever holds more of the model than its largest tensor, beside
-its own shards.
+The file has the tensors of `local_training.parameters.state_of` of the whole model: tied weights once, under their
+first name; floats as float32, integers as they are; the names of the buffers in the header
+(`safetensors_file.BUFFERS`). It is written tensor by tensor, in canonical order: no process ever holds more of the
+model than its largest tensor, beside its own shards.
 """
 
 import json
@@ -23,7 +23,7 @@ from atoll.aggregation.tensors.safetensors_file import BUFFERS, TensorFileCorrup
 from atoll.parallel.checkpoint.errors import CheckpointBroken, CheckpointFailed, CheckpointMismatch, listed
 from atoll.parallel.checkpoint.ranks import Ranks
 from atoll.parallel.checkpoint.reading import Entry, Saved
-from atoll.parallel.checkpoint.state import MODEL, first_names, held_by
+from atoll.parallel.checkpoint.state import MODEL, first_names, local_state
 from atoll.parallel.checkpoint.store import read_about, reading
 
 DTYPES = {
@@ -36,7 +36,7 @@ DTYPES = {
     torch.int8: "I8",
     torch.uint8: "U8",
 }
-"""As what each may travel."""
+"""The dtype in which each dtype of a model travels."""
 
 
 def export_checkpoint(path: Path, out: Path) -> tuple[Piece, ...]:
@@ -44,20 +44,20 @@ def export_checkpoint(path: Path, out: Path) -> tuple[Piece, ...]:
 
     Args:
         path: of the checkpoint.
-        out: where the file appears, complete and durable, or not at all.
+        out: the file, which appears complete and durable, or not at all.
 
     Returns:
         The pieces of the file, one for each tensor, with their digests.
 
     Raises:
-        CheckpointBroken: it is not there, not complete, or cannot be read.
+        CheckpointBroken: it does not exist, is not complete, or cannot be read.
         ValueError: tensors have dtypes that may not travel; all of them are listed.
         OSError: the file cannot be written.
     """
     with reading(path):
         about, saved = read_about(path), Saved(path)
         layout = _layout({name: saved.entries[f"{MODEL}/{name}"] for name in saved.names(MODEL)})
-        with TensorFileWriter(out, layout, metadata=_note(about["buffers"], layout)) as writer:
+        with TensorFileWriter(out, layout, metadata=_metadata(about["buffers"], layout)) as writer:
             for tensor in (tensor for tensor in layout if tensor.num_bytes):
                 entry = saved.entries[f"{MODEL}/{tensor.name}"]
                 values = torch.empty(entry.shape, dtype=entry.dtype)
@@ -71,84 +71,84 @@ def export_model(parts: Sequence[nn.Module], out: Path, tied: Sequence[Sequence[
 
     Args:
         parts: of this rank.
-        out: where the file appears, complete and durable, or not at all.
+        out: the file, which appears complete and durable, or not at all.
         tied: the names of each tied weight of the whole model (`engine.ties.tied_names`).
 
     Raises:
         CheckpointFailed: the file cannot be written, or a tensor may not travel; on every rank.
     """
-    ranks, held = Ranks(), held_by(parts, (), first_names(tied))
+    ranks, local = Ranks(), local_state(parts, (), first_names(tied))
     try:
-        mine = dict(reversed(held.tensors))  # of two copies the first, as everywhere
+        tensors = dict(reversed(local.tensors))  # of two copies the first, as everywhere
         entries = {
-            name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in mine.items()
+            name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in tensors.items()
         }
-        found = ranks.gather({"entries": entries, "buffers": sorted(held.buffers), "faults": held.faults})
+        reports = ranks.gather({"entries": entries, "buffers": sorted(local.buffers), "faults": local.faults})
         holder: dict[str, int] = {}
         whole: dict[str, Entry] = {}
-        for rank, said in enumerate(found):
-            for name, (dtype, shape) in said["entries"].items():
+        for rank, report in enumerate(reports):
+            for name, (dtype, shape) in report["entries"].items():
                 holder.setdefault(name, rank)
                 whole.setdefault(name, Entry(tuple(shape), getattr(torch, dtype)))
-        if faults := [fault for said in found for fault in said["faults"]]:
+        if faults := [fault for report in reports for fault in report["faults"]]:
             raise CheckpointFailed(f"no model was exported: {listed(faults)}")
         layout = _layout(whole)
-        buffers = {name for said in found for name in said["buffers"]}
-        arrays = _gathered(ranks, layout, mine, whole, holder)
+        buffers = {name for report in reports for name in report["buffers"]}
+        arrays = _gathered(ranks, layout, tensors, whole, holder)
         faults = []
         if ranks.is_first:
             try:
-                _write(out, layout, _note(buffers, layout), arrays)
+                _write(out, layout, _metadata(buffers, layout), arrays)
             except OSError as error:
                 faults = [f"{out}: {error}"]
         for _ in arrays:
-            pass  # the others send what they have, wanted or not
-        ranks.insist(faults, CheckpointFailed)
+            pass  # the other ranks send their tensors; rank 0 receives them even after a fault
+        ranks.raise_if_any(faults, CheckpointFailed)
     finally:
         ranks.close()
 
 
 def import_model(parts: Sequence[nn.Module], file: Path, tied: Sequence[Sequence[str]] = ()) -> None:
-    """Put a safetensors file into a running mesh; every rank reads what it has a share of, and must call it.
+    """Load a safetensors file into a running mesh; every rank reads its share of it, and must call it.
 
     Args:
-        parts: of this rank; half-precision ones are rounded to.
-        file: that every rank can read.
+        parts: of this rank; values are rounded to half-precision ones.
+        file: readable by every rank.
         tied: the names of each tied weight of the whole model (`engine.ties.tied_names`).
 
     Raises:
         CheckpointBroken: the file cannot be read.
-        CheckpointMismatch: it is of another model; every difference is listed, and the parts are as they were.
+        CheckpointMismatch: it is of another model; every difference is listed, and the parts are unchanged.
     """
-    ranks, held = Ranks(), held_by(parts, (), first_names(tied))
+    ranks, local = Ranks(), local_state(parts, (), first_names(tied))
     try:
-        there: dict[str, Tensor] = {}
-        faults = list(held.faults)
+        in_file: dict[str, Tensor] = {}
+        faults = list(local.faults)
         try:
-            there = {tensor.name: tensor for tensor in parse_header(file)[0]}
+            in_file = {tensor.name: tensor for tensor in parse_header(file)[0]}
         except (OSError, TensorFileCorrupted) as error:
             faults.append(f"{file} cannot be read: {error}")
-        ranks.insist(faults, CheckpointBroken)
-        found = ranks.gather([name for name, _ in held.tensors])
-        faults = [fault for name, tensor in held.tensors for fault in _differences(name, tensor, there.get(name))]
-        faults += [f"{name} is unknown here" for name in sorted(there.keys() - {n for names in found for n in names})]
-        ranks.insist(faults, CheckpointMismatch)
+        ranks.raise_if_any(faults, CheckpointBroken)
+        found = ranks.gather([name for name, _ in local.tensors])
+        faults = [fault for name, tensor in local.tensors for fault in _differences(name, tensor, in_file.get(name))]
+        faults += [f"{name} is unknown here" for name in sorted(in_file.keys() - {n for names in found for n in names})]
+        ranks.raise_if_any(faults, CheckpointMismatch)
         with safe_open(file, framework="pt") as opened, torch.no_grad():
-            for name, tensor in held.tensors:
+            for name, tensor in local.tensors:
                 _read_share(opened, name, tensor)
     finally:
         ranks.close()
 
 
 def _layout(entries: Mapping[str, Entry]) -> Layout:
-    strange = [f"{name} is {entry}" for name, entry in entries.items() if entry.dtype not in DTYPES]
-    if strange:
+    wrong = [f"{name} is {entry}" for name, entry in entries.items() if entry.dtype not in DTYPES]
+    if wrong:
         allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-        raise ValueError(f"not all of the model may travel: {listed(strange)} (allowed: {allowed})")
+        raise ValueError(f"tensors have dtypes that may not travel: {listed(wrong)} (allowed: {allowed})")
     return in_order(Tensor(name, DTYPES[entry.dtype], entry.shape) for name, entry in entries.items())
 
 
-def _note(buffers: Iterable[str], layout: Layout) -> dict[str, str]:
+def _metadata(buffers: Iterable[str], layout: Layout) -> dict[str, str]:
     floats = {tensor.name for tensor in layout if tensor.dtype == "F32"}
     return {BUFFERS: json.dumps(sorted(floats.intersection(buffers)))}
 
@@ -156,14 +156,14 @@ def _note(buffers: Iterable[str], layout: Layout) -> dict[str, str]:
 def _gathered(
     ranks: Ranks,
     layout: Layout,
-    mine: Mapping[str, torch.Tensor],
+    tensors: Mapping[str, torch.Tensor],
     whole: Mapping[str, Entry],
     holder: Mapping[str, int],
 ) -> Iterator[np.ndarray[Any, Any]]:
-    """On rank 0 the whole tensors, one after the other; on the others nothing, but they must be asked as well."""
+    """Yield the whole tensors on rank 0, one after the other; on the others none, but they must be iterated as well."""
     for name in (tensor.name for tensor in layout if tensor.num_bytes):
-        if name in mine:
-            tensor = mine[name]
+        if name in tensors:
+            tensor = tensors[name]
             values = (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu().contiguous()
         elif ranks.is_first:
             values = torch.empty(whole[name].shape, dtype=whole[name].dtype)
@@ -177,8 +177,8 @@ def _gathered(
             yield _array(values)
 
 
-def _write(out: Path, layout: Layout, note: Mapping[str, str], arrays: Iterator[np.ndarray[Any, Any]]) -> None:
-    with TensorFileWriter(out, layout, metadata=note) as writer:
+def _write(out: Path, layout: Layout, metadata: Mapping[str, str], arrays: Iterator[np.ndarray[Any, Any]]) -> None:
+    with TensorFileWriter(out, layout, metadata=metadata) as writer:
         for array in arrays:
             writer.append(array)
         writer.finish()
@@ -189,17 +189,17 @@ def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     return array
 
 
-def _differences(name: str, tensor: torch.Tensor, there: Tensor | None) -> list[str]:
-    if there is None:
+def _differences(name: str, tensor: torch.Tensor, in_file: Tensor | None) -> list[str]:
+    if in_file is None:
         return [f"{name} is missing in the file"]
     dtype = DTYPES.get(tensor.dtype, str(tensor.dtype))
-    if (there.dtype, there.shape) != (dtype, tuple(tensor.shape)):
-        return [f"{name} is {there.dtype} {there.shape} in the file, here {dtype} {tuple(tensor.shape)}"]
+    if (in_file.dtype, in_file.shape) != (dtype, tuple(tensor.shape)):
+        return [f"{name} is {in_file.dtype} {in_file.shape} in the file, here {dtype} {tuple(tensor.shape)}"]
     return []
 
 
 def _read_share(file: Any, name: str, tensor: torch.Tensor) -> None:
-    """Of a sharded tensor, the box that PyTorch says this rank has of it."""
+    """Read a tensor; of a sharded one the box that PyTorch assigns to this rank."""
     if not tensor.ndim:
         _local(tensor).copy_(file.get_tensor(name))
     elif isinstance(tensor, DTensor):

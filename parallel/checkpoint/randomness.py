@@ -7,11 +7,11 @@ import numpy as np
 import torch
 
 State = dict[str, Any]
-"""Values of JSON."""
+"""The state of all generators as JSON values."""
 
 
 def generator_state() -> State:
-    """Where the generators stand."""
+    """Return the state of the generators."""
     version, words, gauss = random.getstate()
     cuda = torch.cuda.get_rng_state().tolist() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     numpy: Any = np.random.get_state(legacy=False)
@@ -24,7 +24,7 @@ def generator_state() -> State:
 
 
 def restore_generators(state: State) -> None:
-    """Put the generators where `generator_state` has found them."""
+    """Restore a state from `generator_state`."""
     torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state["torch"]), dtype=torch.uint8))
     if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(torch.tensor(state["cuda"], dtype=torch.uint8))
@@ -35,7 +35,7 @@ def restore_generators(state: State) -> None:
 
 
 def seed_generators(seed: int, step: int, rank: int) -> None:
-    """Put them where no other step or rank of a run has them."""
+    """Seed the generators with a seed of their own for each step and rank of a run."""
     words = np.random.SeedSequence((seed, step, rank)).generate_state(3)
     torch.manual_seed(int(words[0]))
     np.random.seed(int(words[1]))

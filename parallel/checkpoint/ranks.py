@@ -1,4 +1,4 @@
-"""What the ranks tell each other about a checkpoint: JSON, so that nothing is unpickled, and all of them fail alike."""
+"""The communication of ranks about a checkpoint: JSON, so that nothing is unpickled, and a fault fails all of them."""
 
 import json
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from atoll.parallel.checkpoint.errors import listed
 
 
 class Ranks:
-    """The ranks of the default process group, or this process alone where there is none.
+    """The ranks of the default process group, or this process alone without one.
 
-    Made on every rank at the same point; used by one thread. Its gloo group is its own, so that what it says crosses
+    Every rank constructs it at the same point; one thread uses it. It has a gloo group of its own, so that it crosses
     no other collective, and works beside NCCL.
     """
 
@@ -24,11 +24,11 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which writes what there is once."""
+        """The flag of rank 0, which writes everything that exists once."""
         return self.rank == 0
 
     def gather(self, value: Any) -> list[Any]:
-        """What each rank says, in their order; every rank must call it."""
+        """Return the values of all ranks, in their order; every rank must call it."""
         text = json.dumps(value).encode()
         if self.group is None:
             return [json.loads(text)]
@@ -40,14 +40,14 @@ class Ranks:
         dist.all_gather(texts, padded, group=self.group)
         return [json.loads(text.numpy().tobytes()) for text in texts]
 
-    def insist(self, faults: Sequence[str], error: type[Exception]) -> None:
+    def raise_if_any(self, faults: Sequence[str], error: type[Exception]) -> None:
         """Raise `error` on every rank if any has found a fault; the message lists the faults of all."""
-        found = [fault for of_rank in self.gather(list(faults)) for fault in of_rank]
+        found = [fault for rank_faults in self.gather(list(faults)) for fault in rank_faults]
         if found:
             raise error(listed(found))
 
     def close(self) -> None:
-        """Give the group back."""
+        """Destroy the group."""
         if self.group is not None:
             dist.destroy_process_group(self.group)
             self.group = None

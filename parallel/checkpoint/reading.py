@@ -1,9 +1,9 @@
-"""Reads tensors of a checkpoint into whatever this process has of them, without talking to any other.
+"""The reading of a checkpoint's tensors into the tensors of this process, without communication.
 
-PyTorch's own reader and planner say which bytes of which files a shard needs (`torch.distributed.checkpoint`). Tensors
-are loaded as weights only. `.metadata` is a pickle, PyTorch knows no other form: only the few classes that a table of
-contents consists of are let in, and anything else in it is an error. Even so a checkpoint belongs to whoever trains: it
-is not a format to take from strangers; an export (`export.py`) is.
+PyTorch's own reader and planner determine which bytes of which files a shard needs (`torch.distributed.checkpoint`).
+Tensors are loaded as weights only. `.metadata` is a pickle, PyTorch knows no other form: only the few classes of a
+table of contents may be unpickled, any other is an error. Even so a checkpoint is a private file of its training: it is
+no format to accept from strangers; an export (`export.py`) is.
 """
 
 import json
@@ -21,9 +21,9 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from atoll.parallel.checkpoint.errors import CheckpointBroken
 
 CONTENTS = ".metadata"
-"""The table of contents of a checkpoint, as PyTorch names it."""
+"""The table of contents of a checkpoint, under PyTorch's name for it."""
 
-_LET_IN = {
+_ALLOWED = {
     "torch": {"Size"},
     "torch.serialization": {"_get_layout"},
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
@@ -44,7 +44,7 @@ _LET_IN = {
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if not is_dtype and name not in _LET_IN.get(module, ()):
+        if not is_dtype and name not in _ALLOWED.get(module, ()):
             raise pickle.UnpicklingError(f"{module}.{name} has no place in a table of contents")
         return super().find_class(module, name)
 
@@ -60,7 +60,7 @@ class _Reader(FileSystemReader):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor of a checkpoint, of its global shape."""
+    """One tensor of a checkpoint, with its global shape."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -73,7 +73,7 @@ class Saved:
     """The tensors of one checkpoint, by key.
 
     Raises:
-        CheckpointBroken: its table of contents is not there, or is none.
+        CheckpointBroken: its table of contents is missing or damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -90,20 +90,20 @@ class Saved:
         }
 
     def names(self, kind: str) -> list[str]:
-        """What comes after `kind/` in the keys, sorted."""
+        """Return the parts of the keys after `kind/`, sorted."""
         return sorted(key.removeprefix(f"{kind}/") for key in self.entries if key.startswith(f"{kind}/"))
 
     def read_values(self, keys: Iterable[str]) -> list[Any]:
-        """Values of JSON that were saved as bytes. Raises as `read`."""
+        """Return JSON values that were saved as bytes. Raises as `read`."""
         raw = {key: torch.empty(self.entries[key].shape, dtype=torch.uint8) for key in keys}
         self.read(raw)
         return [json.loads(value.numpy().tobytes()) for value in raw.values()]
 
     def read(self, targets: Mapping[str, torch.Tensor]) -> None:
-        """Fill tensors, sharded or whole, with what the checkpoint has under their keys.
+        """Fill tensors, sharded or whole, with the checkpoint's values under their keys.
 
         Raises:
-            CheckpointBroken: a file is not there or its bytes are wrong.
+            CheckpointBroken: a file is missing or its bytes are wrong.
         """
         planner = DefaultLoadPlanner(flatten_state_dict=False)
         planner.set_up_planner(dict(targets), self._metadata, is_coordinator=False)

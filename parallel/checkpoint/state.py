@@ -1,20 +1,20 @@
-"""What a checkpoint holds of a model and its optimizers, under names that no mesh has a say in.
+"""The contents of a checkpoint of a model and its optimizers, under names that are independent of the mesh.
 
     model/NAME           a parameter or buffer
-    optimizer/NAME/KEY   a tensor that the optimizer keeps for that parameter, such as exp_avg
-    values/NAME          what else it has for it, numbers and the settings of its group: JSON, as bytes
-    slot/KIND/NAME       a tensor of the parameter's shape that another keeps, such as DiLoCo's momentum
+    optimizer/NAME/KEY   a tensor of the optimizer's state for that parameter, such as exp_avg
+    values/NAME          the rest of that state, numbers and the settings of its group: JSON, as bytes
+    slot/KIND/NAME       a tensor of the parameter's shape with another owner, such as DiLoCo's momentum
 
-NAME is the one that the whole, unwrapped model gives the tensor. A rank has some of the names (a pipeline's stages have
-theirs) and of each tensor some part (a DTensor's shard); PyTorch writes each part once. Loading goes the other way:
-every rank picks the names that it has.
+NAME is the tensor's name in the whole, unwrapped model. A rank has some of the names (each stage of a pipeline has its
+own) and of each tensor some part (a DTensor's shard); PyTorch writes each part once. Loading goes the other way: every
+rank reads the names that it has.
 
-Tied weights are stored once, under the first of their names. A part that has a parameter under two names shows that it
-has; where a pipeline has put copies on different ranks, `tied` says it. The copies are equal then, and so is what the
-optimizers keep for them.
+Tied weights are stored once, under the first of their names. Within a part, two names of a parameter are recognized;
+for copies that a pipeline has put on different ranks, `tied` lists the names. The copies are equal then, and so is the
+state of their optimizers.
 
 Saving changes nothing: PyTorch's `get_optimizer_state_dict` takes a step when there is no state yet, which counts for
-Adam; so the optimizers' state is taken as it is, and a parameter that has none gets none back.
+Adam; so the optimizers' state is taken as it is, and a parameter without state gets none back.
 """
 
 import json
@@ -32,124 +32,126 @@ from atoll.parallel.checkpoint.reading import Saved
 MODEL, OPTIMIZER, VALUES, SLOT = "model", "optimizer", "values", "slot"
 
 NOT_SETTINGS = frozenset({"params", "param_names", "foreach", "fused", "capturable", "differentiable"})
-"""What an optimizer's group says of which parameters it has and by which code it steps: that is the loading run's."""
+"""Entries of an optimizer's group that belong to the loading run: its parameters, and the code by which it steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A parameter of this rank, and who trains it."""
+    """A parameter of this rank, and the optimizer that trains it."""
 
     name: str
     parameter: torch.Tensor
     optimizer: Optimizer
     group: dict[str, Any]
-    """The optimizer's own, with its settings."""
+    """The optimizer's group, with its settings."""
 
     @property
-    def kept(self) -> dict[str, Any]:
-        """What the optimizer keeps for the parameter, by key; empty before its first step."""
-        kept: dict[str, Any] = self.optimizer.state.get(self.parameter, {})
-        return kept
+    def state(self) -> dict[str, Any]:
+        """The optimizer's state for the parameter, by key; empty before its first step."""
+        state: dict[str, Any] = self.optimizer.state.get(self.parameter, {})
+        return state
 
 
 @dataclass(slots=True)
-class Held:
-    """What this rank has of the model, under the names of the whole model."""
+class LocalState:
+    """The tensors of this rank, under the names of the whole model."""
 
     tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)
-    """A name is here twice if the rank has two copies of a tied weight."""
+    """The tensors by name; a name comes twice if the rank has two copies of a tied weight."""
     trained: list[Trained] = field(default_factory=list)
+    """The parameters with an optimizer."""
     parameters: list[tuple[str, torch.Tensor]] = field(default_factory=list)
-    """Under the names that the parts themselves have for them."""
+    """The parameters under the names of the parts themselves."""
     tied: dict[str, str] = field(default_factory=dict)
-    """Of each further name of a tied weight, the first one."""
+    """The first name of a tied weight by each of its further names."""
     buffers: set[str] = field(default_factory=set)
-    """Names of those that are no parameters."""
+    """Names of the tensors that are no parameters."""
     faults: list[str] = field(default_factory=list)
-    """What cannot be saved or loaded."""
+    """The reasons why tensors cannot be saved or loaded."""
 
 
-def held_by(parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], tied: Mapping[str, str]) -> Held:
-    """What the parts of this rank hold.
+def local_state(parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], tied: Mapping[str, str]) -> LocalState:
+    """Return the tensors in the parts of this rank.
 
     Args:
         parts: with the names of the whole model; wrapped (DDP, activation checkpoints, compiled) or not.
-        optimizers: one for each part, in their order; or none, and only the model is looked at.
-        tied: of each further name of a tied weight, the first one (`first_names`); ties within a part are found.
+        optimizers: one for each part, in their order; or none, for the model alone.
+        tied: the first name of a tied weight by each of its further names (`first_names`); ties within a part are
+            found.
 
     Raises:
-        ValueError: not as many optimizers as parts.
+        ValueError: the numbers of optimizers and parts differ.
     """
     if optimizers and len(optimizers) != len(parts):
         raise ValueError(f"one optimizer for each part: got {len(optimizers)} for {len(parts)}")
-    held = Held(tied=dict(tied))
+    local = LocalState(tied=dict(tied))
     for i, part in enumerate(parts):
         tensors = get_model_state_dict(part) if part.state_dict() else {}
-        names = _names_of_parameters(part, held)
-        _add_tensors(held, tensors, set(names.values()))
+        names = _names_of_parameters(part, local)
+        _add_tensors(local, tensors, set(names.values()))
         for group in optimizers[i].param_groups if optimizers else ():
             for parameter in group["params"]:
                 if id(parameter) in names:
-                    held.trained.append(Trained(names[id(parameter)], parameter, optimizers[i], group))
+                    local.trained.append(Trained(names[id(parameter)], parameter, optimizers[i], group))
                 else:
-                    held.faults.append(f"optimizer {i} trains a parameter that part {i} has not")
-    return held
+                    local.faults.append(f"optimizer {i} trains a parameter that is not in part {i}")
+    return local
 
 
 def first_names(tied: Iterable[Sequence[str]]) -> dict[str, str]:
-    """Of each further name of a tied weight, the first one; from groups of names (`engine.ties.tied_names`)."""
+    """Return the first name of a tied weight by each of its further names, from groups (`engine.ties.tied_names`)."""
     return {name: names[0] for names in tied for name in names[1:]}
 
 
-def _names_of_parameters(part: nn.Module, held: Held) -> dict[int, str]:
-    """The name of each parameter by its id; further names are put with the tied ones."""
+def _names_of_parameters(part: nn.Module, local: LocalState) -> dict[int, str]:
+    """Return the name of each parameter by its id; add further names to the tied ones."""
     names: dict[int, str] = {}
     for wrapped, parameter in part.named_parameters(remove_duplicate=False):
         (name,) = _get_fqns(part, wrapped)
         if id(parameter) not in names:
-            names[id(parameter)] = held.tied.get(name, name)
-            held.parameters.append((name, parameter))
+            names[id(parameter)] = local.tied.get(name, name)
+            local.parameters.append((name, parameter))
         elif name != names[id(parameter)]:
-            held.tied.setdefault(name, names[id(parameter)])
+            local.tied.setdefault(name, names[id(parameter)])
     return names
 
 
-def _add_tensors(held: Held, tensors: Mapping[str, Any], parameters: set[str]) -> None:
+def _add_tensors(local: LocalState, tensors: Mapping[str, Any], parameters: set[str]) -> None:
     seen = set()
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
-            held.faults.append(f"{name} is a {type(tensor).__name__}, and only tensors can be saved")
+            local.faults.append(f"{name} is a {type(tensor).__name__}, and only tensors can be saved")
             continue
         if tensor.is_meta:
-            held.faults.append(f"{name} is on the meta device: give it memory (to_empty) first")
+            local.faults.append(f"{name} is on the meta device: give it memory (to_empty) first")
             continue
-        first = held.tied.get(name, name)
+        first = local.tied.get(name, name)
         if first not in parameters:
-            held.buffers.add(first)
+            local.buffers.add(first)
         if first not in seen:
-            held.tensors.append((first, tensor))
+            local.tensors.append((first, tensor))
         seen.add(first)
 
 
-def state_to_save(held: Held, slots: Mapping[str, torch.Tensor], replica: int = 0) -> dict[str, torch.Tensor]:
-    """All that is to be saved, by key; what cannot be is added to the faults.
+def state_to_save(local: LocalState, slots: Mapping[str, torch.Tensor], replica: int = 0) -> dict[str, torch.Tensor]:
+    """Return all tensors to save, by key; add those that cannot be saved to the faults.
 
     Args:
-        held: by this rank.
-        slots: what others than the optimizers keep, by KIND/NAME.
-        replica: which copy's optimizers these are, when each copy's have a state of their own.
+        local: of this rank.
+        slots: tensors with other owners than the optimizers, by KIND/NAME.
+        replica: the index of the copy with these optimizers, if each copy has an optimizer state of its own.
     """
     state: dict[str, torch.Tensor] = {}
     for slot, tensor in slots.items():
         kind, _, name = slot.partition("/")
-        state.setdefault(f"{SLOT}/{kind}/{held.tied.get(name, name)}", tensor)
-    for name, tensor in held.tensors:
+        state.setdefault(f"{SLOT}/{kind}/{local.tied.get(name, name)}", tensor)
+    for name, tensor in local.tensors:
         state.setdefault(f"{MODEL}/{name}", tensor)
-    for trained in held.trained:
+    for trained in local.trained:
         numbers = {}
-        for key, value in trained.kept.items():
+        for key, value in trained.state.items():
             if isinstance(value, torch.Tensor):
-                state.setdefault(f"{_of(replica)}/{trained.name}/{key}", value)
+                state.setdefault(f"{_optimizer_key(replica)}/{trained.name}/{key}", value)
             else:
                 numbers[key] = value
         settings = {key: _plain(value) for key, value in trained.group.items() if key not in NOT_SETTINGS}
@@ -157,84 +159,84 @@ def state_to_save(held: Held, slots: Mapping[str, torch.Tensor], replica: int = 
         try:
             state.setdefault(f"{VALUES}/{trained.name}", as_bytes(values))
         except TypeError as error:
-            held.faults.append(f"what {type(trained.optimizer).__name__} keeps for {trained.name}: {error}")
+            local.faults.append(f"the state of {type(trained.optimizer).__name__} for {trained.name}: {error}")
     return state
 
 
-def _of(replica: int) -> str:
+def _optimizer_key(replica: int) -> str:
     return f"{OPTIMIZER}.{replica}" if replica else OPTIMIZER
 
 
 def as_bytes(value: Any) -> torch.Tensor:
-    """A value of JSON as a tensor of bytes; TypeError when it is none."""
+    """Return a JSON value as a tensor of bytes; TypeError for any other value."""
     return torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
 
 
 def _plain(value: Any) -> Any:
-    """A learning rate may be a tensor, so that a captured graph reads it."""
+    """Return a number; a learning rate may be a tensor, so that a captured graph reads it."""
     return value.item() if isinstance(value, torch.Tensor) else value
 
 
 class Loading:
-    """Puts what a checkpoint has into what this rank holds, in three steps, so that the ranks can agree in between.
+    """The loading of a checkpoint into the tensors of this rank, in three steps, between which the ranks can agree.
 
     check()     compares names, shapes, dtypes and optimizers, and changes nothing
-    prepare()   lets the optimizers make the state that they make late, and says where all of it goes
+    prepare()   lets the optimizers create state that they create late, and determines where all of it goes
     fill()      reads
     """
 
-    def __init__(self, held: Held, saved: Saved, replica: int = 0) -> None:
-        self._held, self.saved = held, saved
+    def __init__(self, local: LocalState, saved: Saved, replica: int = 0) -> None:
+        self._local, self.saved = local, saved
         self.slots: dict[str, torch.Tensor] = {}
-        self._optimizer = _of(replica if saved.names(_of(replica)) else 0)
-        self.names = sorted({name for name, _ in held.tensors})
+        self._optimizer = _optimizer_key(replica if saved.names(_optimizer_key(replica)) else 0)
+        self.names = sorted({name for name, _ in local.tensors})
         self._targets: list[dict[str, torch.Tensor]] = []
         self._values: dict[str, dict[str, Any]] = {}
         self._keys = _keys_by_name(saved.names(self._optimizer))
 
     def check(self) -> list[str]:
-        """What of this rank's the checkpoint has not, or has otherwise.
+        """List the differences between this rank's tensors and the checkpoint.
 
         Raises:
             CheckpointBroken: a file cannot be read.
         """
-        faults = list(self._held.faults)
-        for name, tensor in self._held.tensors:
+        faults = list(self._local.faults)
+        for name, tensor in self._local.tensors:
             faults += self._differences(name, f"{MODEL}/{name}", tensor)
             self._aim(f"{MODEL}/{name}", tensor)
-        keys = {trained.name: f"{VALUES}/{trained.name}" for trained in self._held.trained}
-        there = {name: key for name, key in keys.items() if key in self.saved.entries}
-        self._values = dict(zip(there, self.saved.read_values(there.values()), strict=True))
-        for trained in self._held.trained:
-            if trained.name not in there:
+        keys = {trained.name: f"{VALUES}/{trained.name}" for trained in self._local.trained}
+        saved = {name: key for name, key in keys.items() if key in self.saved.entries}
+        self._values = dict(zip(saved, self.saved.read_values(saved.values()), strict=True))
+        for trained in self._local.trained:
+            if trained.name not in saved:
                 faults.append(f"no optimizer trained {trained.name}")
                 continue
-            kind, mine = self._values[trained.name]["optimizer"], type(trained.optimizer).__name__
-            if kind != mine:
-                faults.append(f"{trained.name} was trained with {kind}, here with {mine}")
+            before, now = self._values[trained.name]["optimizer"], type(trained.optimizer).__name__
+            if before != now:
+                faults.append(f"{trained.name} was trained with {before}, here with {now}")
         return faults
 
     def prepare(self) -> list[str]:
-        """What of the optimizers' state does not fit. Every optimizer that has no state takes a step of length zero."""
+        """List the misfits of the optimizers' state. Every optimizer without state takes a step of length zero."""
         faults = []
-        for optimizer in dict.fromkeys(trained.optimizer for trained in self._held.trained):
+        for optimizer in dict.fromkeys(trained.optimizer for trained in self._local.trained):
             if self._keys and not optimizer.state:
                 _step_of_zero(optimizer)
-        for trained in self._held.trained:
+        for trained in self._local.trained:
             numbers = self._values[trained.name]["numbers"]
             keys = self._keys.get(trained.name, [])
-            kept = {key: self._place_of(trained, key) for key in keys} | numbers
+            state = {key: self._target_of(trained, key) for key in keys} | numbers
             for key in keys:
                 entry = f"{self._optimizer}/{trained.name}/{key}"
-                faults += self._differences(f"{key} of {trained.name}", entry, kept[key])
-                self._aim(entry, kept[key])
+                faults += self._differences(f"{key} of {trained.name}", entry, state[key])
+                self._aim(entry, state[key])
             trained.optimizer.state.pop(trained.parameter, None)
-            if kept:
-                trained.optimizer.state[trained.parameter] = kept
+            if state:
+                trained.optimizer.state[trained.parameter] = state
         return faults + self._set_settings() + self._prepare_slots()
 
     def fill(self) -> None:
-        """Read everything into its place.
+        """Read all tensors into their targets.
 
         Raises:
             CheckpointBroken: a file cannot be read.
@@ -252,18 +254,18 @@ class Loading:
         return []
 
     def _aim(self, key: str, tensor: torch.Tensor) -> None:
-        """A second copy of a tied weight is read in a pass of its own."""
+        """Register a target; a second copy of a tied weight is read in a pass of its own."""
         for targets in self._targets:
             if key not in targets:
                 targets[key] = tensor
                 return
         self._targets.append({key: tensor})
 
-    def _place_of(self, trained: Trained, key: str) -> torch.Tensor:
-        """The optimizer's own tensor, or, if it makes one only later, one like the parameter or of the saved shape."""
-        there = trained.kept.get(key)
-        if isinstance(there, torch.Tensor):
-            return there
+    def _target_of(self, trained: Trained, key: str) -> torch.Tensor:
+        """Return the optimizer's own tensor; if it creates one later, one like the parameter or of the saved shape."""
+        present = trained.state.get(key)
+        if isinstance(present, torch.Tensor):
+            return present
         entry = self.saved.entries[f"{self._optimizer}/{trained.name}/{key}"]
         if entry.shape == tuple(trained.parameter.shape):
             return torch.zeros_like(trained.parameter, dtype=entry.dtype)
@@ -272,8 +274,8 @@ class Loading:
     def _prepare_slots(self) -> list[str]:
         faults = []
         for kind in sorted({slot.partition("/")[0] for slot in self.saved.names(SLOT)}):
-            for name, parameter in self._held.parameters:
-                entry = f"{SLOT}/{kind}/{self._held.tied.get(name, name)}"
+            for name, parameter in self._local.parameters:
+                entry = f"{SLOT}/{kind}/{self._local.tied.get(name, name)}"
                 if entry in self.saved.entries:
                     slot = torch.zeros_like(parameter.detach(), dtype=self.saved.entries[entry].dtype)
                     faults += self._differences(f"{kind} of {name}", entry, slot)
@@ -282,10 +284,10 @@ class Loading:
         return faults
 
     def _set_settings(self) -> list[str]:
-        """Each group gets back its settings; the parameters of one group must have had the same."""
+        """Restore the settings of each group; the parameters of one group must have had the same."""
         faults = []
         first: dict[int, Trained] = {}
-        for trained in self._held.trained:
+        for trained in self._local.trained:
             settings = self._values[trained.name]["settings"]
             leader = first.setdefault(id(trained.group), trained)
             if settings != self._values[leader.name]["settings"]:
@@ -296,7 +298,7 @@ class Loading:
 
 
 def _keys_by_name(entries: Iterable[str]) -> dict[str, list[str]]:
-    """Of each parameter, the keys of the tensors that its optimizer has kept; from NAME/KEY."""
+    """Return the keys of the optimizer's saved tensors by parameter; from NAME/KEY."""
     keys: dict[str, list[str]] = {}
     for entry in entries:
         name, _, key = entry.rpartition("/")
@@ -305,15 +307,15 @@ def _keys_by_name(entries: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _set(group: dict[str, Any], key: str, value: Any) -> None:
-    there = group.get(key)
-    if isinstance(there, torch.Tensor):
-        there.fill_(value)
+    present = group.get(key)
+    if isinstance(present, torch.Tensor):
+        present.fill_(value)
     else:
-        group[key] = tuple(value) if isinstance(there, tuple) else value
+        group[key] = tuple(value) if isinstance(present, tuple) else value
 
 
 def _step_of_zero(optimizer: Optimizer) -> None:
-    """Let an optimizer make its state, by a step with zero gradients and a learning rate of zero."""
+    """Let an optimizer create its state, by a step with zero gradients and a learning rate of zero."""
     rates = [group.get("lr") for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         if "lr" in group:

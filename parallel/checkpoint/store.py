@@ -1,13 +1,13 @@
-"""A folder of checkpoints on storage that all ranks share. Rank 0 alone changes it; nothing in it is ever half there.
+"""A folder of checkpoints on storage that all ranks share. Rank 0 alone changes it; no name in it is ever incomplete.
 
     step-00000100/       complete: PyTorch's files (`.metadata`, `__0_0.distcp`, ...) and ours, `atoll.json`
-    step-00000200.tmp/   being written; after a crash: left over
+    step-00000200.tmp/   being written; after a crash: a leftover
     step-00000100.old/   replaced by another of the same step
     step-00000050.gone/  being deleted
     latest               the name of the newest one
 
-Every file is on the disk before a folder gets its final name, and it has that name before `latest` says so. Whatever is
-left over by a crash is cleared away when the next checkpoint begins.
+Every file is on the disk before a folder gets its final name, and the folder has that name before `latest` names it.
+The next checkpoint removes the leftovers of a crash when it begins.
 """
 
 import errno
@@ -28,32 +28,31 @@ from atoll.parallel.checkpoint.reading import CONTENTS
 ABOUT = "atoll.json"
 LATEST = "latest"
 FORMAT = 1
-"""Of `atoll.json` and of the keys in `.metadata`; a program reads its own alone."""
+"""The version of `atoll.json` and of the keys in `.metadata`; a program reads its own version only."""
 
 _NAME = re.compile(r"step-(\d{8,})")
 
 
 def steps_to_keep(steps: Iterable[int], newest: int, keep: int, every: int | None) -> set[int]:
-    """Which checkpoints stay when one of step `newest` has been written.
+    """Return the checkpoints that stay when one of step `newest` has been written.
 
-    Those are the `keep` last ones up to it, all of a multiple of `every`, and all beyond it: they are of a future that
-    the run has left, to be kept or deleted by whoever sent it back.
+    These are the `keep` last ones up to it, all of a multiple of `every`, and all beyond it: they are of a future that
+    the run has left, and its operator decides about them.
     """
-    past = sorted(step for step in steps if step <= newest)
-    last = past[-keep:]
+    last = sorted(step for step in steps if step <= newest)[-keep:]
     return {step for step in steps if step > newest or step in last or (every and step % every == 0)}
 
 
 def is_complete(path: Path) -> bool:
-    """Whether a folder is a checkpoint, and all of it."""
+    """Return whether a folder is a complete checkpoint."""
     return bool(_NAME.fullmatch(path.name)) and (path / CONTENTS).is_file() and (path / ABOUT).is_file()
 
 
 def read_about(path: Path) -> dict[str, Any]:
-    """What a checkpoint says of itself.
+    """Return the description of a checkpoint, from its `atoll.json`.
 
     Raises:
-        CheckpointBroken: it is not there, not complete, or of another format.
+        CheckpointBroken: it does not exist, is not complete, or of another format.
     """
     if not is_complete(path):
         raise CheckpointBroken(f"{path} is no complete checkpoint: it needs {CONTENTS} and {ABOUT}")
@@ -69,10 +68,10 @@ def read_about(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """While the block runs, nobody deletes the checkpoint; where the storage has locks (flock).
+    """Protect the checkpoint from deletion during the block, if the storage has locks (flock).
 
     Raises:
-        CheckpointBroken: it is not there, or is just being deleted.
+        CheckpointBroken: it does not exist, or is just being deleted.
     """
     try:
         file = (path / ABOUT).open("rb")
@@ -94,16 +93,16 @@ class Store:
         self._keep, self._every = keep, every
 
     def path(self, step: int) -> Path:
-        """Where the checkpoint of a step is, once it is complete."""
+        """Return the folder of a step's complete checkpoint."""
         return self.folder / f"step-{step:08d}"
 
     def steps(self) -> list[int]:
-        """Of the complete checkpoints, in their order."""
+        """Return the steps of the complete checkpoints, ascending."""
         found = self.folder.iterdir() if self.folder.is_dir() else ()
         return sorted(int(path.name.removeprefix("step-")) for path in found if is_complete(path))
 
     def latest(self) -> Path | None:
-        """The one that was written last; if its name is lost, the one of the highest step."""
+        """Return the checkpoint that was written last; if its name is lost, the one of the highest step."""
         try:
             named = self.folder / (self.folder / LATEST).read_text("utf-8").strip()
         except (OSError, ValueError):
@@ -114,7 +113,7 @@ class Store:
         return self.path(steps[-1]) if steps else None
 
     def begin(self, step: int) -> Path:
-        """An empty folder for the checkpoint of a step; what a crash has left over is gone then.
+        """Return an empty folder for the checkpoint of a step; remove the leftovers of a crash.
 
         Raises:
             OSError: the folder cannot be written.
@@ -132,10 +131,10 @@ class Store:
         return temporary
 
     def publish(self, step: int, about: dict[str, Any]) -> None:
-        """Let the checkpoint of a step appear, complete, under its name, and delete those whose time is over.
+        """Let the checkpoint of a step appear, complete, under its name, and delete the expired ones.
 
         Raises:
-            OSError: it could not be written; it has not appeared.
+            OSError: it could not be written, and has not appeared.
         """
         temporary, path = self.temporary(step), self.path(step)
         _write(temporary / ABOUT, json.dumps({"format": FORMAT, "step": step} | about, indent=1))
@@ -155,7 +154,7 @@ class Store:
             _delete(self.path(old))
 
     def temporary(self, step: int) -> Path:
-        """Where it is while it is being written."""
+        """Return the folder of a step's checkpoint while it is being written."""
         return self.folder / f"{self.path(step).name}.tmp"
 
     def _left_over(self, suffix: str) -> list[Path]:
@@ -163,7 +162,7 @@ class Store:
 
 
 def _delete(path: Path) -> None:
-    """Unless somebody reads it; then the next checkpoint tries again."""
+    """Delete a checkpoint, unless a process reads it; then the next checkpoint tries again."""
     with (path / ABOUT).open("rb") as file:
         if not _lock(file, fcntl.LOCK_EX):
             return
@@ -172,7 +171,7 @@ def _delete(path: Path) -> None:
 
 
 def _lock(file: BinaryIO, kind: int) -> bool:
-    """Whether nobody else's lock is in the way; on storage that has no locks nobody's is."""
+    """Return whether no other process's lock is in the way; without locks on the storage, none is."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What an iterator gives, drawn by a thread before it is wanted."""
+"""Prefetching: a thread draws the items of an iterator before they are needed."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ _END: Any = object()
 
 
 def ahead(items: Iterator[T], depth: int) -> Iterator[T]:
-    """The same items in the same order; one thread draws `depth` of them while the last one is worked on.
+    """Yield the same items in the same order, while one thread draws the next `depth` of them.
 
-    An error is raised where its item would have come. The thread ends when this iterator is closed or forgotten.
+    An error is raised in the place of its item. The thread ends when this iterator is closed or garbage-collected.
     """
     executor = ThreadPoolExecutor(1, thread_name_prefix="atoll-data")
     waiting: deque[Future[T]] = deque()

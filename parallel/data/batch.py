@@ -1,4 +1,4 @@
-"""What one rank trains on in one step, and how many units of the loss it is."""
+"""The batch of one rank in one step, and its number of units of the loss."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,20 +18,20 @@ class Batch:
     """A tensor or a tree (mappings, lists, tuples) of them; the first dimension counts examples."""
 
     targets: Any
-    """As the inputs; what the task's loss takes as its second argument."""
+    """The targets in the same form, the second argument of the task's loss."""
 
     count: int
-    """Units that the loss averages over (examples, or valid tokens). Zero: a filler. It keeps a rank that has no data
-    left in step with the others; whatever its loss is, it must be given the weight zero."""
+    """Units over which the loss averages (examples, or valid tokens). 0: a filler, which keeps a rank without data in
+    step with the others; its loss must get the weight zero."""
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The batch on a device. From pinned memory the copy runs beside the computation."""
+        """Return the batch on a device. From pinned memory the copy overlaps with the computation."""
         inputs, targets = map_tensors(lambda t: t.to(device, non_blocking=True), (self.inputs, self.targets))
         return replace(self, inputs=inputs, targets=targets)
 
 
 def count_units(targets: Any) -> int:
-    """How many units a mean loss over these targets averages over.
+    """Return the number of units over which a mean loss averages with these targets.
 
     Args:
         targets: integers (classes, tokens): their entries other than -100, which `cross_entropy` ignores; anything
@@ -49,7 +49,7 @@ def count_units(targets: Any) -> int:
 
 
 def tensors(tree: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a tree, from left to right."""
+    """Yield the tensors of a tree, from left to right."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, Mapping):
@@ -61,7 +61,7 @@ def tensors(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def map_tensors(function: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
-    """A tree of the same form with the function of each tensor; lists become tuples."""
+    """Return a tree of the same form with the function of each tensor; lists become tuples."""
     if isinstance(tree, torch.Tensor):
         return function(tree)
     if isinstance(tree, Mapping):

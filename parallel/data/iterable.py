@@ -1,12 +1,13 @@
-"""A loader for data that can only be read from its beginning on, such as a compressed file or a generator.
+"""A loader for data that can only be read from the beginning, such as a compressed file or a generator.
 
 Every rank reads the whole stream, shuffles it in the same way and keeps its share of each global batch. So the ranks
-take equal steps and agree on each one's counts without a word between them, and any number of ranks continues the same
-global batches. What is paid for it: each rank reads everything, and a resume reads again what came before in the epoch.
-Where an example can be read alone, a data set and `Loader` avoid both.
+take equal steps and agree on each other's counts without communication, and any number of ranks continues the same
+global batches. The price: each rank reads everything, and a resume reads the earlier part of the epoch again. If an
+example can be read alone, a data set and `Loader` avoid both.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any, Literal, TypeVar
 
@@ -23,54 +24,86 @@ from atoll.parallel.data.shards import generator
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOrder:
+    """The order of a stream's examples, and their division over data-parallel ranks.
+
+    Raises:
+        ValueError: a field is out of its range; all faults at once.
+    """
+
+    batch_size: int
+    """Examples of one step on all ranks together (B >= R)."""
+
+    num_ranks: int = 1
+    """Data-parallel ranks (R >= 1)."""
+
+    buffer_size: int = 0
+    """Examples in the buffer by which the stream is shuffled, in memory on every rank (>= 0); 0: no shuffle."""
+
+    seed: int = 0
+    """The seed of the shuffle (>= 0)."""
+
+    last: Literal["uneven", "drop"] = "uneven"
+    """The treatment of the last batch, as in `Order`."""
+
+    def __post_init__(self) -> None:
+        rules = [
+            (self.num_ranks >= 1, f"num_ranks: must be at least 1, got {self.num_ranks}"),
+            (
+                self.batch_size >= self.num_ranks,
+                f"batch_size: must be at least the {self.num_ranks} ranks, got {self.batch_size}",
+            ),
+            (self.buffer_size >= 0, f"buffer_size: must not be negative, got {self.buffer_size}"),
+            (self.seed >= 0, f"seed: must not be negative, got {self.seed}"),
+            (self.last in ("uneven", "drop"), f"last: must be uneven or drop, got {self.last!r}"),
+        ]
+        if faults := [fault for is_met, fault in rules if not is_met]:
+            raise ValueError("; ".join(faults))
+
+    @property
+    def described(self) -> State:
+        """The order of the global batches, whatever the number of ranks, in plain JSON values."""
+        fields = asdict(self)
+        del fields["num_ranks"]
+        return fields
+
+
 class IterableLoader:
-    """The batches of one data-parallel rank, as `Loader` gives them; how many there are is known when they end.
+    """The batches of one data-parallel rank, as `Loader` yields them; their number is known when they end.
 
     Args:
-        source: epoch -> examples (inputs, targets), the same ones in the same order whenever it is called.
-        batch_size: examples of one step on all ranks together (B >= R).
+        source: epoch -> examples (inputs, targets), the same ones in the same order on each call.
+        order: of the examples, and the number of ranks.
         rank: the coordinate among the data-parallel ranks.
-        num_ranks: how many they are (R).
-        buffer_size: examples among which the stream is shuffled, at hand on every rank; 0: it comes as it is.
-        seed: of the shuffle.
-        last: `uneven` or `drop`, as in `Order`.
-        device: where the batches go.
+        device: of the batches.
         prefetch: batches that a thread reads ahead.
-        count: targets -> units that the task's loss averages over.
+        count: targets -> units over which the task's loss averages.
 
     Raises:
         ValueError: a number is out of its range.
 
     Source: the shuffle is that of tf.data's `shuffle` and of webdataset: each example leaves the buffer from a random
-        place, and the next one takes it.
+    place, and the next one takes it.
     """
 
     def __init__(
         self,
         source: Callable[[int], Iterable[Any]],
+        order: StreamOrder,
         *,
-        batch_size: int,
         rank: int = 0,
-        num_ranks: int = 1,
-        buffer_size: int = 0,
-        seed: int = 0,
-        last: Literal["uneven", "drop"] = "uneven",
         device: torch.device | str = "cpu",
         prefetch: int = 0,
         count: Callable[[Any], int] = count_units,
     ) -> None:
         rules = [
-            (0 <= rank < num_ranks, f"rank: must be in 0..{num_ranks - 1}, got {rank}"),
-            (batch_size >= num_ranks, f"batch_size: must be at least the {num_ranks} ranks, got {batch_size}"),
-            (buffer_size >= 0, f"buffer_size: must not be negative, got {buffer_size}"),
-            (seed >= 0, f"seed: must not be negative, got {seed}"),
-            (last in ("uneven", "drop"), f"last: must be uneven or drop, got {last!r}"),
+            (0 <= rank < order.num_ranks, f"rank: must be in 0..{order.num_ranks - 1}, got {rank}"),
             (prefetch >= 0, f"prefetch: must not be negative, got {prefetch}"),
         ]
         if faults := [fault for is_met, fault in rules if not is_met]:
             raise ValueError("; ".join(faults))
-        self._source, self._rank, self._num_ranks, self._count = source, rank, num_ranks, count
-        self._order: State = {"batch_size": batch_size, "buffer_size": buffer_size, "seed": seed, "last": last}
+        self._source, self._order, self._rank, self._count = source, order, rank, count
         self._device, self._prefetch = torch.device(device), prefetch
         self._epoch = self._step = 0
         self._is_over = False
@@ -78,35 +111,36 @@ class IterableLoader:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the batch handed out last; 0 at the start."""
+        """The epoch of the batch that was yielded last; 0 at the start."""
         return self._epoch
 
     @property
     def step(self) -> int:
-        """Batches handed out in this epoch."""
+        """The number of batches yielded in this epoch."""
         return self._step
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches that are left of the epoch; all of the next one when none are."""
+        """Yield the remaining batches of the epoch; if there are none, those of the next one."""
         if self._is_over:
             self._move(self._epoch + 1, 0)
         while not self._is_over:
             yield self._next()
 
     def state(self) -> State:
-        """Where the loader stands, in plain JSON values."""
+        """Return the position of the loader, in plain JSON values."""
         at = {"epoch": self._epoch + 1, "step": 0} if self._is_over else {"epoch": self._epoch, "step": self._step}
-        return self._order | at
+        return self._order.described | at
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on behind the last batch that was handed out when `state` was taken, on any number of ranks.
+        """Continue after the last batch that had been yielded when `state` was taken, on any number of ranks.
 
         Raises:
             ValueError: the state is of another order.
         """
-        mine, theirs = self._order, {key: state.get(key) for key in self._order}
-        if theirs != mine:
-            raise ValueError(f"the state is of another order: this is {mine}, the state's {theirs}")
+        ours = self._order.described
+        theirs = {key: state.get(key) for key in ours}
+        if theirs != ours:
+            raise ValueError(f"the state is of another order: this is {ours}, the state's {theirs}")
         epoch, step = state.get("epoch"), state.get("step")
         if not (isinstance(epoch, int) and isinstance(step, int) and min(epoch, step) >= 0):
             raise ValueError(f"the state is of no loader: epoch {epoch!r}, step {step!r}")
@@ -132,17 +166,16 @@ class IterableLoader:
     def _opened(self) -> Iterator[tuple[Any, bool, bool]]:
         order = self._order
         examples = iter(self._source(self._epoch))
-        if order["buffer_size"]:
-            examples = mixed(examples, order["buffer_size"], generator(order["seed"], self._epoch))
-        place = {"rank": self._rank, "num_ranks": self._num_ranks}
-        shares = _shares(examples, order["batch_size"], step=self._step, last=order["last"], **place)
+        if order.buffer_size:
+            examples = mixed(examples, order.buffer_size, generator(order.seed, self._epoch))
+        shares = _shares(examples, order, step=self._step, rank=self._rank)
         if self._device.type == "cuda":
             shares = ((map_tensors(torch.Tensor.pin_memory, batch), *rest) for batch, *rest in shares)
         return ahead(shares, self._prefetch) if self._prefetch else shares
 
 
 def mixed(examples: Iterable[T], buffer_size: int, draw: np.random.Generator) -> Iterator[T]:
-    """The examples shuffled through a buffer of `buffer_size` >= 1."""
+    """Yield the examples shuffled through a buffer of `buffer_size` >= 1."""
     buffer: list[T] = []
     for example in examples:
         if len(buffer) < buffer_size:
@@ -154,15 +187,14 @@ def mixed(examples: Iterable[T], buffer_size: int, draw: np.random.Generator) ->
     yield from (buffer[place] for place in draw.permutation(len(buffer)))
 
 
-def _shares(
-    examples: Iterator[Any], batch_size: int, *, step: int, last: str, rank: int, num_ranks: int
-) -> Iterator[tuple[Any, bool, bool]]:
-    """One rank's collated shares of the global batches from a step on; whether they count; whether one is the last."""
-    next(islice(examples, step * batch_size, step * batch_size), None)  # what was handed out before
+def _shares(examples: Iterator[Any], order: StreamOrder, *, step: int, rank: int) -> Iterator[tuple[Any, bool, bool]]:
+    """Yield one rank's collated shares of the global batches from a step on: (batch, has data, is last)."""
+    batch_size, drops = order.batch_size, order.last == "drop"
+    next(islice(examples, step * batch_size, step * batch_size), None)  # skip the earlier steps
     block = list(islice(examples, batch_size))
-    while block and not (last == "drop" and len(block) < batch_size):
+    while block and not (drops and len(block) < batch_size):
         after = list(islice(examples, batch_size))
-        mine = block[cut(len(block), rank, num_ranks) : cut(len(block), rank + 1, num_ranks)]
-        is_last = len(after) < (batch_size if last == "drop" else 1)
-        yield default_collate(mine or block[:1]), bool(mine), is_last
+        share = block[cut(len(block), rank, order.num_ranks) : cut(len(block), rank + 1, order.num_ranks)]
+        is_last = len(after) < (batch_size if drops else 1)
+        yield default_collate(share or block[:1]), bool(share), is_last
         block = after

@@ -1,4 +1,4 @@
-"""A rank's batches in the order's steps, fetched ahead if wanted, resumable to the exact example."""
+"""A rank's batches in the steps of an order, prefetched on request, resumable to the exact example."""
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,21 +21,21 @@ CARRIED = ("num_ranks", "last_min")
 
 
 class Loader:
-    """The batches of one data-parallel rank: a `for` gives those left of the epoch, or when none are, the next epoch's.
+    """The batches of one data-parallel rank: a `for` yields the rest of the epoch, or, if it is over, the next epoch.
 
-    The state is that of the batches handed out, whatever has been fetched ahead of them. An error of the data set is
-    raised at the step that it belongs to, and asking again fetches that step again.
+    The state is that of the batches yielded, not of those prefetched. An error of the data set is raised at its own
+    step; iterating again fetches that step again.
 
     Args:
         dataset: map-style, of (inputs, targets).
         order: of `len(dataset)` examples.
         rank: the coordinate among the order's ranks.
-        device: where the batches go.
-        prefetch: batches that a thread fetches ahead, 0: none, each is fetched when it is wanted; with worker
-            processes, how many each of them holds ready (at least 1).
-        num_workers: processes that fetch, where Python's own work on an example takes long (torch's DataLoader).
-            Random numbers that a data set draws itself are its own there: they do not resume.
-        count: targets -> units that the task's loss averages over.
+        device: of the batches.
+        prefetch: batches that a thread fetches ahead, 0: each is fetched on demand; with worker processes, batches that
+            each of them holds ready (at least 1).
+        num_workers: processes that fetch, if Python's own work on an example takes long (torch's DataLoader). Random
+            numbers that a data set draws itself are drawn there: they do not resume.
+        count: targets -> units over which the task's loss averages.
 
     Raises:
         ValueError: the order is of another number of examples, there is no such rank, or a number is negative.
@@ -73,44 +73,44 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the batch handed out last; 0 at the start."""
+        """The epoch of the batch that was yielded last; 0 at the start."""
         return self._epoch
 
     @property
     def step(self) -> int:
-        """Batches handed out in this epoch."""
+        """The number of batches yielded in this epoch."""
         return self._step
 
     def __len__(self) -> int:
-        """Steps of one epoch, on every rank."""
+        """Return the steps of one epoch, on every rank."""
         return self.order.num_steps
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches that are left of the epoch; all of the next one when none are."""
+        """Yield the remaining batches of the epoch; if there are none, those of the next one."""
         if self._step == self._began.num_steps:
             self._epoch, self._step, self._began = self._epoch + 1, 0, self.order
         while self._step < self._began.num_steps:
             yield self._next()
 
     def state(self) -> State:
-        """Where the loader stands, in plain JSON values."""
+        """Return the position of the loader, in plain JSON values."""
         return _described(self._began) | {"epoch": self._epoch, "step": self._step}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on behind the last batch that was handed out when `state` was taken.
+        """Continue after the last batch that had been yielded when `state` was taken.
 
-        It may have been taken on another number of ranks: the global batches of the epoch stay those that they would
-        have been, cut over the ranks of today. With `partition`, ranks therefore read examples of each other's old
-        parts until the epoch ends; from the next one on, the parts are those of today's ranks.
+        It may come from another number of ranks: the global batches of the epoch stay the same, divided over the
+        present ranks. With `partition`, ranks therefore read examples of each other's old parts until the epoch ends;
+        from the next one on, the parts are those of the present ranks.
 
         Raises:
             ValueError: the state is of another order; all differences at once.
         """
         carried: State = {key: state.get(key) for key in CARRIED}
-        mine = _described(self.order) | carried
+        ours = _described(self.order) | carried
         faults = [
             f"{key} is {value!r}, in the state {state.get(key)!r}"
-            for key, value in mine.items()
+            for key, value in ours.items()
             if value != state.get(key)
         ]
         if faults:
@@ -137,7 +137,7 @@ class Loader:
         return batch if self._device.type == "cpu" else batch.to(self._device)
 
     def _fetched(self) -> Iterator[Any]:
-        """The collated batches from here on, without end."""
+        """Return an endless iterator of collated batches from here on."""
         batches, is_pinned = _Batches(self._dataset), self._device.type == "cuda"
         positions = _positions(self._began, self.order, self._rank, epoch=self._epoch, step=self._step)
         if self._num_workers:
@@ -146,7 +146,7 @@ class Loader:
                     batches,
                     batch_size=None,  # an index is a batch's indices
                     sampler=positions,
-                    collate_fn=_as_it_is,
+                    collate_fn=_unchanged,
                     num_workers=self._num_workers,
                     prefetch_factor=max(self._prefetch, 1),
                     pin_memory=is_pinned,
@@ -158,7 +158,7 @@ class Loader:
 
 
 def _positions(first: Order, then: Order, rank: int, *, epoch: int, step: int) -> Iterator[Indices]:
-    """The examples of each batch from a step on, without end; the epochs after this one are of the order `then`."""
+    """Yield the examples of each batch from a step on, endlessly; the epochs after this one are of the order `then`."""
     order = first
     while True:
         yield from map(order.steps(epoch, rank, then.num_ranks), range(step, order.num_steps))
@@ -166,14 +166,14 @@ def _positions(first: Order, then: Order, rank: int, *, epoch: int, step: int) -
 
 
 class _Batches(Dataset[Any]):
-    """A data set whose examples are batches, and whose indices are those of a batch."""
+    """A data set whose examples are batches, and whose indices are lists of indices."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
         self._fetch: Any = None
 
     def __getitem__(self, indices: Indices) -> Any:
-        if self._fetch is None:  # here, so that a worker process makes its own
+        if self._fetch is None:  # here, so that each worker process creates its own
             self._fetch = fetcher(self._dataset)
         return self._fetch(torch.from_numpy(indices))
 
@@ -182,17 +182,17 @@ class _Batches(Dataset[Any]):
 
 
 def _by_workers(batches: Iterable[Any]) -> Iterator[Any]:
-    """What torch's loader gives. Its errors hold on to themselves, and to the processes, by their traceback."""
+    """Yield the batches of torch's loader. Its errors keep themselves and the processes alive by their traceback."""
     try:
         yield from batches
     except Exception as error:
         raise error.with_traceback(None) from None
 
 
-def _as_it_is(batch: Any) -> Any:
+def _unchanged(batch: Any) -> Any:
     return batch
 
 
 def _described(order: Order) -> State:
-    """The order in plain JSON values; of its shards, which may be many, a checksum."""
+    """Return the order in plain JSON values, with a checksum of its shards, which may be many."""
     return asdict(order) | {"shards": zlib.crc32(",".join(map(str, order.shards)).encode())}

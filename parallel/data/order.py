@@ -1,7 +1,7 @@
-"""Which examples each data-parallel rank gets in each step: index arithmetic, without any communication.
+"""The order of examples for each data-parallel rank and step: index arithmetic, without communication.
 
-An epoch is a grid. Step s has one global batch of B examples (the last one: what `last` says), and its examples are cut
-as evenly as possible, in order: over P parts when they are drawn, over the R ranks when they are handed out.
+An epoch is a grid. Step s has one global batch of B examples (the last one: see `last`), and its examples are cut as
+evenly as possible, in order: into P parts when they are drawn, into the shares of R ranks when they are loaded.
 
     cut(m, k, K) = floor(m k / K)           where share k of K begins among m examples
     global      P = 1: every epoch draws one permutation of all examples; any rank may get any of them
@@ -33,10 +33,14 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
-    """The order of the examples, and their division over data-parallel ranks."""
+    """The order of the examples, and their division over data-parallel ranks.
+
+    Raises:
+        ValueError: a field is out of its range; all faults at once.
+    """
 
     num_examples: int
-    """Size of the data set (n >= 1)."""
+    """The size of the data set (n >= 1)."""
 
     batch_size: int
     """Examples of one step on all ranks together (B >= R). A multiple of R gives every rank the same number."""
@@ -45,29 +49,29 @@ class Order:
     """Data-parallel ranks (R >= 1): dp_replicate x dp_shard, not the world's."""
 
     sampling: Sampling = "global"
-    """`global` or `partition`, as the module says."""
+    """The sampling, `global` or `partition`; see the module."""
 
     shuffle: bool = True
-    """Whether the order is random; else it is that of the data set, in every epoch."""
+    """Draw the order at random; else it is that of the data set, in every epoch."""
 
     seed: int = 0
-    """Of the order (>= 0). The same seed gives the same order for one version of numpy."""
+    """The seed of the order (>= 0). The same seed gives the same order for one version of numpy."""
 
     last: Last = "uneven"
-    """What becomes of the n mod B examples that fill no global batch. `uneven`: they are one, split as evenly as
-    possible, so that each example comes exactly once (a rank left without gets a filler); `drop`: left out, in each
-    epoch others where the order is random; `wrap`: filled up with examples from the start of the epoch."""
+    """The treatment of the n mod B examples that fill no global batch. `uneven`: they are a batch, split as evenly as
+    possible, so that each example comes exactly once (a rank without any gets a filler); `drop`: they are left out,
+    different ones in each epoch if the order is random; `wrap`: filled up with examples from the start of the epoch."""
 
     last_min: int = 1
-    """With `uneven`, a last batch of fewer examples joins the one before. A model with BatchNorm, which cannot
-    normalize one example, wants 2 R; then only a data set below 2 R leaves a rank with less than two."""
+    """The size below which, with `uneven`, the last batch joins the one before. A model with BatchNorm, which cannot
+    normalize one example, needs 2 R; then only a data set below 2 R leaves a rank with fewer than two."""
 
     shards: tuple[int, ...] = ()
-    """Sizes of the shards, whose sum is n, where the data is too large to be read at random: shards come in random
-    order and examples are shuffled among the open ones alone."""
+    """Sizes of the shards, whose sum is n, if the data is too large for random reads: shards come in random order, and
+    examples are shuffled among the open ones alone."""
 
     open_shards: int = 1
-    """How many shards are shuffled together, and so have to be at hand together (>= 1)."""
+    """The number of shards that are shuffled together, and have to be available together (>= 1)."""
 
     def __post_init__(self) -> None:
         faults = [f"{name}: {rule}, got {getattr(self, name)!r}" for is_met, name, rule in _rules(self) if not is_met]
@@ -84,31 +88,30 @@ class Order:
 
     @property
     def num_parts(self) -> int:
-        """Parts that are shuffled apart from each other (P)."""
+        """Parts that are shuffled independently (P)."""
         return self.num_ranks if self.sampling == "partition" else 1
 
     def size(self, step: int) -> int:
-        """Examples of one step on all ranks together."""
+        """Return the examples of one step on all ranks together."""
         if self.last == "uneven" and step == self.num_steps - 1:
             return self.num_examples - step * self.batch_size
         return self.batch_size
 
     def counts(self, step: int, num_ranks: int | None = None) -> list[int]:
-        """Examples of one step on each rank; 0 is a filler."""
+        """Return the examples of one step on each rank; 0 is a filler."""
         size, ranks = self.size(step), num_ranks or self.num_ranks
         return [share(size, rank, ranks) for rank in range(ranks)]
 
     def steps(self, epoch: int, rank: int, num_ranks: int | None = None) -> Callable[[int], Indices]:
-        """One epoch as one rank sees it: the function from a step to the indices of its examples.
+        """Return the function from a step to the indices of its examples, for one epoch and one rank.
 
-        They are `counts(step)[rank]` indices, or one, of a filler, where that is 0. Drawing a permutation takes 8
+        It returns `counts(step)[rank]` indices, or one, of a filler, where that is 0. Drawing a permutation takes 8
         bytes for each example of the parts that the rank meets; with shards, of the open ones.
 
         Args:
             epoch: 0, 1, ...
             rank: 0 .. R - 1, the coordinate among the data-parallel ranks.
-            num_ranks: the ranks that the global batches are cut over now, where the epoch began on another number; P
-                stays as it was.
+            num_ranks: the present number of ranks, if the epoch began on another one; P stays.
         """
         ranks = num_ranks or self.num_ranks
         part = cache(lambda index: self._part(epoch, index))
@@ -129,7 +132,7 @@ class Order:
         return indices
 
     def _filler(self, part: Callable[[int], Take], index: int) -> Indices:
-        """Any one example; the rank's own where it has one."""
+        """Return any one example; the rank's own if it has one."""
         start, stop = self._bounds(index)
         return part(index)(0, 1) if start < stop else np.zeros(1, np.int64)
 
@@ -142,7 +145,7 @@ class Order:
         return shuffled(self.num_examples, start, stop, once=once, draw=draw)
 
     def _bounds(self, index: int) -> tuple[int, int]:
-        """Where a part lies among all examples: in proportion to what is drawn from each part in an epoch."""
+        """Return where a part lies among all examples: in proportion to the draws from each part in an epoch."""
         step = self.num_steps - 1
         total = step * self.batch_size + self.size(step)
         before = [
@@ -153,12 +156,12 @@ class Order:
 
 
 def cut(size: int, index: int, num_shares: int) -> int:
-    """Where a share begins when `size` things in a row are cut as evenly as possible."""
+    """Return where a share begins when `size` things in a row are cut as evenly as possible."""
     return size * index // num_shares
 
 
 def share(size: int, index: int, num_shares: int) -> int:
-    """The size of a share."""
+    """Return the size of a share."""
     return cut(size, index + 1, num_shares) - cut(size, index, num_shares)
 
 

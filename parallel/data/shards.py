@@ -7,24 +7,24 @@ import numpy as np
 import numpy.typing as npt
 
 Take = Callable[[int, int], npt.NDArray[np.int64]]
-"""(start, stop) -> the examples of these positions in the part's order; behind its end it begins anew."""
+"""(start, stop) -> the examples at these positions in the part's order; after its end it begins again."""
 
 
 def generator(seed: int, *key: int) -> np.random.Generator:
-    """A stream of random numbers of its own for each key."""
+    """Return an independent stream of random numbers for each key."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
 
 
 def shuffled(
     num_examples: int, start: int, stop: int, *, once: np.random.Generator | None, draw: np.random.Generator | None
 ) -> Take:
-    """A part start:stop of all examples, permuted.
+    """Return a part start:stop of all examples, permuted.
 
     Args:
-        num_examples: all of them.
-        start, stop: the part, among the examples in the order that `once` gives them.
-        once: shuffles all before they are parted; None: they lie as in the data set.
-        draw: shuffles the part; None: it stays as it lies.
+        num_examples: of the data set.
+        start, stop: the part, among the examples in the order from `once`.
+        once: shuffles all before they are divided into parts; None: the order of the data set.
+        draw: shuffles the part; None: it keeps its order.
     """
     order = np.arange(start, stop) if once is None else once.permutation(num_examples)[start:stop]
     if draw is not None:
@@ -41,16 +41,16 @@ def sharded(
     once: np.random.Generator | None,
     draw: np.random.Generator | None,
 ) -> Take:
-    """A part start:stop of all examples in the order of their shards; memory for the open shards alone.
+    """Return a part start:stop of all examples in the order of their shards; memory for the open shards alone.
 
     `draw` shuffles the part's shards, and then the examples of each `open_shards` of them together.
 
     Args:
         sizes: of all shards.
-        start, stop: the part, among the examples of the shards in the order that `once` gives these; it may cut two.
-        open_shards: how many shards are shuffled together.
-        once: shuffles all shards before they are parted; None: they lie as in the data set.
-        draw: shuffles the part; None: it stays as it lies.
+        start, stop: the part, among the examples of the shards in the order from `once`; it may cut two of them.
+        open_shards: the number of shards that are shuffled together.
+        once: shuffles all shards before they are divided into parts; None: the order of the data set.
+        draw: shuffles the part; None: it keeps its order.
     """
     runs = _runs(sizes, start, stop, once)
     if draw is not None:
@@ -78,7 +78,7 @@ def sharded(
 
 
 def _runs(sizes: Sequence[int], start: int, stop: int, once: np.random.Generator | None) -> list[range]:
-    """The runs of examples, one of each shard, that lie in start:stop of the shards in their order."""
+    """Return the runs of examples, one of each shard, that lie in start:stop of the shards in their order."""
     starts = np.cumsum([0, *sizes])
     runs = []
     position = 0

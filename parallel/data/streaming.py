@@ -1,7 +1,7 @@
-"""Data that is too large for memory: text files and shards of arrays, read where an example lies.
+"""Data that is too large for memory: text files and shards of arrays, from which single examples are read.
 
 They are map-style, so that an order is arithmetic over them too: seeded, divided over the ranks, and resumed at the
-exact example without reading what came before. With the order's `shards` they are read shard by shard.
+exact example without reading the earlier ones. With the order's `shards` they are read shard by shard.
 """
 
 import os
@@ -23,7 +23,8 @@ Source = Path | tuple[Path, Path]
 class ByteTokens:
     """The byte tokens of text files, each one document with its end, as if they were one flat uint16 array.
 
-    Slices are read from the files: what `pack_text` would write, without writing it. Files must not change.
+    Slices are read from the files: the tokens that `pack_text` would write, without writing them. Files must not
+    change.
 
     Args:
         paths: in this order.
@@ -56,20 +57,20 @@ class ByteTokens:
         finally:
             os.close(file)
         if len(content) < length:
-            raise OSError(f"{self._paths[document]} has become shorter than it was")
+            raise OSError(f"{self._paths[document]} has become shorter since it was opened")
         return np.frombuffer(content, np.uint8)
 
 
 class ArrayShards:
-    """Map-style data set of (inputs, targets) over files of numpy arrays; the first dimension counts examples.
+    """A map-style data set of (inputs, targets) over files of numpy arrays; the first dimension counts examples.
 
-    A pair of .npy files is mapped into memory, and an example read where it lies. An .npz file is read as a whole when
-    it is wanted: give the order the `shards`, and keep as many open as it has `open_shards`, for each part.
+    A pair of .npy files is mapped into memory, and an example read from its place. An .npz file is read as a whole on
+    demand: give the order the `shards`, and `num_open` its `open_shards` for each part.
 
     Args:
         sources: the shards.
         keys: names of inputs and targets within an .npz file.
-        num_open: shards that are kept at hand (>= 1).
+        num_open: shards that stay in memory (>= 1).
 
     Raises:
         ValueError: inputs and targets of a shard differ in length.
@@ -80,7 +81,7 @@ class ArrayShards:
     ) -> None:
         self._sources, self._keys, self._num_open = list(sources), keys, num_open
         self.shards = tuple(self._size(source) for source in self._sources)
-        """Their sizes, for the order."""
+        """The sizes of the shards, for the order."""
         self._starts = np.cumsum([0, *self.shards])
         self._open: dict[int, list[npt.NDArray[Any]]] = {}
 
@@ -95,7 +96,7 @@ class ArrayShards:
         return inputs, targets
 
     def _at(self, shard: int) -> list[npt.NDArray[Any]]:
-        """The shard's arrays; the one that was used last comes last."""
+        """Return the shard's arrays, and mark it as the most recently used."""
         arrays = self._open.pop(shard, None)
         if arrays is None:
             while len(self._open) >= self._num_open:
@@ -111,7 +112,7 @@ class ArrayShards:
             return [arrays[key] for key in self._keys]
 
     def _size(self, source: Source) -> int:
-        """The number of examples, from the headers alone."""
+        """Return the number of examples, from the headers alone."""
         if isinstance(source, tuple):
             lengths = [len(np.load(path, mmap_mode="r")) for path in source]
         else:

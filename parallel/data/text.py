@@ -1,4 +1,4 @@
-"""A text corpus as one row of tokens on disk, and the windows of it that a language model learns from."""
+"""A text corpus as one row of tokens on disk, and its windows for a language model."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,12 +13,13 @@ import torch
 from atoll.parallel.data.batch import IGNORED
 
 PIECE_BYTES = 1 << 24
-"""A longer document is tokenized in pieces of about this size, which end with a line: memory stays bounded."""
+"""Approximate size of the pieces in which a longer document is tokenized; they end with a line, and bound the
+memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """How bytes become tokens."""
+    """The conversion of bytes to tokens."""
 
     encode: Callable[[bytes], Sequence[int] | npt.NDArray[Any]]
     """A document, or a piece of it, -> its tokens, without an end."""
@@ -27,15 +28,15 @@ class Tokenizer:
     """The token that ends a document."""
 
     vocab_size: int
-    """Tokens are in 0 .. vocab_size - 1, `eos` among them."""
+    """The number of tokens, 0 .. vocab_size - 1, with `eos` among them."""
 
 
 BYTES = Tokenizer(lambda piece: np.frombuffer(piece, np.uint8), eos=256, vocab_size=257)
-"""Every byte is its own token."""
+"""The tokenizer in which every byte is a token."""
 
 
 def text_tokenizer(encode: Callable[[str], Sequence[int]], *, eos: int, vocab_size: int) -> Tokenizer:
-    """A tokenizer of strings, such as one of Hugging Face; what is no UTF-8 becomes U+FFFD."""
+    """Return a tokenizer of strings, such as one of Hugging Face; invalid UTF-8 becomes U+FFFD."""
     return Tokenizer(lambda piece: encode(piece.decode("utf-8", "replace")), eos, vocab_size)
 
 
@@ -48,7 +49,7 @@ def pack_text(paths: Iterable[Path], out: Path, tokenizer: Tokenizer = BYTES, *,
         The number of tokens.
 
     Raises:
-        ValueError: the tokenizer gives a token outside of its vocabulary.
+        ValueError: the tokenizer returns a token outside of its vocabulary.
     """
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
     partial = out.with_name(f"{out.name}.partial")
@@ -69,7 +70,7 @@ def pack_text(paths: Iterable[Path], out: Path, tokenizer: Tokenizer = BYTES, *,
 
 
 def load_tokens(path: Path) -> npt.NDArray[Any]:
-    """What `pack_text` has written, mapped into memory and not read.
+    """Map the tokens that `pack_text` has written into memory, without reading them.
 
     Raises:
         ValueError: it is no flat .npy file of uint16 or uint32.
@@ -81,21 +82,21 @@ def load_tokens(path: Path) -> npt.NDArray[Any]:
 
 
 class TokenWindows:
-    """Map-style data set of (inputs, targets), both (sequence,) int64; a target is the token behind its input.
+    """A map-style data set of (inputs, targets), both (sequence,) int64; a target is the token after its input.
 
     Window i has the tokens i S .. (i + 1) S as inputs, so that every token but the first is a target once. The last
-    window ends with the tokens: where it reaches back over the one before, its targets are masked with -100.
+    window ends with the tokens: the targets that it shares with the window before are masked with -100.
 
     A window may hold parts of several documents, and attention sees across their ends; with `eos` at least the loss
-    leaves out the first token of each document, which nothing before it foretells.
+    leaves out the first token of each document, which the tokens before it do not predict.
 
     Args:
-        tokens: a flat array, or whatever has a length and gives arrays for slices.
+        tokens: a flat array, or any object with a length and slices that are arrays.
         sequence: inputs of one window (S >= 1).
         eos: the end of a document, whose targets are masked; None: they count.
 
     Raises:
-        ValueError: there are not sequence + 1 tokens.
+        ValueError: there are fewer than sequence + 1 tokens.
     """
 
     def __init__(self, tokens: Any, sequence: int, *, eos: int | None = None) -> None:
@@ -119,27 +120,27 @@ class TokenWindows:
         return inputs, targets
 
     def shards(self, num_windows: int) -> tuple[int, ...]:
-        """Sizes of runs of so many windows: the order's `shards`, for tokens that are slow to read at random."""
+        """Return sizes of runs of `num_windows`: the order's `shards`, for tokens that are slow to read at random."""
         return tuple(min(num_windows, len(self) - start) for start in range(0, len(self), num_windows))
 
 
 def packed(
     documents: Iterable[bytes], sequence: int, tokenizer: Tokenizer = BYTES, *, is_masked: bool = False
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The windows of `TokenWindows` from documents that come one by one; fewer than S tokens at the end are left out.
+    """Yield the windows of `TokenWindows` from a stream of documents; fewer than S tokens at the end are dropped.
 
     Args:
         documents: one after the other.
         sequence: inputs of one window.
-        tokenizer: its `eos` stands behind each document.
-        is_masked: whether the first token of each document is left out of the loss.
+        tokenizer: its `eos` follows each document.
+        is_masked: leave the first token of each document out of the loss.
     """
-    held = np.empty(0, np.int64)
+    tokens = np.empty(0, np.int64)
     for document in documents:
-        held = np.concatenate([held, _checked(tokenizer, document), [tokenizer.eos]])
-        while len(held) > sequence:
-            yield TokenWindows(held[: sequence + 1], sequence, eos=tokenizer.eos if is_masked else None)[0]
-            held = held[sequence:]
+        tokens = np.concatenate([tokens, _checked(tokenizer, document), [tokenizer.eos]])
+        while len(tokens) > sequence:
+            yield TokenWindows(tokens[: sequence + 1], sequence, eos=tokenizer.eos if is_masked else None)[0]
+            tokens = tokens[sequence:]
 
 
 def _tokens_of(path: Path, tokenizer: Tokenizer, piece_bytes: int) -> Iterator[npt.NDArray[np.int64]]:
@@ -160,14 +161,14 @@ def _checked(tokenizer: Tokenizer, piece: bytes) -> npt.NDArray[np.int64]:
 
 
 def _pieces(file: IO[bytes], piece_bytes: int) -> Iterator[bytes]:
-    """A file's bytes in pieces; each but the last ends with a line, if it holds the end of one."""
-    held = file.read(piece_bytes)
+    """Yield a file's bytes in pieces; each but the last ends with a line, if it contains a line's end."""
+    piece = file.read(piece_bytes)
     while block := file.read(piece_bytes):
-        end = held.rfind(b"\n") + 1 or len(held)
-        yield held[:end]
-        held = held[end:] + block
-    if held:
-        yield held
+        end = piece.rfind(b"\n") + 1 or len(piece)
+        yield piece[:end]
+        piece = piece[end:] + block
+    if piece:
+        yield piece
 
 
 def _write_header(file: IO[bytes], dtype: np.dtype[Any], length: int) -> None:

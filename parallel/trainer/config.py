@@ -37,7 +37,7 @@ AT_LEAST_1_OR_NONE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """The length, batches, evaluations, checkpoints and early stopping of a training; see the task's `local` for more."""
+    """The length, batches, evaluations, checkpoints and early stopping of a training."""
 
     epochs: int | None = None
     """Passes over the pooled data (>= 1); none: `local.epochs`, the epochs of every site in one round."""

@@ -66,8 +66,8 @@ class Saver:
         engine.flush()
         extra = {"settings": self._settings, **{name: each.state() for name, each in self._carried.items()}}
         slots = engine.outer.state(engine.parameters) if engine.outer is not None else {}
-        own = engine.compression.state_dict() if engine.compression is not None else {}
-        self._checkpointer.save(engine.parts, engine.optimizers, extra, engine.steps, slots=slots, own=own)
+        residuals = engine.compression.state_dict() if engine.compression is not None else {}
+        self._checkpointer.save(engine.parts, engine.optimizers, extra, engine.steps, slots=slots, rank_local=residuals)
         self.newest = engine.steps
 
     def restore(self) -> bool:
@@ -86,8 +86,8 @@ class Saver:
         engine.steps = self.newest = restored.step
         if engine.outer is not None:
             engine.outer.load_state(restored.slots, engine.parameters)
-        if engine.compression is not None and restored.own:
-            engine.compression.load_state_dict(restored.own)
+        if engine.compression is not None and restored.rank_local:
+            engine.compression.load_state_dict(restored.rank_local)
         for name, each in self._carried.items():
             each.load_state(restored.extra[name])
         if not restored.is_same_mesh:

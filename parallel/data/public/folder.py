@@ -1,45 +1,45 @@
-"""Where data sets lie on this machine, and whether a file is the one that it should be."""
+"""The folder of data sets on this machine, and the check of a file's digest."""
 
 import hashlib
 import os
 from pathlib import Path
 
 VARIABLE = "ATOLL_DATA"
-"""The environment variable that names the folder of all data sets."""
+"""The environment variable with the folder of all data sets."""
 
 SUMS = "SHA256SUMS"
-"""A file beside others that names their digests, as `sha256sum` writes and checks it."""
+"""The file beside others that lists their digests, as `sha256sum` writes and checks it."""
 
 
 class NoData(FileNotFoundError):
-    """A file or folder is not where it should be; the message says where that is."""
+    """A file or folder is missing; the message says where it was looked for."""
 
 
 class BadData(ValueError):
-    """A file is not what it should be; the message says which and where."""
+    """A file is damaged or of another kind; the message says what is wrong, and where."""
 
 
 def data_folder(name: str) -> Path:
-    """The folder of one data set: `$ATOLL_DATA/name`.
+    """Return the folder of one data set: `$ATOLL_DATA/name`.
 
     Raises:
         NoData: the variable is not set, or there is no such folder in it.
     """
     root = os.environ.get(VARIABLE)
     if not root:
-        raise NoData(f"{VARIABLE} is not set; it must name the folder in which {name}/ lies")
+        raise NoData(f"{VARIABLE} is not set; set it to the folder in which {name}/ lies")
     folder = Path(root, name)
     if not folder.is_dir():
-        there = sorted(path.name for path in Path(root).iterdir() if path.is_dir()) if Path(root).is_dir() else []
-        raise NoData(f"{VARIABLE}={root}: there is no folder {name} in it (there: {', '.join(there) or 'none'})")
+        folders = sorted(path.name for path in Path(root).iterdir() if path.is_dir()) if Path(root).is_dir() else []
+        raise NoData(f"{VARIABLE}={root}: there is no folder {name} in it (folders: {', '.join(folders) or 'none'})")
     return folder
 
 
 def find(folder: Path, *names: str) -> Path:
-    """The first of these files that is there.
+    """Return the first of these files that exists.
 
     Raises:
-        NoData: none is.
+        NoData: none does.
     """
     for name in names:
         if (folder / name).is_file():
@@ -48,26 +48,26 @@ def find(folder: Path, *names: str) -> Path:
 
 
 def read_checked(path: Path, sha256: str | None = None) -> bytes:
-    """The bytes of a file, if they are those that they should be.
+    """Return the bytes of a file, after checking their digest.
 
     Args:
-        path: the file.
+        path: of the file.
         sha256: its digest in hexadecimal; None: the one in the `SHA256SUMS` beside it, if there is such a file.
 
     Raises:
         NoData: there is no such file.
-        BadData: it has another digest, or the `SHA256SUMS` beside it does not name it or is no text.
+        BadData: it has another digest, or the `SHA256SUMS` beside it does not list it or is no text.
     """
     if path.is_dir():
-        raise NoData(f"{path}: is a folder, and must be a file")
+        raise NoData(f"{path}: is a folder, but must be a file")
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         raise NoData(f"{path}: there is no such file") from None
-    expected, source = (sha256, "was expected") if sha256 is not None else (_digest_beside(path), f"says its {SUMS}")
+    expected, source = (sha256, "") if sha256 is not None else (_digest_beside(path), f" by its {SUMS}")
     found = hashlib.sha256(content).hexdigest()
     if expected is not None and found != expected.lower():
-        raise BadData(f"{path}: {len(content)} bytes with the SHA-256 {found}, and {expected} {source}")
+        raise BadData(f"{path}: {len(content)} bytes with the SHA-256 {found}; expected{source}: {expected}")
     return content
 
 
@@ -82,7 +82,7 @@ def _digest_beside(path: Path) -> str | None:
     for number, line in enumerate(lines, start=1):
         digest, _, name = line.strip().partition(" ")
         if line.strip() and (len(digest) != 64 or not name.strip()):
-            raise BadData(f"{sums}: line {number} is {line!r}, and must be a SHA-256 and a name")
+            raise BadData(f"{sums}: line {number} is {line!r}, but must be a SHA-256 and a name")
         if name.strip().removeprefix("*").removeprefix("./") == path.name:  # of `sha256sum -b` and `sha256sum ./*`
             return digest
-    raise BadData(f"{sums}: does not name {path.name}, so that nobody knows whether it is damaged; add its line")
+    raise BadData(f"{sums}: does not list {path.name}, so its digest cannot be checked; add its line")

@@ -2,7 +2,7 @@
 
     bytes 0-1    zero
     byte  2      the kind of number: 0x08 uint8, 0x09 int8, 0x0B int16, 0x0C int32, 0x0D float32, 0x0E float64
-    byte  3      D, how many dimensions
+    byte  3      D, the number of dimensions
     4 D bytes    their sizes, uint32 big-endian
     the rest     the numbers in C order, big-endian
 
@@ -29,10 +29,10 @@ GZIP = b"\x1f\x8b"
 
 
 def read_idx(path: Path, sha256: str | None = None) -> NDArray[Any]:
-    """The array in a file, in this machine's byte order.
+    """Return the array in a file, in this machine's byte order.
 
     Args:
-        path: the file; compressed or not, whatever its name says.
+        path: of the file; compressed or not, whatever its name.
         sha256: of the file as it is; as for `read_checked`.
 
     Raises:
@@ -42,27 +42,28 @@ def read_idx(path: Path, sha256: str | None = None) -> NDArray[Any]:
     content = _uncompressed(path, read_checked(path, sha256))
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in KINDS:
         known = ", ".join(f"0000{kind:02x}" for kind in KINDS)
-        raise BadData(f"{path}: begins with {content[:4].hex() or 'nothing'}, and an IDX file with {known}")
+        raise BadData(f"{path}: begins with {content[:4].hex() or 'nothing'}, but an IDX file with {known}")
     dtype, begin = np.dtype(KINDS[content[2]]), 4 + 4 * content[3]
     if len(content) < begin:
         raise BadData(f"{path}: ends after {len(content)} bytes, in its header of {begin}")
     shape = tuple(np.frombuffer(content, ">u4", count=content[3], offset=4).tolist())
     expected = begin + math.prod(shape) * dtype.itemsize
     if len(content) != expected:
-        raise BadData(f"{path}: has {len(content)} bytes, and {dtype.name} of shape {shape} has {expected}")
+        raise BadData(f"{path}: has {len(content)} bytes, but {dtype.name} of shape {shape} has {expected}")
     return np.frombuffer(content, dtype, offset=begin).reshape(shape).astype(dtype.newbyteorder("="))
 
 
 def read_mnist(folder: Path) -> Splits:
-    """MNIST, Fashion-MNIST or another set in their files: images (n, 1, H, W) float32 in [0, 1], labels (n,) int64.
+    """Read MNIST, Fashion-MNIST or another set in the same files: images (n, 1, H, W) float32 in [0, 1], labels (n,)
+    int64.
 
     Args:
         folder: with train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and
             t10k-labels-idx1-ubyte, each with or without .gz.
 
     Raises:
-        NoData: a file is not there.
-        BadData: a file is not what it should be, or images and labels differ in number.
+        NoData: a file is missing.
+        BadData: a file is damaged or of another kind, or images and labels differ in number.
     """
     return Splits(_pair(folder, "train"), _pair(folder, "t10k"))
 
@@ -75,9 +76,9 @@ def _pair(folder: Path, split: str) -> TensorDataset:
     images, labels = map(read_idx, paths)
     for path, array, ndim in zip(paths, (images, labels), (3, 1), strict=True):
         if array.dtype != np.uint8 or array.ndim != ndim:
-            raise BadData(f"{path}: is {array.dtype} in {array.ndim} dimensions, and must be uint8 in {ndim}")
+            raise BadData(f"{path}: is {array.dtype} in {array.ndim} dimensions, but must be uint8 in {ndim}")
     if len(images) != len(labels):
-        raise BadData(f"{folder}: {len(images)} images in {paths[0].name}, and {len(labels)} labels in {paths[1].name}")
+        raise BadData(f"{folder}: {len(images)} images in {paths[0].name}, but {len(labels)} labels in {paths[1].name}")
     return TensorDataset(torch.from_numpy(images)[:, None].float().div_(255), torch.from_numpy(labels).long())
 
 

@@ -1,4 +1,4 @@
-"""LEAF's JSON: FEMNIST, Synthetic, Shakespeare and whatever else was written in its layout; each user is an owner.
+"""LEAF's JSON: FEMNIST, Synthetic, Shakespeare and all others in its layout; each user is an owner.
 
     {"users": ["f0001", ...],
      "num_samples": [41, ...],
@@ -22,19 +22,19 @@ from atoll.parallel.data.public.folder import BadData, NoData, read_checked
 from atoll.parallel.data.public.owned import FLOAT32_MAX, Ints, Owned, by_owner
 
 LETTERS = "".join(sorted("\n !\"&'(),-.:;>?[]}" + string.digits + string.ascii_letters))
-"""The 80 characters of LEAF's Shakespeare; a character's code is its place among them."""
+"""The 80 characters of LEAF's Shakespeare; a character's code is its index in them."""
 
 
 def read_leaf(folder: Path, *, letters: str = LETTERS, test_fraction: float = 0.1, min_examples: int = 1) -> Owned:
-    """All JSON files of a data set, each user an owner.
+    """Read all JSON files of a data set, each user an owner.
 
     Numbers become tensors, whole ones of a target int64 and all others float32; a text becomes the codes of its
     characters, a target of one character its code.
 
     Args:
         folder: with train/ and test/ as LEAF's split leaves them; or with all_data/, or the files themselves.
-        letters: the characters that texts are made of.
-        test_fraction: of each user's examples, the last, where LEAF has made no split; as for `by_owner`.
+        letters: the characters of texts.
+        test_fraction: of each user's examples, the last, if LEAF has made no split; as for `by_owner`.
         min_examples: users with fewer to train on are left out.
 
     Raises:
@@ -43,9 +43,9 @@ def read_leaf(folder: Path, *, letters: str = LETTERS, test_fraction: float = 0.
     """
     if (folder / "train").is_dir() and (folder / "test").is_dir():
         train, test = ([*_users(folder / split)] for split in ("train", "test"))
-        rows = [(split, user, x, y) for split, those in (("train", train), ("test", test)) for user, x, y in those]
-        kept = {user for user, x, _ in train if len(x) >= min_examples}
-        rows = [row for row in rows if row[1] in kept]
+        rows = [(split, user, x, y) for split, users in (("train", train), ("test", test)) for user, x, y in users]
+        large_enough = {user for user, x, _ in train if len(x) >= min_examples}
+        rows = [row for row in rows if row[1] in large_enough]
         return Owned(
             _stacked(folder, [row[1:] for row in rows], letters), _parts([(s, u, len(x)) for s, u, x, _ in rows])
         )
@@ -55,7 +55,7 @@ def read_leaf(folder: Path, *, letters: str = LETTERS, test_fraction: float = 0.
 
 
 User = tuple[str, list[Any], list[Any]]
-"""Name, inputs, targets."""
+"""The name, inputs and targets of a user."""
 
 
 def _users(folder: Path) -> Iterator[User]:
@@ -74,7 +74,7 @@ def _users(folder: Path) -> Iterator[User]:
 def _users_of(path: Path) -> Iterator[User]:
     try:
         content = json.loads(read_checked(path))
-    except (ValueError, RecursionError) as error:  # also a whole number of thousands of digits
+    except (ValueError, RecursionError) as error:  # ValueError also for a number of thousands of digits
         raise BadData(f"{path}: is no JSON: {error}") from error
     if not isinstance(content, dict) or not {"users", "num_samples", "user_data"} <= content.keys():
         raise BadData(f"{path}: must be an object with users, num_samples and user_data")
@@ -82,24 +82,24 @@ def _users_of(path: Path) -> Iterator[User]:
     if not (isinstance(users, list) and isinstance(counts, list) and isinstance(data, dict)):
         raise BadData(f"{path}: users and num_samples must be lists, and user_data an object")
     if len(users) != len(counts):
-        raise BadData(f"{path}: {len(users)} users, and {len(counts)} num_samples")
+        raise BadData(f"{path}: {len(users)} users, but {len(counts)} num_samples")
     for user, count in zip(users, counts, strict=True):
         own = data.get(user) if isinstance(user, str) and user else None
         if not isinstance(own, dict) or not isinstance(own.get("x"), list) or not isinstance(own.get("y"), list):
             raise BadData(f"{path}: user {user!r} has no lists x and y in user_data")
         if not len(own["x"]) == len(own["y"]) == count:
             lengths = f"{len(own['x'])} x and {len(own['y'])} y"
-            raise BadData(f"{path}: user {user!r} has {lengths}, and num_samples says {count}")
+            raise BadData(f"{path}: user {user!r} has {lengths}, but num_samples is {count}")
         yield user, own["x"], own["y"]
-    if strangers := sorted(data.keys() - set(users)):
-        raise BadData(f"{path}: user {strangers[0]!r} is in user_data and not in users")
+    if unknown := sorted(data.keys() - set(users)):
+        raise BadData(f"{path}: user {unknown[0]!r} is in user_data, but not in users")
 
 
-def _parts(held: Sequence[tuple[str, str, int]]) -> dict[str, dict[str, Ints]]:
-    """Which examples are whose, where (split, user, number of examples) follow each other."""
+def _parts(runs: Sequence[tuple[str, str, int]]) -> dict[str, dict[str, Ints]]:
+    """Return the indices of each user's examples from consecutive runs (split, user, number of examples)."""
     parts: dict[str, dict[str, Ints]] = {"train": {}, "test": {}}
     begin = 0
-    for split, user, count in held:
+    for split, user, count in runs:
         if count:
             parts[split][user] = np.arange(begin, begin + count)
         begin += count
@@ -116,7 +116,7 @@ def _stacked(folder: Path, users: Sequence[User], letters: str) -> TensorDataset
         try:
             own = _numbers(x, codes)
             if shape not in (None, own.shape[1:]):
-                raise BadData(f"inputs have the shape {own.shape[1:]}, and those of the users before {shape}")
+                raise BadData(f"inputs have the shape {own.shape[1:]}, but those of the users before {shape}")
             shape = own.shape[1:]
             inputs.append(own.astype(np.int64 if isinstance(x[0], str) else np.float32))
             targets.append(_numbers(y, codes))
@@ -130,13 +130,13 @@ def _stacked(folder: Path, users: Sequence[User], letters: str) -> TensorDataset
 
 
 def _are_int64(values: "np.ndarray[Any, Any]") -> bool:
-    """Whether all are whole numbers that an int64 holds."""
+    """Return whether all are whole numbers that an int64 holds."""
     is_whole = values.dtype.kind in "iub" or bool((values == np.round(values)).all())
     return is_whole and bool((np.abs(values.astype(np.float64)) < 2.0**63).all())
 
 
 def _numbers(values: list[Any], codes: dict[str, int]) -> "np.ndarray[Any, Any]":
-    """One row for each value."""
+    """Return one row for each value."""
     if not isinstance(values[0], str):
         found = np.array(values)
         if found.dtype.kind not in "iufb" or not np.isfinite(found).all():
@@ -145,8 +145,8 @@ def _numbers(values: list[Any], codes: dict[str, int]) -> "np.ndarray[Any, Any]"
             raise BadData("not all are numbers that a float32 holds")
         return found
     if not all(isinstance(text, str) for text in values) or len(lengths := {len(text) for text in values}) != 1:
-        raise BadData("some are texts, and not all are texts of one length")
-    if strangers := sorted({letter for text in values for letter in text if letter not in codes}):
-        raise BadData(f"the character {strangers[0]!r} is not among the {len(codes)} letters")
+        raise BadData("some are texts, but not all are texts of one length")
+    if unknown := sorted({letter for text in values for letter in text if letter not in codes}):
+        raise BadData(f"the character {unknown[0]!r} is not among the {len(codes)} letters")
     rows = np.array([[codes[letter] for letter in text] for text in values], np.int64)
     return rows[:, 0] if lengths == {1} else rows

@@ -1,4 +1,4 @@
-"""Examples of many owners in one data set, and which are whose: the `data` of a task with natural clients."""
+"""Examples of many owners in one data set, and the owner of each: the `data` of a task with natural clients."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from torch.utils.data import Subset, TensorDataset
 Ints = NDArray[np.int64]
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
-"""What is larger would be infinite among the inputs."""
+"""The largest float32; a larger input would become infinite."""
 
 
 class Splits(NamedTuple):
-    """A data set of one owner, as it is published: `data=lambda site, split: getattr(splits, split)`."""
+    """A data set with one owner, as it is published: `data=lambda site, split: getattr(splits, split)`."""
 
     train: TensorDataset
     test: TensorDataset
@@ -23,25 +23,25 @@ class Splits(NamedTuple):
 
 @dataclass(frozen=True)
 class Owned:
-    """All examples, and which of them are whose.
+    """All examples, and the owner of each.
 
-    It serves as it is: `Task(data=owned, sites=owned.sites, ...)`. An owner's data are a view of the one data set, so
-    that nothing is copied and a batch is one index operation.
+    It is a task's `data` as it is: `Task(data=owned, sites=owned.sites, ...)`. An owner's data are a view of the one
+    data set, so that nothing is copied and a batch is one index operation.
     """
 
     dataset: TensorDataset
-    """(inputs, targets) of all owners."""
+    """The (inputs, targets) of all owners."""
 
     parts: Mapping[str, Mapping[str, Ints]]
-    """By split, "train" and "test", and owner: the places of its examples."""
+    """The indices of each owner's examples, by split ("train", "test") and owner."""
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """Those who have examples to train on, in the order in which the data name them."""
+        """The owners with examples to train on, in the order in which the data name them."""
         return tuple(self.parts["train"])
 
     def __call__(self, site: str, split: str) -> "Subset[Any] | None":
-        """The examples of one owner; None: it has none in this split.
+        """Return the examples of one owner; None if it has none in this split.
 
         Raises:
             KeyError: there is no such owner.
@@ -54,13 +54,13 @@ class Owned:
         return None if places is None else Subset(self.dataset, places)  # type: ignore[arg-type]
 
     def pooled(self, split: str) -> "Subset[Any]":
-        """The examples of all owners in a split: for the server, where the simulation lets it have them."""
+        """Return the examples of all owners in a split: for the server, if the simulation gives it the data."""
         places = [own for own in self.parts.get(split, {}).values()] or [np.empty(0, np.int64)]
         return Subset(self.dataset, np.concatenate(places))  # type: ignore[arg-type]
 
 
 def by_owner(owners: Sequence[str], test_fraction: float, min_examples: int = 1) -> dict[str, dict[str, Ints]]:
-    """Which examples are whose: the last of each owner's are to test on, the others to train on.
+    """Return the indices of each owner's examples: its last ones are the test split, the others the training split.
 
     Args:
         owners: of each example, in the order of the data set.
@@ -77,10 +77,11 @@ def by_owner(owners: Sequence[str], test_fraction: float, min_examples: int = 1)
     places = np.split(np.argsort(codes, kind="stable"), np.cumsum(np.bincount(codes))[:-1])
     parts: dict[str, dict[str, Ints]] = {"train": {}, "test": {}}
     for owner in np.argsort(first):
-        if len(own := places[owner]) < min_examples:
+        indices = places[owner]
+        if len(indices) < min_examples:
             continue
-        num_test = max(int(len(own) * test_fraction), 1) if test_fraction and len(own) > 1 else 0
-        parts["train"][str(names[owner])] = own[: len(own) - num_test]
+        num_test = max(int(len(indices) * test_fraction), 1) if test_fraction and len(indices) > 1 else 0
+        parts["train"][str(names[owner])] = indices[: len(indices) - num_test]
         if num_test:
-            parts["test"][str(names[owner])] = own[len(own) - num_test :]
+            parts["test"][str(names[owner])] = indices[len(indices) - num_test :]
     return parts

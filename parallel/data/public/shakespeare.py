@@ -1,8 +1,8 @@
 """Shakespeare's plays as text, each speaking role an owner; examples are windows of characters.
 
-Two layouts are read. "plays": Project Gutenberg's complete works (pg100.txt), from which McMahan et al. 2017 and LEAF
-made their data; there a role belongs to its play. "headings": one file of speeches, divided by empty lines, each under
-a line "NAME:", as tinyshakespeare has it; there a role is a name.
+Two layouts are supported. "plays": Project Gutenberg's complete works (pg100.txt), from which McMahan et al. 2017 and
+LEAF made their data; there a role belongs to its play. "headings": one file of speeches, separated by empty lines, each
+under a line "NAME:", as in tinyshakespeare; there a role is a name.
 
     MARK ANTONY:                                        plays:      Ant. Friends, Romans, countrymen,
     Friends, Romans, countrymen,                                      lend me your ears.
@@ -27,6 +27,7 @@ from atoll.parallel.data.public.folder import BadData, read_checked
 from atoll.parallel.data.public.owned import Ints, Owned
 
 AUTHOR = "by William Shakespeare"
+"""The line by which the complete works are recognized."""
 UNINDENTED = "THE COMEDY OF ERRORS"
 """The one play whose lines the file does not indent."""
 
@@ -39,20 +40,20 @@ class Roles(Owned):
     """Windows of every role's lines: inputs (n, S) and targets (n, S), the characters that follow, int64."""
 
     characters: str
-    """All that the text has, sorted; a character's code is its place among them."""
+    """All characters of the text, sorted; a character's code is its index in them."""
 
 
 def read_shakespeare(
     path: Path, *, sequence: int = 80, test_fraction: float = 0.2, min_lines: int = 2, sha256: str | None = None
 ) -> Roles:
-    """The roles of a text, with their lines in windows of `sequence` characters.
+    """Read the roles of a text, with their lines in windows of `sequence` characters.
 
-    The end of a role's last window is filled up, and its targets are -100 there, which `cross_entropy` leaves out.
+    The end of a role's last window is padded, and its targets are -100 there, which `cross_entropy` ignores.
 
     Args:
-        path: the text, UTF-8, in one of the two layouts.
+        path: of the text, UTF-8, in one of the two layouts.
         sequence: characters of a window (S >= 1).
-        test_fraction: of each role's lines, the last, one at least, to test on; 0: none.
+        test_fraction: of each role's lines, the last, at least one, for the test split; 0: none.
         min_lines: roles with fewer are left out.
         sha256: of the file; as for `read_checked`.
 
@@ -77,12 +78,12 @@ def read_shakespeare(
 
 
 def lines_of(text: str) -> dict[str, list[str]]:
-    """The lines of each role, in the order in which the roles first speak."""
+    """Return the lines of each role, in the order in which the roles first speak."""
     return _of_plays(text) if layout_of(text) == "plays" else _of_headings(text)
 
 
 def layout_of(text: str) -> Literal["plays", "headings"]:
-    """Which of the two layouts a text has."""
+    """Return the layout of a text."""
     return "plays" if AUTHOR in text else "headings"
 
 
@@ -96,7 +97,7 @@ def _of_headings(text: str) -> dict[str, list[str]]:
 
 
 def _of_plays(text: str) -> dict[str, list[str]]:
-    """A role is called PLAY_NAME. What nobody says is left out, and what only one does: sonnets are no play."""
+    """Return the lines of each role, named PLAY_NAME, without lines of no speaker; a play with one role is a sonnet."""
     plays: dict[str, dict[str, list[str]]] = {}
     play, speaker, title = "", None, ""
     for line in text.split("\n"):
@@ -116,7 +117,7 @@ def _of_plays(text: str) -> dict[str, list[str]]:
 
 
 def _ends_speech(line: str, play: str) -> bool:
-    """Without an indentation only what an act or a remark begins with tells that nobody speaks any more."""
+    """Return whether a line ends a speech; without indentation, only the beginning of an act or a remark does."""
     return play == UNINDENTED and line.strip().startswith(("ACT ", "<"))
 
 
@@ -138,7 +139,7 @@ def _windows(roles: Mapping[str, list[str]], characters: str, sequence: int, tes
 
 
 def _cut(tokens: Ints, sequence: int) -> Ints:
-    """(n, S + 1): windows that begin where the one before has its last target; what is missing at the end is -100."""
+    """Return (n, S + 1) windows that begin where the one before has its last target; the padding at the end is -100."""
     num_windows = max(1, -(-(len(tokens) - 1) // sequence))
     padded = np.full(num_windows * sequence + 1, IGNORED, np.int64)
     padded[: len(tokens)] = tokens

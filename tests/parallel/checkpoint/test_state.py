@@ -12,7 +12,7 @@ from torch.optim import SGD, Optimizer
 
 from atoll.parallel.checkpoint.checkpointer import Checkpointer, Restored
 from atoll.parallel.checkpoint.errors import CheckpointFailed
-from atoll.parallel.checkpoint.state import Held, first_names, held_by, state_to_save
+from atoll.parallel.checkpoint.state import LocalState, first_names, local_state, state_to_save
 from atoll.parallel.engine.forked import run_ranks
 from tests.parallel.checkpoint.runs import Tiny, build, like
 
@@ -22,7 +22,7 @@ def keys(model: nn.Module) -> set[str]:
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    return set(state_to_save(held_by([model], [optimizer], {}), {}))
+    return set(state_to_save(local_state([model], [optimizer], {}), {}))
 
 
 def checkpointed() -> nn.Module:
@@ -101,26 +101,26 @@ def test_what_an_optimizer_keeps_and_json_has_not_is_named(tmp_path: Path) -> No
     optimizer = trained(model, 1)
     optimizer.state[model.bias]["count"] = {1, 2}
     with Checkpointer(tmp_path) as checkpointer:
-        with pytest.raises(CheckpointFailed, match=r"what Odd keeps for bias: .*set is not JSON serializable"):
+        with pytest.raises(CheckpointFailed, match=r"the state of Odd for bias: .*set is not JSON serializable"):
             checkpointer.save([model], [optimizer], {}, 1)
 
 
 def test_an_optimizer_for_each_part_is_needed() -> None:
     model = nn.Linear(1, 1)
     with pytest.raises(ValueError, match="one optimizer for each part: got 2 for 1"):
-        held_by([model], [SGD(model.parameters())] * 2, {})
+        local_state([model], [SGD(model.parameters())] * 2, {})
 
 
 @pytest.mark.parametrize(
     ("part", "fault"),
     [
         (nn.Linear(1, 1, device="meta"), "weight is on the meta device"),
-        (nn.Linear(1, 1), "optimizer 0 trains a parameter that part 0 has not"),
+        (nn.Linear(1, 1), "optimizer 0 trains a parameter that is not in part 0"),
     ],
 )
 def test_what_cannot_be_saved_is_named(part: nn.Module, fault: str) -> None:
-    held: Held = held_by([part], [SGD(nn.Linear(1, 1).parameters())], {})
-    assert any(fault in found for found in held.faults)
+    local: LocalState = local_state([part], [SGD(nn.Linear(1, 1).parameters())], {})
+    assert any(fault in found for found in local.faults)
 
 
 # what others keep
@@ -132,7 +132,7 @@ def save_beside(folder: Path, slot: dict[str, Any]) -> None:
     slots = {f"momentum/{name}": like(p, torch.from_numpy(slot[name])) for name, p in parts[0].named_parameters()}
     own = {"residual/up.weight": torch.full((2 + dist.get_rank(),), float(dist.get_rank()))}
     with Checkpointer(folder) as checkpointer:
-        checkpointer.save(parts, optimizers, {}, 1, slots=slots, own=own)
+        checkpointer.save(parts, optimizers, {}, 1, slots=slots, rank_local=own)
 
 
 def load_beside(folder: Path, layout: str) -> tuple[dict[str, Any], bool, dict[str, Any]]:
@@ -144,7 +144,7 @@ def load_beside(folder: Path, layout: str) -> tuple[dict[str, Any], bool, dict[s
         name: (slot.full_tensor() if isinstance(slot, DTensor) else slot).tolist()
         for name, slot in restored.slots.items()
     }
-    return slots, restored.is_same_mesh, {key: tensor.tolist() for key, tensor in restored.own.items()}
+    return slots, restored.is_same_mesh, {key: tensor.tolist() for key, tensor in restored.rank_local.items()}
 
 
 def test_slots_go_where_the_parameters_go_and_what_is_a_rank_s_own_stays(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Sources that are too large for memory give what a plain list of the same examples gives."""
 
 import json
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
 from atoll.parallel.data.batch import Batch
-from atoll.parallel.data.iterable import IterableLoader, mixed
+from atoll.parallel.data.iterable import IterableLoader, StreamOrder, mixed
 from atoll.parallel.data.loader import Loader
 from atoll.parallel.data.order import Order
 from atoll.parallel.data.shards import generator
@@ -122,8 +123,8 @@ def endless(loader: IterableLoader) -> Any:
 def test_a_stream_comes_once_in_an_epoch_in_equal_steps(
     size: int, num_ranks: int, batch_size: int, buffer_size: int, prefetch: int
 ) -> None:
-    how = {"batch_size": batch_size, "num_ranks": num_ranks, "buffer_size": buffer_size, "prefetch": prefetch}
-    loaders = [IterableLoader(numbers(size), rank=rank, **how) for rank in range(num_ranks)]
+    order = StreamOrder(batch_size=batch_size, num_ranks=num_ranks, buffer_size=buffer_size)
+    loaders = [IterableLoader(numbers(size), order, rank=rank, prefetch=prefetch) for rank in range(num_ranks)]
     for epoch in range(2):
         ranks = [list(loader) for loader in loaders]
         assert {len(batches) for batches in ranks} == {-(-size // batch_size)}
@@ -140,12 +141,12 @@ def test_a_stream_comes_once_in_an_epoch_in_equal_steps(
 def test_a_stream_goes_on_exactly_on_any_number_of_ranks(
     size: int, before: int, after: int, done: int, last: Any
 ) -> None:
-    how = {"batch_size": 5, "buffer_size": 6, "seed": 3, "last": last}
-    undisturbed = endless(IterableLoader(numbers(size), **how))
-    stopped = IterableLoader(numbers(size), num_ranks=before, **how)
+    order = StreamOrder(batch_size=5, buffer_size=6, seed=3, last=last)
+    undisturbed = endless(IterableLoader(numbers(size), order))
+    stopped = IterableLoader(numbers(size), replace(order, num_ranks=before))
     for _ in islice(endless(stopped), done):
         next(undisturbed)
-    resumed = [IterableLoader(numbers(size), rank=rank, num_ranks=after, **how) for rank in range(after)]
+    resumed = [IterableLoader(numbers(size), replace(order, num_ranks=after), rank=rank) for rank in range(after)]
     for loader in resumed:
         loader.load_state(json.loads(json.dumps(stopped.state())))
     streams = [endless(loader) for loader in resumed]
@@ -154,14 +155,14 @@ def test_a_stream_goes_on_exactly_on_any_number_of_ranks(
 
 
 def test_a_stream_has_an_order_of_its_own_in_each_epoch() -> None:
-    loader = IterableLoader(numbers(50), batch_size=5, buffer_size=25)
+    loader = IterableLoader(numbers(50), StreamOrder(batch_size=5, buffer_size=25))
     first, second = ([number % 100 for batch in loader for number in shown(batch)] for _ in range(2))
     assert sorted(first) == sorted(second) == list(range(50))
     assert first != second
 
 
 def test_a_stream_drops_its_last_examples_if_asked() -> None:
-    loader = IterableLoader(numbers(11), batch_size=4, last="drop")
+    loader = IterableLoader(numbers(11), StreamOrder(batch_size=4, last="drop"))
     assert [shown(batch) for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert (loader.state()["epoch"], loader.state()["step"]) == (1, 0)
 
@@ -174,14 +175,20 @@ def test_a_buffer_mixes_what_is_near_and_each_epoch_has_an_order_of_its_own() ->
 
 
 def test_a_stream_that_is_shorter_than_its_state_says_so() -> None:
-    loader = IterableLoader(numbers(8), batch_size=4)
-    loader.load_state(IterableLoader(numbers(8), batch_size=4).state() | {"step": 2})
+    order = StreamOrder(batch_size=4)
+    loader = IterableLoader(numbers(8), order)
+    loader.load_state(IterableLoader(numbers(8), order).state() | {"step": 2})
     with pytest.raises(ValueError, match="the source ends before step 2 of epoch 0"):
         next(iter(loader))
     with pytest.raises(ValueError, match=r"another order: this is .*'seed': 0.*the state's .*'seed': 1"):
-        loader.load_state(IterableLoader(numbers(8), batch_size=4, seed=1).state())
-    with pytest.raises(ValueError, match=r"rank: must be in 0\.\.0, got 1; buffer_size: must not be negative, got -1"):
-        IterableLoader(numbers(8), batch_size=4, rank=1, buffer_size=-1)
+        loader.load_state(IterableLoader(numbers(8), replace(order, seed=1)).state())
+
+
+def test_arguments_out_of_range_are_all_named() -> None:
+    with pytest.raises(ValueError, match=r"rank: must be in 0\.\.0, got 1; prefetch: must not be negative, got -1"):
+        IterableLoader(numbers(8), StreamOrder(batch_size=4), rank=1, prefetch=-1)
+    with pytest.raises(ValueError, match=r"num_ranks: must be at least 1, got 0; buffer_size: must not be negative"):
+        StreamOrder(batch_size=4, num_ranks=0, buffer_size=-1)
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
@@ -190,7 +197,7 @@ def test_an_error_of_a_stream_surfaces_at_its_own_step(prefetch: int) -> None:
         yield from ((torch.tensor([float(index)]), index) for index in range(7))
         raise OSError("the line went dead")
 
-    loader = IterableLoader(source, batch_size=2, prefetch=prefetch)
+    loader = IterableLoader(source, StreamOrder(batch_size=2), prefetch=prefetch)
     batches = iter(loader)
     assert [shown(next(batches)) for _ in range(2)] == [[0, 1], [2, 3]]
     with pytest.raises(OSError, match="the line went dead"):

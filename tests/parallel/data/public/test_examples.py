@@ -45,7 +45,7 @@ def test_without_data_it_is_said_where_they_should_lie(
     monkeypatch.delenv("ATOLL_DATA", raising=False)
     mnist.mnist.cache_clear()
     table.patients.cache_clear()
-    with pytest.raises(NoData, match=f"ATOLL_DATA is not set; it must name the folder in which {folder}/ lies"):
+    with pytest.raises(NoData, match=f"ATOLL_DATA is not set; set it to the folder in which {folder}/ lies"):
         task.data(task.sites[0], "train")
 
 
@@ -53,7 +53,7 @@ def test_the_command_line_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ATOLL_DATA", raising=False)
     for name, folder in (("mnist", "mnist"), ("shakespeare", "tinyshakespeare")):
         (fault,) = refused("population", f"examples/{name}.py:task")
-        assert fault.endswith(f"ATOLL_DATA is not set; it must name the folder in which {folder}/ lies")
+        assert fault.endswith(f"ATOLL_DATA is not set; set it to the folder in which {folder}/ lies")
 
 
 def after(task: Task, site: str, metric: str, *, train: int, test: int) -> float:

@@ -12,13 +12,13 @@ def test_the_folder_is_the_one_that_the_variable_names(tmp_path: Path, monkeypat
     (tmp_path / "mnist").mkdir()
     monkeypatch.setenv("ATOLL_DATA", str(tmp_path))
     assert data_folder("mnist") == tmp_path / "mnist"
-    with pytest.raises(NoData, match=r"ATOLL_DATA=.*: there is no folder cifar in it \(there: mnist\)"):
+    with pytest.raises(NoData, match=r"ATOLL_DATA=.*: there is no folder cifar in it \(folders: mnist\)"):
         data_folder("cifar")
     monkeypatch.setenv("ATOLL_DATA", str(tmp_path / "nowhere"))
-    with pytest.raises(NoData, match=r"no folder mnist in it \(there: none\)"):
+    with pytest.raises(NoData, match=r"no folder mnist in it \(folders: none\)"):
         data_folder("mnist")
     monkeypatch.delenv("ATOLL_DATA")
-    with pytest.raises(NoData, match="ATOLL_DATA is not set; it must name the folder in which mnist/ lies"):
+    with pytest.raises(NoData, match="ATOLL_DATA is not set; set it to the folder in which mnist/ lies"):
         data_folder("mnist")
 
 
@@ -33,15 +33,15 @@ def test_a_digest_beside_the_file_or_given_must_be_right(tmp_path: Path) -> None
     file, right = tmp_path / "a.txt", hashlib.sha256(b"hello").hexdigest()
     file.write_bytes(b"hello")
     assert read_checked(file) == read_checked(file, right) == read_checked(file, right.upper()) == b"hello"
-    with pytest.raises(BadData, match=rf"a\.txt: 5 bytes with the SHA-256 {right}, and {'0' * 64} was expected"):
+    with pytest.raises(BadData, match=rf"a\.txt: 5 bytes with the SHA-256 {right}; expected: {'0' * 64}"):
         read_checked(file, "0" * 64)
     (tmp_path / "SHA256SUMS").write_text(f"{'1' * 64}  other\n{right} *a.txt\n")
     assert read_checked(file) == b"hello"
     file.write_bytes(b"hallo")
-    with pytest.raises(BadData, match=f"and {right} says its SHA256SUMS"):
+    with pytest.raises(BadData, match=f"expected by its SHA256SUMS: {right}"):
         read_checked(file)
     (tmp_path / "SHA256SUMS").write_text("nonsense\n")
-    with pytest.raises(BadData, match="line 1 is 'nonsense', and must be a SHA-256 and a name"):
+    with pytest.raises(BadData, match="line 1 is 'nonsense', but must be a SHA-256 and a name"):
         read_checked(file)
 
 
@@ -49,14 +49,14 @@ def test_a_digest_beside_the_file_or_given_must_be_right(tmp_path: Path) -> None
 def test_names_are_those_of_sha256sum_however_it_was_called(tmp_path: Path, name: str) -> None:
     (tmp_path / "SHA256SUMS").write_text(f"{hashlib.sha256(b'hello').hexdigest()}{name}\n")
     (tmp_path / "a.txt").write_bytes(b"hallo")
-    with pytest.raises(BadData, match="says its SHA256SUMS"):
+    with pytest.raises(BadData, match="expected by its SHA256SUMS"):
         read_checked(tmp_path / "a.txt")
 
 
 def test_a_file_that_its_sums_do_not_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "SHA256SUMS").write_text(f"{'1' * 64}  other\n")
     (tmp_path / "a.txt").write_bytes(b"hello")
-    with pytest.raises(BadData, match=r"SHA256SUMS: does not name a\.txt, so that nobody knows"):
+    with pytest.raises(BadData, match=r"SHA256SUMS: does not list a\.txt, so its digest cannot be checked"):
         read_checked(tmp_path / "a.txt")
     assert read_checked(tmp_path / "a.txt", hashlib.sha256(b"hello").hexdigest()) == b"hello"
 
@@ -67,7 +67,7 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_no_file_and_sums_that_are_no_text_are_told(tmp_path: Path) -> None:
-    with pytest.raises(NoData, match="is a folder, and must be a file"):
+    with pytest.raises(NoData, match="is a folder, but must be a file"):
         read_checked(tmp_path)
     (tmp_path / "a.txt").write_bytes(b"hello")
     (tmp_path / "SHA256SUMS").write_bytes(b"\xff\xfe")

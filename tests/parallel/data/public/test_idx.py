@@ -48,12 +48,12 @@ def test_every_kind_of_number_is_big_endian(tmp_path: Path, kind: str, form: str
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        (b"", "begins with nothing, and an IDX file with 00000"),
+        (b"", "begins with nothing, but an IDX file with 00000"),
         (b"\x89PNG", "begins with 89504e47"),
         (bytes.fromhex("00000703"), "begins with 00000703"),
         (IMAGES[:10], "ends after 10 bytes, in its header of 16"),
-        (IMAGES[:-1], r"has 27 bytes, and uint8 of shape \(2, 2, 3\) has 28"),
-        (IMAGES + b"x", r"has 29 bytes, and uint8 of shape \(2, 2, 3\) has 28"),
+        (IMAGES[:-1], r"has 27 bytes, but uint8 of shape \(2, 2, 3\) has 28"),
+        (IMAGES + b"x", r"has 29 bytes, but uint8 of shape \(2, 2, 3\) has 28"),
         (gzip.compress(IMAGES, mtime=0)[:-9], "cannot be uncompressed"),
         (gzip.compress(IMAGES, mtime=0)[:20] + b"\0" * 20, "cannot be uncompressed"),
     ],
@@ -84,10 +84,10 @@ def test_images_and_labels_must_belong_together(tmp_path: Path) -> None:
     with pytest.raises(NoData, match=r"there is none of train-images-idx3-ubyte, train-images-idx3-ubyte\.gz"):
         read_mnist(tmp_path)
     four_files(tmp_path, labels=bytes.fromhex("00000801 00000003") + bytes([7, 3, 1]))
-    with pytest.raises(BadData, match=r"2 images in train-images-idx3-ubyte, and 3 labels"):
+    with pytest.raises(BadData, match=r"2 images in train-images-idx3-ubyte, but 3 labels"):
         read_mnist(tmp_path)
     four_files(tmp_path, labels=IMAGES)
-    with pytest.raises(BadData, match="is uint8 in 3 dimensions, and must be uint8 in 1"):
+    with pytest.raises(BadData, match="is uint8 in 3 dimensions, but must be uint8 in 1"):
         read_mnist(tmp_path)
 
 

@@ -74,16 +74,16 @@ def test_targets_with_fractions_stay_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("users", "more", "fault"),
     [
-        (USERS, {"num_samples": [3, 2]}, "user 'f2' has 1 x and 1 y, and num_samples says 2"),
-        (USERS, {"num_samples": [3]}, "2 users, and 1 num_samples"),
+        (USERS, {"num_samples": [3, 2]}, "user 'f2' has 1 x and 1 y, but num_samples is 2"),
+        (USERS, {"num_samples": [3]}, "2 users, but 1 num_samples"),
         (USERS, {"users": ["f1", "f7"]}, "user 'f7' has no lists x and y in user_data"),
         (USERS, {"users": ["f1", ""]}, "user '' has no lists"),
         (USERS, {"user_data": []}, "user_data an object"),
-        ({"a": ([[1, 2]], [0]), "b": ([[1]], [0])}, {}, r"user 'b': inputs have the shape \(1,\), and those"),
+        ({"a": ([[1, 2]], [0]), "b": ([[1]], [0])}, {}, r"user 'b': inputs have the shape \(1,\), but those"),
         ({"a": ([[1, 2], [1]], [0, 0])}, {}, "user 'a'"),
         ({"a": ([[1, None]], [0])}, {}, "user 'a': not all are finite numbers"),
         ({"a": ([[1, 1e39]], [0])}, {}, "user 'a': not all are numbers that a float32 holds"),
-        ({"a": (["ab", "a"], [0, 0])}, {}, "user 'a': some are texts, and not all are texts of one length"),
+        ({"a": (["ab", "a"], [0, 0])}, {}, "user 'a': some are texts, but not all are texts of one length"),
         ({"a": (["a~"], [0])}, {}, "user 'a': the character '~' is not among the 80 letters"),
         ({"a": ([], [])}, {}, "no user has an example"),
     ],
@@ -96,7 +96,7 @@ def test_what_is_wrong_is_told_with_its_user(tmp_path: Path, users: Any, more: A
 def test_a_user_who_is_not_counted_is_told(tmp_path: Path) -> None:
     content = {"users": ["a"], "num_samples": [1], "user_data": {name: {"x": [[1]], "y": [0]} for name in "ab"}}
     (tmp_path / "a.json").write_text(json.dumps(content))
-    with pytest.raises(BadData, match=r"a\.json: user 'b' is in user_data and not in users"):
+    with pytest.raises(BadData, match=r"a\.json: user 'b' is in user_data, but not in users"):
         read_leaf(tmp_path)
 
 

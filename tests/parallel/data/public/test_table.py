@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from atoll.parallel.data.public.folder import BadData, data_folder
-from atoll.parallel.data.public.table import Table, read_table
+from atoll.parallel.data.public.table import Columns, Table, read_table
 from tests.public_data import needs_data
 
 TEXT = """clinic,age,colour,"height, cm",ill
@@ -21,7 +21,8 @@ north,63,red,175,no
 
 def read(tmp_path: Path, text: str = TEXT, **options: Any) -> Table:
     (tmp_path / "t.csv").write_text(text, "utf-8")
-    return read_table(tmp_path / "t.csv", **({"site": "clinic", "target": "ill"} | options))
+    how = {name: options.pop(name) for name in ("delimiter", "test_fraction") if name in options}
+    return read_table(tmp_path / "t.csv", Columns(**({"site": "clinic", "target": "ill"} | options)), **how)
 
 
 def test_numbers_stay_and_names_become_one_column_each(tmp_path: Path) -> None:
@@ -68,12 +69,12 @@ def test_a_table_without_names_gets_them(tmp_path: Path) -> None:
         (TEXT.replace("160", ""), {}, r"t\.csv: line 3, column 'height, cm': '' has no value$"),
         (TEXT.replace("red", " NA"), {}, r"line 2, column 'colour': ' NA' has no value \(2 such cells in all\)"),
         (TEXT.replace("south", "?"), {}, r"line 3, column 'clinic': '\?' has no value"),
-        (TEXT.replace("52", "5z"), {}, "line 4, column 'age': '5z' is no finite number, and others are"),
+        (TEXT.replace("52", "5z"), {}, "line 4, column 'age': '5z' is no finite number, but others are"),
         (TEXT.replace("52", "inf"), {}, "line 4, column 'age': 'inf' is no finite number"),
         (TEXT.replace("52", "1e39"), {}, "line 4, column 'age': '1e39' is more than a float32 holds"),
-        (TEXT.replace("41,", ""), {}, "line 3 has 4 cells, and there are 5 columns"),
+        (TEXT.replace("41,", ""), {}, "line 3 has 4 cells, but there are 5 columns"),
         (TEXT.replace("age", "clinic"), {}, "names of columns must differ and not be empty"),
-        (TEXT, {"site": "hospital"}, r"there is no column hospital \(there: clinic, age, colour, height, cm, ill\)"),
+        (TEXT, {"site": "hospital"}, r"there is no column hospital \(columns: clinic, age, colour, height, cm, ill\)"),
         (TEXT, {"target": ["ill", "age"]}, "targets must be one column of classes, or columns of numbers: ill"),
         (TEXT, {"drop": ["age", "colour", "height, cm"]}, "no column is left for the inputs"),
         ("clinic,x,ill\n", {}, "has no rows"),
@@ -99,7 +100,7 @@ def test_a_fraction_out_of_range_is_refused(tmp_path: Path) -> None:
 def test_the_real_patients_are_forty_two() -> None:
     """Rows and patients by its README; the values against numpy's own reader."""
     path = data_folder("parkinsons_telemonitoring") / "parkinsons_updrs.data"
-    table = read_table(path, site="subject#", target="motor_UPDRS", drop=["total_UPDRS"])
+    table = read_table(path, Columns(site="subject#", target="motor_UPDRS", drop=["total_UPDRS"]))
     inputs, targets = table.dataset.tensors
     assert (len(table.sites), inputs.shape) == (42, (5875, 19))
     plain = np.loadtxt(path, delimiter=",", skiprows=1)
@@ -113,6 +114,7 @@ def test_the_real_patients_are_forty_two() -> None:
 def test_the_real_speakers_are_fifteen() -> None:
     names = ["is_test", "speaker", "sex", *(f"f{k}" for k in range(10)), "vowel"]
     path = data_folder("vowel_speakers") / "vowel-context.data"
-    table = read_table(path, site="speaker", target="vowel", classes=True, drop=["is_test"], header=names)
+    columns = Columns(site="speaker", target="vowel", classes=True, drop=["is_test"], header=names)
+    table = read_table(path, columns)
     assert (len(table.sites), len(table.classes)) == (15, 11)
     assert {len(table(site, "train")) + len(table(site, "test")) for site in table.sites} == {66}
