@@ -127,7 +127,7 @@ class AggregationConfig(BaseModel):
         return self
 
     def _rule_kind(self) -> RuleKind | None:
-        """The rule with its options; None: the user's own."""
+        """Return the rule with its options; None: the user's own."""
         given = {name: getattr(self, name) for name in RULE_FIELDS}
         return RULES.pick(self.rule, given, also={"malicious"} if self.mix_neighbours else frozenset())
 
@@ -160,10 +160,10 @@ class AggregationConfig(BaseModel):
             yield f'round: late {policy.late!r} {whole}: only "discard" does'
 
     def build(self) -> Rule | None:
-        """The rule that was asked for; None: the exact weighted mean.
+        """Return the rule of these settings; None: the exact weighted mean.
 
         Raises:
-            ConfigError: the user's own is not there, or has no `reduce`.
+            ConfigError: the user's own rule does not exist, or has no method `reduce`.
         """
         kind = self._rule_kind()
         rule = load_rule(self.rule) if kind is None else kind.build()

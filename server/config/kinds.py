@@ -19,7 +19,7 @@ from atoll.server.selection.sampling import SAMPLERS, Sampler, power_of_choice
 
 
 class MeanKind(Variant):
-    """The exact weighted mean, which is no rule over all updates: it is folded."""
+    """The exact weighted mean, which needs no rule: the fold computes it."""
 
     rule: Literal["mean"]
 
@@ -91,7 +91,7 @@ RULES: Choice[RuleKind] = Choice(RuleKind, "rule")
 
 
 class PlainKind(Variant):
-    """No codec: updates travel as they are."""
+    """No codec: updates are sent plain."""
 
     codec: Literal["none"]
 
@@ -131,7 +131,7 @@ CODECS: Choice[CodecKind] = Choice(CodecKind, "codec")
 
 
 class ServerOptimizer(Variant):
-    """A server optimizer; what is not given has the default of its class in `aggregation.optimizers`."""
+    """A server optimizer; options that are not given have the defaults of its class in `aggregation.optimizers`."""
 
     name: str
     lr: float | None = None
@@ -149,7 +149,7 @@ class FedAvgKind(ServerOptimizer):
 
 
 class FedAvgMKind(ServerOptimizer):
-    """Momentum."""
+    """The mean with momentum."""
 
     name: Literal["fedavgm"]
     momentum: float | None = None
@@ -157,7 +157,7 @@ class FedAvgMKind(ServerOptimizer):
 
 
 class FedAdagradKind(ServerOptimizer):
-    """Adaptive, with the sum of the squares."""
+    """An adaptive step by the sum of the squares."""
 
     name: Literal["fedadagrad"]
     beta1: float | None = None
@@ -165,7 +165,7 @@ class FedAdagradKind(ServerOptimizer):
 
 
 class FedAdamKind(ServerOptimizer):
-    """Adaptive, with a moving average of the squares."""
+    """An adaptive step by a moving average of the squares."""
 
     name: Literal["fedadam", "fedyogi"]
     beta1: float | None = None
@@ -208,7 +208,7 @@ class PowerOfChoiceKind(Variant):
 
 
 class OortKind(Variant):
-    """High utility and short round times."""
+    """The clients with a high utility and short round times."""
 
     sampler: Literal["oort"]
     exploration: float | None = None

@@ -79,7 +79,7 @@ class CohortConfig(BaseModel):
         return self
 
     def _kind(self) -> SamplerKind | None:
-        """The sampler with its options; None: the user's own."""
+        """Return the sampler with its options; None: the user's own."""
         given = {name: value for name, value in self if name != "sampler"}
         return COHORT_SAMPLERS.pick(self.sampler, given)
 
